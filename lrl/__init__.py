@@ -1,0 +1,1 @@
+"""Language models as reinforcement-learning policies."""

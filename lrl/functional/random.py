@@ -1,0 +1,60 @@
+"""Counter-based randomness: every number is named by what it is for, never by when it is drawn.
+
+A stream of numbers that is consumed in batch order changes when a row finishes early, when the number of
+environments changes, or when a run is resumed. A hash of counters does not. The hash is the finaliser of
+SplitMix64 (Steele, Lea and Flood 2014), folded over the counters.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lrl.types import RandomKeys
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(value: np.ndarray) -> np.ndarray:
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+def counter_hash(purpose: str, *counters: int | np.ndarray) -> np.ndarray:
+    """Hash counters to 64 random bits.
+
+    Args:
+        purpose: what the numbers are for; two purposes never share a number.
+        counters: integers or broadcastable integer arrays.
+
+    Returns:
+        uint64 array of the broadcast shape.
+    """
+    with np.errstate(over="ignore"):
+        state = _mix(np.asarray(zlib.crc32(purpose.encode()), dtype=np.uint64) + _GOLDEN)
+        for counter in counters:
+            bits = np.asarray(counter, dtype=np.int64).astype(np.uint64)
+            state = _mix(state ^ _mix(bits + _GOLDEN))
+            state = state + _GOLDEN
+        return _mix(state)
+
+
+def seeds(purpose: str, *counters: int | np.ndarray) -> np.ndarray:
+    """Seeds for environments: int64 in [0, 2**31), of the counters' broadcast shape."""
+    return (counter_hash(purpose, *counters) >> np.uint64(33)).astype(np.int64)
+
+
+def permutation(length: int, purpose: str, *counters: int) -> np.ndarray:
+    """A permutation of ``range(length)``, int64 ``(length,)``."""
+    return np.argsort(counter_hash(purpose, *counters, np.arange(length)), kind="stable")
+
+
+def token_uniforms(keys: RandomKeys, num_tokens: int) -> Tensor:
+    """One number in [0, 1) for each token that may be drawn, float64 ``(row, num_tokens)``."""
+    rows = (keys.env[:, None], keys.turn[:, None])
+    bits = counter_hash(keys.purpose, keys.seed, keys.collection, *rows, np.arange(num_tokens)[None])
+    return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)

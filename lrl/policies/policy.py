@@ -1,0 +1,63 @@
+"""The interface that every algorithm is written against."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from lrl.codecs.codec import TextCodec
+from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
+
+
+class Policy(nn.Module, ABC):
+    """Observations to decisions, and decisions back to log-probabilities.
+
+    A policy is stateless: what it remembers of an episode is handed in and handed back.
+    """
+
+    codec: TextCodec | None = None
+
+    @property
+    @abstractmethod
+    def response_format(self) -> str | None:
+        """The format of its answers, for the environment that parses them; None for native actions."""
+
+    def connect(self, codec: TextCodec) -> None:
+        """Tell the policy what environment it acts in. Called once, before :meth:`configure`."""
+        self.codec = codec
+
+    @abstractmethod
+    def configure(self) -> None:
+        """Build the networks and load their weights; a second call does nothing."""
+
+    @abstractmethod
+    def act(
+        self,
+        observations: Sequence[Any],
+        memory: list[History],
+        keys: RandomKeys,
+        sampling: SamplingConfig | None = None,
+    ) -> Decisions:
+        """Decide, without gradient.
+
+        Args:
+            observations: one per row.
+            memory: one history per row, of the running episode.
+            keys: name the random numbers.
+            sampling: overrides the policy's own (evaluation at another temperature); None trains.
+        """
+
+    @abstractmethod
+    def evaluate(self, batch: TurnBatch) -> Evaluation:
+        """Log-probabilities and entropy of turns that were taken, with gradient, each ``(turn, token)``."""
+
+    @abstractmethod
+    def reference_logprobs(self, batch: TurnBatch) -> Tensor:
+        """``(turn, token)`` log-probabilities under the policy as it was when this run started, no gradient."""
+
+    @abstractmethod
+    def build_reference(self) -> None:
+        """Keep the current weights as the reference. Called after ``configure`` and before a resume."""

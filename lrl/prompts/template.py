@@ -1,0 +1,53 @@
+"""From an observation and what was remembered to chat messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lrl.codecs.codec import TextCodec
+from lrl.prompts.response_format import response_format
+from lrl.types import History, PastTurn
+
+Message = dict[str, str]
+"""``{"role": "system" | "user" | "assistant", "content": ...}``"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptTemplate:
+    """System text, examples, history window and response format."""
+
+    response_format: str = "think_answer"
+    """``direct``, ``think_answer`` or ``final_answer``."""
+    system: str | None = None
+    """System text; null takes the codec's description and the format's instruction. ``""`` leaves it out."""
+    history: int = 0
+    """How many past turns of the running episode the policy sees."""
+    examples: Sequence[PastTurn] = field(default_factory=tuple)
+    """Few-shot turns, shown before the history."""
+
+    def __post_init__(self) -> None:
+        response_format(self.response_format)
+        if self.history < 0:
+            raise ValueError(f"prompt.history is {self.history}; it must be 0 or more.")
+
+    def system_text(self, codec: TextCodec) -> str:
+        """The system message's content."""
+        if self.system is not None:
+            return self.system
+        return f"{codec.description} {response_format(self.response_format).instruction}"
+
+    def messages(self, codec: TextCodec, observation: str, history: History = ()) -> list[Message]:
+        """Chat messages that end with the current observation."""
+        system = self.system_text(codec)
+        messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        for turn in (*self.examples, *self.window(history)):
+            messages.append({"role": "user", "content": turn.observation})
+            messages.append({"role": "assistant", "content": turn.response})
+        return [*messages, {"role": "user", "content": observation}]
+
+    def window(self, history: History) -> History:
+        """The part of ``history`` that is shown."""
+        return history[len(history) - self.history :] if self.history and len(history) > self.history else (
+            history if self.history else ()
+        )

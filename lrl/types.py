@@ -1,0 +1,225 @@
+"""The nouns that travel between the floors: decisions, rollouts, and batches of turns.
+
+A *turn* is one decision of a policy in one environment; a turn is a short sequence of *tokens*
+(one token for a network with a head). Axes are always ``(time, env, token)`` while data are
+being collected and ``(turn, token)`` once they are trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Inputs = Mapping[str, Tensor]
+"""What a policy needs to evaluate a turn again: tensors with a leading turn axis, right-padded with zeros."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How tokens are drawn from the model's distribution."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 decodes greedily."""
+    top_k: int | None = None
+    """Keep only the k most probable tokens (evaluation only)."""
+    top_p: float | None = None
+    """Keep the smallest set of tokens whose probability reaches p (evaluation only)."""
+    max_new_tokens: int = 32
+    """A turn is cut after this many tokens."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"sampling.temperature is {self.temperature}; it must be 0 (greedy) or positive.")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"sampling.top_k is {self.top_k}; it must be at least 1, or null.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"sampling.top_p is {self.top_p}; it must be in (0, 1], or null.")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"sampling.max_new_tokens is {self.max_new_tokens}; it must be at least 1.")
+
+
+@dataclass(frozen=True)
+class PastTurn:
+    """One remembered turn: what the policy saw, and what it answered."""
+
+    observation: str
+    response: str
+
+
+History = tuple[PastTurn, ...]
+"""What one environment's policy remembers of its running episode, oldest turn first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomKeys:
+    """Counters that name every random number of an act: see :mod:`lrl.functional.random`.
+
+    A number depends on nothing else, so a rollout does not change with the number of environments,
+    with which rows have finished, or with the number of ranks.
+    """
+
+    seed: int
+    purpose: str
+    collection: int
+    env: np.ndarray
+    """Global environment (or episode) index, int64 ``(row,)``."""
+    turn: np.ndarray
+    """Index of the turn in its episode, int64 ``(row,)``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decisions:
+    """What a policy answers for some rows (environments)."""
+
+    actions: Sequence[Any]
+    """One per row, as ``env.step`` takes it: the raw response text of a text policy, a native action else."""
+    inputs: Inputs
+    """Each ``(row, ...)``: what :meth:`Policy.evaluate` needs to see these turns again."""
+    response_mask: Tensor
+    """bool ``(row, token)``: the sampled tokens, the end token included."""
+    logprobs: Tensor
+    """``(row, token)``: log-probabilities of the distribution that was sampled from; 0 where masked."""
+    memory: list[History]
+    """The rows' histories, this turn included."""
+    values: Tensor | None = None
+    """``(row, token)`` value estimates, where the policy has a critic."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What a policy says of turns that were taken before, with gradient; each ``(turn, token)``."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    """Entropy in nats of the distribution at each token."""
+    values: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """One collection. ``terminated``, ``truncated`` and ``active`` are kept apart."""
+
+    inputs: Inputs
+    """Each ``(time, env, ...)``."""
+    response_mask: Tensor
+    """bool ``(time, env, token)``."""
+    logprobs: Tensor
+    """``(time, env, token)``."""
+    rewards: Tensor
+    """float32 ``(time, env)``."""
+    terminated: Tensor
+    """bool ``(time, env)``: the environment reached an end; nothing is worth anything after it."""
+    truncated: Tensor
+    """bool ``(time, env)``: the episode was cut; its state still had a value."""
+    active: Tensor
+    """bool ``(time, env)``: a turn was taken here."""
+    turn: Tensor
+    """int64 ``(time, env)``: index of the turn in its episode."""
+    group: Tensor
+    """int64 ``(env,)``: environments of one group started from the same state."""
+    observations: list[list[str]]
+    """Text of each observation, ``[time][env]``; empty where inactive."""
+    responses: list[list[str]]
+    """Text of each answer, ``[time][env]``."""
+    metrics: Mapping[str, Tensor]
+    """Named figures of single turns or episodes (``success``, ``action_valid``, ``reward/format`` ...), 1-D."""
+    values: Tensor | None = None
+
+    @property
+    def num_turns(self) -> int:
+        """How many turns were taken."""
+        return int(self.active.sum())
+
+    @property
+    def returns(self) -> Tensor:
+        """Undiscounted return of each environment's episode, ``(env,)``."""
+        return (self.rewards * self.active).sum(0)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Turns of each environment's episode, ``(env,)``."""
+        return self.active.sum(0)
+
+    def turn_batch(self, advantages: Tensor) -> TurnBatch:
+        """Pick the turns that were taken.
+
+        Args:
+            advantages: ``(time, env, token)``.
+        """
+        picked = self.active.to(torch.bool)
+        return TurnBatch(
+            inputs={name: tensor[picked] for name, tensor in self.inputs.items()},
+            response_mask=self.response_mask[picked],
+            old_logprobs=self.logprobs[picked],
+            advantages=advantages[picked],
+        )
+
+
+class TurnBatch:
+    """Turns that a training step sees: padded, masked, immutable.
+
+    A plain class, not a dataclass: Lightning moves and casts it through :meth:`to`.
+
+    Attributes:
+        inputs: the policy's own payload, each tensor ``(turn, ...)``.
+        response_mask: bool ``(turn, token)``, true exactly where a token was sampled.
+        old_logprobs: ``(turn, token)`` log-probabilities recorded while sampling.
+        advantages: ``(turn, token)``.
+        ref_logprobs: ``(turn, token)`` of the reference policy, where one is asked for.
+    """
+
+    __slots__ = ("advantages", "inputs", "old_logprobs", "ref_logprobs", "response_mask")
+    inputs: Inputs
+    response_mask: Tensor
+    old_logprobs: Tensor
+    advantages: Tensor
+    ref_logprobs: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        inputs: Inputs,
+        response_mask: Tensor,
+        old_logprobs: Tensor,
+        advantages: Tensor,
+        ref_logprobs: Tensor | None = None,
+    ) -> None:
+        fields = {"inputs": dict(inputs), "response_mask": response_mask, "old_logprobs": old_logprobs}
+        fields |= {"advantages": advantages, "ref_logprobs": ref_logprobs}
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"TurnBatch is immutable: use replace({name}=...)")
+
+    def __len__(self) -> int:
+        return len(self.response_mask)
+
+    def fields(self) -> dict[str, Any]:
+        """All fields by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def replace(self, **changes: Any) -> TurnBatch:
+        """A copy with some fields replaced."""
+        return TurnBatch(**(self.fields() | changes))
+
+    def map(self, function: Any) -> TurnBatch:
+        """A copy with ``function`` applied to every tensor."""
+        inputs = {name: function(tensor) for name, tensor in self.inputs.items()}
+        others = {k: v if v is None else function(v) for k, v in self.fields().items() if k != "inputs"}
+        return TurnBatch(inputs=inputs, **others)
+
+    def __getitem__(self, index: Tensor) -> TurnBatch:
+        """Select turns by an index tensor ``(turn,)``."""
+        return self.map(lambda tensor: tensor[index])
+
+    def to(self, *args: Any, **kwargs: Any) -> TurnBatch:
+        """Move every tensor to a device."""
+        return self.map(lambda tensor: tensor.to(*args, **kwargs))
+
+
