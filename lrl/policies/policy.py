@@ -59,5 +59,16 @@ class Policy(nn.Module, ABC):
         """``(turn, token)`` log-probabilities under the policy as it was when this run started, no gradient."""
 
     @abstractmethod
-    def build_reference(self) -> None:
-        """Keep the current weights as the reference. Called after ``configure`` and before a resume."""
+    def build_reference(self, warm_started: bool) -> None:
+        """Keep the current weights as the reference.
+
+        Called after :meth:`configure` and ``init_from``, and before a checkpoint is restored.
+
+        Args:
+            warm_started: the weights came from another run (``init_from``), not from the base alone.
+        """
+
+    @property
+    def fingerprint(self) -> str:
+        """A short name of the base weights that checkpoints rest on; empty where there is no base."""
+        return ""

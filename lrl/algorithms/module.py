@@ -1,0 +1,215 @@
+"""What every algorithm's LightningModule needs beside its paper: weights, optimiser, clocks, held-out episodes."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torchmetrics import MeanMetric
+
+from lrl.algorithms.schedule import Schedule, learning_rate_factor
+from lrl.algorithms.weights import initial_weights, match_trainable
+from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
+from lrl.policies.policy import Policy
+from lrl.types import Rollout, SamplingConfig, TurnBatch
+
+OptimizerFactory = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+
+
+class PolicyModule(L.LightningModule, ABC):
+    """Plumbing that is the same for all algorithms; no algorithm inherits from another.
+
+    Args:
+        policy: what is trained.
+        optimizer: makes the optimiser from the trainable parameters; None takes AdamW at ``lr``.
+        lr: learning rate.
+        weight_decay: of the default optimiser.
+        schedule: ``constant``, ``linear`` or ``cosine`` decay to zero over the run.
+        warmup: share of the run over which the learning rate rises from zero.
+        init_from: checkpoint, folder or hub name whose *weights only* the run starts from.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        lr: float,
+        optimizer: OptimizerFactory | None = None,
+        weight_decay: float = 0.0,
+        schedule: Schedule = "constant",
+        warmup: float = 0.0,
+        init_from: str | None = None,
+    ) -> None:
+        super().__init__()
+        if lr <= 0:
+            raise ValueError(f"model.lr is {lr}; it must be positive.")
+        if not 0 <= warmup < 1:
+            raise ValueError(f"model.warmup is {warmup}; it must be a share of the run in [0, 1).")
+        self.policy, self.lr, self.weight_decay, self.warmup = policy, lr, weight_decay, warmup
+        self.optimizer_factory, self.schedule, self.init_from = optimizer, schedule, init_from
+        self._meters: dict[str, MeanMetric] = {}
+        self._configured = False
+
+    # -- what an algorithm defines ----------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def needs_reference(self) -> bool:
+        """Whether the policy at the start of the run must be kept."""
+
+    @abstractmethod
+    def turn_batch(self, rollout: Rollout) -> TurnBatch:
+        """Credit the turns of a rollout."""
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Tell the policy what environment it acts in."""
+        self.policy.connect(self.trainer.datamodule.codec)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def configure_model(self) -> None:
+        """Load the weights, then the reference; a second call does nothing."""
+        if self._configured:
+            return
+        self._configured = True
+        self.policy.configure()
+        if self.init_from is not None:
+            names = match_trainable(self.policy, initial_weights(self.init_from), self.init_from)
+            logging.getLogger("lrl").info("started from %d tensors of %s", names, self.init_from)
+        if self.needs_reference:
+            self.policy.build_reference(warm_started=self.init_from is not None)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep trainable weights only: a frozen base can be had again by its name."""
+        frozen = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
+        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k not in frozen}
+        checkpoint["lrl"] = {
+            "fingerprint": self.policy.fingerprint,
+            "env_steps": self.clocks.get("env_steps", 0),
+            "clocks": dict(self.clocks),
+            **checkpoint.get("lrl", {}),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse weights that do not fit.
+
+        Raises:
+            ValueError: another base model, missing trainable weights, or weights that nothing is called after.
+        """
+        saved = checkpoint.get("lrl", {}).get("fingerprint", "")
+        if saved != self.policy.fingerprint:
+            raise ValueError(
+                f"ckpt_path was trained on base weights {saved!r}, the configured ones are {self.policy.fingerprint!r}; "
+                "load the same base model."
+            )
+        if self.strict_state:
+            frozen = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
+            own, given = set(self.state_dict()), set(checkpoint["state_dict"])
+            missing, unexpected = sorted(own - given - frozen), sorted(given - own)
+            if missing or unexpected:
+                raise ValueError(f"ckpt_path does not fit: {missing[:3]} are missing, {unexpected[:3]} are unknown.")
+
+    @property
+    def strict_loading(self) -> bool:
+        """Frozen weights are not in a checkpoint; :meth:`on_load_checkpoint` does the checking."""
+        return False
+
+    @strict_loading.setter
+    def strict_loading(self, strict_loading: bool) -> None:
+        raise ValueError("strict_loading cannot be set: checkpoints hold trainable weights only.")
+
+    @property
+    def strict_state(self) -> bool:
+        """Whether a checkpoint's names can be compared before loading (not where they are sharded)."""
+        return "state_dict" in type(self).__dict__ or not any(
+            "Sharded" in type(p).__name__ for p in self.parameters()
+        )
+
+    # -- optimiser --------------------------------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> Any:
+        """The optimiser over trainable weights, and its schedule by optimiser step."""
+        trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        if self.optimizer_factory is not None:
+            optimizer = self.optimizer_factory(trainable)
+        else:
+            optimizer = torch.optim.AdamW(trainable, lr=self.lr, weight_decay=self.weight_decay)
+        if self.schedule == "constant" and self.warmup == 0:
+            return optimizer
+        total = self.trainer.estimated_stepping_batches
+        if total == float("inf"):
+            raise ValueError(f"model.schedule is {self.schedule!r}; it needs trainer.max_epochs or trainer.max_steps.")
+        factor = learning_rate_factor(self.schedule, int(total), self.warmup)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    # -- metrics ----------------------------------------------------------------------------------------------------
+
+    @property
+    def clocks(self) -> dict[str, float]:
+        """Environment steps, episodes, tokens and minutes so far, over all ranks."""
+        data = getattr(self._trainer, "datamodule", None) if self._trainer else None
+        return getattr(data, "clocks", {})
+
+    @property
+    def max_response_tokens(self) -> int:
+        """The longest possible turn."""
+        sampling = getattr(self.policy, "sampling", None)
+        return sampling.max_new_tokens if sampling is not None else 1
+
+    def record(self, name: str, values: Tensor) -> None:
+        """Add values (any shape) to the mean that is logged under ``name`` at the end of this collection."""
+        meter = self._meters.setdefault(name, MeanMetric().to(self.device))
+        if values.numel():
+            meter.update(values.detach().float().to(self.device))
+
+    def flush(self) -> dict[str, float]:
+        """Reduce what was recorded over ranks and forget it."""
+        means = {name: float(meter.compute()) for name, meter in sorted(self._meters.items()) if meter.update_called}
+        for meter in self._meters.values():
+            meter.reset()
+        return means
+
+    def publish(self, means: dict[str, float]) -> None:
+        """Hand means to the loggers, with the clocks, and to callbacks that monitor them."""
+        row = means | {f"clock/{name}": value for name, value in self.clocks.items()}
+        if self._trainer is not None and not self.trainer.sanity_checking:
+            for logger in self.trainer.loggers:
+                logger.log_metrics(row, step=int(self.clocks.get("env_steps", 0)))
+        self.log_dict(means, logger=False, batch_size=1)
+
+    def on_train_epoch_end(self) -> None:
+        """Log once per collection."""
+        self.publish(self.flush())
+
+    # -- held-out episodes ------------------------------------------------------------------------------------------
+
+    def held_out(self, seeds: Tensor, group: str) -> EpisodeResults:
+        """Play one episode for each seed and publish ``<group>/...``."""
+        data = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        sampling = getattr(self.policy, "sampling", None) or SamplingConfig()
+        results = evaluate_policy(
+            self.policy, data.validation_env, episodes=len(seeds), seed=int(seeds[0]),
+            num_envs=min(data.validation_num_envs, len(seeds)),
+            sampling=SamplingConfig(
+                temperature=data.validation_temperature, max_new_tokens=sampling.max_new_tokens
+            ),
+        )
+        self.publish({f"{group}/{name}": value for name, value in results.means().items()})
+        return results
+
+    def validation_step(self, seeds: Tensor) -> None:
+        """Play held-out episodes."""
+        self.held_out(seeds, "val")
+
+    def test_step(self, seeds: Tensor) -> None:
+        """Play held-out episodes."""
+        self.held_out(seeds, "test")
+
+    def predict_step(self, seeds: Tensor) -> EpisodeResults:
+        """Play held-out episodes and return them."""
+        return self.held_out(seeds, "predict")

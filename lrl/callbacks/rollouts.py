@@ -1,0 +1,104 @@
+"""The callback that owns the vectorised environment and fills the buffer."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium as gym
+import lightning as L
+import torch
+
+from lrl.algorithms.module import PolicyModule
+from lrl.data.rollouts import RolloutDataModule
+from lrl.functional.sharding import unsharded
+from lrl.rollouts.collector import CollectionPlan, Collector
+from lrl.types import Rollout
+
+
+class VectorEnvRollouts(L.Callback):
+    """Collects once at the start of every Lightning epoch, inside the trainer's precision context."""
+
+    def __init__(self) -> None:
+        self.envs: gym.vector.VectorEnv | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Make the environments; say what is wrong before a model is loaded."""
+        data = rollout_data(trainer)
+        if stage != "fit" or data is None:
+            return
+        if data.num_groups % trainer.world_size:
+            raise ValueError(
+                f"data.num_groups is {data.num_groups}; it must be a multiple of the {trainer.world_size} devices."
+            )
+        assert isinstance(pl_module, PolicyModule)
+        num_envs = data.num_groups // trainer.world_size * data.group_size
+        self.envs = data.env.make(num_envs, pl_module.policy.response_format)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Collect, let the algorithm credit the turns, fill the buffer."""
+        data = rollout_data(trainer)
+        if data is None or (data.filled and data.collection == trainer.current_epoch):
+            return
+        assert isinstance(pl_module, PolicyModule) and self.envs is not None
+        started = time.monotonic()
+        plan = CollectionPlan(
+            seed=data.seed, collection=trainer.current_epoch, num_groups=data.num_groups // trainer.world_size,
+            group_size=data.group_size, rank=trainer.global_rank, share_noise=data.share_noise, max_turns=data.max_turns,
+        )
+        with trainer.precision_plugin.forward_context(), unsharded(pl_module):
+            rollout = Collector(pl_module.policy, self.envs, trainer.world_size).collect(plan)
+            seconds = time.monotonic() - started
+            batch = pl_module.turn_batch(rollout)
+        data.fill(trainer.current_epoch, rollout, batch)
+        totals = torch.tensor(
+            [rollout.num_turns, plan.num_envs, int(rollout.response_mask.sum())], device=pl_module.device
+        )
+        data.tick(*trainer.strategy.reduce(totals.double(), reduce_op="sum").tolist())
+        record_rollout(pl_module, rollout, seconds)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """Count the parts that are trained."""
+        data = rollout_data(trainer)
+        if data is not None:
+            data.trained_parts += 1
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """End the run when the budget of environment steps is spent."""
+        data = rollout_data(trainer)
+        if data is None:
+            return
+        if data.max_env_steps is not None and data.clocks["env_steps"] >= data.max_env_steps:
+            trainer.should_stop = True
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Close the environments."""
+        if self.envs is not None:
+            self.envs.close()
+            self.envs = None
+
+
+def rollout_data(trainer: L.Trainer) -> RolloutDataModule | None:
+    """The trainer's data module, if it is one that is filled by rollouts."""
+    data = getattr(trainer, "datamodule", None)
+    return data if isinstance(data, RolloutDataModule) else None
+
+
+def record_rollout(module: PolicyModule, rollout: Rollout, seconds: float) -> None:
+    """Record what was collected as metrics."""
+    tokens = rollout.response_mask.sum(-1)[rollout.active].float()
+    at_limit = tokens >= module.max_response_tokens
+    module.record("rollout/return", rollout.returns)
+    module.record("rollout/length", rollout.lengths.float())
+    module.record("rollout/response_tokens", tokens)
+    module.record("rollout/token_limit_rate", at_limit.float())
+    module.record("rollout/logprob", rollout.logprobs[rollout.response_mask])
+    for name, values in rollout.metrics.items():
+        if name == "action_valid":
+            module.record("rollout/invalid_action_rate", 1 - values)
+        elif name == "success":
+            module.record("rollout/success_rate", values)
+        elif name.startswith("reward/"):
+            module.record(f"rollout/{name.replace('/', '_')}", values)
+    module.record("throughput/env_steps_per_second", torch.tensor(rollout.num_turns / seconds))
+    module.record("throughput/tokens_per_second", torch.tensor(float(rollout.response_mask.sum()) / seconds))

@@ -1,0 +1,181 @@
+"""The buffer between collecting and training."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lrl.codecs.codec import TextCodec
+from lrl.envs.factory import EnvFactory
+from lrl.functional.random import permutation
+from lrl.types import Rollout, TurnBatch
+
+Clocks = dict[str, float]
+
+
+class RolloutDataModule(L.LightningDataModule):
+    """Streams online rollouts as :class:`TurnBatch` parts.
+
+    One Lightning epoch is one collection: :class:`lrl.callbacks.rollouts.VectorEnvRollouts` fills the buffer, then
+    ``num_epochs`` passes are made over it, each cut into exactly ``num_minibatches`` parts.
+
+    Args:
+        env: where training episodes are played.
+        num_groups: groups per collection, over all ranks.
+        group_size: episodes per group; they start from the same state.
+        num_epochs: passes over each collection.
+        num_minibatches: parts of a pass.
+        share_noise: whether the episodes of a group share the environment's noise as well.
+        max_turns: cut episodes after this many turns; null leaves it to the environment.
+        max_env_steps: end the run after the collection that reaches this many turns; null leaves it to ``max_epochs``.
+        validation_env: where held-out episodes are played; null takes ``env``.
+        validation_episodes: how many, one seed each.
+        validation_seed: seed of the first held-out episode.
+        validation_num_envs: environments that are evaluated side by side.
+        validation_temperature: of held-out episodes; 0 decodes greedily.
+        seed: of everything random in the run.
+    """
+
+    def __init__(
+        self,
+        env: EnvFactory,
+        num_groups: int,
+        group_size: int = 1,
+        num_epochs: int = 1,
+        num_minibatches: int = 1,
+        share_noise: bool = False,
+        max_turns: int | None = None,
+        max_env_steps: int | None = None,
+        validation_env: EnvFactory | None = None,
+        validation_episodes: int = 50,
+        validation_seed: int = 10_000,
+        validation_num_envs: int = 50,
+        validation_temperature: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        sizes = {"num_groups": num_groups, "group_size": group_size, "num_epochs": num_epochs}
+        for name, value in (sizes | {"num_minibatches": num_minibatches}).items():
+            if value < 1:
+                raise ValueError(f"data.{name} is {value}; it must be at least 1.")
+        self.env, self.validation_env = env, validation_env or env
+        self.num_groups, self.group_size = num_groups, group_size
+        self.num_epochs, self.num_minibatches = num_epochs, num_minibatches
+        self.share_noise, self.max_turns, self.max_env_steps = share_noise, max_turns, max_env_steps
+        self.validation_episodes, self.validation_seed = validation_episodes, validation_seed
+        self.validation_num_envs, self.validation_temperature = validation_num_envs, validation_temperature
+        self.seed = seed
+        self.rollout: Rollout | None = None
+        self.collection = -1
+        self.trained_parts = 0
+        self.clocks: Clocks = {"env_steps": 0, "episodes": 0, "tokens": 0, "minutes": 0.0}
+        self._batch: TurnBatch | None = None
+        self._skip = 0
+        self._started = time.monotonic()
+
+    @property
+    def codec(self) -> TextCodec:
+        """Of the training environment."""
+        return self.env.codec
+
+    @property
+    def num_parts(self) -> int:
+        """Training steps per collection."""
+        return self.num_epochs * self.num_minibatches
+
+    @property
+    def filled(self) -> bool:
+        """Whether there is something left to train on."""
+        return self._batch is not None and self.trained_parts < self.num_parts
+
+    def fill(self, collection: int, rollout: Rollout, batch: TurnBatch) -> None:
+        """Take over what was collected.
+
+        Args:
+            collection: its index in the run.
+            rollout: as it was collected, for transcripts.
+            batch: the turns with their advantages.
+        """
+        self.collection, self.rollout, self._batch = collection, rollout, batch
+        self.trained_parts = self._skip = 0
+
+    def part(self, index: int) -> TurnBatch:
+        """Part ``index`` of the buffer: of pass ``index // num_minibatches``.
+
+        Turns with the same prompt stay together, so that the prompt is shared in the update as well.
+        """
+        if self._batch is None:
+            raise ValueError("The rollout buffer is empty; give the trainer the callback VectorEnvRollouts.")
+        index += self._skip
+        order = self._order(self._batch, index // self.num_minibatches)
+        parts = torch.tensor_split(order, self.num_minibatches)
+        return self._batch[parts[index % self.num_minibatches].to(self._batch.response_mask.device)]
+
+    def _order(self, batch: TurnBatch, epoch: int) -> torch.Tensor:
+        """A shuffle of the turns, int64 ``(turn,)``, that keeps turns with equal prompts side by side."""
+        shuffled = torch.from_numpy(permutation(len(batch), "minibatch", self.seed, self.collection, epoch))
+        if "prompt_ids" not in batch.inputs:
+            return shuffled
+        prompts = batch.inputs["prompt_ids"].cpu()[shuffled]
+        _, cluster = torch.unique(prompts, dim=0, return_inverse=True)
+        place = torch.from_numpy(permutation(int(cluster.max()) + 1, "cluster", self.seed, self.collection, epoch))
+        return shuffled[torch.argsort(place[cluster], stable=True)]
+
+    def train_dataloader(self) -> DataLoader:
+        """Parts of the buffer, in order."""
+        return DataLoader(_Parts(self), batch_size=None, shuffle=False, num_workers=0)
+
+    def val_dataloader(self) -> DataLoader:
+        """One item: the seeds of the held-out episodes, int64 ``(episode,)``."""
+        seeds = torch.arange(self.validation_seed, self.validation_seed + self.validation_episodes)
+        return DataLoader([seeds], batch_size=None, shuffle=False, num_workers=0)
+
+    def test_dataloader(self) -> DataLoader:
+        """As :meth:`val_dataloader`."""
+        return self.val_dataloader()
+
+    def predict_dataloader(self) -> DataLoader:
+        """As :meth:`val_dataloader`."""
+        return self.val_dataloader()
+
+    def tick(self, env_steps: float, episodes: float, tokens: float) -> None:
+        """Advance the clocks by what one collection took, over all ranks."""
+        self.clocks["env_steps"] += env_steps
+        self.clocks["episodes"] += episodes
+        self.clocks["tokens"] += tokens
+        now = time.monotonic()
+        self.clocks["minutes"] += (now - self._started) / 60
+        self._started = now
+
+    def state_dict(self) -> dict[str, Any]:
+        """The clocks; off a collection boundary also what was collected, and how much of it is trained."""
+        state: dict[str, Any] = {"clocks": dict(self.clocks), "collection": self.collection}
+        if self.filled:
+            assert self._batch is not None
+            state["batch"], state["trained_parts"] = self._batch.fields(), self.trained_parts
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.clocks, self.collection = dict(state_dict["clocks"]), state_dict["collection"]
+        self._started = time.monotonic()
+        if "batch" in state_dict:
+            self._batch = TurnBatch(**state_dict["batch"])
+            self.trained_parts = self._skip = state_dict["trained_parts"]
+
+
+class _Parts(Dataset):
+    """A constant length: without one Lightning would prefetch from the empty buffer before the first collection."""
+
+    def __init__(self, data: RolloutDataModule) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return self.data.num_parts
+
+    def __getitem__(self, index: int) -> TurnBatch:
+        return self.data.part(index)

@@ -1,0 +1,135 @@
+"""How turns are laid out in rows for one forward pass, so that a prompt is paid for once.
+
+Turns that share a prompt stand in one row behind it::
+
+    [pad pad prompt prompt prompt][completion 1][completion 2 ][completion 3] pad
+                                  ^ every row's completions begin in the same column
+
+Each completion sees the prompt and itself (a 4-D mask), and its positions restart after the prompt, so that the
+log-probabilities are those of the plain pass. One completion per row *is* the plain pass, with the ordinary 2-D mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_CANDIDATES = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Rows for one forward pass, and where each turn's tokens are in them."""
+
+    input_ids: Tensor
+    """int64 ``(row, column)``."""
+    position_ids: Tensor
+    """int64 ``(row, column)``: restarted for each completion."""
+    segments: Tensor
+    """int64 ``(row, column)``: -1 padding, 0 prompt, k the row's k-th completion."""
+    completions_per_row: int
+    logit_columns: Tensor
+    """int64 ``(kept,)``: the columns whose logits are asked for."""
+    row: Tensor
+    """int64 ``(turn,)``: the row of each turn."""
+    kept: Tensor
+    """int64 ``(turn, token)``: which kept column predicts each response token."""
+
+    def attention_mask(self, dtype: torch.dtype) -> Tensor:
+        """2-D int64 mask for the plain pass, else an additive ``(row, 1, column, column)`` one."""
+        if self.completions_per_row == 1:
+            return (self.segments >= 0).long()
+        query, key = self.segments[:, :, None], self.segments[:, None, :]
+        seen = ((key == 0) & (query >= 0)) | (key == query)
+        columns = torch.arange(self.segments.shape[1], device=seen.device)
+        allowed = seen & (columns[None, :] <= columns[:, None])
+        mask = torch.zeros(allowed.shape, dtype=dtype, device=seen.device)
+        return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+
+
+def lay_out(
+    prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor, response_mask: Tensor, share: bool = True
+) -> Layout:
+    """Choose the cheapest layout and build it.
+
+    Args:
+        prompt_ids: int64 ``(turn, prompt)``, right-padded.
+        prompt_mask: bool ``(turn, prompt)``.
+        response_ids: int64 ``(turn, token)``, right-padded.
+        response_mask: bool ``(turn, token)``, a prefix of each row.
+        share: False lays every turn out alone.
+    """
+    lengths = prompt_mask.sum(1)
+    prompt_width, response_width = int(lengths.max()), max(int(response_mask.sum(1).max()), 1)
+    if share:
+        keyed = torch.cat([lengths[:, None], prompt_ids * prompt_mask], dim=1)
+        _, prompt_of, counts = torch.unique(keyed, dim=0, return_inverse=True, return_counts=True)
+    else:
+        prompt_of = torch.arange(len(prompt_ids), device=prompt_ids.device)
+        counts = torch.ones_like(prompt_of)
+    per_row = _cheapest(counts, prompt_width, response_width)
+    row, slot = _rows(prompt_of, counts, per_row)
+    return _build(prompt_ids, lengths, response_ids, response_mask.sum(1), row, slot, per_row)
+
+
+def _cheapest(counts: Tensor, prompt: int, response: int) -> int:
+    """Completions per row with the fewest padded columns to compute, attention's quadratic part included."""
+
+    def cost(per_row: int) -> float:
+        rows = int(((counts + per_row - 1) // per_row).sum())
+        width = prompt + min(per_row, int(counts.max())) * response
+        return rows * width * (1 + width / 1024)
+
+    return min(_CANDIDATES, key=cost)
+
+
+def _rows(prompt_of: Tensor, counts: Tensor, per_row: int) -> tuple[Tensor, Tensor]:
+    """The row of each turn and its slot in that row, each ``(turn,)``."""
+    order = torch.argsort(prompt_of, stable=True)
+    starts = counts.cumsum(0) - counts
+    rank = torch.empty_like(prompt_of)
+    rank[order] = torch.arange(len(order), device=order.device) - starts[prompt_of[order]]
+    rows_of_prompt = (counts + per_row - 1) // per_row
+    first_row = rows_of_prompt.cumsum(0) - rows_of_prompt
+    return first_row[prompt_of] + rank // per_row, rank % per_row
+
+
+def _build(
+    prompt_ids: Tensor, lengths: Tensor, response_ids: Tensor, sizes: Tensor, row: Tensor, slot: Tensor, per_row: int
+) -> Layout:
+    device, num_rows = prompt_ids.device, int(row.max()) + 1
+    prompt_width = int(lengths.max())
+    slot_sizes = torch.zeros(num_rows, per_row, dtype=torch.long, device=device)
+    slot_sizes[row, slot] = sizes
+    starts = prompt_width + slot_sizes.cumsum(1) - slot_sizes
+    width = prompt_width + int(slot_sizes.sum(1).max())
+    input_ids = torch.zeros(num_rows, width, dtype=torch.long, device=device)
+    position_ids = torch.zeros_like(input_ids)
+    segments = torch.full_like(input_ids, -1)
+
+    turn, column = _ragged(lengths)
+    target = (row[turn], prompt_width - lengths[turn] + column)
+    input_ids[target], position_ids[target], segments[target] = prompt_ids[turn, column], column, 0
+    turn, column = _ragged(sizes)
+    offset = starts[row[turn], slot[turn]] + column
+    target = (row[turn], offset)
+    input_ids[target], segments[target] = response_ids[turn, column], slot[turn] + 1
+    position_ids[target] = lengths[turn] + column
+
+    kept = torch.zeros_like(response_ids)
+    # The token before the first completion is the prompt's last; before the others, the completion's own.
+    kept[turn, column] = torch.where(column == 0, 0, offset - prompt_width)
+    return Layout(
+        input_ids=input_ids, position_ids=position_ids, segments=segments, completions_per_row=per_row,
+        logit_columns=torch.arange(prompt_width - 1, max(width - 1, prompt_width), device=device),
+        row=row, kept=kept,
+    )
+
+
+def _ragged(lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Indices (item, position) of every element of ragged items of ``lengths``."""
+    item = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    starts = lengths.cumsum(0) - lengths
+    return item, torch.arange(len(item), device=lengths.device) - starts[item]

@@ -1,0 +1,143 @@
+"""The language model that writes its action, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lrl.functional.masking import entropy, selected_logprobs
+from lrl.functional.random import token_uniforms
+from lrl.policies.chat import ChatTokenizer
+from lrl.policies.language_model import LanguageModel, LanguageModelConfig
+from lrl.policies.policy import Policy
+from lrl.prompts.response_format import response_format
+from lrl.prompts.template import PromptTemplate
+from lrl.types import Decisions, Evaluation, History, PastTurn, RandomKeys, SamplingConfig, TurnBatch
+
+
+class TextPolicy(Policy):
+    """Generates a turn as text; every sampled token counts.
+
+    Args:
+        language_model: which causal LM.
+        prompt: how an observation becomes a prompt.
+        sampling: the distribution that training samples from. Only the temperature may be changed: top-k and top-p
+            would need the sampled support at training time.
+        max_prompt_tokens: a longer prompt loses its oldest history first.
+    """
+
+    def __init__(
+        self,
+        language_model: LanguageModelConfig,
+        prompt: PromptTemplate,
+        sampling: SamplingConfig,
+        max_prompt_tokens: int = 1024,
+    ) -> None:
+        super().__init__()
+        if sampling.temperature == 0:
+            raise ValueError("sampling.temperature is 0; training samples, so it must be positive.")
+        if sampling.top_k is not None or sampling.top_p is not None:
+            raise ValueError("sampling.top_k and sampling.top_p must be null in training; give them to an evaluation.")
+        self.language_model = LanguageModel(language_model)
+        self.prompt, self.sampling, self.max_prompt_tokens = prompt, sampling, max_prompt_tokens
+        self.dropped_turns = 0
+
+    @property
+    def response_format(self) -> str:
+        """As the prompt asks for."""
+        return self.prompt.response_format
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer; there after :meth:`configure`."""
+        assert self.language_model.tokenizer is not None
+        return self.language_model.tokenizer
+
+    def configure(self) -> None:
+        """Load the language model."""
+        self.language_model.configure()
+
+    def build_reference(self, warm_started: bool) -> None:
+        """Keep the current weights as the reference."""
+        self.language_model.build_reference(warm_started)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the causal LM, as it was loaded."""
+        return self.language_model.fingerprint
+
+    @property
+    def stop_ids(self) -> set[int]:
+        """Tokens that end an answer."""
+        return self.tokenizer.stop_ids(response_format(self.prompt.response_format).stop)
+
+    def encode(self, observation: str, history: History) -> list[int]:
+        """Token ids of the prompt for one observation."""
+        assert self.codec is not None
+        ids, dropped = self.tokenizer.encode_prompt(
+            self.prompt, self.codec, observation, history, self.max_prompt_tokens
+        )
+        self.dropped_turns += dropped
+        return ids
+
+    @torch.no_grad()
+    def act(
+        self,
+        observations: Sequence[Any],
+        memory: list[History],
+        keys: RandomKeys,
+        sampling: SamplingConfig | None = None,
+    ) -> Decisions:
+        """Write one answer per row."""
+        sampling = self.sampling if sampling is None else sampling
+        prompts = [self.encode(text, history) for text, history in zip(observations, memory, strict=True)]
+        was_training = self.training
+        self.eval()
+        uniforms = token_uniforms(keys, sampling.max_new_tokens)
+        responses = self.language_model.generate(prompts, uniforms, sampling, self.stop_ids)
+        self.train(was_training)
+        lengths = responses.mask.sum(1).tolist()
+        texts = [self.tokenizer.decode(self._spoken(ids[:n])) for ids, n in zip(responses.ids.tolist(), lengths)]
+        turns = [PastTurn(o, t) for o, t in zip(observations, texts, strict=True)]
+        memory = [self.prompt.window((*history, turn)) for history, turn in zip(memory, turns, strict=True)]
+        inputs = pad_prompts(prompts, responses.ids.device) | {"response_ids": responses.ids}
+        return Decisions(
+            actions=texts, inputs=inputs, response_mask=responses.mask, logprobs=responses.logprobs, memory=memory
+        )
+
+    def _spoken(self, ids: list[int]) -> list[int]:
+        """Without the end-of-turn token, which is not part of the text."""
+        return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_id else ids
+
+    def evaluate(self, batch: TurnBatch) -> Evaluation:
+        """Teacher-forced log-probabilities at the sampling temperature; dropout off."""
+        self.eval()
+        logits = self.language_model.logits(self.language_model.lay_out(batch.inputs, batch.response_mask))
+        logits = logits / self.sampling.temperature
+        width = batch.response_mask.shape[1]
+        logprobs = selected_logprobs(logits, batch.inputs["response_ids"][:, :width])
+        return Evaluation(logprobs=logprobs * batch.response_mask, entropy=entropy(logits) * batch.response_mask)
+
+    @torch.no_grad()
+    def reference_logprobs(self, batch: TurnBatch) -> Tensor:
+        """Log-probabilities under the policy as it was when this run started."""
+        self.eval()
+        layout = self.language_model.lay_out(batch.inputs, batch.response_mask)
+        logits = self.language_model.reference_logits(layout) / self.sampling.temperature
+        return selected_logprobs(logits, batch.inputs["response_ids"]) * batch.response_mask
+
+    def with_sampling(self, **changes: Any) -> SamplingConfig:
+        """This policy's sampling with some values changed, for evaluation."""
+        return replace(self.sampling, **changes)
+
+
+def pad_prompts(prompts: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
+    """``prompt_ids`` and ``prompt_mask`` ``(row, prompt)``, right-padded with 0."""
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([list(p) + [0] * (width - len(p)) for p in prompts], device=device)
+    lengths = torch.tensor([len(p) for p in prompts], device=device)
+    return {"prompt_ids": ids, "prompt_mask": torch.arange(width, device=device)[None] < lengths[:, None]}

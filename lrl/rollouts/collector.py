@@ -1,0 +1,201 @@
+"""Whole episodes from a vectorised environment, in groups that start from the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+from lrl.functional.random import seeds
+from lrl.policies.policy import Policy
+from lrl.types import Decisions, History, RandomKeys, Rollout
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionPlan:
+    """What one collection on one rank consists of. Everything random follows from it."""
+
+    seed: int
+    """The run's seed."""
+    collection: int
+    """Index of the collection in the run."""
+    num_groups: int
+    """Groups on this rank."""
+    group_size: int
+    """Episodes that start from the same state."""
+    rank: int = 0
+    share_noise: bool = False
+    """Whether the episodes of a group also share the environment's noise."""
+    max_turns: int | None = None
+    """Cut (truncate) episodes after this many turns; None leaves it to the environment."""
+
+    @property
+    def num_envs(self) -> int:
+        """Environments on this rank."""
+        return self.num_groups * self.group_size
+
+    @property
+    def env(self) -> np.ndarray:
+        """Global environment indices, int64 ``(env,)``."""
+        return self.rank * self.num_envs + np.arange(self.num_envs)
+
+    @property
+    def group(self) -> np.ndarray:
+        """Global group indices, int64 ``(env,)``."""
+        return self.env // self.group_size
+
+    def episode(self, world_size: int) -> np.ndarray:
+        """A number for each group that no other group of the run has, int64 ``(env,)``."""
+        return self.collection * self.num_groups * world_size + self.group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One time step of the active environments."""
+
+    rows: np.ndarray
+    observations: list[str]
+    decisions: Decisions
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    infos: Mapping[str, Any]
+
+
+class Collector:
+    """Plays the episodes of a plan.
+
+    Args:
+        policy: decides for the environments that are still running.
+        envs: a vectorised environment with ``AutoresetMode.DISABLED``.
+        world_size: ranks that collect at the same time.
+    """
+
+    def __init__(self, policy: Policy, envs: gym.vector.VectorEnv, world_size: int = 1) -> None:
+        self.policy, self.envs, self.world_size = policy, envs, world_size
+
+    def collect(self, plan: CollectionPlan) -> Rollout:
+        """Reset every environment and play until each episode has ended."""
+        observations, active = self._reset(plan), np.ones(plan.num_envs, dtype=bool)
+        memory: list[History] = [()] * plan.num_envs
+        steps: list[Step] = []
+        while active.any():
+            rows = np.flatnonzero(active)
+            keys = RandomKeys(
+                seed=plan.seed, purpose="rollout", collection=plan.collection, env=plan.env[rows],
+                turn=np.full(len(rows), len(steps)),
+            )
+            seen = [observations[row] for row in rows]
+            decisions = self.policy.act(seen, [memory[row] for row in rows], keys)
+            observations, rewards, terminated, truncated, infos = self.envs.step(self._spread(decisions, rows, plan))
+            finished = terminated | truncated
+            if plan.max_turns is not None and len(steps) + 1 >= plan.max_turns:
+                truncated = truncated | (active & ~terminated)
+            texts = [observation if isinstance(observation, str) else "" for observation in seen]
+            steps.append(Step(
+                rows=rows, observations=texts, decisions=decisions, rewards=rewards[rows],
+                terminated=terminated[rows], truncated=truncated[rows],
+                infos={name: value[rows] for name, value in numeric_infos(infos, plan.num_envs).items()},
+            ))
+            for row, history in zip(rows, decisions.memory, strict=True):
+                memory[row] = history
+            active = active & ~(terminated | truncated)
+            if finished.any() and active.any():
+                # A finished environment must not be stepped: it starts over and is masked from now on.
+                observations = self._reset(plan, finished, observations)
+        return assemble(steps, plan)
+
+    def _reset(self, plan: CollectionPlan, mask: np.ndarray | None = None, kept: Any = None) -> Sequence[Any]:
+        options: dict[str, Any] = {"episode": plan.episode(self.world_size)}
+        if mask is not None:
+            options["reset_mask"] = mask
+        noise = plan.group if plan.share_noise else plan.env
+        noise_seeds = seeds("noise", plan.seed, plan.collection, noise)
+        self.envs.set_attr("noise_seed", [int(s) for s in noise_seeds])
+        reset_seeds = seeds("reset", plan.seed, plan.collection, plan.group)
+        observations, _ = self.envs.reset(seed=[int(s) for s in reset_seeds], options=options)
+        return observations if mask is None else [new if m else old for new, old, m in zip(observations, kept, mask)]
+
+    def _spread(self, decisions: Decisions, rows: np.ndarray, plan: CollectionPlan) -> Any:
+        """Actions for all environments; the masked ones repeat the first action, which nobody looks at."""
+        actions = [decisions.actions[0]] * plan.num_envs
+        for row, action in zip(rows, decisions.actions, strict=True):
+            actions[row] = action
+        return tuple(actions) if isinstance(actions[0], str) else np.asarray(actions)
+
+
+def numeric_infos(infos: Mapping[str, Any], num_envs: int) -> dict[str, np.ndarray]:
+    """What the environment reports as numbers, one per environment."""
+    return {
+        name: np.asarray(value, dtype=np.float64)
+        for name, value in infos.items()
+        if not name.startswith("_") and isinstance(value, np.ndarray) and value.shape == (num_envs,)
+        and value.dtype.kind in "bfiu"
+    }
+
+
+def assemble(steps: Sequence[Step], plan: CollectionPlan) -> Rollout:
+    """Stack the steps of a collection to ``(time, env, ...)``."""
+
+    def stack(pick: Any) -> Tensor:
+        return scatter([(step.rows, pick(step)) for step in steps], plan.num_envs)
+
+    names = steps[0].decisions.inputs
+    turns = [torch.full((len(step.rows),), time) for time, step in enumerate(steps)]
+    values = None if steps[0].decisions.values is None else stack(lambda s: s.decisions.values)
+    return Rollout(
+        inputs={name: stack(lambda s, name=name: s.decisions.inputs[name]) for name in names},
+        response_mask=stack(lambda s: s.decisions.response_mask),
+        logprobs=stack(lambda s: s.decisions.logprobs),
+        values=values,
+        rewards=stack(lambda s: torch.from_numpy(s.rewards).float()),
+        terminated=stack(lambda s: torch.from_numpy(s.terminated)),
+        truncated=stack(lambda s: torch.from_numpy(s.truncated)),
+        active=stack(lambda s: torch.ones(len(s.rows), dtype=torch.bool)),
+        turn=scatter([(step.rows, turn) for step, turn in zip(steps, turns, strict=True)], plan.num_envs),
+        group=torch.from_numpy(plan.group),
+        observations=[spread_texts(s.rows, s.observations, plan.num_envs) for s in steps],
+        responses=[spread_texts(s.rows, [str(a) for a in s.decisions.actions], plan.num_envs) for s in steps],
+        metrics=turn_metrics(steps),
+    )
+
+
+def scatter(parts: Sequence[tuple[np.ndarray, Tensor]], num_envs: int) -> Tensor:
+    """Tensors ``(row, ...)`` with their rows to one ``(time, env, ...)``, zero where nothing was given.
+
+    Trailing axes of different length are padded on the right.
+    """
+    shape = [max(sizes) for sizes in zip(*(tensor.shape[1:] for _, tensor in parts), strict=True)]
+    first = parts[0][1]
+    out = torch.zeros(len(parts), num_envs, *shape, dtype=first.dtype, device=first.device)
+    for time, (rows, tensor) in enumerate(parts):
+        window = (time, torch.from_numpy(rows).to(first.device), *(slice(size) for size in tensor.shape[1:]))
+        out[window] = tensor
+    return out
+
+
+def spread_texts(rows: np.ndarray, texts: Sequence[str], num_envs: int) -> list[str]:
+    """One text per environment, empty where inactive."""
+    out = [""] * num_envs
+    for row, text in zip(rows, texts, strict=True):
+        out[row] = text
+    return out
+
+
+def turn_metrics(steps: Sequence[Step]) -> dict[str, Tensor]:
+    """Figures that the environment reports: of every turn, but ``success`` of every episode."""
+    names = sorted({name for step in steps for name in step.infos})
+    figures: dict[str, Tensor] = {}
+    for name in names:
+        of_turns = [
+            step.infos[name][step.terminated | step.truncated] if name == "success" else step.infos[name]
+            for step in steps
+            if name in step.infos
+        ]
+        figures[name] = torch.from_numpy(np.concatenate(of_turns)).float()
+    return figures
