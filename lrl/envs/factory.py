@@ -1,0 +1,137 @@
+"""How vectorised environments are made."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import gymnasium as gym
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from lrl.codecs.codec import TextCodec
+from lrl.codecs.registry import codec_for
+from lrl.envs.native import NativeEnv
+from lrl.envs.text import TextEnv
+
+
+class EnvFactory(ABC):
+    """Makes vectorised environments that never reset themselves (``AutoresetMode.DISABLED``)."""
+
+    @property
+    @abstractmethod
+    def codec(self) -> TextCodec:
+        """The text of these environments."""
+
+    @abstractmethod
+    def make(self, num_envs: int, response_format: str | None) -> VectorEnv:
+        """Make ``num_envs`` environments side by side.
+
+        Args:
+            num_envs: how many.
+            response_format: the format in which answers are written, by name; observations are then a tuple of
+                ``num_envs`` strings, as are actions. None gives native observations and actions.
+        """
+
+
+class GymnasiumEnvs(EnvFactory):
+    """Copies of one registered Gymnasium environment.
+
+    Args:
+        id: registered name, or ``module:name`` where importing ``module`` registers it.
+        kwargs: handed to the environment.
+        invalid_penalty: reward of an answer that is no legal action.
+        max_invalid: invalid answers in a row that end an episode.
+        vectorization: ``sync`` steps the copies one after another, ``async`` each in a process of its own.
+        max_episode_steps: steps after which an episode is truncated; None keeps what is registered.
+        success_return: return from which an episode is a success; None: see :class:`~lrl.envs.native.NativeEnv`.
+        codec: the environment's text; None looks it up.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        kwargs: dict[str, Any] | None = None,
+        invalid_penalty: float = -0.1,
+        max_invalid: int = 5,
+        vectorization: Literal["sync", "async"] = "sync",
+        max_episode_steps: int | None = None,
+        success_return: float | None = None,
+        codec: TextCodec | None = None,
+    ) -> None:
+        if vectorization not in ("sync", "async"):
+            raise ValueError(f"env.vectorization is {vectorization!r}; it must be sync or async.")
+        if max_invalid < 1:
+            raise ValueError(f"env.max_invalid is {max_invalid}; it must be at least 1.")
+        self.id = id
+        self.kwargs = dict(kwargs or {})
+        self.invalid_penalty = invalid_penalty
+        self.max_invalid = max_invalid
+        self.vectorization = vectorization
+        self.max_episode_steps = max_episode_steps
+        self.success_return = success_return
+        self._codec = codec
+
+    @property
+    def codec(self) -> TextCodec:
+        """The codec that was given, or the one that speaks for this environment."""
+        if self._codec is None:
+            env = self.make_native()
+            self._codec = codec_for(env)
+            env.close()
+        return self._codec
+
+    def make_native(self) -> gym.Env:
+        """One bare environment with its time limit, without text.
+
+        Raises:
+            ValueError: it is not registered, or does not accept ``kwargs``.
+        """
+        return _make_native(self.id, self.kwargs, self.max_episode_steps)
+
+    def make(self, num_envs: int, response_format: str | None) -> VectorEnv:
+        """See :meth:`EnvFactory.make`."""
+        if num_envs < 1:
+            raise ValueError(f"num_envs is {num_envs}; it must be at least 1.")
+        self.make_native().close()  # a bad setting is one error here, not one per process
+        native = functools.partial(_make_native, self.id, self.kwargs, self.max_episode_steps)
+        if response_format is None:
+            make_one = functools.partial(_make_measured, native, self.success_return)
+        else:
+            rule = (response_format, self.invalid_penalty, self.max_invalid, self.success_return)
+            make_one = functools.partial(_make_text, native, self.codec, rule)
+        copies = [make_one] * num_envs
+        if self.vectorization == "sync":
+            return SyncVectorEnv(copies, copy=response_format is None, autoreset_mode=AutoresetMode.DISABLED)
+        return AsyncVectorEnv(
+            copies,
+            shared_memory=response_format is None,
+            context="forkserver",  # forking a process that runs torch's threads can hang
+            autoreset_mode=AutoresetMode.DISABLED,
+        )
+
+
+def _make_native(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None) -> gym.Env:
+    module, _, name = id.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        spec = copy.deepcopy(gym.spec(name))
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        raise ValueError(f"env.id is {id!r}, which is not registered: {error}") from error
+    spec.order_enforce = False  # like the checker, it slows a small environment and finds no fault of a user's
+    try:
+        return gym.make(spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **kwargs)
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"env.kwargs is {dict(kwargs)}, which {id} does not accept: {error}") from error
+
+
+def _make_measured(native: functools.partial[gym.Env], success_return: float | None) -> gym.Env:
+    return NativeEnv(native(), success_return)
+
+
+def _make_text(native: functools.partial[gym.Env], codec: TextCodec, rule: tuple[Any, ...]) -> gym.Env:
+    return TextEnv(native(), codec, *rule)

@@ -1,0 +1,57 @@
+"""What every environment of ours adds to a native one: a verdict on the episode, and noise that can be reseeded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.utils import seeding
+
+
+class NativeEnv(gym.Wrapper):
+    """A native environment whose infos are the same for all environments.
+
+    ``info`` holds ``action_valid`` (true), ``invalid_reason`` (empty) and ``success``, and nothing else: what an
+    environment adds of its own costs more to vectorise than its step. ``success`` is meaningful at an episode's
+    end; it is the first of these that exists: the environment's own verdict (``info["success"]`` or
+    ``info["is_success"]``); return >= ``success_return``; return >= the reward threshold that the environment is
+    registered with; a positive reward at a terminal state. The return is undiscounted and holds native rewards only.
+
+    Attributes:
+        noise_seed: if set, the environment's random numbers are seeded with it after each reset, so that
+            environments of one group can share their start but not what happens to them afterwards.
+    """
+
+    def __init__(self, env: gym.Env, success_return: float | None = None) -> None:
+        super().__init__(env)
+        self.noise_seed: int | None = None
+        spec = env.unwrapped.spec
+        registered = None if spec is None else spec.reward_threshold
+        self._success_return = registered if success_return is None else success_return
+        self._return = 0.0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the native environment, then its noise. Options that it does not know are passed on untouched."""
+        observation, _ = self.env.reset(seed=seed, options=options)
+        if self.noise_seed is not None:
+            self.env.unwrapped.np_random = seeding.np_random(int(self.noise_seed))[0]
+        self._return = 0.0
+        return observation, {"action_valid": True, "success": False, "invalid_reason": ""}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step the native environment."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        reward = float(reward)
+        self._return += reward
+        success = (terminated or truncated) and self._succeeded(reward, terminated, info)
+        return observation, reward, terminated, truncated, {
+            "action_valid": True, "success": success, "invalid_reason": "",
+        }
+
+    def _succeeded(self, reward: float, terminated: bool, info: dict[str, Any]) -> bool:
+        verdict = info.get("success", info.get("is_success"))
+        if verdict is not None:
+            return bool(verdict)
+        if self._success_return is not None:
+            return self._return >= self._success_return
+        return terminated and reward > 0

@@ -1,0 +1,101 @@
+"""Text in, text out: a codec around a native environment, with the invalid-action rule."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import gymnasium as gym
+
+from lrl.codecs.codec import InvalidActionError, TextCodec
+from lrl.envs.native import NativeEnv
+from lrl.prompts.response_format import response_format as format_named
+
+
+class AnyText(gym.spaces.Text):
+    """Every string is a member; samples are printable ASCII.
+
+    Gymnasium's own space looks at each character of each text and keeps three copies of its alphabet.
+    """
+
+    def __init__(self, max_length: int = 4096) -> None:
+        super().__init__(max_length, min_length=0, charset=string.printable)
+
+    def contains(self, x: Any) -> bool:
+        """Whether ``x`` is a string, of whatever length and characters."""
+        return isinstance(x, str)
+
+
+class TextEnv(gym.Wrapper):
+    """A native environment that shows text and takes answers.
+
+    An answer whose format or action is not legal is an event of the environment: the native environment is not
+    stepped, the reward is ``invalid_penalty``, the observation says what was wrong above the unchanged text, and
+    the episode terminates after ``max_invalid`` such answers in a row. ``info`` always holds ``action_valid``,
+    ``success`` and ``invalid_reason`` (see :class:`~lrl.envs.native.NativeEnv`).
+
+    Args:
+        env: a native environment.
+        codec: its text.
+        response_format: how answers are written, by name.
+        invalid_penalty: reward of an invalid answer.
+        max_invalid: invalid answers in a row that end the episode.
+        success_return: see :class:`~lrl.envs.native.NativeEnv`.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env,
+        codec: TextCodec,
+        response_format: str = "think_answer",
+        invalid_penalty: float = -0.1,
+        max_invalid: int = 5,
+        success_return: float | None = None,
+    ) -> None:
+        if max_invalid < 1:
+            raise ValueError(f"max_invalid is {max_invalid}; it must be at least 1.")
+        self._native = NativeEnv(env, success_return)
+        super().__init__(self._native)
+        self.codec = codec
+        self.observation_space = AnyText()
+        self.action_space = AnyText()
+        self._extract = format_named(response_format).extract
+        self._penalty = float(invalid_penalty)
+        self._max_invalid = max_invalid
+        self._invalid = 0
+        self._context: Any = None
+        self._text = ""
+
+    @property
+    def noise_seed(self) -> int | None:
+        """Seeds the native environment's noise after each reset; None leaves it to the reset's own seed."""
+        return self._native.noise_seed
+
+    @noise_seed.setter
+    def noise_seed(self, seed: int | None) -> None:
+        self._native.noise_seed = seed
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start an episode. Options that the native environment does not know do no harm."""
+        observation, info = self._native.reset(seed=seed, options=options)
+        self._invalid = 0
+        self._context = self.codec.context(self._native.env)
+        self._text = self.codec.observation_to_text(observation, self._context)
+        return self._text, info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take one answer, whatever its text."""
+        try:
+            native_action = self.codec.text_to_action(self._extract(action))
+        except InvalidActionError as error:
+            return self._refuse(str(error))
+        self._invalid = 0
+        observation, reward, terminated, truncated, info = self._native.step(native_action)
+        self._text = self.codec.observation_to_text(observation, self._context)
+        return self._text, reward, terminated, truncated, info
+
+    def _refuse(self, reason: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._invalid += 1
+        info = {"action_valid": False, "success": False, "invalid_reason": reason}
+        text = f"Invalid action: {reason}.\n{self._text}"
+        return text, self._penalty, self._invalid >= self._max_invalid, False, info

@@ -1,0 +1,92 @@
+"""Vectorised environments."""
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from lrl.envs.factory import GymnasiumEnvs
+
+ANSWERS = [f"<think>.</think><answer>{text}</answer>" for text in ("LEFT", "DOWN", "RIGHT", "UP")]
+
+
+def walk(env: VectorEnv, steps: int) -> list:
+    """A walk that resets finished environments by mask, as the collector does."""
+    rng = np.random.default_rng(0)
+    seeds = list(range(env.num_envs))
+    observations, _ = env.reset(seed=seeds, options={"episode": np.arange(env.num_envs)})
+    trace: list = [observations]
+    for _ in range(steps):
+        actions = tuple(ANSWERS[i] for i in rng.integers(4, size=env.num_envs))
+        observations, rewards, terminated, truncated, infos = env.step(actions)
+        assert isinstance(observations, tuple) and all(isinstance(text, str) for text in observations)
+        assert all(len(infos[key]) == env.num_envs for key in ("action_valid", "success", "invalid_reason"))
+        ended = terminated | truncated
+        trace.append((observations, rewards.tolist(), ended.tolist(), infos["success"].tolist()))
+        if ended.any():
+            env.reset(seed=seeds, options={"reset_mask": ended, "episode": np.arange(env.num_envs)})
+    return trace
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_nothing_resets_itself_and_noise_seeds_can_be_set(vectorization) -> None:
+    env = GymnasiumEnvs("FrozenLake-v1", vectorization=vectorization).make(2, "think_answer")
+    try:
+        assert env.metadata["autoreset_mode"] == AutoresetMode.DISABLED
+        env.set_attr("noise_seed", [5, 5])
+        observations, _ = env.reset(seed=[1, 2])
+        for _ in range(8):
+            observations, _, terminated, truncated, _ = env.step((ANSWERS[1],) * 2)
+            assert observations[0] == observations[1], "equal noise, whatever the reset's seed"
+            if (terminated | truncated).any():
+                break
+        assert terminated.all()
+        assert all("A" in text for text in observations), "the last observation is the end, not a new start"
+    finally:
+        env.close()
+
+
+def test_processes_walk_as_the_loop_does() -> None:
+    traces = []
+    for vectorization in ("sync", "async"):
+        env = GymnasiumEnvs("FrozenLake-v1", vectorization=vectorization).make(2, "think_answer")
+        try:
+            traces.append(walk(env, 25))
+        finally:
+            env.close()
+    assert traces[0] == traces[1]
+
+
+def test_native_environments_keep_their_spaces_and_carry_the_same_infos() -> None:
+    env = GymnasiumEnvs("CartPole-v1").make(3, None)
+    observations, _ = env.reset(seed=[0, 1, 2])
+    assert observations.shape == (3, 4)
+    *_, infos = env.step(np.zeros(3, dtype=np.int64))
+    assert infos["action_valid"].all() and not infos["success"].any()
+
+
+def test_the_time_limit_can_be_set() -> None:
+    env = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=2).make(1, "think_answer")
+    env.reset(seed=[0])
+    assert [bool(env.step((ANSWERS[3],))[3][0]) for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"id": "FrozenLake-v7"}, "env.id is 'FrozenLake-v7'"),
+        ({"id": "no_such_module:Env-v0"}, "env.id is 'no_such_module:Env-v0'"),
+        ({"id": "FrozenLake-v1", "kwargs": {"slippery": True}}, "env.kwargs is {'slippery': True}"),
+        ({"id": "FrozenLake-v1", "kwargs": {"map_name": "5x5"}}, "env.kwargs is {'map_name': '5x5'}"),
+        ({"id": "FrozenLake-v1", "vectorization": "thread"}, "env.vectorization is 'thread'"),
+        ({"id": "FrozenLake-v1", "max_invalid": 0}, "env.max_invalid is 0"),
+    ],
+)
+def test_a_bad_setting_is_one_error_that_names_it(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        GymnasiumEnvs(**settings).make(2, "think_answer")
+    assert message in str(error.value)
+
+
+def test_an_unknown_response_format_is_an_error() -> None:
+    with pytest.raises(ValueError, match="response_format is 'xml'"):
+        GymnasiumEnvs("FrozenLake-v1").make(1, "xml")
