@@ -28,9 +28,14 @@ class Responses:
     """``(row, token)`` under the sampled distribution (after temperature, top-k and top-p)."""
 
 
+def sampling_dtype(logits: Tensor) -> torch.dtype:
+    """Log-probabilities are float32, or float64 where the model is."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
 def sampling_logprobs(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     """Log-probabilities ``(row, vocabulary)`` of the distribution that tokens are drawn from."""
-    logits = logits.float() if logits.dtype != torch.float64 else logits
+    logits = logits.to(sampling_dtype(logits))
     if sampling.temperature == 0:
         greedy = torch.full_like(logits, -torch.inf)
         return greedy.scatter(-1, logits.argmax(-1, keepdim=True), 0.0)
@@ -40,8 +45,8 @@ def sampling_logprobs(logits: Tensor, sampling: SamplingConfig) -> Tensor:
         logits = logits.masked_fill(logits < threshold, -torch.inf)
     if sampling.top_p is not None and sampling.top_p < 1:
         ordered, index = torch.softmax(logits, dim=-1).sort(dim=-1, descending=True)
-        outside = (ordered.cumsum(-1) - ordered >= sampling.top_p).scatter(-1, index, ordered.cumsum(-1) - ordered >= sampling.top_p)
-        logits = logits.masked_fill(outside, -torch.inf)
+        beyond = ordered.cumsum(-1) - ordered >= sampling.top_p
+        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, index, beyond), -torch.inf)
     return torch.log_softmax(logits, dim=-1)
 
 
@@ -110,7 +115,7 @@ class Decoder:
         num_rows, steps = len(prompts), sampling.max_new_tokens
         out_ids = torch.zeros(num_rows, steps, dtype=torch.long, device=device)
         out_mask = torch.zeros(num_rows, steps, dtype=torch.bool, device=device)
-        out_logprobs = torch.zeros(num_rows, steps, dtype=torch.float32, device=device)
+        out_logprobs = torch.zeros(num_rows, steps, dtype=sampling_dtype(logits), device=device)
         row, writing = torch.arange(num_rows, device=device), torch.ones(num_rows, dtype=torch.bool, device=device)
         step = 0
         for step in range(steps):
@@ -118,7 +123,7 @@ class Decoder:
             token = draw_tokens(logprobs, uniforms[row, step])
             live = row[writing]
             out_ids[live, step], out_mask[live, step] = token[writing], True
-            out_logprobs[live, step] = logprobs.gather(-1, token[:, None]).squeeze(-1)[writing].to(out_logprobs.dtype)
+            out_logprobs[live, step] = logprobs.gather(-1, token[:, None]).squeeze(-1)[writing]
             writing = writing & ~torch.isin(token, stop)
             remaining = int(writing.sum())
             if remaining == 0 or step == steps - 1:
@@ -143,9 +148,15 @@ class Decoder:
         return out.logits[:, -1], cache
 
     def _step(self, token: Tensor, mask: Tensor, position: Tensor, cache: DynamicCache) -> Tensor:
-        attention = mask[:, None, None, :] if self.own_mask else mask.long()
+        attention = self._own(mask) if self.own_mask else mask.long()
         out = self.model(
             input_ids=token[:, None], attention_mask=attention, position_ids=position[:, None], past_key_values=cache,
             use_cache=True, logits_to_keep=1,
         )
         return out.logits[:, -1]
+
+    def _own(self, mask: Tensor) -> Tensor:
+        """An additive mask ``(row, 1, 1, column)`` for one new token per row."""
+        dtype = self.model.dtype
+        additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+        return additive.masked_fill_(~mask, torch.finfo(dtype).min)[:, None, None, :]

@@ -1,0 +1,82 @@
+"""Decoding draws what the counters say, whatever else is in the batch."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+from lrl.functional.masking import selected_logprobs
+from lrl.functional.random import token_uniforms
+from lrl.policies.decoding import Decoder, draw_tokens, sampling_logprobs
+from lrl.types import RandomKeys, SamplingConfig
+
+PROMPTS = [[1, 2, 3, 4, 5], [6, 7], [1, 2, 3, 4, 5], [8, 9, 10]]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def model(request):
+    torch.manual_seed(1)
+    llama = LlamaConfig(vocab_size=24, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
+    gpt2 = GPT2Config(vocab_size=24, n_embd=16, n_layer=2, n_head=2, n_positions=64)
+    config = llama if request.param == "llama" else gpt2
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+
+
+def keys(env):
+    env = np.asarray(env)
+    return RandomKeys(seed=3, purpose="test", collection=0, env=env, turn=np.zeros_like(env))
+
+
+def decode(model, rows, sampling, own_mask=True, stop=frozenset({0, 11})):
+    uniforms = token_uniforms(keys(rows), sampling.max_new_tokens)
+    return Decoder(model, set(stop), own_mask)([PROMPTS[row] for row in rows], uniforms, sampling, CPU)
+
+
+@pytest.mark.parametrize("own_mask", [True, False])
+def test_recorded_logprobs_are_the_teacher_forced_ones(model, own_mask):
+    out = decode(model, [0, 1, 2, 3], SamplingConfig(max_new_tokens=12, temperature=0.7), own_mask)
+    for row, prompt in enumerate(PROMPTS):
+        response = out.ids[row][out.mask[row]]
+        logits = model(torch.cat([torch.tensor(prompt), response])[None]).logits[0, len(prompt) - 1 : -1] / 0.7
+        torch.testing.assert_close(out.logprobs[row][out.mask[row]], selected_logprobs(logits, response), atol=1e-9, rtol=0)
+
+
+def test_a_row_is_the_same_alone_and_in_a_batch(model):
+    sampling = SamplingConfig(max_new_tokens=12)
+    together = decode(model, [0, 1, 2, 3], sampling)
+    for row in range(4):
+        alone = decode(model, [row], sampling)
+        size = int(alone.mask.sum())
+        assert together.ids[row][together.mask[row]].tolist() == alone.ids[0][:size].tolist()
+        torch.testing.assert_close(together.logprobs[row, :size], alone.logprobs[0, :size], atol=1e-9, rtol=0)
+
+
+def test_the_mask_ends_with_the_stop_token(model):
+    out = decode(model, [0, 1, 2, 3], SamplingConfig(max_new_tokens=40))
+    for ids, mask in zip(out.ids, out.mask, strict=True):
+        size = int(mask.sum())
+        stops = [token in (0, 11) for token in ids[:size].tolist()]
+        assert mask[:size].all() and not any(stops[:-1]) and (stops[-1] or size == 40)
+
+
+def test_temperature_zero_is_greedy(model):
+    out = decode(model, [0], SamplingConfig(max_new_tokens=5, temperature=0), stop=frozenset({99}))
+    reference = model.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=5, do_sample=False, pad_token_id=0, eos_token_id=99)
+    assert out.ids[0].tolist() == reference[0, 5:].tolist()
+    assert (out.logprobs == 0).all()
+
+
+def test_draws_follow_the_distribution():
+    logprobs = torch.tensor([[0.5, 0.0, 0.3, 0.2]]).log().repeat(10_000, 1)
+    uniforms = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
+    counts = torch.bincount(draw_tokens(logprobs, uniforms), minlength=4)
+    assert counts.tolist() == [5000, 0, 3000, 2000]
+
+
+def test_top_k_and_top_p_keep_the_most_probable():
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    kept = sampling_logprobs(logits, SamplingConfig(top_k=2)).exp()
+    torch.testing.assert_close(kept, torch.tensor([[4 / 7, 3 / 7, 0, 0]]))
+    kept = sampling_logprobs(logits, SamplingConfig(top_p=0.65)).exp()
+    torch.testing.assert_close(kept, torch.tensor([[4 / 7, 3 / 7, 0, 0]]))
