@@ -85,7 +85,6 @@ class GRPOModule(PolicyModule):
         self.kl_coef, self.kl_estimator, self.ent_coef = kl_coef, kl_estimator, ent_coef
         self.advantage_scale, self.leave_one_out = advantage_scale, leave_one_out
         self.loss_normalisation, self.target_kl = loss_normalisation, target_kl
-        self._stopped = False
 
     @property
     def needs_reference(self) -> bool:
@@ -94,7 +93,7 @@ class GRPOModule(PolicyModule):
 
     def turn_batch(self, rollout: Rollout) -> TurnBatch:
         """Every token of an episode's turns carries the episode's advantage over its group."""
-        self._stopped = False
+        self.skip_updates = False
         returns = rollout.returns.to(self.device)
         world = self.all_gather(returns).reshape(-1), self.all_gather(rollout.group.to(self.device)).reshape(-1)
         advantages = group_advantages(*world, self.advantage_scale, self.leave_one_out)
@@ -108,8 +107,8 @@ class GRPOModule(PolicyModule):
 
     def training_step(self, batch: TurnBatch) -> Tensor:
         """One part of the buffer: the surrogate, less the KL term, plus the entropy bonus."""
-        if len(batch) == 0 or self._stopped:
-            return sum(parameter.sum() for parameter in self.parameters() if parameter.requires_grad) * 0.0
+        if len(batch) == 0 or self.skip_updates:
+            return self.zero_loss()
         mask, policy = batch.response_mask, self.policy.evaluate(batch)
         sequences, tokens = self._sizes(mask)
         ratio = (policy.logprobs - batch.old_logprobs).exp()
@@ -142,7 +141,7 @@ class GRPOModule(PolicyModule):
         self.record("train/ratio_error", (ratio - 1).abs()[mask].max())
         self.record("train/advantage_abs", batch.advantages.abs()[mask])
         if self.target_kl is not None:
-            self._stopped = bool(self.trainer.strategy.reduce(approx_kl, reduce_op="mean") > self.target_kl)
+            self.skip_updates = bool(self.trainer.strategy.reduce(approx_kl, reduce_op="mean") > self.target_kl)
 
 
 def group_spread(returns: Tensor, group: Tensor) -> Tensor:

@@ -53,6 +53,8 @@ class PolicyModule(L.LightningModule, ABC):
         self.optimizer_factory, self.schedule, self.init_from = optimizer, schedule, init_from
         self._meters: dict[str, MeanMetric] = {}
         self._configured = False
+        self.skip_updates = False
+        """Whether the remaining parts of this collection are no-ops (``target_kl`` was exceeded)."""
 
     # -- what an algorithm defines ----------------------------------------------------------------------------------
 
@@ -90,6 +92,7 @@ class PolicyModule(L.LightningModule, ABC):
         checkpoint["lrl"] = {
             "fingerprint": self.policy.fingerprint,
             "env_steps": self.clocks.get("env_steps", 0),
+            "skip_updates": self.skip_updates,
             "clocks": dict(self.clocks),
             **checkpoint.get("lrl", {}),
         }
@@ -100,18 +103,20 @@ class PolicyModule(L.LightningModule, ABC):
         Raises:
             ValueError: another base model, missing trainable weights, or weights that nothing is called after.
         """
+        self.skip_updates = bool(checkpoint.get("lrl", {}).get("skip_updates", False))
         saved = checkpoint.get("lrl", {}).get("fingerprint", "")
         if saved != self.policy.fingerprint:
             raise ValueError(
                 f"ckpt_path was trained on base weights {saved!r}, the configured ones are {self.policy.fingerprint!r}; "
                 "load the same base model."
             )
-        if self.strict_state:
-            frozen = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
-            own, given = set(self.state_dict()), set(checkpoint["state_dict"])
-            missing, unexpected = sorted(own - given - frozen), sorted(given - own)
-            if missing or unexpected:
-                raise ValueError(f"ckpt_path does not fit: {missing[:3]} are missing, {unexpected[:3]} are unknown.")
+        if "state_dict" not in checkpoint:  # sharded: the strategy compares the names itself
+            return
+        frozen = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
+        own, given = set(self.state_dict()), set(checkpoint["state_dict"])
+        missing, unexpected = sorted(own - given - frozen), sorted(given - own)
+        if missing or unexpected:
+            raise ValueError(f"ckpt_path does not fit: {missing[:3]} are missing, {unexpected[:3]} are unknown.")
 
     @property
     def strict_loading(self) -> bool:
@@ -121,13 +126,6 @@ class PolicyModule(L.LightningModule, ABC):
     @strict_loading.setter
     def strict_loading(self, strict_loading: bool) -> None:
         raise ValueError("strict_loading cannot be set: checkpoints hold trainable weights only.")
-
-    @property
-    def strict_state(self) -> bool:
-        """Whether a checkpoint's names can be compared before loading (not where they are sharded)."""
-        return "state_dict" in type(self).__dict__ or not any(
-            "Sharded" in type(p).__name__ for p in self.parameters()
-        )
 
     # -- optimiser --------------------------------------------------------------------------------------------------
 
@@ -146,6 +144,19 @@ class PolicyModule(L.LightningModule, ABC):
         factor = learning_rate_factor(self.schedule, int(total), self.warmup)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def zero_loss(self) -> Tensor:
+        """0, attached to the graph: a part that changes nothing still takes part in every collective call."""
+        return torch.stack([p.sum() * 0.0 for p in self.parameters() if p.requires_grad]).sum()
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
+    ) -> None:
+        """Step, unless the rest of the collection is skipped: with a zero gradient Adam's momentum would still move."""
+        if self.skip_updates and optimizer_closure is not None:
+            optimizer_closure()
+            return
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
     # -- metrics ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,50 @@
+"""Random numbers are named by counters."""
+
+import numpy as np
+
+from lrl.functional.random import counter_hash, permutation, seeds, token_uniforms
+from lrl.types import RandomKeys
+
+
+def uniforms(env, **changes):
+    env = np.asarray(env)
+    fields = {"seed": 0, "purpose": "rollout", "collection": 1, "env": env, "turn": np.zeros_like(env)} | changes
+    return token_uniforms(RandomKeys(**fields), 64)
+
+
+def test_a_number_depends_on_its_counters_only():
+    many, one = uniforms(np.arange(10)), uniforms([7])
+    assert (many[7] == one[0]).all()
+
+
+def test_every_counter_matters():
+    base = uniforms([3])
+    for change in ({"seed": 1}, {"purpose": "evaluation"}, {"collection": 2}, {"turn": np.array([1])}):
+        assert (base != uniforms([3], **change)).all()
+
+
+def test_numbers_are_uniform_and_uncorrelated():
+    numbers = uniforms(np.arange(2000)).numpy()
+    assert 0 <= numbers.min() and numbers.max() < 1
+    histogram = np.histogram(numbers, bins=16, range=(0, 1))[0] / numbers.size
+    assert np.abs(histogram - 1 / 16).max() < 0.003
+    assert abs(np.corrcoef(numbers[:, 0], numbers[:, 1])[0, 1]) < 0.08
+    assert abs(np.corrcoef(numbers[:-1, 0], numbers[1:, 0])[0, 1]) < 0.08
+
+
+def test_seeds_fit_what_environments_take():
+    numbers = seeds("reset", 0, np.arange(1000))
+    assert numbers.dtype == np.int64 and numbers.min() >= 0 and numbers.max() < 2**31
+    assert len(set(numbers.tolist())) == 1000
+
+
+def test_permutations_visit_everything_once_and_differ_by_pass():
+    first, second = permutation(11, "rows", 0, 0), permutation(11, "rows", 0, 1)
+    assert sorted(first.tolist()) == list(range(11)) and first.tolist() != second.tolist()
+
+
+def test_the_hash_never_changes():
+    assert [int(h) for h in counter_hash("rollout", 0, np.arange(2))] == GOLDEN
+
+
+GOLDEN = [3973147401279029364, 17367554402513588120]
