@@ -1,0 +1,250 @@
+"""Exactly N episodes, one seed each, all played to their end.
+
+Taking the first N episodes that finish would favour short ones. Here episode ``i`` is named by its seed, and its
+random numbers by ``i`` and the turn, so the result does not depend on how many environments run side by side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from lrl.envs.factory import EnvFactory
+from lrl.evaluation.statistics import interquartile_mean, mean_interval, ratio_interval, wilson_interval
+from lrl.policies.policy import Policy
+from lrl.types import History, RandomKeys, SamplingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeResults:
+    """What N episodes gave, in the order of their seeds; arrays are ``(episode,)``."""
+
+    seed: int
+    """Seed of episode 0; episode ``i`` was reset with ``seed + i``."""
+    index: np.ndarray
+    """Which episodes these are, int64."""
+    returns: np.ndarray
+    """Undiscounted returns, penalties for invalid actions included, float64."""
+    lengths: np.ndarray
+    """Turns, int64."""
+    successes: np.ndarray
+    """bool."""
+    invalid_actions: np.ndarray
+    """Turns that were no legal action, int64."""
+    seconds: float
+    """Wall-clock time of acting and stepping."""
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def env_steps_per_second(self) -> float:
+        """Turns per second of wall-clock time."""
+        return float(self.lengths.sum() / max(self.seconds, 1e-9))
+
+    def means(self) -> dict[str, float]:
+        """``return``, ``length``, ``success_rate`` and ``invalid_action_rate``, for loggers."""
+        return {
+            "return": float(self.returns.mean()),
+            "length": float(self.lengths.mean()),
+            "success_rate": float(self.successes.mean()),
+            "invalid_action_rate": float(self.invalid_actions.sum() / self.lengths.sum()),
+        }
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """The 95% intervals of :meth:`means`: Student's, Wilson's for success, bootstrap over episodes for turns."""
+        return {
+            "return": mean_interval(self.returns),
+            "length": mean_interval(self.lengths),
+            "success_rate": wilson_interval(int(self.successes.sum()), len(self)),
+            "invalid_action_rate": ratio_interval(self.invalid_actions, self.lengths),
+        }
+
+    def report(self, env_id: str, policy: str) -> dict[str, Any]:
+        """All figures under the names of the JSON file; an interval that does not exist is ``[None, None]``."""
+        means, intervals = self.means(), self.intervals()
+        return {
+            "env_id": env_id,
+            "policy": policy,
+            "episodes": len(self),
+            "seed": self.seed,
+            "return_mean": means["return"],
+            "return_ci95": [None if np.isnan(bound) else bound for bound in intervals["return"]],
+            "return_iqm": float(interquartile_mean(self.returns)),
+            "length_mean": means["length"],
+            "success_rate": means["success_rate"],
+            "success_ci95": list(intervals["success_rate"]),
+            "invalid_action_rate": means["invalid_action_rate"],
+            "env_steps_per_second": self.env_steps_per_second,
+            "per_episode": list(self._episodes()),
+        }
+
+    def _episodes(self) -> Iterator[dict[str, Any]]:
+        for row, index in enumerate(self.index):
+            yield {
+                "seed": int(self.seed + index),
+                "return": float(self.returns[row]),
+                "length": int(self.lengths[row]),
+                "success": bool(self.successes[row]),
+                "invalid_actions": int(self.invalid_actions[row]),
+            }
+
+
+def evaluate_policy(
+    policy: Policy,
+    env_factory: EnvFactory,
+    episodes: int,
+    seed: int,
+    num_envs: int,
+    sampling: SamplingConfig | None = None,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    on_episode: Callable[[], None] | None = None,
+) -> EpisodeResults:
+    """Play episodes ``0 .. episodes - 1``; episode ``i`` is reset with ``seed + i``.
+
+    Args:
+        policy: connected to the environment's codec, and configured.
+        env_factory: where to play.
+        episodes: how many, over all ranks.
+        seed: of the first episode, and of the policy's random numbers.
+        num_envs: environments side by side; it changes the speed and nothing else.
+        sampling: how the policy decides; None takes its own way.
+        rank: this process plays the episodes ``i`` with ``i % world_size == rank``.
+        world_size: processes that evaluate together; see :func:`merge`.
+        on_episode: called at the end of each episode.
+
+    Raises:
+        ValueError: ``episodes`` or ``num_envs`` is not positive.
+    """
+    for name, value in {"episodes": episodes, "num_envs": num_envs}.items():
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1.")
+    index = np.arange(rank, episodes, world_size)
+    if not len(index):
+        return _Table(index).results(seed, 0.0)
+    envs = env_factory.make(min(num_envs, len(index)), policy.response_format)
+    try:
+        return _Play(policy, envs, index, seed, sampling, on_episode).run()
+    finally:
+        envs.close()
+
+
+def merge(parts: Sequence[EpisodeResults]) -> EpisodeResults:
+    """What several ranks played, as one rank would have; the time is that of the slowest."""
+    order = np.argsort(np.concatenate([part.index for part in parts]), kind="stable")
+    names = ("index", "returns", "lengths", "successes", "invalid_actions")
+    arrays = {name: np.concatenate([getattr(part, name) for part in parts])[order] for name in names}
+    return EpisodeResults(seed=parts[0].seed, seconds=max(part.seconds for part in parts), **arrays)
+
+
+class _Table:
+    """One row per episode, filled while they are played."""
+
+    def __init__(self, index: np.ndarray) -> None:
+        self.index = index
+        self.returns = np.zeros(len(index))
+        self.lengths = np.zeros(len(index), dtype=np.int64)
+        self.successes = np.zeros(len(index), dtype=bool)
+        self.invalid_actions = np.zeros(len(index), dtype=np.int64)
+
+    def add(self, rows: np.ndarray, rewards: np.ndarray, valid: np.ndarray) -> None:
+        """One more turn of the episodes in ``rows``."""
+        self.returns[rows] += rewards
+        self.lengths[rows] += 1
+        self.invalid_actions[rows] += ~valid
+
+    def results(self, seed: int, seconds: float) -> EpisodeResults:
+        """The filled table."""
+        return EpisodeResults(
+            seed=seed, index=self.index, returns=self.returns, lengths=self.lengths, successes=self.successes,
+            invalid_actions=self.invalid_actions, seconds=seconds,
+        )
+
+
+class _Play:
+    """Environments as slots: a slot that ends an episode takes the next one that nobody has begun."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        envs: gym.vector.VectorEnv,
+        index: np.ndarray,
+        seed: int,
+        sampling: SamplingConfig | None,
+        on_episode: Callable[[], None] | None,
+    ) -> None:
+        self.policy, self.envs, self.sampling, self.on_episode = policy, envs, sampling, on_episode
+        self.table, self.seed = _Table(index), seed
+        self.row = np.arange(envs.num_envs)
+        """Row of the table that each slot plays, int64 ``(slot,)``."""
+        self.active = np.ones(envs.num_envs, dtype=bool)
+        """Whether a slot plays; the others are kept alive and nobody looks at them."""
+        self.begun = envs.num_envs
+        self.memory: list[History] = [()] * envs.num_envs
+        self.observations: Sequence[Any] = ()
+
+    def run(self) -> EpisodeResults:
+        """Play every episode to its end."""
+        started = time.perf_counter()
+        self._reset(np.ones(self.envs.num_envs, dtype=bool))
+        while self.active.any():
+            finished = self._turn()
+            self._finish(np.flatnonzero(finished & self.active))
+            if finished.any() and self.active.any():
+                self._reset(finished)
+        return self.table.results(self.seed, time.perf_counter() - started)
+
+    def _reset(self, mask: np.ndarray) -> None:
+        episode = self.table.index[self.row]
+        options: dict[str, Any] = {"episode": episode}
+        if not mask.all():
+            options["reset_mask"] = mask
+        observations, _ = self.envs.reset(seed=[int(self.seed + i) for i in episode], options=options)
+        if mask.all():
+            self.observations = observations
+        else:
+            self.observations = [new if m else old for new, old, m in zip(observations, self.observations, mask)]
+
+    def _turn(self) -> np.ndarray:
+        """Decide and step; which slots have ended, bool ``(slot,)``."""
+        slots = np.flatnonzero(self.active)
+        rows = self.row[slots]
+        keys = RandomKeys(
+            seed=self.seed, purpose="evaluation", collection=0,
+            env=self.table.index[rows], turn=self.table.lengths[rows],
+        )
+        observations = [self.observations[slot] for slot in slots]
+        decisions = self.policy.act(observations, [self.memory[slot] for slot in slots], keys, self.sampling)
+        for slot, history in zip(slots, decisions.memory, strict=True):
+            self.memory[slot] = history
+        self.observations, rewards, terminated, truncated, infos = self.envs.step(self._spread(decisions.actions, slots))
+        valid = np.asarray(infos.get("action_valid", np.ones(len(self.row), dtype=bool)), dtype=bool)
+        self.table.add(rows, rewards[slots], valid[slots])
+        self.table.successes[rows] = np.asarray(infos.get("success", np.zeros(len(self.row))), dtype=bool)[slots]
+        return terminated | truncated
+
+    def _spread(self, actions: Sequence[Any], slots: np.ndarray) -> Any:
+        """Actions for all slots; those that do not play get an empty answer, or the first native action."""
+        text = isinstance(actions[0], str)
+        spread = ["" if text else actions[0]] * len(self.row)
+        for slot, action in zip(slots, actions, strict=True):
+            spread[slot] = action
+        return tuple(spread) if text else np.asarray(spread)
+
+    def _finish(self, slots: np.ndarray) -> None:
+        """Hand each slot that ended its episode the next one, or let it rest."""
+        for slot in slots:
+            self.memory[slot] = ()
+            self.active[slot] = self.begun < len(self.table.index)
+            if self.active[slot]:
+                self.row[slot] = self.begun
+                self.begun += 1
+            if self.on_episode is not None:
+                self.on_episode()
