@@ -206,7 +206,8 @@ class _Play:
         options: dict[str, Any] = {"episode": episode}
         if not mask.all():
             options["reset_mask"] = mask
-        observations, _ = self.envs.reset(seed=[int(self.seed + i) for i in episode], options=options)
+        seeds: Any = [int(self.seed + i) for i in episode]
+        observations, _ = self.envs.reset(seed=seeds, options=options)
         if mask.all():
             self.observations = observations
         else:
@@ -214,7 +215,7 @@ class _Play:
 
     def _turn(self) -> np.ndarray:
         """Decide and step; which slots have ended, bool ``(slot,)``."""
-        slots = np.flatnonzero(self.active)
+        slots = np.flatnonzero(self.active).tolist()
         rows = self.row[slots]
         keys = RandomKeys(
             seed=self.seed, purpose="evaluation", collection=0,
@@ -224,13 +225,14 @@ class _Play:
         decisions = self.policy.act(observations, [self.memory[slot] for slot in slots], keys, self.sampling)
         for slot, history in zip(slots, decisions.memory, strict=True):
             self.memory[slot] = history
-        self.observations, rewards, terminated, truncated, infos = self.envs.step(self._spread(decisions.actions, slots))
+        actions = self._spread(decisions.actions, slots)
+        self.observations, rewards, terminated, truncated, infos = self.envs.step(actions)
         valid = np.asarray(infos.get("action_valid", np.ones(len(self.row), dtype=bool)), dtype=bool)
         self.table.add(rows, rewards[slots], valid[slots])
         self.table.successes[rows] = np.asarray(infos.get("success", np.zeros(len(self.row))), dtype=bool)[slots]
         return terminated | truncated
 
-    def _spread(self, actions: Sequence[Any], slots: np.ndarray) -> Any:
+    def _spread(self, actions: Sequence[Any], slots: Sequence[int]) -> Any:
         """Actions for all slots; those that do not play get an empty answer, or the first native action."""
         text = isinstance(actions[0], str)
         spread = ["" if text else actions[0]] * len(self.row)

@@ -50,7 +50,7 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> In
         ValueError: no trials, or more successes than trials.
     """
     if not 0 <= successes <= trials or trials < 1:
-        raise ValueError(f"successes is {successes} of {trials} trials; it must be at most the trials, and they positive.")
+        raise ValueError(f"successes is {successes} of {trials} trials; it must be in 0..trials, and trials positive.")
     z, rate = NormalDist().inv_cdf((1 + confidence) / 2), successes / trials
     scale = 1 + z * z / trials
     centre = (rate + z * z / (2 * trials)) / scale

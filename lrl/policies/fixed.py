@@ -88,7 +88,7 @@ class FixedPolicy(Policy):
         """Always a ValueError."""
         raise self._untrainable()
 
-    def build_reference(self) -> None:
+    def build_reference(self, warm_started: bool) -> None:
         """Always a ValueError."""
         raise self._untrainable()
 

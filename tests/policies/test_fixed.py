@@ -57,6 +57,6 @@ def test_expert_reads_the_observation() -> None:
 def test_fixed_policies_cannot_be_trained() -> None:
     empty = torch.zeros(1, 1)
     batch = TurnBatch(inputs={}, response_mask=empty.bool(), old_logprobs=empty, advantages=empty)
-    for attempt in (lambda p: p.evaluate(batch), lambda p: p.reference_logprobs(batch), lambda p: p.build_reference()):
+    for attempt in (lambda p: p.evaluate(batch), lambda p: p.reference_logprobs(batch), lambda p: p.build_reference(False)):
         with pytest.raises(ValueError, match="RandomPolicy, which cannot be trained"):
             attempt(RandomPolicy())

@@ -1,0 +1,188 @@
+"""Learning curves: any logged metric of any runs, against any clock, with an interval over seeds."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from lrl.evaluation.statistics import interquartile_mean
+
+CLOCKS = ("env_steps", "episodes", "tokens", "minutes")
+"""What a curve can be drawn against; columns ``clock/<name>`` of ``metrics.csv``."""
+
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One metric of one run."""
+
+    clock: np.ndarray
+    """Strictly increasing, float64 ``(row,)``."""
+    values: np.ndarray
+    """float64 ``(row,)``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One metric over several runs."""
+
+    label: str
+    num_runs: int
+    clock: np.ndarray
+    """float64 ``(point,)``."""
+    centre: np.ndarray
+    """Mean or interquartile mean over runs, ``(point,)``."""
+    lower: np.ndarray
+    """Lower end of the 95% interval, ``(point,)``; nan with one run."""
+    upper: np.ndarray
+    """Upper end."""
+
+
+def metrics_file(run: Path) -> Path:
+    """The ``metrics.csv`` of a run directory: in it, or below it.
+
+    Raises:
+        ValueError: there is none, or more than one.
+    """
+    if run.is_file():
+        return run
+    found = [run / "metrics.csv"] if (run / "metrics.csv").exists() else sorted(run.rglob("metrics.csv"))
+    if len(found) != 1:
+        raise ValueError(f"run is {str(run)!r}, which holds {len(found)} files metrics.csv; name a directory with one.")
+    return found[0]
+
+
+def read_series(run: Path, metric: str, clock: str = "env_steps") -> Series:
+    """Read one metric of a run; of rows with the same clock the last counts.
+
+    Raises:
+        ValueError: there is no such metric (the message lists those that exist), clock or run.
+    """
+    if clock not in CLOCKS:
+        raise ValueError(f"clock is {clock!r}; it must be one of {', '.join(CLOCKS)}.")
+    file = metrics_file(run)
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    column = f"clock/{clock}"
+    points = {float(r[column]): float(r[metric]) for r in rows if r.get(metric) and r.get(column)}
+    if not points:
+        names = sorted({name for row in rows for name, value in row.items() if value and "clock/" not in name})
+        raise ValueError(f"metric is {metric!r}, which {file} lacks; it has {', '.join(names) or 'nothing'}.")
+    order = sorted(points)
+    return Series(clock=np.array(order), values=np.array([points[at] for at in order]))
+
+
+def aggregate(label: str, runs: Sequence[Series], statistic: Literal["mean", "iqm"] = "iqm") -> Curve:
+    """Mean or interquartile mean over runs, with a 95% percentile bootstrap interval over them.
+
+    Runs are interpolated to the clock values of all of them, over the range that all cover: beyond it the
+    set of runs, and with it the curve, would change.
+
+    Raises:
+        ValueError: the statistic is unknown, or the runs cover no common range.
+    """
+    if statistic not in ("mean", "iqm"):
+        raise ValueError(f"statistic is {statistic!r}; it must be mean or iqm.")
+    first, last = max(run.clock[0] for run in runs), min(run.clock[-1] for run in runs)
+    clock = np.unique(np.concatenate([run.clock for run in runs]))
+    clock = clock[(clock >= first) & (clock <= last)]
+    if not len(clock):
+        raise ValueError(f"the runs of {label!r} share no range of the clock; draw them under labels of their own.")
+    values = np.stack([np.interp(clock, run.clock, run.values) for run in runs])
+    reduce = _mean if statistic == "mean" else interquartile_mean
+    lower, upper = _bootstrap(values, reduce) if len(runs) > 1 else np.full((2, len(clock)), np.nan)
+    return Curve(
+        label=label, num_runs=len(runs), clock=clock, centre=reduce(values, axis=0), lower=lower, upper=upper
+    )
+
+
+def _mean(values: np.ndarray, axis: int) -> np.ndarray:
+    return values.mean(axis=axis)
+
+
+def _bootstrap(values: np.ndarray, reduce: Any) -> np.ndarray:
+    """Interval of ``(run, point)`` values by drawing whole runs, ``(2, point)``."""
+    rows = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
+    drawn = np.stack([reduce(values[picked], axis=0) for picked in rows])
+    return np.quantile(drawn, [0.025, 0.975], axis=0)
+
+
+def group_runs(arguments: Iterable[str]) -> dict[str, list[Path]]:
+    """Runs by label from arguments ``label=directory`` or ``directory``, whose label is its parent's name.
+
+    Raises:
+        ValueError: no run is given, or one does not exist.
+    """
+    groups: dict[str, list[Path]] = {}
+    for argument in arguments:
+        label, _, name = argument.rpartition("=")
+        run = Path(name)
+        if not run.exists():
+            raise ValueError(f"run is {name!r}, which does not exist; name a run directory or its metrics.csv.")
+        groups.setdefault(label or run.resolve().parent.name, []).append(run)
+    if not groups:
+        raise ValueError("no run is given; name at least one run directory.")
+    return groups
+
+
+def draw_curves(
+    curves: Sequence[Curve],
+    metric: str,
+    clock: str,
+    path: Path,
+    baselines: Mapping[str, float] | None = None,
+    title: str = "",
+) -> None:
+    """Write curves, their intervals and horizontal baselines to a PNG.
+
+    Args:
+        curves: one line each; a single run is drawn without interval.
+        metric: names the y axis.
+        clock: names the x axis.
+        path: of the PNG; folders are made.
+        baselines: label to height.
+        title: above the picture.
+    """
+    figure, axes = new_figure(7, 4.2)
+    for curve in curves:
+        marker = "o" if len(curve.clock) < 3 else ""
+        (line,) = axes.plot(curve.clock, curve.centre, label=_caption(curve), marker=marker)
+        axes.fill_between(curve.clock, curve.lower, curve.upper, color=line.get_color(), alpha=0.2, linewidth=0)
+    for shade, (label, height) in zip(_greys(len(baselines or {})), (baselines or {}).items(), strict=True):
+        axes.axhline(height, color=shade, linestyle="--", linewidth=1.2, label=f"{label} ({height:.3g})")
+    axes.set_xlabel(clock.replace("_", " "))
+    axes.set_ylabel(metric)
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=9)
+    save_figure(figure, path)
+
+
+def _caption(curve: Curve) -> str:
+    return curve.label if curve.num_runs == 1 else f"{curve.label} ({curve.num_runs} runs)"
+
+
+def _greys(count: int) -> list[str]:
+    return [f"{0.2 + 0.5 * index / max(count, 2):.2f}" for index in range(count)]
+
+
+def new_figure(width: float, height: float) -> tuple[Any, Any]:
+    """A figure of ``width`` x ``height`` inches with one pair of axes, drawn without a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a PNG; folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150, format="png")

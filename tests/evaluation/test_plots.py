@@ -1,0 +1,114 @@
+"""Learning curves."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lrl.evaluation.plots import Series, aggregate, draw_curves, group_runs, metrics_file, read_series
+
+ROOT = Path(__file__).parents[2]
+PNG = b"\x89PNG"
+
+
+def write_run(run: Path, successes: list[float], every: int = 100) -> Path:
+    """What the loggers leave: training and validation rows, each with the clocks."""
+    run.mkdir(parents=True)
+    lines = ["clock/env_steps,clock/minutes,step,train/loss,val/success_rate"]
+    for row, success in enumerate(successes):
+        lines += [f"{row * every},{row / 2},{row * every},{1 - success},", f"{row * every},{row / 2},{row * every},,{success}"]
+    (run / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return run
+
+
+def series(clock: list[float], values: list[float]) -> Series:
+    return Series(clock=np.array(clock, dtype=float), values=np.array(values, dtype=float))
+
+
+def test_a_metric_is_read_against_any_clock(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.1, 0.5, 0.9])
+    against_steps, against_minutes = (read_series(run, "val/success_rate", clock) for clock in ("env_steps", "minutes"))
+    assert against_steps.clock.tolist() == [0, 100, 200]
+    assert against_minutes.clock.tolist() == [0, 0.5, 1]
+    assert against_steps.values.tolist() == against_minutes.values.tolist() == [0.1, 0.5, 0.9]
+
+
+def test_a_resumed_run_that_logged_a_row_twice_counts_once(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.1, 0.5])
+    with (run / "metrics.csv").open("a") as file:
+        file.write("100,.5,100,,0.6\n200,1,200,,0.7\n")
+    assert read_series(run, "val/success_rate").values.tolist() == [0.1, 0.6, 0.7]
+
+
+def test_an_unknown_metric_names_those_that_exist(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.1])
+    with pytest.raises(ValueError, match="metric is 'val/sucess', which .* lacks; it has .*train/loss, val/success_rate"):
+        read_series(run, "val/sucess")
+
+
+def test_metrics_are_found_below_the_run_directory(tmp_path: Path) -> None:
+    write_run(tmp_path / "run" / "csv", [0.1])
+    assert metrics_file(tmp_path / "run") == tmp_path / "run" / "csv" / "metrics.csv"
+    with pytest.raises(ValueError, match="holds 0 files"):
+        metrics_file(tmp_path / "nothing")
+
+
+def test_runs_are_averaged_over_the_range_that_all_cover() -> None:
+    curve = aggregate("two", [series([0, 10, 20], [0, 1, 2]), series([5, 15], [1, 3])], "mean")
+    assert curve.clock.tolist() == [5, 10, 15]
+    assert curve.centre == pytest.approx([(0.5 + 1) / 2, (1 + 2) / 2, (1.5 + 3) / 2])
+
+
+def test_iqm_ignores_a_run_that_failed() -> None:
+    runs = [series([0, 1], [0, value]) for value in (0.7, 0.7, 0.7, 0.0)]
+    assert aggregate("grpo", runs, "iqm").centre == pytest.approx([0, 0.7])
+    assert aggregate("grpo", runs, "mean").centre == pytest.approx([0, 0.525])
+
+
+def test_interval_holds_the_centre_and_one_run_has_none() -> None:
+    runs = [series([0, 1], [0, value]) for value in (0.2, 0.4, 0.6, 0.8)]
+    curve = aggregate("grpo", runs, "mean")
+    assert curve.lower[1] < curve.centre[1] < curve.upper[1] and curve.lower[0] == curve.upper[0] == 0
+    assert np.isnan(aggregate("one", runs[:1], "mean").lower).all()
+
+
+def test_runs_without_common_range_are_an_error() -> None:
+    with pytest.raises(ValueError, match="'a' share no range"):
+        aggregate("a", [series([0, 1], [0, 0]), series([2, 3], [0, 0])])
+
+
+def test_runs_are_labelled_by_argument_or_folder(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "grpo" / f"seed{seed}", [0.1]) for seed in range(2)]
+    assert group_runs([str(run) for run in runs]) == {"grpo": runs}
+    assert group_runs([f"mine={runs[0]}", str(runs[1])]) == {"mine": runs[:1], "grpo": runs[1:]}
+    with pytest.raises(ValueError, match="run is 'no/where', which does not exist"):
+        group_runs(["a=no/where"])
+
+
+def test_a_picture_is_written_without_a_display(tmp_path: Path) -> None:
+    curve = aggregate("grpo", [series([0, 1], [0, 1]), series([0, 1], [0, 0.5])])
+    path = tmp_path / "new" / "curve.png"
+    draw_curves([curve], "val/success_rate", "env_steps", path, {"optimum": 0.744, "random": 0.014}, "FrozenLake")
+    assert path.read_bytes().startswith(PNG)
+
+
+def script(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "scripts" / "plot.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_the_script_draws_runs_with_baselines(tmp_path: Path) -> None:
+    runs = [str(write_run(tmp_path / "grpo" / f"seed{seed}", [0.1, 0.5])) for seed in range(2)]
+    done = script(*runs, "--baseline", "optimum=.744", "--clock", "minutes", "--out", str(tmp_path / "curve.png"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "curve.png").read_bytes().startswith(PNG)
+
+
+def test_the_script_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
+    run = str(write_run(tmp_path / "run", [0.1]))
+    done = script(run, "--baseline", "optimum")
+    assert done.returncode == 2 and "--baseline is 'optimum'" in done.stderr and "Traceback" not in done.stderr
