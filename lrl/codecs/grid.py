@@ -17,17 +17,24 @@ class FrozenLakeCodec(TextCodec):
     """``row 1 column 0``, then the map with ``A`` on the agent's cell; LEFT, DOWN, RIGHT and UP.
 
     Works for any rectangular map. The context is the map (:data:`Desc`), the observation the cell's index.
+
+    Args:
+        is_slippery: whether the description says that the ice is slippery.
     """
 
     _actions = ("LEFT", "DOWN", "RIGHT", "UP")
     _index = {text.lower(): index for index, text in enumerate(_actions)}
+
+    def __init__(self, is_slippery: bool = True) -> None:
+        self.is_slippery = is_slippery
+        self._ice = "The ice is slippery. " if is_slippery else ""
 
     @property
     def description(self) -> str:
         """The rules, the letters and the four actions."""
         return (
             "You walk on a frozen lake. A is you, F is ice, H is a hole, S is the start, G is the goal. "
-            "The ice is slippery. Reach G and avoid H. Actions: LEFT, DOWN, RIGHT, UP."
+            f"{self._ice}Reach G and avoid H. Actions: LEFT, DOWN, RIGHT, UP."
         )
 
     @property
@@ -61,6 +68,12 @@ def desc_of(env: gym.Env) -> Desc:
     """The map of a FrozenLake environment as strings."""
     desc = env.unwrapped.desc  # pyright: ignore[reportAttributeAccessIssue]
     return tuple("".join(cell.decode() for cell in row) for row in desc)
+
+
+def is_slippery(env: gym.Env) -> bool:
+    """Whether a move of a FrozenLake environment can end where it was not meant to."""
+    table = env.unwrapped.P  # pyright: ignore[reportAttributeAccessIssue]
+    return any(len(outcomes) > 1 for actions in table.values() for outcomes in actions.values())
 
 
 def draw(state: int, desc: Sequence[str]) -> str:

@@ -1,0 +1,141 @@
+"""The CSV file of demonstrations."""
+
+import csv
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lrl.envs.demonstrations import COLUMNS, CsvRows, decode_picture, demonstrate, write_csv
+from lrl.envs.frozen_lake_rows import ExpertQRows
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "expert_q.py"
+ESC = "\x1b[41m"
+ORIGINAL = {
+    "state": "10", "state_str": f"  (Right)|SFFF|FHFH|FF{ESC}F\x1b[0mH|HFFG|", "action": "0", "action_text": "LEFT",
+    "q_value_left": "0.61", "q_value_down": "0.49", "q_value_right": "0.4", "q_value_up": "0.33",
+    "reward": "0.0", "next_state": "9", "done": "False", "batch_idx": "3",
+}
+
+
+def file_with(folder: Path, *records: dict) -> str:
+    """A CSV file of records; a column with None is left out of the header."""
+    path = folder / "rows.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [column for column in COLUMNS if column in records[0]])
+        writer.writeheader()
+        writer.writerows(records)
+    return str(path)
+
+
+def run_script(*arguments: str) -> None:
+    """Call the script as the command line does."""
+    spec = importlib.util.spec_from_file_location("expert_q", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(list(arguments))
+
+
+def test_the_originals_row_is_decoded_into_our_text(tmp_path: Path) -> None:
+    (row,) = CsvRows(file_with(tmp_path, ORIGINAL)).rows()
+    assert row.observation == "row 2 column 2\nS F F F\nF H F H\nF F A H\nH F F G"
+    assert (row.state, row.action, row.q_values) == (10, 0, (0.61, 0.49, 0.4, 0.33))
+    assert row.desc == ("SFFF", "FHFH", "FFFH", "HFFG")
+
+
+def test_a_first_row_without_last_action_and_other_columns_are_read(tmp_path: Path) -> None:
+    first = ORIGINAL | {"state": "0", "state_str": f"|{ESC}S\x1b[0mFFF|FHFH|FFFH|HFFG|", "next_state": "4.0"}
+    path = Path(file_with(tmp_path, first))
+    lines = path.read_text().replace("\r", "").splitlines()
+    path.write_text("\n".join([f",{lines[0]}", f"0,{lines[1]}"]))
+    assert CsvRows(str(path)).rows()[0].state == 0
+
+
+def test_repeated_states_are_kept_once_unless_asked_for(tmp_path: Path) -> None:
+    path = file_with(tmp_path, ORIGINAL, ORIGINAL | {"state_str": ORIGINAL["state_str"].replace("Right", "Up")})
+    assert len(CsvRows(path).rows()) == 1 and len(CsvRows(path, distinct=False).rows()) == 2
+
+
+@pytest.mark.parametrize("slippery", [True, False])
+def test_what_the_script_writes_is_what_the_loader_reads(slippery: bool, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "new" / "expert.csv"
+    run_script("--out", str(out), "--slippery" if slippery else "--no-slippery", "--episodes", "60")
+    assert "success of the expert within 100 steps: " + ("0.7402" if slippery else "1.0000") in capsys.readouterr().out
+    with out.open(newline="") as file:
+        records = list(csv.DictReader(file))
+    assert tuple(records[0]) == COLUMNS
+    assert records[0]["state_str"] == f"|{ESC}S\x1b[0mFFF|FHFH|FFFH|HFFG|"
+    expert = {row.state: row for row in ExpertQRows(is_slippery=slippery).rows()}
+    rows = CsvRows(str(out)).rows()
+    assert len(rows) == (11 if slippery else 6)
+    assert all(row == expert[row.state] for row in rows)
+    ends = [record for record in records if record["done"] == "True"]
+    assert {float(record["reward"]) for record in ends} == {1.0} and ends[-1]["next_state"] == "15"
+
+
+def test_the_script_learns_by_q_learning_too(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "expert.csv"
+    run_script("--out", str(out), "--no-slippery", "--method", "q_learning", "--learning_episodes", "800",
+               "--episodes", "2")
+    assert "1.0000" in capsys.readouterr().out and len(CsvRows(str(out)).rows()) == 6
+
+
+def test_batches_count_successful_episodes() -> None:
+    q_values = np.zeros((16, 4))
+    q_values[[0, 4, 8, 9, 13, 14], [1, 1, 2, 1, 2, 2]] = 1
+    records = demonstrate(q_values, 5, batch_size=2, is_slippery=False)
+    assert [record["batch_idx"] for record in records[::6]] == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("state", "sixteen", "it is 'sixteen'"),
+        ("state", "16", "below 16"),
+        ("state_str", "|SFFF|FHF|", "an ansi picture"),
+        ("state_str", "|SFFX|FHFH|", "an ansi picture"),
+        ("state_str", "", "an ansi picture"),
+        ("state_str", f"|{ESC}S\x1b[0mFFF|FHFH|FFFH|HFFG|", "drawn on cell 0; column state says 10"),
+        ("action", "4", "0, 1, 2 or 3"),
+        ("action", "nan", "0, 1, 2 or 3"),
+        ("action_text", "UP", "action 0 is LEFT"),
+        ("q_value_up", "", "a finite number"),
+        ("q_value_left", "inf", "a finite number"),
+        ("next_state", "-1", "below 16"),
+        ("reward", "none", "a finite number"),
+    ],
+)
+def test_a_malformed_cell_is_one_error_that_names_row_and_column(
+    column: str, value: str, message: str, tmp_path: Path
+) -> None:
+    path = file_with(tmp_path, ORIGINAL, ORIGINAL | {column: value})
+    with pytest.raises(ValueError) as error:
+        CsvRows(path).rows()
+    assert f"row 2, column {column}: " in str(error.value) and message in str(error.value)
+
+
+def test_a_missing_column_a_short_row_and_a_missing_file_are_one_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="row 0 .*column q_value_up: it is missing"):
+        CsvRows(file_with(tmp_path, {k: v for k, v in ORIGINAL.items() if k != "q_value_up"})).rows()
+    short = Path(file_with(tmp_path, ORIGINAL))
+    short.write_text(short.read_text().splitlines()[0] + "\n10,|SFFF|FHFH|FFFH|HFFG|,0\n")
+    with pytest.raises(ValueError, match="row 1, column action_text: it is None"):
+        CsvRows(str(short)).rows()
+    with pytest.raises(ValueError, match="no_such.csv"):
+        CsvRows(str(tmp_path / "no_such.csv")).rows()
+    binary = tmp_path / "binary.csv"
+    binary.write_bytes(b"\xff\xfe\x00state")
+    with pytest.raises(ValueError, match="cannot be read as CSV"):
+        CsvRows(str(binary)).rows()
+
+
+def test_a_picture_without_colour_has_no_agent() -> None:
+    assert decode_picture("|SF|FG|") == (("SF", "FG"), None)
+    with pytest.raises(ValueError):
+        decode_picture(f"|{ESC}S\x1b[0mF|F{ESC}G\x1b[0m|")
+
+
+def test_write_csv_creates_folders(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a" / "b.csv", [ORIGINAL])
+    assert CsvRows(str(tmp_path / "a" / "b.csv")).rows()[0].state == 10
