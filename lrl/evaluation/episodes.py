@@ -144,6 +144,12 @@ def merge(parts: Sequence[EpisodeResults]) -> EpisodeResults:
     return EpisodeResults(seed=parts[0].seed, seconds=max(part.seconds for part in parts), **arrays)
 
 
+def sampling_at(policy: Policy, temperature: float) -> SamplingConfig:
+    """A policy's own limits at another temperature, without truncation."""
+    own = getattr(policy, "sampling", None) or SamplingConfig()
+    return SamplingConfig(temperature=temperature, max_new_tokens=own.max_new_tokens)
+
+
 class _Table:
     """One row per episode, filled while they are played."""
 

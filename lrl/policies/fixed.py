@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lrl.codecs.codec import InvalidActionError
+from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.functional.random import token_uniforms
+from lrl.policies.experts import Expert, expert_for
 from lrl.policies.policy import Policy
 from lrl.prompts.response_format import response_format as format_named
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
-
-Expert = Callable[[str], int]
-"""Text of an observation to the index of the best action."""
 
 
 class FixedPolicy(Policy):
@@ -147,19 +145,31 @@ class ConstantPolicy(FixedPolicy):
 
 
 class ExpertPolicy(FixedPolicy):
-    """The best action of an expert that reads the same text; see :mod:`lrl.policies.experts`.
+    """The best action of an expert that reads the observation.
 
     Args:
-        expert: text of an observation to the index of the best action.
+        expert: text of an observation to the index of the best action; None takes the one that this package has for
+            the environment's codec.
         response_format: ``direct``, ``think_answer`` or ``final_answer``.
     """
 
-    def __init__(self, expert: Expert, response_format: str = "think_answer") -> None:
+    def __init__(self, expert: Expert | None = None, response_format: str = "think_answer") -> None:
         super().__init__(response_format)
         self.expert = expert
 
+    def connect(self, codec: TextCodec) -> None:
+        """Find the expert.
+
+        Raises:
+            ValueError: none is given and none is known.
+        """
+        super().connect(codec)
+        if self.expert is None:
+            self.expert = expert_for(codec)
+
     def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[int]:
         """Ask the expert, row by row."""
+        assert self.expert is not None, "connect() comes first"
         return [self.expert(text) for text in observations]
 
     @property

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lrl.codecs.grid import FrozenLakeCodec
-from lrl.policies.fixed import ConstantPolicy, ExpertPolicy, FixedPolicy, RandomPolicy
+from lrl.policies.fixed import ConstantPolicy, FixedPolicy, RandomPolicy
 from lrl.prompts.response_format import response_format
 from lrl.types import RandomKeys, TurnBatch
 
@@ -48,10 +48,6 @@ def test_constant_says_its_action_in_every_format(name: str) -> None:
 def test_a_constant_action_that_does_not_exist_is_named() -> None:
     with pytest.raises(ValueError, match="policy.action is 'JUMP'; it must be one of LEFT"):
         said(ConstantPolicy("JUMP"), [""])
-
-
-def test_expert_reads_the_observation() -> None:
-    assert said(ExpertPolicy(lambda text: int(text)), ["2", "1"]) == ["RIGHT", "DOWN"]
 
 
 def test_fixed_policies_cannot_be_trained() -> None:

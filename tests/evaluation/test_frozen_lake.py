@@ -1,0 +1,86 @@
+"""Exact success on FrozenLake."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import pytest
+
+from lrl.codecs.codec import TextCodec
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.frozen_lake import split_of
+from lrl.envs.tabular import success_probability
+from lrl.evaluation.episodes import evaluate_policy
+from lrl.evaluation.frozen_lake import exact_evaluation, is_frozen_lake, lakes_of
+from lrl.policies.fixed import ConstantPolicy, ExpertPolicy, FixedPolicy, RandomPolicy
+from lrl.types import Decisions, History, RandomKeys, SamplingConfig
+
+LAKE = GymnasiumEnvs("FrozenLake-v1")
+RANDOM_MAPS = GymnasiumEnvs("lrl/FrozenLakeRandomMaps-v0", kwargs={"split": "test"})
+
+
+def connected(policy: FixedPolicy) -> FixedPolicy:
+    policy.connect(LAKE.codec)
+    return policy
+
+
+def test_the_expert_reaches_what_value_iteration_promises() -> None:
+    (success,) = exact_evaluation(connected(ExpertPolicy()), lakes_of(LAKE)).success
+    assert success == pytest.approx(0.7402, abs=1e-4)
+    assert lakes_of(LAKE)[0].optimum == pytest.approx(0.7442, abs=1e-4)
+
+
+def test_frequencies_of_random_answers_give_the_random_walk() -> None:
+    lakes = lakes_of(LAKE)
+    exact = exact_evaluation(connected(RandomPolicy()), lakes, samples=400)
+    assert exact.decisions[0][lakes[0].states] == pytest.approx(np.full((11, 4), 0.25), abs=0.1)
+    assert exact.decisions[0].sum() == pytest.approx(11), "states in which nobody acts hold nothing"
+    assert exact.success[0] == pytest.approx(0.0139, abs=0.006)
+
+
+def test_exact_success_agrees_with_episodes() -> None:
+    policy = connected(ExpertPolicy())
+    lower, upper = evaluate_policy(policy, LAKE, 400, 0, 50).intervals()["success_rate"]
+    assert lower < exact_evaluation(policy, lakes_of(LAKE)).success[0] < upper
+
+
+def test_invalid_answers_are_lost() -> None:
+    class HalfMute(ConstantPolicy):
+        """Falls silent below the first row."""
+
+        def act(
+            self,
+            observations: Sequence[str],
+            memory: list[History],
+            keys: RandomKeys,
+            sampling: SamplingConfig | None = None,
+        ) -> Decisions:
+            assert sampling is not None and sampling.temperature == 0
+            decisions = super().act(observations, memory, keys)
+            actions = [a if "row 0" in o else "" for a, o in zip(decisions.actions, observations, strict=True)]
+            object.__setattr__(decisions, "actions", actions)
+            return decisions
+
+    (lake,) = lakes_of(LAKE)
+    results = exact_evaluation(connected(HalfMute("RIGHT")), [lake])
+    assert results.decisions[0].sum() == 4 and results.success == 0
+    assert success_probability(lake.table, np.full(16, 2)) > 0
+
+
+def test_random_maps_are_different_ones_of_the_family() -> None:
+    lakes = lakes_of(RANDOM_MAPS, num_maps=12)
+    assert len({lake.desc for lake in lakes}) == 12
+    assert all(split_of(lake.desc) == "test" for lake in lakes)
+    results = exact_evaluation(connected(ExpertPolicy()), lakes)
+    assert (results.success <= results.optimum + 1e-12).all() and results.success.mean() > 0.2
+
+
+def test_a_fixed_map_is_one_map_however_many_are_wanted() -> None:
+    assert [lake.steps for lake in lakes_of(LAKE, num_maps=9)] == [100]
+
+
+def test_other_environments_have_no_exact_figure() -> None:
+    cart = GymnasiumEnvs("CartPole-v1", codec=cast(TextCodec, object()))
+    assert is_frozen_lake(LAKE) and is_frozen_lake(RANDOM_MAPS) and not is_frozen_lake(cart)
+    with pytest.raises(ValueError, match="env is 'CartPole-v1'"):
+        lakes_of(cart)
