@@ -29,7 +29,7 @@ class PromptTemplate:
     def __post_init__(self) -> None:
         response_format(self.response_format)
         if self.history < 0:
-            raise ValueError(f"prompt.history is {self.history}; it must be 0 or more.")
+            raise ValueError(f"prompt.history is {self.history}; it must be 0 (no memory) or more.")
 
     def system_text(self, codec: TextCodec) -> str:
         """The system message's content."""
@@ -47,7 +47,5 @@ class PromptTemplate:
         return [*messages, {"role": "user", "content": observation}]
 
     def window(self, history: History) -> History:
-        """The part of ``history`` that is shown."""
-        return history[len(history) - self.history :] if self.history and len(history) > self.history else (
-            history if self.history else ()
-        )
+        """The part of ``history`` that is shown: its last turns, as many as the setting says."""
+        return history[max(0, len(history) - self.history) :]

@@ -1,0 +1,196 @@
+"""Chat messages to token ids and back: a thin wrapper around a Hugging Face tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lrl.codecs.codec import TextCodec
+from lrl.prompts.template import Message, PromptTemplate
+from lrl.types import History
+
+PLAIN = (
+    "{% for message in messages %}"
+    "{% if message.role == 'system' %}{{ message.content + '\n\n' }}"
+    "{% else %}{{ message.role + ': ' + message.content + '\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+"""For base models: the system text, then ``user: ...`` and ``assistant: ...`` lines."""
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""ChatML, as Qwen, SmolLM and the embedded model use it."""
+
+_CACHED_PROMPTS = 4096
+_MARK = "lrl"
+
+
+class ChatTokenizer:
+    """Encodes whole conversations, each text once.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer.
+        chat_template: ``auto`` (the tokenizer's own), ``plain``, ``chatml`` or the path of a Jinja file.
+
+    Raises:
+        ValueError: ``auto`` without a template on the tokenizer, a file that is not there, or a tokenizer with
+            neither padding nor end token.
+    """
+
+    def __init__(self, tokenizer: Any, chat_template: str = "auto") -> None:
+        self.tokenizer = tokenizer
+        self._template = _template_text(tokenizer, chat_template)
+        self._begins = chat_template == "plain"
+        self.eos_id: int | None = tokenizer.eos_token_id
+        self.pad_id: int = _pad_id(tokenizer)
+        self._cache: dict[str, list[int]] = {}
+        self._merges_system = not self._takes_system()
+        self._end_ids = self._end_of_turn_ids()
+
+    @classmethod
+    def from_pretrained(cls, name: str, chat_template: str = "auto", trust_remote_code: bool = False) -> ChatTokenizer:
+        """Load the tokenizer of a hub name or local folder.
+
+        Raises:
+            ValueError: there is none.
+        """
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        except (OSError, ValueError, KeyError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ValueError(
+                f"language_model.name is {name!r}; it must be a hub name or a local folder with a tokenizer ({reason})."
+            ) from error
+        return cls(tokenizer, chat_template)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of the conversation, the opening of the assistant's turn included.
+
+        The list is cached and shared: do not change it.
+        """
+        return self._encode(self._render(messages, add_generation_prompt=True))
+
+    def encode_prompt(
+        self,
+        template: PromptTemplate,
+        codec: TextCodec,
+        observation: str,
+        history: History,
+        max_prompt_tokens: int,
+    ) -> tuple[list[int], int]:
+        """Token ids of a prompt that fits, and how many remembered turns it lost for that, oldest first.
+
+        Raises:
+            ValueError: it is too long even without any history.
+        """
+        window = template.window(history)
+        ids: list[int] = []
+        for dropped in range(len(window) + 1):
+            ids = self.encode_chat(template.messages(codec, observation, window[dropped:]))
+            if len(ids) <= max_prompt_tokens:
+                return ids, dropped
+        raise ValueError(
+            f"max_prompt_tokens is {max_prompt_tokens}; the system text, the examples and the current observation "
+            f"alone take {len(ids)} tokens."
+        )
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a text that stands inside a conversation: nothing is added."""
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of generated tokens: special tokens are kept, but for the end-of-turn token at the end."""
+        spoken = list(ids)
+        if spoken and spoken[-1] in self._end_ids:
+            spoken.pop()
+        return self.tokenizer.decode(spoken, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def stop_ids(self, stop_text: str | None = None) -> set[int]:
+        """Tokens that end an answer: the end of a turn, and ``stop_text`` if that is a single token."""
+        ids = [] if stop_text is None else self.encode_text(stop_text)
+        return self._end_ids | set(ids if len(ids) == 1 else [])
+
+    def stops(self, stop_text: str | None = None) -> Callable[[list[int]], bool] | None:
+        """Whether an answer ends with ``stop_text``, asked of its token ids; None where :meth:`stop_ids` can tell.
+
+        A general tokenizer writes a tag with several tokens, and may merge its last character with what follows.
+        """
+        if stop_text is None or len(self.encode_text(stop_text)) == 1:
+            return None
+        tail = len(stop_text) + 2
+        return lambda ids: stop_text in self.decode(token for token in ids[-tail:] if token)
+
+    def _encode(self, text: str) -> list[int]:
+        ids = self._cache.get(text)
+        if ids is None:
+            if len(self._cache) >= _CACHED_PROMPTS:
+                self._cache.clear()
+            ids = self._cache[text] = self.tokenizer.encode(text, add_special_tokens=self._begins)
+        return ids
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        messages = _merge_system(messages) if self._merges_system else list(messages)
+        return self.tokenizer.apply_chat_template(
+            messages, chat_template=self._template, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+
+    def _takes_system(self) -> bool:
+        """Some templates (Gemma's) refuse a system message."""
+        from jinja2 import TemplateError
+
+        self._merges_system = False
+        try:
+            self._render([{"role": "system", "content": _MARK}, {"role": "user", "content": _MARK}], True)
+        except TemplateError:
+            return False
+        return True
+
+    def _end_of_turn_ids(self) -> set[int]:
+        """The end token, and the special token that the template puts behind an assistant's turn."""
+        ids = set() if self.eos_id is None else {self.eos_id}
+        turns = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _MARK}]
+        _, _, after = self._render(turns, add_generation_prompt=False).rpartition(_MARK)
+        first = self.encode_text(after.strip())[:1]
+        return ids | {token for token in first if token in self.tokenizer.added_tokens_decoder}
+
+
+def _template_text(tokenizer: Any, chat_template: str) -> str:
+    built_in = {"plain": PLAIN, "chatml": CHATML}
+    if chat_template in built_in:
+        return built_in[chat_template]
+    if chat_template == "auto":
+        if not tokenizer.chat_template:
+            raise ValueError(
+                "language_model.chat_template is 'auto', but this tokenizer has no chat template; "
+                "it must be plain, chatml or the path of a Jinja file."
+            )
+        return tokenizer.get_chat_template()
+    if not Path(chat_template).is_file():
+        raise ValueError(
+            f"language_model.chat_template is {chat_template!r}; it must be auto, plain, chatml or an existing file."
+        )
+    return Path(chat_template).read_text(encoding="utf-8")
+
+
+def _pad_id(tokenizer: Any) -> int:
+    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token_id is not None:
+            return token_id
+    raise ValueError(
+        f"the tokenizer of language_model.name {tokenizer.name_or_path!r} has neither a pad token nor an eos token; "
+        "it must have one of them."
+    )
+
+
+def _merge_system(messages: Sequence[Message]) -> list[Message]:
+    """Put the system text in front of the first user message."""
+    if not messages or messages[0]["role"] != "system":
+        return list(messages)
+    system, first, *others = messages
+    return [{"role": first["role"], "content": f"{system['content']}\n\n{first['content']}"}, *others]

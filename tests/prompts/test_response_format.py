@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lrl.codecs.codec import InvalidActionError
+from lrl.prompts.response_format import RESPONSE_FORMATS, response_format
+
+NAMES = sorted(RESPONSE_FORMATS)
+WORDS = st.text("abc ,.1", min_size=1).map(str.strip).filter(bool)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(action=WORDS, reasoning=WORDS)
+def test_what_is_rendered_is_extracted_again(name: str, action: str, reasoning: str) -> None:
+    style = response_format(name)
+    assert style.extract(style.render(action, reasoning)) == action
+    assert style.extract(style.render(action)) == action
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(response=st.text())
+def test_any_text_is_extracted_or_refused_but_never_an_error_of_another_kind(name: str, response: str) -> None:
+    try:
+        assert isinstance(response_format(name).extract(response), str)
+    except InvalidActionError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "", "UP", "<answer>UP</answer>", "<think>a</think>", "<think>a</think><answer>UP", "<answer>UP</answer><think></think>",
+        "so <think>a</think><answer>UP</answer>", "<think>a</think><answer>UP</answer> DOWN",
+        "<think>a</think>, <answer>UP</answer>", "<think>a</think><answer>UP<answer></answer>",
+    ],
+)  # fmt: skip
+def test_think_answer_accepts_its_form_only(response: str) -> None:
+    with pytest.raises(InvalidActionError, match="not of the form"):
+        response_format("think_answer").extract(response)
+
+
+def test_think_answer_tolerates_blanks_and_line_breaks() -> None:
+    response = " <think>first\nsecond</think>\n<answer> UP\n</answer>\n"
+    assert response_format("think_answer").extract(response) == "UP"
+
+
+def test_final_answer_takes_what_follows_the_last_marker() -> None:
+    style = response_format("final_answer")
+    assert style.extract("final answer: no. final answer: go forward") == "go forward"
+    with pytest.raises(InvalidActionError, match="does not contain"):
+        style.extract("the answer is go forward")
+
+
+def test_direct_is_the_whole_response() -> None:
+    assert response_format("direct").extract(" UP\n") == "UP"
+    assert response_format("direct").render("UP", "ignored") == "UP"

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from lrl.codecs.grid import FrozenLakeCodec
+from lrl.prompts.template import PromptTemplate
+from lrl.types import PastTurn
+
+CODEC = FrozenLakeCodec()
+TURNS = tuple(PastTurn(f"seen {turn}", f"said {turn}") for turn in range(4))
+
+
+def contents(template: PromptTemplate, history: tuple[PastTurn, ...] = ()) -> list[str]:
+    return [message["content"] for message in template.messages(CODEC, "now", history)]
+
+
+def test_the_system_text_is_the_description_and_the_instruction_of_the_format() -> None:
+    system, observation = PromptTemplate(response_format="direct").messages(CODEC, "now")
+    assert system == {"role": "system", "content": f"{CODEC.description} Answer with the action only."}
+    assert observation == {"role": "user", "content": "now"}
+
+
+def test_an_own_system_text_replaces_it_and_an_empty_one_leaves_it_out() -> None:
+    assert contents(PromptTemplate(system="Play.")) == ["Play.", "now"]
+    assert contents(PromptTemplate(system="")) == ["now"]
+
+
+@pytest.mark.parametrize("size", range(6))
+def test_the_window_holds_the_last_turns(size: int) -> None:
+    template = PromptTemplate(history=size)
+    assert template.window(TURNS) == TURNS[len(TURNS) - min(size, 4) :]
+    assert template.window(()) == ()
+
+
+def test_examples_come_before_the_history_and_roles_alternate() -> None:
+    template = PromptTemplate(system="s", history=1, examples=(PastTurn("example", "shown"),))
+    messages = template.messages(CODEC, "now", TURNS)
+    assert [m["content"] for m in messages] == ["s", "example", "shown", "seen 3", "said 3", "now"]
+    assert [m["role"] for m in messages] == ["system", *["user", "assistant"] * 2, "user"]
+
+
+def test_a_negative_history_is_refused_by_name_and_value() -> None:
+    with pytest.raises(ValueError, match=r"prompt\.history is -1; it must be 0"):
+        PromptTemplate(history=-1)
+
+
+def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="response_format is 'json'; it must be one of direct, think_answer"):
+        PromptTemplate(response_format="json")
