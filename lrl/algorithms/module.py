@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -14,7 +15,8 @@ from torchmetrics import MeanMetric
 
 from lrl.algorithms.schedule import Schedule, learning_rate_factor
 from lrl.algorithms.weights import initial_weights, match_trainable
-from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
+from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, merge
+from lrl.functional.sharding import unsharded
 from lrl.policies.policy import Policy
 from lrl.types import Rollout, SamplingConfig, TurnBatch
 
@@ -202,14 +204,18 @@ class PolicyModule(L.LightningModule, ABC):
     def held_out(self, seeds: Tensor, group: str) -> EpisodeResults:
         """Play one episode for each seed and publish ``<group>/...``."""
         data = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        sampling = getattr(self.policy, "sampling", None) or SamplingConfig()
-        results = evaluate_policy(
-            self.policy, data.validation_env, episodes=len(seeds), seed=int(seeds[0]),
-            num_envs=min(data.validation_num_envs, len(seeds)),
-            sampling=SamplingConfig(
-                temperature=data.validation_temperature, max_new_tokens=sampling.max_new_tokens
-            ),
-        )
+        own = getattr(self.policy, "sampling", None) or SamplingConfig()
+        with self.trainer.precision_plugin.forward_context(), unsharded(self):
+            results = evaluate_policy(
+                self.policy, data.validation_env, episodes=len(seeds), seed=int(seeds[0]),
+                num_envs=min(data.validation_num_envs, len(seeds)),
+                sampling=replace(own, temperature=data.validation_temperature),
+                rank=self.global_rank, world_size=self.trainer.world_size,
+            )
+        if self.trainer.world_size > 1:
+            parts: list[EpisodeResults] = [results] * self.trainer.world_size
+            torch.distributed.all_gather_object(parts, results)
+            results = merge(parts)
         self.publish({f"{group}/{name}": value for name, value in results.means().items()})
         return results
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,10 +87,14 @@ class Decoder:
         model: called as a Hugging Face causal LM is.
         stop_ids: tokens that end an answer.
         own_mask: hand the model its 4-D mask (cheaper, only where every layer attends fully).
+        stops: whether an answer, given as its token ids so far, ends by its text; for tokenizers that write the
+            format's end with several tokens. It is asked row by row.
     """
 
-    def __init__(self, model: Any, stop_ids: set[int], own_mask: bool) -> None:
-        self.model, self.own_mask = model, own_mask
+    def __init__(
+        self, model: Any, stop_ids: set[int], own_mask: bool, stops: Callable[[list[int]], bool] | None = None
+    ) -> None:
+        self.model, self.own_mask, self.stops = model, own_mask, stops
         self.stop_ids = torch.tensor(sorted(stop_ids))
 
     @torch.no_grad()
@@ -125,6 +129,9 @@ class Decoder:
             out_ids[live, step], out_mask[live, step] = token[writing], True
             out_logprobs[live, step] = logprobs.gather(-1, token[:, None]).squeeze(-1)[writing]
             writing = writing & ~torch.isin(token, stop)
+            if self.stops is not None:
+                ended = [self.stops(ids) for ids in out_ids[row, : step + 1].tolist()]
+                writing = writing & ~torch.tensor(ended, device=device)
             remaining = int(writing.sum())
             if remaining == 0 or step == steps - 1:
                 break

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lrl.policies.chat import ChatTokenizer
+from lrl.policies.decoding import Decoder, Responses
 from lrl.policies.layout import Layout, lay_out
 from lrl.types import SamplingConfig
 
@@ -127,12 +128,16 @@ class LanguageModel(nn.Module):
         return out.logits[layout.row[:, None], layout.kept]
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], uniforms: Tensor, sampling: SamplingConfig, stop_ids: set[int]
-    ) -> Any:
-        """Sample responses; see :class:`lrl.policies.decoding.Decoder`."""
-        from lrl.policies.decoding import Decoder
+        self, prompts: Sequence[Sequence[int]], uniforms: Tensor, sampling: SamplingConfig, stop_text: str | None
+    ) -> Responses:
+        """Sample one response per prompt, ended by the end of the turn or by ``stop_text``.
 
-        return Decoder(self.model, stop_ids, self.own_mask)(prompts, uniforms, sampling, self.device)
+        See :class:`lrl.policies.decoding.Decoder`.
+        """
+        assert self.tokenizer is not None
+        stops = self.tokenizer.stops(stop_text)
+        decoder = Decoder(self.model, self.tokenizer.stop_ids(stop_text), self.own_mask, stops)
+        return decoder(prompts, uniforms, sampling, self.device)
 
     # -- the reference -------------------------------------------------------------------------------------------
 

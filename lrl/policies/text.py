@@ -71,9 +71,9 @@ class TextPolicy(Policy):
         return self.language_model.fingerprint
 
     @property
-    def stop_ids(self) -> set[int]:
-        """Tokens that end an answer."""
-        return self.tokenizer.stop_ids(response_format(self.prompt.response_format).stop)
+    def stop_text(self) -> str | None:
+        """The text that ends an answer."""
+        return response_format(self.prompt.response_format).stop
 
     def encode(self, observation: str, history: History) -> list[int]:
         """Token ids of the prompt for one observation."""
@@ -98,20 +98,16 @@ class TextPolicy(Policy):
         was_training = self.training
         self.eval()
         uniforms = token_uniforms(keys, sampling.max_new_tokens)
-        responses = self.language_model.generate(prompts, uniforms, sampling, self.stop_ids)
+        responses = self.language_model.generate(prompts, uniforms, sampling, self.stop_text)
         self.train(was_training)
         lengths = responses.mask.sum(1).tolist()
-        texts = [self.tokenizer.decode(self._spoken(ids[:n])) for ids, n in zip(responses.ids.tolist(), lengths)]
+        texts = [self.tokenizer.decode(ids[:n]) for ids, n in zip(responses.ids.tolist(), lengths)]
         turns = [PastTurn(o, t) for o, t in zip(observations, texts, strict=True)]
         memory = [self.prompt.window((*history, turn)) for history, turn in zip(memory, turns, strict=True)]
         inputs = pad_prompts(prompts, responses.ids.device) | {"response_ids": responses.ids}
         return Decisions(
             actions=texts, inputs=inputs, response_mask=responses.mask, logprobs=responses.logprobs, memory=memory
         )
-
-    def _spoken(self, ids: list[int]) -> list[int]:
-        """Without the end-of-turn token, which is not part of the text."""
-        return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_id else ids
 
     def evaluate(self, batch: TurnBatch) -> Evaluation:
         """Teacher-forced log-probabilities at the sampling temperature; dropout off."""
