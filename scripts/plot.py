@@ -28,7 +28,7 @@ def main() -> None:
     try:
         draw(arguments)
     except ValueError as error:
-        parser.error(str(error))
+        parser.exit(2, f"plot.py: {error}\n")
     print(f"wrote {arguments.out}")
 
 

@@ -144,6 +144,17 @@ def merge(parts: Sequence[EpisodeResults]) -> EpisodeResults:
     return EpisodeResults(seed=parts[0].seed, seconds=max(part.seconds for part in parts), **arrays)
 
 
+def gather(results: EpisodeResults) -> EpisodeResults:
+    """The results of all ranks, on every rank."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return results
+    parts: list[EpisodeResults] = [results] * dist.get_world_size()
+    dist.all_gather_object(parts, results)
+    return merge(parts)
+
+
 def sampling_at(policy: Policy, temperature: float) -> SamplingConfig:
     """A policy's own limits at another temperature, without truncation."""
     own = getattr(policy, "sampling", None) or SamplingConfig()

@@ -1,0 +1,72 @@
+"""Pictures in the run directory: what the policy does, and how it learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.loggers import CSVLogger
+
+from lrl.evaluation.episodes import sampling_at
+from lrl.evaluation.frozen_lake import Lake, exact_evaluation, is_frozen_lake, lakes_of
+from lrl.evaluation.pictures import draw_policy
+from lrl.evaluation.plots import Curve, aggregate, draw_curves, read_series
+from lrl.functional.sharding import unsharded
+
+
+class PolicyPicture(L.Callback):
+    """Writes ``policy.png`` (on a FrozenLake) and ``learning_curve.png`` at the end of training.
+
+    Args:
+        samples: answers per state, at temperature 1; their frequencies are the probabilities that are drawn.
+        metrics: what the learning curve shows, each if it was logged.
+        clock: its x axis: ``env_steps``, ``episodes``, ``tokens`` or ``minutes``.
+    """
+
+    def __init__(
+        self,
+        samples: int = 64,
+        metrics: Sequence[str] = ("val/exact_success", "val/success_rate"),
+        clock: str = "env_steps",
+    ) -> None:
+        if samples < 1:
+            raise ValueError(f"samples is {samples}; it must be at least 1.")
+        self.samples, self.metrics, self.clock = samples, tuple(metrics), clock
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Ask the policy on every rank, draw on the first."""
+        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        baselines: dict[str, float] = {}
+        if is_frozen_lake(data.validation_env):
+            lake = lakes_of(data.validation_env, 1, data.validation_seed)[0]
+            self._draw_policy(trainer, pl_module, lake, folder)
+            if len(lakes_of(data.validation_env, 2, data.validation_seed)) == 1:
+                baselines["optimum"] = lake.optimum
+        if trainer.is_global_zero:
+            self._draw_curve(trainer, baselines, folder)
+
+    def _draw_policy(self, trainer: L.Trainer, pl_module: L.LightningModule, lake: Lake, folder: Path) -> None:
+        policy: Any = pl_module.policy
+        with trainer.precision_plugin.forward_context(), unsharded(pl_module):
+            greedy = exact_evaluation(policy, [lake]).success[0]
+            sampled = exact_evaluation(policy, [lake], sampling_at(policy, 1.0), self.samples)
+        if trainer.is_global_zero:
+            title = f"exact success {greedy:.3f}, optimum {lake.optimum:.3f}"
+            draw_policy(lake, sampled.decisions[0], folder / "policy.png", title)
+
+    def _draw_curve(self, trainer: L.Trainer, baselines: Mapping[str, float], folder: Path) -> None:
+        loggers = [logger for logger in trainer.loggers if isinstance(logger, CSVLogger)]
+        curves: list[Curve] = []
+        for logger in loggers[:1]:
+            logger.save()  # it writes every so many rows
+            for metric in self.metrics:
+                with suppress(ValueError):  # not logged in this run
+                    series = read_series(Path(logger.log_dir), metric, self.clock)
+                    curves.append(aggregate(metric, [series], "mean"))
+        if curves:
+            names = " / ".join(curve.label for curve in curves)
+            draw_curves(curves, names, self.clock, folder / "learning_curve.png", baselines)

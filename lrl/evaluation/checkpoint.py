@@ -1,0 +1,154 @@
+"""What is evaluated: the policy in a checkpoint, a model as it is, or a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.policies.fixed import ConstantPolicy, ExpertPolicy, FixedPolicy, RandomPolicy
+from lrl.policies.policy import Policy
+
+BASELINES = ("random", "constant", "expert")
+"""Policies that need no weights, by name."""
+
+_PREFIX = "policy."
+
+
+class Loaded(NamedTuple):
+    """A policy that is ready to act, and where it acts."""
+
+    policy: Policy
+    env_factory: EnvFactory
+    info: dict[str, Any]
+    """``name``, ``env_id``, and of a checkpoint ``env_steps`` and ``config``."""
+
+
+def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Loaded:
+    """Build the policy that a checkpoint was trained with, and load its weights.
+
+    Args:
+        path: a checkpoint file, or a run directory, whose last checkpoint is taken.
+        env_factory: where to evaluate; None takes the validation environment of its training.
+
+    Raises:
+        ValueError: there is no checkpoint, it is not one of ours, or its weights do not fit what its config builds.
+    """
+    import torch
+
+    file = checkpoint_file(Path(path))
+    checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    if "config" not in checkpoint.get("lrl", {}):
+        raise ValueError(f"--checkpoint is {str(path)!r}, which holds no config; give one that lrl wrote.")
+    config = yaml.safe_load(checkpoint["lrl"]["config"])
+    policy = _build(Policy, config["model"]["init_args"]["policy"], file)
+    if env_factory is None:
+        env_factory = _training_env(config["data"]["init_args"], file)
+    policy.connect(env_factory.codec)
+    policy.configure()
+    _check_base(policy, checkpoint["lrl"], file)
+    _load_weights(policy, checkpoint["state_dict"], file)
+    info = {"name": str(path), "env_id": env_id(env_factory), "config": config}
+    return Loaded(policy.eval(), env_factory, info | {"env_steps": int(checkpoint["lrl"].get("env_steps", 0))})
+
+
+def load_model(name: str, env_factory: EnvFactory, prompt: Mapping[str, Any], **model: Any) -> Loaded:
+    """Any causal language model as it is.
+
+    Args:
+        name: hub name or folder.
+        env_factory: where to evaluate.
+        prompt: fields of :class:`~lrl.prompts.template.PromptTemplate`.
+        model: fields of :class:`~lrl.policies.language_model.LanguageModelConfig`; ``max_new_tokens`` limits answers.
+    """
+    from lrl.policies.language_model import LanguageModelConfig
+    from lrl.policies.text import TextPolicy
+    from lrl.prompts.template import PromptTemplate
+    from lrl.types import SamplingConfig
+
+    sampling = SamplingConfig(max_new_tokens=model.pop("max_new_tokens", SamplingConfig.max_new_tokens))
+    policy = TextPolicy(LanguageModelConfig(name=name, **model), PromptTemplate(**prompt), sampling)
+    policy.connect(env_factory.codec)
+    policy.configure()
+    return Loaded(policy.eval(), env_factory, {"name": name, "env_id": env_id(env_factory)})
+
+
+def load_baseline(name: str, env_factory: EnvFactory) -> Loaded:
+    """A policy that needs no weights.
+
+    Raises:
+        ValueError: there is none of that name, or none for this environment.
+    """
+    kinds: dict[str, type[FixedPolicy]] = {"random": RandomPolicy, "constant": ConstantPolicy, "expert": ExpertPolicy}
+    if name not in kinds:
+        raise ValueError(f"--policy is {name!r}; it must be one of {', '.join(BASELINES)}.")
+    policy = kinds[name]()
+    policy.connect(env_factory.codec)
+    _ = policy.action_texts  # an environment without finite actions is refused here
+    return Loaded(policy, env_factory, {"name": name, "env_id": env_id(env_factory)})
+
+
+def env_id(env_factory: EnvFactory) -> str:
+    """The registered name of an environment, or the name of what makes it."""
+    return env_factory.id if isinstance(env_factory, GymnasiumEnvs) else type(env_factory).__name__
+
+
+def checkpoint_file(path: Path) -> Path:
+    """The checkpoint that a path names.
+
+    Raises:
+        ValueError: there is none.
+    """
+    last = path / "checkpoints" / "last.ckpt"
+    if last.exists():
+        path = last
+    if path.is_file():
+        return path
+    if (path / ".metadata").exists():
+        raise ValueError(f"--checkpoint is {str(path)!r}, a sharded checkpoint; consolidate it into one file first.")
+    raise ValueError(f"--checkpoint is {str(path)!r}; it must be a checkpoint, or a run directory that holds one.")
+
+
+def _build(kind: type, config: Mapping[str, Any], file: Path) -> Any:
+    """Make an object from its ``class_path`` and ``init_args``."""
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--object", type=kind)
+    try:
+        return parser.instantiate_classes(parser.parse_object({"object": config}))["object"]
+    except ArgumentError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"--checkpoint is {str(file)!r}, whose {kind.__name__} cannot be built: {reason}") from error
+
+
+def _training_env(data: Mapping[str, Any], file: Path) -> EnvFactory:
+    config = data.get("validation_env") or data.get("env")
+    if config is None:
+        raise ValueError(f"--checkpoint is {str(file)!r}, which was trained without environment; give --env_id.")
+    return _build(EnvFactory, config, file)
+
+
+def _check_base(policy: Policy, saved: Mapping[str, Any], file: Path) -> None:
+    """The frozen base is not in the checkpoint: it must be the one that was trained on."""
+    wanted = saved.get("fingerprint", "")
+    if wanted != policy.fingerprint:
+        raise ValueError(
+            f"--checkpoint is {str(file)!r}, trained on base weights {wanted!r}; here they are {policy.fingerprint!r}."
+        )
+
+
+def _load_weights(policy: Policy, state: Mapping[str, Any], file: Path) -> None:
+    """Load what was trained; only frozen weights may be missing, and nothing may be left over."""
+    given = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
+    frozen = {name for name, p in policy.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    own = set(policy.state_dict())
+    missing, unknown = sorted(own - set(given) - frozen), sorted(set(given) - own)
+    if missing or unknown:
+        raise ValueError(
+            f"--checkpoint is {str(file)!r}, which does not fit: {missing[:3]} are missing, {unknown[:3]} are unknown."
+        )
+    policy.load_state_dict(given, strict=False)

@@ -1,0 +1,148 @@
+"""Play N seeded episodes and print return, length, success and invalid actions, each with a 95% interval.
+
+    python scripts/evaluate.py --checkpoint runs/frozen_lake/grpo/<run>
+    python scripts/evaluate.py --model HuggingFaceTB/SmolLM2-135M-Instruct --env_id FrozenLake-v1 --episodes 20
+    python scripts/evaluate.py --policy expert --json expert.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+    from lrl.envs.factory import EnvFactory
+    from lrl.evaluation.checkpoint import Loaded
+    from lrl.evaluation.episodes import EpisodeResults
+
+
+def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    subject = parser.add_mutually_exclusive_group(required=True)
+    subject.add_argument("--checkpoint", help="a checkpoint or a run directory")
+    subject.add_argument("--model", help="any causal language model as it is: hub name or folder")
+    subject.add_argument("--policy", help="a baseline: random, constant or expert")
+    parser.add_argument("--env_id", help="default: where the checkpoint was validated, or FrozenLake-v1")
+    parser.add_argument("--env_kwargs", default="{}", help="JSON object for --env_id")
+    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
+    parser.add_argument("--num_envs", type=int, default=16, help="side by side; the result does not depend on it")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and episodes")
+    parser.add_argument("--accelerator", default="auto")
+    parser.add_argument("--devices", default="1", help="episodes are split over them")
+    model = parser.add_argument_group("with --model")
+    model.add_argument("--response_format", default="think_answer", help="direct, think_answer or final_answer")
+    model.add_argument("--chat_template", default="auto", help="auto, plain, chatml or a file")
+    model.add_argument("--dtype", default="float32")
+    model.add_argument("--max_new_tokens", type=int, default=64)
+    return parser, parser.parse_args()
+
+
+def main() -> None:
+    """Evaluate on every device, print on the first."""
+    parser, arguments = parse()
+    from lightning.fabric import Fabric
+
+    for noisy in ("lightning.fabric", "lightning.pytorch"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    fabric = Fabric(accelerator=arguments.accelerator, devices=arguments.devices)
+    fabric.launch()
+    try:
+        run(fabric, arguments)
+    except ValueError as error:
+        parser.exit(2, f"evaluate.py: {error}\n")
+
+
+def run(fabric: Fabric, arguments: argparse.Namespace) -> None:
+    """Play, gather, print, write."""
+    from rich.console import Console
+
+    from lrl.evaluation.checkpoint import load_baseline
+    from lrl.evaluation.table import results_table, write_json
+
+    loaded = load(arguments)
+    rows = {loaded.info["name"]: play(fabric, loaded, arguments)}
+    for name in ("random", "expert"):
+        try:
+            baseline = load_baseline(name, loaded.env_factory)
+        except ValueError:
+            continue  # no such baseline exists in this environment
+        if name not in rows:
+            rows[name] = play(fabric, baseline, arguments)
+    if fabric.is_global_zero:
+        seeds = f"seeds {arguments.seed} to {arguments.seed + arguments.episodes - 1}"
+        title = f"{loaded.info['env_id']}, {arguments.episodes} episodes ({seeds}), 95% intervals"
+        Console().print(results_table(rows, title, exact_line(loaded)))
+        if arguments.json is not None:
+            report = rows[loaded.info["name"]].report(loaded.info["env_id"], loaded.info["name"])
+            write_json(report, arguments.json)
+
+
+def load(arguments: argparse.Namespace) -> Loaded:
+    """What is evaluated, and where."""
+    from lrl.evaluation.checkpoint import load_baseline, load_model, load_policy
+
+    if arguments.checkpoint is not None:
+        return load_policy(arguments.checkpoint, envs(arguments) if arguments.env_id else None)
+    if arguments.policy is not None:
+        return load_baseline(arguments.policy, envs(arguments))
+    return load_model(
+        arguments.model, envs(arguments), {"response_format": arguments.response_format},
+        chat_template=arguments.chat_template, dtype=arguments.dtype, max_new_tokens=arguments.max_new_tokens,
+    )
+
+
+def envs(arguments: argparse.Namespace) -> EnvFactory:
+    """The environment of ``--env_id``."""
+    from lrl.envs.factory import GymnasiumEnvs
+
+    try:
+        kwargs: Any = json.loads(arguments.env_kwargs)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--env_kwargs is {arguments.env_kwargs!r}; it must be a JSON object.") from error
+    return GymnasiumEnvs(arguments.env_id or "FrozenLake-v1", kwargs)
+
+
+def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> EpisodeResults:
+    """This device's episodes with a progress bar, then those of all."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from lrl.evaluation.episodes import evaluate_policy, gather, sampling_at
+
+    policy = loaded.policy.to(fabric.device)
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    shown = fabric.is_global_zero and console.is_terminal
+    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
+        share = range(fabric.global_rank, arguments.episodes, fabric.world_size)
+        task = progress.add_task(loaded.info["name"], total=len(share))
+        results = evaluate_policy(
+            policy, loaded.env_factory, arguments.episodes, arguments.seed, arguments.num_envs,
+            sampling_at(policy, arguments.temperature), rank=fabric.global_rank, world_size=fabric.world_size,
+            on_episode=lambda: progress.advance(task),
+        )
+    return gather(results)
+
+
+def exact_line(loaded: Loaded) -> str:
+    """Exact success, where the environment has a transition table and the policy can be greedy."""
+    from lrl.evaluation.frozen_lake import exact_evaluation, is_frozen_lake, lakes_of
+    from lrl.policies.fixed import RandomPolicy
+
+    if not is_frozen_lake(loaded.env_factory) or isinstance(loaded.policy, RandomPolicy):
+        return ""
+    exact = exact_evaluation(loaded.policy, lakes_of(loaded.env_factory, num_maps=100))
+    maps = f"mean over {len(exact.lakes)} maps" if len(exact.lakes) > 1 else "one map"
+    return f"exact success at temperature 0 ({maps}): {exact.success.mean():.4f}; optimum {exact.optimum.mean():.4f}"
+
+
+if __name__ == "__main__":
+    main()
