@@ -145,7 +145,8 @@ def _ask(
 
 
 def _parsed(policy: Policy, answer: str) -> int | None:
-    assert policy.codec is not None and policy.response_format is not None
+    assert policy.codec is not None
+    assert policy.response_format is not None
     try:
         return policy.codec.text_to_action(response_format(policy.response_format).extract(answer))
     except InvalidActionError:

@@ -1,7 +1,6 @@
 """Learning curves."""
 
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -19,7 +18,8 @@ def write_run(run: Path, successes: list[float], every: int = 100) -> Path:
     run.mkdir(parents=True)
     lines = ["clock/env_steps,clock/minutes,step,train/loss,val/success_rate"]
     for row, success in enumerate(successes):
-        lines += [f"{row * every},{row / 2},{row * every},{1 - success},", f"{row * every},{row / 2},{row * every},,{success}"]
+        clocks = f"{row * every},{row / 2},{row * every}"
+        lines += [f"{clocks},{1 - success},", f"{clocks},,{success}"]
     (run / "metrics.csv").write_text("\n".join(lines) + "\n")
     return run
 
@@ -45,7 +45,7 @@ def test_a_resumed_run_that_logged_a_row_twice_counts_once(tmp_path: Path) -> No
 
 def test_an_unknown_metric_names_those_that_exist(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [0.1])
-    with pytest.raises(ValueError, match="metric is 'val/sucess', which .* lacks; it has .*train/loss, val/success_rate"):
+    with pytest.raises(ValueError, match=r"metric is 'val/sucess', which .* has .*train/loss, val/success_rate"):
         read_series(run, "val/sucess")
 
 
@@ -95,20 +95,23 @@ def test_a_picture_is_written_without_a_display(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(PNG)
 
 
-def script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "scripts" / "plot.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+def script(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["plot.py", *arguments])
+    runpy.run_path(str(ROOT / "scripts" / "plot.py"), run_name="__main__")
 
 
-def test_the_script_draws_runs_with_baselines(tmp_path: Path) -> None:
+def test_the_script_draws_runs_with_baselines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [str(write_run(tmp_path / "grpo" / f"seed{seed}", [0.1, 0.5])) for seed in range(2)]
-    done = script(*runs, "--baseline", "optimum=.744", "--clock", "minutes", "--out", str(tmp_path / "curve.png"))
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "curve.png").read_bytes().startswith(PNG)
+    path = tmp_path / "curve.png"
+    script(monkeypatch, *runs, "--baseline", "optimum=.744", "--clock", "minutes", "--out", str(path))
+    assert path.read_bytes().startswith(PNG)
 
 
-def test_the_script_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
+def test_the_script_says_what_is_wrong_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = str(write_run(tmp_path / "run", [0.1]))
-    done = script(run, "--baseline", "optimum")
-    assert done.returncode == 2 and "--baseline is 'optimum'" in done.stderr and "Traceback" not in done.stderr
+    with pytest.raises(SystemExit) as ended:
+        script(monkeypatch, run, "--baseline", "optimum")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("plot.py: --baseline is 'optimum'; it must be LABEL=VALUE")

@@ -31,11 +31,9 @@ def test_random_choices_depend_on_the_keys_alone() -> None:
     policy = RandomPolicy("direct")
     policy.connect(FrozenLakeCodec())
     together = policy.act([""] * 6, [()] * 6, keys(6)).actions
-    apart = [
-        policy.act([""], [()], RandomKeys(seed=3, purpose="evaluation", collection=0, env=np.array([i]), turn=np.zeros(1)))
-        for i in range(6)
-    ]
-    assert list(together) == [decisions.actions[0] for decisions in apart]
+    for row in range(6):
+        alone = RandomKeys(seed=3, purpose="evaluation", collection=0, env=np.array([row]), turn=np.zeros(1))
+        assert policy.act([""], [()], alone).actions[0] == together[row]
     assert list(together) != list(policy.act([""] * 6, [()] * 6, keys(6, turn=1)).actions)
 
 
@@ -46,13 +44,14 @@ def test_constant_says_its_action_in_every_format(name: str) -> None:
 
 
 def test_a_constant_action_that_does_not_exist_is_named() -> None:
-    with pytest.raises(ValueError, match="policy.action is 'JUMP'; it must be one of LEFT"):
+    with pytest.raises(ValueError, match=r"policy\.action is 'JUMP'; it must be one of LEFT"):
         said(ConstantPolicy("JUMP"), [""])
 
 
 def test_fixed_policies_cannot_be_trained() -> None:
     empty = torch.zeros(1, 1)
     batch = TurnBatch(inputs={}, response_mask=empty.bool(), old_logprobs=empty, advantages=empty)
-    for attempt in (lambda p: p.evaluate(batch), lambda p: p.reference_logprobs(batch), lambda p: p.build_reference(False)):
+    policy = RandomPolicy()
+    for method, argument in ((policy.evaluate, batch), (policy.reference_logprobs, batch), (policy.build_reference, 0)):
         with pytest.raises(ValueError, match="RandomPolicy, which cannot be trained"):
-            attempt(RandomPolicy())
+            method(argument)

@@ -1,0 +1,130 @@
+"""What is evaluated."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.evaluation.checkpoint import Loaded, load_baseline, load_model, load_policy
+from lrl.evaluation.episodes import evaluate_policy
+from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
+from lrl.policies.text import TextPolicy
+from lrl.prompts.template import PromptTemplate
+from lrl.types import SamplingConfig
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft under transformers 5
+LAKE = {"class_path": "lrl.envs.factory.GymnasiumEnvs", "init_args": {"id": "FrozenLake-v1"}}
+
+
+def trained(model: str, lora: bool) -> TextPolicy:
+    """A policy whose trainable weights have moved."""
+    config = LanguageModelConfig(name=model, lora=LoRAConfig(r=2, alpha=4) if lora else None)
+    policy = TextPolicy(config, PromptTemplate(), SamplingConfig(max_new_tokens=4))
+    policy.connect(GymnasiumEnvs("FrozenLake-v1").codec)
+    policy.configure()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter))
+    return policy
+
+
+def write_checkpoint(folder: Path, model: str, lora: bool, **changes: Any) -> tuple[Path, TextPolicy]:
+    """What a run leaves: trainable weights, and the configuration that they belong to."""
+    policy = trained(model, lora)
+    language_model = {"name": model} | ({"lora": {"r": 2, "alpha": 4}} if lora else {})
+    init_args = {"language_model": language_model, "prompt": {}, "sampling": {"max_new_tokens": 4}}
+    prompts = {"class_path": "lrl.envs.prompt_env.PromptEnvs", "init_args": {}}
+    config = {
+        "model": {"init_args": {"policy": {"class_path": "lrl.policies.text.TextPolicy", "init_args": init_args}}},
+        "data": {"init_args": {"env": prompts, "validation_env": LAKE}},
+    }
+    learned = {name for name, p in policy.named_parameters(remove_duplicate=False) if p.requires_grad}
+    state = {f"policy.{name}": tensor for name, tensor in policy.state_dict().items() if name in learned}
+    ours = {"config": yaml.safe_dump(config), "env_steps": 7, "fingerprint": policy.fingerprint}
+    checkpoint = {"state_dict": state, "lrl": ours} | changes
+    path = folder / "checkpoints" / "last.ckpt"
+    path.parent.mkdir()
+    torch.save(checkpoint, path)
+    return path, policy
+
+
+def lengths(loaded: Loaded) -> list[int]:
+    return evaluate_policy(loaded.policy, loaded.env_factory, 3, 0, 2).lengths.tolist()
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_a_checkpoint_gives_back_policy_and_validation_environment(tmp_path: Path, tiny_model: str, lora: bool) -> None:
+    path, policy = write_checkpoint(tmp_path, tiny_model, lora)
+    loaded = load_policy(path)
+    assert loaded.info["env_id"] == "FrozenLake-v1" and loaded.info["env_steps"] == 7
+    for name, tensor in policy.state_dict().items():
+        assert torch.equal(loaded.policy.state_dict()[name], tensor), name
+    assert lengths(loaded) == lengths(Loaded(policy, loaded.env_factory, {}))
+
+
+def test_a_run_directory_stands_for_its_last_checkpoint(tmp_path: Path, tiny_model: str) -> None:
+    write_checkpoint(tmp_path, tiny_model, lora=True)
+    other = GymnasiumEnvs("FrozenLake-v1", kwargs={"map_name": "8x8"})
+    assert load_policy(tmp_path, other).env_factory is other
+
+
+def test_missing_and_unknown_weights_are_refused(tmp_path: Path, tiny_model: str) -> None:
+    path, _ = write_checkpoint(tmp_path, tiny_model, lora=True)
+    checkpoint = torch.load(path, weights_only=True)
+    name, tensor = checkpoint["state_dict"].popitem()
+    torch.save(checkpoint, path)
+    with pytest.raises(ValueError, match="are missing") as missing:
+        load_policy(path)
+    assert name.removeprefix("policy.") in str(missing.value)
+    checkpoint["state_dict"] |= {name: tensor, "policy.stranger": tensor}
+    torch.save(checkpoint, path)
+    with pytest.raises(ValueError, match=r"\['stranger'\] are unknown"):
+        load_policy(path)
+
+
+def test_another_base_is_refused(tmp_path: Path, tiny_model: str) -> None:
+    path, _ = write_checkpoint(tmp_path, tiny_model, lora=True)
+    checkpoint = torch.load(path, weights_only=True)
+    checkpoint["lrl"]["fingerprint"] = "0123"
+    torch.save(checkpoint, path)
+    with pytest.raises(ValueError, match="trained on base weights '0123'"):
+        load_policy(path)
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="it must be a checkpoint, or a run directory"):
+        load_policy(tmp_path / "nothing")
+    torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
+    with pytest.raises(ValueError, match="which holds no config"):
+        load_policy(tmp_path / "foreign.ckpt")
+    (tmp_path / ".metadata").touch()
+    with pytest.raises(ValueError, match="a sharded checkpoint"):
+        load_policy(tmp_path)
+
+
+def test_a_config_that_cannot_be_built_is_one_sentence(tmp_path: Path, tiny_model: str) -> None:
+    config = {"model": {"init_args": {"policy": {"class_path": "lrl.policies.text.GonePolicy"}}}, "data": {}}
+    ours = {"config": yaml.safe_dump(config), "fingerprint": ""}
+    path, _ = write_checkpoint(tmp_path, tiny_model, lora=True, lrl=ours)
+    with pytest.raises(ValueError, match="whose Policy cannot be built"):
+        load_policy(path)
+
+
+def test_a_model_is_evaluated_as_it_is(tiny_model: str) -> None:
+    loaded = load_model(tiny_model, GymnasiumEnvs("FrozenLake-v1"), {}, max_new_tokens=4)
+    assert lengths(loaded) == [5, 5, 5], "it does not know the format, and five invalid answers end an episode"
+
+
+@pytest.mark.parametrize("name", ["random", "constant", "expert"])
+def test_baselines_are_known_by_name(name: str) -> None:
+    assert min(lengths(load_baseline(name, GymnasiumEnvs("FrozenLake-v1")))) >= 1
+
+
+def test_an_unknown_baseline_is_named() -> None:
+    with pytest.raises(ValueError, match="--policy is 'best'; it must be one of random, constant, expert"):
+        load_baseline("best", GymnasiumEnvs("FrozenLake-v1"))
