@@ -1,0 +1,42 @@
+# Everything a fresh machine needs: `make quickstart` trains and evaluates the main example, `make test` checks it all.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := dev
+RUN := runs/quickstart
+
+.PHONY: quickstart test test-fast test-all lint clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,bench]"
+	touch $@
+
+quickstart: $(VENV)/.installed
+	rm -rf $(RUN)
+	$(BIN)/python -m lrl fit --config configs/frozen_lake/grpo.yaml --run_directory $(RUN)
+	$(BIN)/python scripts/evaluate.py --checkpoint $(RUN)/checkpoints/last.ckpt --json $(RUN)/evaluation.json
+	@echo "Pictures, transcripts and metrics are in $(RUN)"
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+test-fast: $(VENV)/.installed
+	$(BIN)/python -m pytest -m "not learning and not gpu and not reference and not distributed"
+
+test: lint
+	$(BIN)/python -m pytest -m "not gpu and not reference"
+
+test-all: lint $(VENV)/.installed-bench
+	$(BIN)/python -m pytest -m "not gpu"
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .import_linter_cache

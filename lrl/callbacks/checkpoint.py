@@ -1,0 +1,105 @@
+"""Checkpoints at collection boundaries, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
+
+
+class CollectionCheckpoint(Checkpoint):
+    """Writes ``last.ckpt``, and ``best.ckpt`` where a metric is monitored.
+
+    One Lightning epoch is one collection (or one pass over demonstrations). Lightning's ``global_step`` is not used:
+    it stays 0 in a module without an automatic optimiser.
+
+    Args:
+        every_n_collections: how often ``last.ckpt`` is replaced; it is always written at the end of the run.
+        monitor: metric of ``best.ckpt``; null writes none.
+        mode: whether a larger or a smaller metric is better.
+    """
+
+    def __init__(
+        self, every_n_collections: int = 10, monitor: str | None = None, mode: Literal["max", "min"] = "max"
+    ) -> None:
+        super().__init__()
+        if every_n_collections < 1:
+            raise ValueError(f"every_n_collections is {every_n_collections}; it must be at least 1.")
+        self.every_n_collections, self.monitor, self.mode = every_n_collections, monitor, mode
+        self.best: float | None = None
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write what is due."""
+        ends = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
+        if ends or (trainer.current_epoch + 1) % self.every_n_collections == 0:
+            self.write(trainer, "last.ckpt")
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keep the best."""
+        if self.monitor is None or trainer.sanity_checking or not trainer.training:
+            return
+        if self.monitor not in trainer.callback_metrics:
+            known = ", ".join(sorted(trainer.callback_metrics))
+            raise ValueError(f"the checkpoint's monitor is {self.monitor!r}; there are {known}.")
+        value = float(trainer.callback_metrics[self.monitor])
+        better = self.best is None or (value > self.best if self.mode == "max" else value < self.best)
+        if better:
+            self.best = value
+            self.write(trainer, "best.ckpt")
+
+    def write(self, trainer: L.Trainer, name: str) -> Path:
+        """Write beside the target, then put it in place in one step; all ranks take part."""
+        folder = checkpoint_folder(trainer)
+        target, draft = folder / name, folder / f".{name}.draft"
+        if trainer.is_global_zero:
+            folder.mkdir(parents=True, exist_ok=True)
+            remove(draft)
+        trainer.strategy.barrier("before the checkpoint")
+        trainer.save_checkpoint(draft)
+        trainer.strategy.barrier("after the checkpoint")
+        if trainer.is_global_zero:
+            put_in_place(draft, target)
+        trainer.strategy.barrier("in place")
+        return target
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value so far."""
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.best = state_dict["best"]
+
+
+def checkpoint_folder(trainer: L.Trainer) -> Path:
+    """Where checkpoints of this run are."""
+    return Path(trainer.default_root_dir) / "checkpoints"
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def put_in_place(draft: Path, target: Path) -> None:
+    """Replace ``target`` by ``draft``; a reader finds the old or the new one, whole.
+
+    A sharded checkpoint is a folder, which cannot be replaced in one step: the old one stays beside it until the new
+    one is in place.
+    """
+    if draft.is_file() and not target.is_dir():
+        os.replace(draft, target)
+        return
+    old = target.with_name(f".{target.name}.old")
+    remove(old)
+    if target.exists():
+        os.replace(target, old)
+    os.replace(draft, target)
+    remove(old)

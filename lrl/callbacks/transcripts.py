@@ -1,0 +1,89 @@
+"""Whole episodes, for programs (JSONL) and for people (text)."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+from lrl.types import Rollout
+
+
+class Transcripts(L.Callback):
+    """Writes some episodes of every k-th collection to ``transcripts.jsonl`` and ``transcripts.txt``.
+
+    Args:
+        every_n_collections: k.
+        episodes: how many of each collection.
+    """
+
+    def __init__(self, every_n_collections: int = 10, episodes: int = 4) -> None:
+        if every_n_collections < 1 or episodes < 1:
+            raise ValueError(
+                f"every_n_collections is {every_n_collections}, episodes {episodes}; both must be at least 1."
+            )
+        self.every_n_collections, self.episodes = every_n_collections, episodes
+        self._said = False
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the episodes that were just trained on."""
+        if trainer.current_epoch % self.every_n_collections or not trainer.is_global_zero:
+            return
+        rollout = getattr(getattr(trainer, "datamodule", None), "rollout", None)
+        if rollout is None:
+            if not self._said:
+                logging.getLogger("lrl").info("no transcripts: this run trains on demonstrations, not on rollouts")
+            self._said = True
+            return
+        write_episodes(Path(trainer.default_root_dir), trainer.current_epoch, rollout, self.episodes)
+
+
+def write_episodes(folder: Path, collection: int, rollout: Rollout, limit: int) -> None:
+    """Append up to ``limit`` episodes of ``rollout`` to the two files in ``folder``."""
+    chosen = list(episodes_of(rollout, limit))
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "transcripts.jsonl").open("a", encoding="utf-8") as lines:
+        for episode in chosen:
+            lines.write(json.dumps({"collection": collection} | episode, ensure_ascii=False) + "\n")
+    with (folder / "transcripts.txt").open("a", encoding="utf-8") as page:
+        for episode in chosen:
+            page.write(readable(collection, episode))
+
+
+def episodes_of(rollout: Rollout, limit: int) -> Iterator[dict[str, Any]]:
+    """Episodes as plain data, spread evenly over the environments."""
+    num_envs = rollout.active.shape[1]
+    for env in sorted({index * num_envs // limit for index in range(min(limit, num_envs))}):
+        turns = [
+            {
+                "observation": rollout.observations[time][env],
+                "response": rollout.responses[time][env],
+                "reward": float(rollout.rewards[time, env]),
+                "response_tokens": int(rollout.response_mask[time, env].sum()),
+            }
+            for time in range(rollout.active.shape[0])
+            if rollout.active[time, env]
+        ]
+        yield {
+            "env": env,
+            "group": int(rollout.group[env]),
+            "return": float(rollout.returns[env]),
+            "terminated": bool(rollout.terminated[:, env].any()),
+            "truncated": bool(rollout.truncated[:, env].any()),
+            "turns": turns,
+        }
+
+
+def readable(collection: int, episode: dict[str, Any]) -> str:
+    """One episode as a person reads it."""
+    end = "terminated" if episode["terminated"] else "truncated"
+    head = f"=== collection {collection}, environment {episode['env']}: return {episode['return']:.3f}, {end}\n"
+    turns = [
+        f"--- turn {number}\n{turn['observation']}\n>>> {turn['response']}\n    reward {turn['reward']:.3f}\n"
+        for number, turn in enumerate(episode["turns"])
+    ]
+    return head + "".join(turns) + "\n"

@@ -1,0 +1,125 @@
+"""The command line: LightningCLI with run directories, a base configuration, and errors in one sentence."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+import lrl.algorithms.grpo
+import lrl.callbacks.checkpoint
+import lrl.callbacks.progress
+import lrl.callbacks.rollouts
+import lrl.callbacks.transcripts
+import lrl.data.rollouts
+import lrl.envs.factory
+import lrl.envs.frozen_lake_rows
+import lrl.envs.demonstrations
+import lrl.envs.prompt_env
+import lrl.policies.text
+import lrl.rewards.expert_q
+import lrl.rewards.format  # noqa: F401  (imported so that configs can name classes without their module)
+from lrl.algorithms.module import PolicyModule
+from lrl.quiet import silence_libraries
+from lrl.run_directory import RunDirectory, experiment_name
+
+_SUBCOMMANDS = ("fit", "validate", "test", "predict")
+
+
+def base_config() -> Path:
+    """The configuration that every experiment starts from.
+
+    Raises:
+        ValueError: it is not there (jsonargparse would ignore that silently).
+    """
+    package = Path(__file__).parent
+    for path in (package.parent / "configs" / "base.yaml", package / "base.yaml"):
+        if path.is_file():
+            return path
+    raise ValueError(f"configs/base.yaml is missing beside {package}; restore it, every experiment starts from it.")
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Writes the resolved configuration to the run directory and into every checkpoint."""
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Make the checkpoint loadable without the run directory."""
+        text = self.parser.dump(self.config, skip_none=False)
+        checkpoint["lrl"] = checkpoint.get("lrl", {}) | {"config": text}
+
+
+class LRLCLI(LightningCLI):
+    """``fit | validate | test | predict --config FILE``."""
+
+    def __init__(self, args: Any = None, run: bool = True) -> None:
+        defaults = {"default_config_files": [str(base_config())]}
+        self.run_directory: RunDirectory | None = None
+        super().__init__(
+            PolicyModule,
+            L.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_callback=SaveRunConfig,
+            save_config_kwargs={"overwrite": True},  # the directory is new, or the requeued job's own
+            parser_kwargs={name: defaults for name in _SUBCOMMANDS} if run else defaults,
+            args=args,
+            run=run,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The run directory, and values that must agree."""
+        parser.add_argument("--run_directory", type=str | None, default=None, help="where the run is kept")
+        parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
+
+    def before_instantiate_classes(self) -> None:
+        """Choose the run directory and send every log there."""
+        config = self.config[self.subcommand] if self.subcommand else self.config
+        experiment = experiment_name([str(path) for path in config.get("config") or []])
+        resumed = config.get("ckpt_path")
+        if resumed:
+            config.ckpt_path = str(checkpoint_file(resumed))
+        self.run_directory = RunDirectory.create(config.run_directory, experiment, config.seed_everything)
+        config.trainer.default_root_dir = str(self.run_directory.path)
+        loggers = config.trainer.logger if isinstance(config.trainer.logger, list) else []
+        for logger in loggers:
+            settings = logger.init_args
+            settings.save_dir = str(self.run_directory.path)
+            if "WandbLogger" not in logger.class_path:
+                settings.name, settings.version = "", ""
+
+
+def _seed(value: Any) -> int:
+    if isinstance(value, bool) or value is None:
+        raise ValueError(f"seed_everything is {value}; it must be a number, so that the run can be repeated.")
+    return int(value)
+
+
+def checkpoint_file(path: str) -> Path:
+    """A checkpoint, given itself or the run directory that holds it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for candidate in (Path(path) / "checkpoints" / "last.ckpt", Path(path)):
+        if candidate.is_file() or (candidate / ".metadata").exists():
+            return candidate
+    raise ValueError(f"ckpt_path is {path!r}; it must be a checkpoint or a run directory with checkpoints/last.ckpt.")
+
+
+def run(args: Any = None) -> None:
+    """Run the command line; a user's mistake becomes one sentence and exit status 2."""
+    silence_libraries()
+    try:
+        LRLCLI(args)
+    except ValueError as error:
+        logging.getLogger("lrl.trace").debug("", exc_info=True)
+        sentence = " ".join(str(error).split())
+        sys.stderr.write(f"lrl: {sentence}\n")
+        if os.environ.get("LRL_TRACEBACK"):
+            raise
+        raise SystemExit(2) from None
