@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +49,9 @@ def main() -> None:
     parser, arguments = parse()
     from lightning.fabric import Fabric
 
-    for noisy in ("lightning.fabric", "lightning.pytorch"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    from lrl.quiet import silence_libraries
+
+    silence_libraries()
     fabric = Fabric(accelerator=arguments.accelerator, devices=arguments.devices)
     fabric.launch()
     try:
@@ -68,7 +68,8 @@ def run(fabric: Fabric, arguments: argparse.Namespace) -> None:
     from lrl.evaluation.table import results_table, write_json
 
     loaded = load(arguments)
-    rows = {loaded.info["name"]: play(fabric, loaded, arguments)}
+    subject = "trained" if arguments.checkpoint else "model" if arguments.model else arguments.policy
+    rows = {subject: play(fabric, loaded, arguments)}
     for name in ("random", "expert"):
         try:
             baseline = load_baseline(name, loaded.env_factory)
@@ -78,10 +79,11 @@ def run(fabric: Fabric, arguments: argparse.Namespace) -> None:
             rows[name] = play(fabric, baseline, arguments)
     if fabric.is_global_zero:
         seeds = f"seeds {arguments.seed} to {arguments.seed + arguments.episodes - 1}"
-        title = f"{loaded.info['env_id']}, {arguments.episodes} episodes ({seeds}), 95% intervals"
+        what = f"{loaded.info['name']} in {loaded.info['env_id']}"
+        title = f"{what}\n{arguments.episodes} episodes ({seeds}), 95% intervals"
         Console().print(results_table(rows, title, exact_line(loaded)))
         if arguments.json is not None:
-            report = rows[loaded.info["name"]].report(loaded.info["env_id"], loaded.info["name"])
+            report = rows[subject].report(loaded.info["env_id"], loaded.info["name"])
             write_json(report, arguments.json)
 
 

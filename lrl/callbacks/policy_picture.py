@@ -38,7 +38,7 @@ class PolicyPicture(L.Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Ask the policy on every rank, draw on the first."""
-        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        folder = Path(trainer.default_root_dir)
         data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         baselines: dict[str, float] = {}
         if is_frozen_lake(data.validation_env):

@@ -119,7 +119,7 @@ def _build(kind: type, config: Mapping[str, Any], file: Path) -> Any:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--object", type=kind)
     try:
-        return parser.instantiate_classes(parser.parse_object({"object": config}))["object"]
+        return parser.instantiate(parser.parse_object({"object": config}))["object"]
     except ArgumentError as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"--checkpoint is {str(file)!r}, whose {kind.__name__} cannot be built: {reason}") from error
