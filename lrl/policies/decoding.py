@@ -1,4 +1,8 @@
-"""Token-by-token decoding: one prefill per distinct prompt, finished rows leave, numbers named by counters."""
+"""Token-by-token decoding: each distinct prompt is computed and kept once, finished answers leave.
+
+As in the training pass (:mod:`lrl.policies.layout`), answers to one prompt stand behind it in one row of the cache, and
+each sees the prompt and itself. A token of each is computed per step; the random numbers are named by counters.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
+from lrl.policies.layout import assign_rows
 from lrl.types import SamplingConfig
 
 _LEAVE = 0.75
-"""Finished rows leave when fewer than this share of the batch is still writing: leaving copies the cache."""
+"""Rows leave the cache when fewer than this share of them is still written to: leaving copies the cache."""
+_CANDIDATES = (1, 2, 4, 8, 16, 32)
+_PADDING, _PROMPT, _IDLE = -1, 0, -2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +88,107 @@ def left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Te
     return ids, torch.arange(width, device=device)[None] >= width - lengths[:, None]
 
 
+def answers_per_row(counts: Tensor, prompt: int, response: int) -> int:
+    """How many answers share one row of the cache: the cheapest, by what was measured on a CPU.
+
+    A row costs reading its columns; an answer costs the layers' products, and attending to the row's columns.
+
+    Args:
+        counts: answers to each distinct prompt, int64 ``(prompt,)``.
+        prompt: tokens of the longest prompt.
+        response: tokens of the longest answer.
+    """
+
+    def cost(per_row: int) -> float:
+        rows = int(((counts + per_row - 1) // per_row).sum())
+        columns = prompt + per_row * response / 2
+        return rows * (1 + columns / 32) + rows * per_row * (1 + columns / 50)
+
+    return min(_CANDIDATES, key=cost)
+
+
+class ReservedLayer(DynamicLayer):
+    """Keys and values in buffers that are made once: growing by concatenation copies everything at every token."""
+
+    _buffers: tuple[Tensor, Tensor] | None = None
+
+    def reserve(self, columns: int) -> None:
+        """Make room for ``columns`` more."""
+        size = self.get_seq_length()
+        old = self.keys, self.values
+        self._buffers = tuple(x.new_empty(*x.shape[:2], size + columns, x.shape[3]) for x in old)  # pyright: ignore
+        for buffer, tensor in zip(self._buffers, old, strict=True):
+            buffer[:, :, :size] = tensor
+        self._show(size)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write behind what is there."""
+        if self._buffers is None:
+            return super().update(key_states, value_states, *args, **kwargs)
+        start = self.get_seq_length()
+        end = start + key_states.shape[2]
+        for buffer, tensor in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, start:end] = tensor
+        self._show(end)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some rows."""
+        if self._buffers is None:
+            return super().batch_select_indices(indices)
+        size = self.get_seq_length()
+        self._buffers = tuple(buffer[indices] for buffer in self._buffers)  # pyright: ignore
+        return self._show(size)
+
+    def _show(self, size: int) -> None:
+        assert self._buffers is not None
+        self.keys, self.values = (buffer[:, :, :size] for buffer in self._buffers)
+
+
+class _Board:
+    """Who writes where: the rows of the cache, and the answers that are still being written, sorted by row."""
+
+    def __init__(self, prompt_of: Tensor, mask: Tensor, per_row: int) -> None:
+        counts = torch.bincount(prompt_of)
+        row, slot = assign_rows(prompt_of, counts, per_row)
+        self.turn = torch.argsort(row, stable=True)
+        self.row, self.slot = row[self.turn], slot[self.turn] + 1
+        self.prompt = torch.repeat_interleave(torch.arange(len(counts), device=mask.device), -(-counts // per_row))
+        self.lengths = mask.sum(1)[self.prompt]
+        self.owner = torch.where(mask, _PROMPT, _PADDING)[self.prompt]
+        """int64 ``(row, column)``: padding, prompt, or the slot that wrote the column."""
+
+    def keep(self, writing: Tensor, cache: DynamicCache) -> None:
+        """Let the answers leave that are finished, and rows without answers if that pays."""
+        self.row, self.slot, self.turn = self.row[writing], self.slot[writing], self.turn[writing]
+        stay, row = torch.unique(self.row, return_inverse=True)
+        if len(stay) < _LEAVE * len(self.owner):
+            cache.batch_select_indices(stay)
+            self.row, self.lengths, self.owner = row, self.lengths[stay], self.owner[stay]
+
+    def add(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Append a token of each answer: the ids and slots ``(row, place)``, and each answer's place ``(answer,)``."""
+        counts = torch.bincount(self.row, minlength=len(self.owner))
+        place = torch.arange(len(token), device=token.device) - (counts.cumsum(0) - counts)[self.row]
+        ids = torch.zeros(len(self.owner), int(counts.max()), dtype=torch.long, device=token.device)
+        slots = torch.full_like(ids, _IDLE)
+        ids[self.row, place], slots[self.row, place] = token, self.slot
+        self.owner = torch.cat([self.owner, slots], dim=1)
+        return ids, slots, place
+
+    def seen(self, slots: Tensor) -> Tensor:
+        """Which columns each new token attends to, bool ``(row, place, column)``."""
+        owner = self.owner[:, None]
+        return (owner == _PROMPT) | (owner == slots[:, :, None])
+
+
 class Decoder:
     """Decodes with a causal language model that shares its weights with training.
 
     Args:
         model: called as a Hugging Face causal LM is.
         stop_ids: tokens that end an answer.
-        own_mask: hand the model its 4-D mask (cheaper, only where every layer attends fully).
+        own_mask: hand the model its 4-D mask and share prompts: only where every layer attends fully.
         stops: whether an answer, given as its token ids so far, ends by its text; for tokenizers that write the
             format's end with several tokens. It is asked row by row.
     """
@@ -110,43 +212,36 @@ class Decoder:
             device: where the model lives.
         """
         uniforms, stop = uniforms.to(device), self.stop_ids.to(device)
+        num_rows, steps = len(prompts), sampling.max_new_tokens
         unique, index = distinct(prompts)
         ids, mask = left_pad(unique, device)
         logits, cache = self._prefill(ids, mask)
-        rows = torch.tensor(index, device=device)
-        cache.batch_select_indices(rows)
-        logits, mask, position = logits[rows], mask[rows], mask.sum(1)[rows]
-        num_rows, steps = len(prompts), sampling.max_new_tokens
+        board = self._share(torch.tensor(index, device=device), mask, cache, steps)
+        logits = logits[board.prompt[board.row]]
         out_ids = torch.zeros(num_rows, steps, dtype=torch.long, device=device)
         out_mask = torch.zeros(num_rows, steps, dtype=torch.bool, device=device)
         out_logprobs = torch.zeros(num_rows, steps, dtype=sampling_dtype(logits), device=device)
-        row, writing = torch.arange(num_rows, device=device), torch.ones(num_rows, dtype=torch.bool, device=device)
         step = 0
         for step in range(steps):
             logprobs = sampling_logprobs(logits, sampling)
-            token = draw_tokens(logprobs, uniforms[row, step])
-            live = row[writing]
-            out_ids[live, step], out_mask[live, step] = token[writing], True
-            out_logprobs[live, step] = logprobs.gather(-1, token[:, None]).squeeze(-1)[writing]
-            writing = writing & ~torch.isin(token, stop)
+            token = draw_tokens(logprobs, uniforms[board.turn, step])
+            out_ids[board.turn, step], out_mask[board.turn, step] = token, True
+            out_logprobs[board.turn, step] = logprobs.gather(-1, token[:, None]).squeeze(-1)
+            writing = ~torch.isin(token, stop)
             if self.stops is not None:
-                ended = [self.stops(ids) for ids in out_ids[row, : step + 1].tolist()]
+                ended = [self.stops(ids) for ids in out_ids[board.turn, : step + 1].tolist()]
                 writing = writing & ~torch.tensor(ended, device=device)
-            remaining = int(writing.sum())
-            if remaining == 0 or step == steps - 1:
+            if step == steps - 1 or not writing.any():
                 break
-            if remaining < _LEAVE * len(row):
-                stay = writing.nonzero().squeeze(-1)
-                cache.batch_select_indices(stay)
-                row, token, mask, position, writing = row[stay], token[stay], mask[stay], position[stay], writing[stay]
-            mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-            logits = self._step(token, mask, position, cache)
-            position = position + 1
+            board.keep(writing, cache)
+            logits = self._step(token[writing], board, step, cache)
         width = step + 1
         return Responses(ids=out_ids[:, :width], mask=out_mask[:, :width], logprobs=out_logprobs[:, :width])
 
     def _prefill(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, DynamicCache]:
         cache = DynamicCache(config=self.model.config)
+        if self.own_mask:
+            cache.layers = [ReservedLayer() for _ in cache.layers]
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
         out = self.model(
             input_ids=ids, attention_mask=mask.long(), position_ids=positions, past_key_values=cache, use_cache=True,
@@ -154,16 +249,30 @@ class Decoder:
         )
         return out.logits[:, -1], cache
 
-    def _step(self, token: Tensor, mask: Tensor, position: Tensor, cache: DynamicCache) -> Tensor:
-        attention = self._own(mask) if self.own_mask else mask.long()
-        out = self.model(
-            input_ids=token[:, None], attention_mask=attention, position_ids=position[:, None], past_key_values=cache,
-            use_cache=True, logits_to_keep=1,
-        )
-        return out.logits[:, -1]
+    def _share(self, prompt_of: Tensor, mask: Tensor, cache: DynamicCache, steps: int) -> _Board:
+        """Give each answer its place, and the cache one row for every few answers to a prompt."""
+        counts = torch.bincount(prompt_of)
+        per_row = answers_per_row(counts, mask.shape[1], steps) if self.own_mask else 1
+        board = _Board(prompt_of, mask, per_row)
+        if len(board.prompt) > len(mask):
+            cache.batch_select_indices(board.prompt)
+        if self.own_mask:
+            for layer in cache.layers:
+                layer.reserve(steps * min(per_row, int(counts.max())))  # pyright: ignore[reportAttributeAccessIssue]
+        return board
 
-    def _own(self, mask: Tensor) -> Tensor:
-        """An additive mask ``(row, 1, 1, column)`` for one new token per row."""
+    def _step(self, token: Tensor, board: _Board, step: int, cache: DynamicCache) -> Tensor:
+        """Logits ``(answer, vocabulary)`` behind one more token of each answer."""
+        ids, slots, place = board.add(token)
+        attention = self._own(board.seen(slots)) if self.own_mask else (board.owner != _PADDING).long()
+        out = self.model(
+            input_ids=ids, attention_mask=attention, position_ids=(board.lengths + step)[:, None].expand_as(ids),
+            past_key_values=cache, use_cache=True,
+        )
+        return out.logits[board.row, place]
+
+    def _own(self, seen: Tensor) -> Tensor:
+        """An additive mask ``(row, 1, place, column)``."""
         dtype = self.model.dtype
-        additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-        return additive.masked_fill_(~mask, torch.finfo(dtype).min)[:, None, None, :]
+        additive = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        return additive.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]

@@ -70,7 +70,7 @@ def lay_out(
         prompt_of = torch.arange(len(prompt_ids), device=prompt_ids.device)
         counts = torch.ones_like(prompt_of)
     per_row = _cheapest(counts, prompt_width, response_width)
-    row, slot = _rows(prompt_of, counts, per_row)
+    row, slot = assign_rows(prompt_of, counts, per_row)
     return _build(prompt_ids, lengths, response_ids, response_mask.sum(1), row, slot, per_row)
 
 
@@ -85,8 +85,17 @@ def _cheapest(counts: Tensor, prompt: int, response: int) -> int:
     return min(_CANDIDATES, key=cost)
 
 
-def _rows(prompt_of: Tensor, counts: Tensor, per_row: int) -> tuple[Tensor, Tensor]:
-    """The row of each turn and its slot in that row, each ``(turn,)``."""
+def assign_rows(prompt_of: Tensor, counts: Tensor, per_row: int) -> tuple[Tensor, Tensor]:
+    """Spread turns over rows that hold one prompt each.
+
+    Args:
+        prompt_of: which distinct prompt each turn has, int64 ``(turn,)``.
+        counts: how many turns have each prompt, int64 ``(prompt,)``.
+        per_row: how many of them a row takes.
+
+    Returns:
+        The row of each turn and its slot in that row, each int64 ``(turn,)``; rows are in the order of the prompts.
+    """
     order = torch.argsort(prompt_of, stable=True)
     starts = counts.cumsum(0) - counts
     rank = torch.empty_like(prompt_of)

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import token_uniforms
-from lrl.policies.decoding import Decoder, draw_tokens, sampling_logprobs
+from lrl.policies.decoding import Decoder, answers_per_row, draw_tokens, sampling_logprobs
 from lrl.types import RandomKeys, SamplingConfig
 
 PROMPTS = [[1, 2, 3, 4, 5], [6, 7], [1, 2, 3, 4, 5], [8, 9, 10]]
@@ -50,6 +50,25 @@ def test_a_row_is_the_same_alone_and_in_a_batch(model):
         size = int(alone.mask.sum())
         assert together.ids[row][together.mask[row]].tolist() == alone.ids[0][:size].tolist()
         torch.testing.assert_close(together.logprobs[row, :size], alone.logprobs[0, :size], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("per_row", [1, 2, 4, 32])
+def test_answers_to_one_prompt_are_the_same_however_many_share_a_row(model, monkeypatch, per_row):
+    monkeypatch.setattr("lrl.policies.decoding.answers_per_row", lambda *_: per_row)
+    index = [0, 1, 0, 0, 3, 0, 1, 0, 0, 1, 0, 0]
+    uniforms, sampling = token_uniforms(keys(np.arange(12)), 30), SamplingConfig(max_new_tokens=30, temperature=0.9)
+    together = Decoder(model, {0, 11}, own_mask=True)([PROMPTS[i] for i in index], uniforms, sampling, CPU)
+    sizes = together.mask.sum(1)
+    assert len(sizes.unique()) > 5
+    for row, size in enumerate(sizes.tolist()):
+        alone = Decoder(model, {0, 11}, own_mask=False)([PROMPTS[index[row]]], uniforms[row : row + 1], sampling, CPU)
+        assert together.ids[row, :size].tolist() == alone.ids[0].tolist()
+        torch.testing.assert_close(together.logprobs[row, :size], alone.logprobs[0], atol=1e-9, rtol=0)
+
+
+def test_many_answers_to_a_long_prompt_share_rows_and_single_ones_do_not():
+    assert answers_per_row(torch.tensor([8] * 8), prompt=300, response=24) > 1
+    assert answers_per_row(torch.tensor([1] * 64), prompt=300, response=24) == 1
 
 
 def test_the_mask_ends_with_the_stop_token(model):
