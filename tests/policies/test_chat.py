@@ -50,7 +50,7 @@ def test_auto_takes_the_own_template_of_the_tokenizer_and_opens_the_answer(chat:
 
 def test_auto_without_a_template_names_the_others(tokenizer: Any) -> None:
     tokenizer.chat_template = None
-    with pytest.raises(ValueError, match="chat_template is 'auto'.*plain, chatml or the path"):
+    with pytest.raises(ValueError, match=r"chat_template is 'auto'.*plain, chatml or the path"):
         ChatTokenizer(tokenizer)
 
 
@@ -151,7 +151,7 @@ def test_padding_falls_back_to_the_end_token_and_needs_one_of_them(tokenizer: An
 
 
 def test_an_unknown_name_is_one_sentence_with_that_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="language_model.name is '.*'; it must be a hub name or a local folder"):
+    with pytest.raises(ValueError, match=r"language_model\.name is '.*'; it must be a hub name or a local folder"):
         ChatTokenizer.from_pretrained(str(tmp_path / "none"))
 
 

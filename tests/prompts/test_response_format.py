@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,16 +24,15 @@ def test_what_is_rendered_is_extracted_again(name: str, action: str, reasoning: 
 @pytest.mark.parametrize("name", NAMES)
 @given(response=st.text())
 def test_any_text_is_extracted_or_refused_but_never_an_error_of_another_kind(name: str, response: str) -> None:
-    try:
+    with contextlib.suppress(InvalidActionError):
         assert isinstance(response_format(name).extract(response), str)
-    except InvalidActionError as error:
-        assert str(error)
 
 
 @pytest.mark.parametrize(
     "response",
     [
-        "", "UP", "<answer>UP</answer>", "<think>a</think>", "<think>a</think><answer>UP", "<answer>UP</answer><think></think>",
+        "", "UP", "<answer>UP</answer>", "<think>a</think>", "<think>a</think><answer>UP",
+        "<answer>UP</answer><think></think>",
         "so <think>a</think><answer>UP</answer>", "<think>a</think><answer>UP</answer> DOWN",
         "<think>a</think>, <answer>UP</answer>", "<think>a</think><answer>UP<answer></answer>",
     ],
