@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -110,15 +110,13 @@ def answers_per_row(counts: Tensor, prompt: int, response: int) -> int:
 class ReservedLayer(DynamicLayer):
     """Keys and values in buffers that are made once: growing by concatenation copies everything at every token."""
 
-    _buffers: tuple[Tensor, Tensor] | None = None
+    _buffers: list[Tensor] | None = None
 
     def reserve(self, columns: int) -> None:
         """Make room for ``columns`` more."""
         size = self.get_seq_length()
-        old = self.keys, self.values
-        self._buffers = tuple(x.new_empty(*x.shape[:2], size + columns, x.shape[3]) for x in old)  # pyright: ignore
-        for buffer, tensor in zip(self._buffers, old, strict=True):
-            buffer[:, :, :size] = tensor
+        assert self.keys is not None and self.values is not None
+        self._buffers = [nn.functional.pad(tensor, (0, 0, 0, columns)) for tensor in (self.keys, self.values)]
         self._show(size)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -129,20 +127,21 @@ class ReservedLayer(DynamicLayer):
         end = start + key_states.shape[2]
         for buffer, tensor in zip(self._buffers, (key_states, value_states), strict=True):
             buffer[:, :, start:end] = tensor
-        self._show(end)
-        return self.keys, self.values
+        return self._show(end)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some rows."""
         if self._buffers is None:
-            return super().batch_select_indices(indices)
+            super().batch_select_indices(indices)
+            return
         size = self.get_seq_length()
-        self._buffers = tuple(buffer[indices] for buffer in self._buffers)  # pyright: ignore
-        return self._show(size)
+        self._buffers = [buffer[indices] for buffer in self._buffers]
+        self._show(size)
 
-    def _show(self, size: int) -> None:
+    def _show(self, size: int) -> tuple[Tensor, Tensor]:
         assert self._buffers is not None
-        self.keys, self.values = (buffer[:, :, :size] for buffer in self._buffers)
+        self.keys, self.values = keys, values = [buffer[:, :, :size] for buffer in self._buffers]
+        return keys, values
 
 
 class _Board:
@@ -241,7 +240,7 @@ class Decoder:
     def _prefill(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, DynamicCache]:
         cache = DynamicCache(config=self.model.config)
         if self.own_mask:
-            cache.layers = [ReservedLayer() for _ in cache.layers]
+            cache.layers[:] = [ReservedLayer() for _ in cache.layers]
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
         out = self.model(
             input_ids=ids, attention_mask=mask.long(), position_ids=positions, past_key_values=cache, use_cache=True,
