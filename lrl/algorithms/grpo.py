@@ -117,7 +117,8 @@ class GRPOModule(PolicyModule):
             kl = kl_estimate(policy.logprobs, batch.ref_logprobs, self.kl_estimator)
             objective = objective - self.kl_coef * kl
             self.record("train/kl_to_reference", kl[mask])
-        objective = objective + self.ent_coef * policy.entropy
+        if self.ent_coef:  # a bonus of nothing would still be differentiated
+            objective = objective + self.ent_coef * policy.entropy
         loss = -normalise(objective, mask, self.loss_normalisation, sequences, tokens, self.max_response_tokens)
         self._record_step(loss, ratio, policy.entropy, batch)
         return loss
