@@ -10,13 +10,14 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from lrl.algorithms.schedule import Schedule, learning_rate_factor
 from lrl.algorithms.weights import initial_weights, match_trainable
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, merge
-from lrl.functional.sharding import unsharded
+from lrl.functional.sharding import gather_ranks, own_part, unsharded
+from lrl.policies.language_model import fingerprint
 from lrl.policies.policy import Policy
 from lrl.types import Rollout, SamplingConfig, TurnBatch
 
@@ -52,9 +53,12 @@ class PolicyModule(L.LightningModule, ABC):
         if not 0 <= warmup < 1:
             raise ValueError(f"model.warmup is {warmup}; it must be a share of the run in [0, 1).")
         self.policy, self.lr, self.weight_decay, self.warmup = policy, lr, weight_decay, warmup
-        self.optimizer_factory, self.schedule, self.init_from = optimizer, schedule, init_from
+        self.optimizer_factory, self.init_from = optimizer, init_from
+        self.schedule: Schedule = schedule
         self._meters: dict[str, MeanMetric] = {}
+        self._recorded: list[tuple[str, Tensor]] = []
         self._configured = False
+        self._start = ""
         self.skip_updates = False
         """Whether the remaining parts of this collection are no-ops (``target_kl`` was exceeded)."""
 
@@ -84,18 +88,25 @@ class PolicyModule(L.LightningModule, ABC):
         if self.init_from is not None:
             names = match_trainable(self.policy, initial_weights(self.init_from), self.init_from)
             logging.getLogger("lrl").info("started from %d tensors of %s", names, self.init_from)
+            self._start = fingerprint(self.policy)
         if self.needs_reference:
             self.policy.build_reference(warm_started=self.init_from is not None)
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What is trained: a frozen base, its quantisation constants included, can be had again by its name."""
+        frozen = frozen_names(self)
+        return {k: v for k, v in super().state_dict(*args, **kwargs).items() if not _belongs(k, frozen)}
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep trainable weights only: a frozen base can be had again by its name."""
-        frozen = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
-        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k not in frozen}
+        """Add what tells whether the checkpoint fits a run, and what the running collection recorded so far."""
         checkpoint["lrl"] = {
             "fingerprint": self.policy.fingerprint,
+            "start": self._start,
+            "names": sorted(self.state_dict()),
             "env_steps": self.clocks.get("env_steps", 0),
             "skip_updates": self.skip_updates,
             "clocks": dict(self.clocks),
+            "meters": self._meter_states(),
             **checkpoint.get("lrl", {}),
         }
 
@@ -103,22 +114,27 @@ class PolicyModule(L.LightningModule, ABC):
         """Refuse weights that do not fit.
 
         Raises:
-            ValueError: another base model, missing trainable weights, or weights that nothing is called after.
+            ValueError: another base or other initial weights, missing trainable weights, or weights that nothing is
+                called after.
         """
-        self.skip_updates = bool(checkpoint.get("lrl", {}).get("skip_updates", False))
-        saved = checkpoint.get("lrl", {}).get("fingerprint", "")
-        if saved != self.policy.fingerprint:
+        saved = checkpoint.get("lrl", {})
+        if saved.get("fingerprint", "") != self.policy.fingerprint:
             raise ValueError(
-                f"ckpt_path was trained on base weights {saved!r}, the configured ones are {self.policy.fingerprint!r}; "
-                "load the same base model."
+                f"ckpt_path was trained on base weights {saved.get('fingerprint', '')!r}, the configured ones are "
+                f"{self.policy.fingerprint!r}; load the same base model."
             )
-        if "state_dict" not in checkpoint:  # sharded: the strategy compares the names itself
-            return
-        frozen = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
-        own, given = set(self.state_dict()), set(checkpoint["state_dict"])
-        missing, unexpected = sorted(own - given - frozen), sorted(given - own)
+        if saved.get("start", "") != self._start:
+            raise ValueError(
+                f"model.init_from is {self.init_from!r}, whose weights are not those that the run of ckpt_path started "
+                "from; resume with the same, the reference policy rests on it."
+            )
+        given = set(checkpoint.get("state_dict", saved.get("names", ())))  # a sharded one holds its weights elsewhere
+        missing, unexpected = sorted(set(self.state_dict()) - given), sorted(given - set(super().state_dict()))
         if missing or unexpected:
             raise ValueError(f"ckpt_path does not fit: {missing[:3]} are missing, {unexpected[:3]} are unknown.")
+        self.skip_updates = bool(saved.get("skip_updates", False))
+        for name, (total, weight) in own_part(saved["meters"]).items() if "meters" in saved else ():
+            self._add(name, total, weight)
 
     @property
     def strict_loading(self) -> bool:
@@ -176,16 +192,51 @@ class PolicyModule(L.LightningModule, ABC):
 
     def record(self, name: str, values: Tensor) -> None:
         """Add values (any shape) to the mean that is logged under ``name`` at the end of this collection."""
-        meter = self._meters.setdefault(name, MeanMetric().to(self.device))
-        if values.numel():
-            meter.update(values.detach().float().to(self.device))
+        self._recorded.append((name, values.detach().float()))
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Count what the part before recorded; what this one records counts once it is through."""
+        self._count()
 
     def flush(self) -> dict[str, float]:
-        """Reduce what was recorded over ranks and forget it."""
-        means = {name: float(meter.compute()) for name, meter in sorted(self._meters.items()) if meter.update_called}
+        """Reduce what was recorded over ranks and forget it. All ranks must call it, whatever each has recorded."""
+        self._count()
+        used = {name for name, meter in self._meters.items() if meter.update_called}
+        names = sorted(set().union(*gather_ranks(used)))
+        for name in names:
+            self._add(name, torch.zeros(()), torch.zeros(()))  # a rank without values takes part in the sum
+        means = {name: float(self._meters[name].compute()) for name in names}
         for meter in self._meters.values():
             meter.reset()
         return means
+
+    def _meter(self, name: str) -> MeanMetric:
+        meter = self._meters.setdefault(name, MeanMetric())
+        return meter if meter.device == self.device else meter.to(self.device)
+
+    def _add(self, name: str, total: Tensor, weight: Tensor) -> None:
+        meter = self._meter(name)
+        meter.update(0.0, weight=0.0)
+        meter.mean_value = meter.mean_value + total.to(meter.device)
+        meter.weight = meter.weight + weight.to(meter.device)
+
+    def _count(self) -> None:
+        for name, values in self._recorded:
+            meter = self._meter(name)
+            if values.numel():
+                meter.update(values.to(self.device))
+        self._recorded.clear()
+
+    def _meter_states(self) -> list[dict[str, list[Tensor]]]:
+        """Weighted sum and weight of every meter, by rank; of a part that is not through a resume does all again."""
+        loop = self.trainer.fit_loop
+        epoch: Any = loop.epoch_progress.current
+        part: Any = loop.epoch_loop.batch_progress.current
+        if part.started == part.processed:
+            self._count()
+        ended = epoch.ready == epoch.processed
+        used = {name: meter for name, meter in self._meters.items() if meter.update_called and not ended}
+        return gather_ranks({name: [meter.mean_value.cpu(), meter.weight.cpu()] for name, meter in used.items()})
 
     def publish(self, means: dict[str, float]) -> None:
         """Hand means to the loggers, with the clocks, and to callbacks that monitor them."""
@@ -230,3 +281,14 @@ class PolicyModule(L.LightningModule, ABC):
     def predict_step(self, seeds: Tensor) -> EpisodeResults:
         """Play held-out episodes and return them."""
         return self.held_out(seeds, "predict")
+
+
+def frozen_names(module: nn.Module) -> set[str]:
+    """Names of the parameters that are not trained; weights that are tied have several."""
+    return {name for name, parameter in module.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
+
+
+def _belongs(name: str, frozen: set[str]) -> bool:
+    """Whether ``name`` is frozen, or hangs on what is, as quantisation constants do (``weight.absmax``)."""
+    parts = name.split(".")
+    return any(".".join(parts[:count]) in frozen for count in range(1, len(parts) + 1))

@@ -68,7 +68,8 @@ def match_trainable(policy: nn.Module, weights: dict[str, Tensor], source: str) 
                            if ".reference." not in name}
     unknown = [name for name in weights if _canonical(name) not in own]
     if unknown or not weights:
-        raise ValueError(f"model.init_from is {source!r}; it holds {unknown[:3] or 'no weights'}, which this policy lacks.")
+        held = unknown[:3] or "no weights"
+        raise ValueError(f"model.init_from is {source!r}; it holds {held}, which this policy lacks.")
     with torch.no_grad():
         for name, tensor in weights.items():
             target = own[_canonical(name)]

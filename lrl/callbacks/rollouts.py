@@ -35,16 +35,36 @@ class VectorEnvRollouts(L.Callback):
         num_envs = data.num_groups // trainer.world_size * data.group_size
         self.envs = data.env.make(num_envs, pl_module.policy.response_format)
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Mend what Lightning 2.6.6 leaves out when it resumes a checkpoint from inside an epoch.
+
+        One that was written while collecting still counts the parts of the collection before, and would train none of
+        the new ones. Behind one that was written after the last part, Lightning ends that epoch and starts the next
+        without their hooks.
+        """
+        data, loop = rollout_data(trainer), trainer.fit_loop
+        if data is None:
+            return
+        if loop.restarted_on_epoch_start:
+            loop.epoch_loop.batch_progress.reset_on_run()
+        if loop.restarted_mid_epoch and data.collection != trainer.current_epoch:
+            pl_module.on_train_epoch_end()
+            self.on_train_epoch_end(trainer, pl_module)
+            if not loop.done:
+                self.on_train_epoch_start(trainer, pl_module)
+
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Collect, let the algorithm credit the turns, fill the buffer."""
         data = rollout_data(trainer)
         if data is None or (data.filled and data.collection == trainer.current_epoch):
             return
-        assert isinstance(pl_module, PolicyModule) and self.envs is not None
+        assert isinstance(pl_module, PolicyModule)
+        assert self.envs is not None
         started = time.monotonic()
         plan = CollectionPlan(
             seed=data.seed, collection=trainer.current_epoch, num_groups=data.num_groups // trainer.world_size,
-            group_size=data.group_size, rank=trainer.global_rank, share_noise=data.share_noise, max_turns=data.max_turns,
+            group_size=data.group_size, rank=trainer.global_rank, share_noise=data.share_noise,
+            max_turns=data.max_turns,
         )
         with trainer.precision_plugin.forward_context(), unsharded(pl_module):
             rollout = Collector(pl_module.policy, self.envs, trainer.world_size).collect(plan)

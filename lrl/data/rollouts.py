@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from lrl.codecs.codec import TextCodec
 from lrl.envs.factory import EnvFactory
 from lrl.functional.random import permutation
+from lrl.functional.sharding import gather_ranks, own_part
 from lrl.types import Rollout, TurnBatch
 
 Clocks = dict[str, float]
@@ -74,7 +76,6 @@ class RolloutDataModule(L.LightningDataModule):
         self.trained_parts = 0
         self.clocks: Clocks = {"env_steps": 0, "episodes": 0, "tokens": 0, "minutes": 0.0}
         self._batch: TurnBatch | None = None
-        self._skip = 0
         self._started = time.monotonic()
 
     @property
@@ -101,7 +102,13 @@ class RolloutDataModule(L.LightningDataModule):
             batch: the turns with their advantages.
         """
         self.collection, self.rollout, self._batch = collection, rollout, batch
-        self.trained_parts = self._skip = 0
+        self.trained_parts = 0
+
+    @property
+    def position(self) -> int:
+        """The part that is trained next, by Lightning's own count, which a resume restores whatever was saved when."""
+        assert self.trainer is not None
+        return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
     def part(self, index: int) -> TurnBatch:
         """Part ``index`` of the buffer: of pass ``index // num_minibatches``.
@@ -110,7 +117,6 @@ class RolloutDataModule(L.LightningDataModule):
         """
         if self._batch is None:
             raise ValueError("The rollout buffer is empty; give the trainer the callback VectorEnvRollouts.")
-        index += self._skip
         order = self._order(self._batch, index // self.num_minibatches)
         parts = torch.tensor_split(order, self.num_minibatches)
         return self._batch[parts[index % self.num_minibatches].to(self._batch.response_mask.device)]
@@ -125,14 +131,15 @@ class RolloutDataModule(L.LightningDataModule):
         place = torch.from_numpy(permutation(int(cluster.max()) + 1, "cluster", self.seed, self.collection, epoch))
         return shuffled[torch.argsort(place[cluster], stable=True)]
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> PartLoader:
         """Parts of the buffer, in order."""
-        return DataLoader(_Parts(self), batch_size=None, shuffle=False, num_workers=0)
+        return PartLoader(self)
 
     def val_dataloader(self) -> DataLoader:
         """One item: the seeds of the held-out episodes, int64 ``(episode,)``."""
         seeds = torch.arange(self.validation_seed, self.validation_seed + self.validation_episodes)
-        return DataLoader([seeds], batch_size=None, shuffle=False, num_workers=0)
+        one_item: Any = [seeds]
+        return DataLoader(one_item, batch_size=None, shuffle=False, num_workers=0)
 
     def test_dataloader(self) -> DataLoader:
         """As :meth:`val_dataloader`."""
@@ -152,24 +159,33 @@ class RolloutDataModule(L.LightningDataModule):
         self._started = now
 
     def state_dict(self) -> dict[str, Any]:
-        """The clocks; off a collection boundary also what was collected, and how much of it is trained."""
+        """The clocks; off a collection boundary also what each rank collected, and how much of it is trained."""
         state: dict[str, Any] = {"clocks": dict(self.clocks), "collection": self.collection}
         if self.filled:
             assert self._batch is not None
-            state["batch"], state["trained_parts"] = self._batch.fields(), self.trained_parts
+            state["batches"], state["trained_parts"] = gather_ranks(self._batch.fields()), self.trained_parts
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore :meth:`state_dict`.
+
+        Raises:
+            ValueError: another number of ranks collected what is saved.
+        """
         self.clocks, self.collection = dict(state_dict["clocks"]), state_dict["collection"]
         self._started = time.monotonic()
-        if "batch" in state_dict:
-            self._batch = TurnBatch(**state_dict["batch"])
-            self.trained_parts = self._skip = state_dict["trained_parts"]
+        if "batches" in state_dict:
+            self._batch = TurnBatch(**own_part(state_dict["batches"]))
+            self.trained_parts = state_dict["trained_parts"]
 
 
-class _Parts(Dataset):
-    """A constant length: without one Lightning would prefetch from the empty buffer before the first collection."""
+class PartLoader:
+    """Yields the buffer's parts.
+
+    No ``DataLoader``: Lightning neither puts a distributed sampler into it nor asks for workers. A constant length:
+    without one Lightning would prefetch from the empty buffer before the first collection. Stateful in name only,
+    which tells Lightning that it can be resumed: the position is :attr:`RolloutDataModule.position`.
+    """
 
     def __init__(self, data: RolloutDataModule) -> None:
         self.data = data
@@ -177,5 +193,13 @@ class _Parts(Dataset):
     def __len__(self) -> int:
         return self.data.num_parts
 
-    def __getitem__(self, index: int) -> TurnBatch:
-        return self.data.part(index)
+    def __iter__(self) -> Iterator[TurnBatch]:
+        for _ in range(len(self)):
+            yield self.data.part(self.data.position)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing."""

@@ -1,10 +1,12 @@
-"""Parameters that are sharded over ranks (FSDP2), gathered for a while."""
+"""What ranks hold apart: parameters that are sharded (FSDP2), and objects that each rank has its own of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -26,3 +28,28 @@ def unsharded(module: nn.Module) -> Iterator[None]:
         for part in parts:
             part.set_reshard_after_forward(True, recurse=False)
             part.reshard()
+
+
+def gather_ranks(value: Any) -> list[Any]:
+    """``value`` of every rank, by rank. All ranks must call it."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def own_part(values: Sequence[Any]) -> Any:
+    """This rank's element of what :func:`gather_ranks` returned, in this run or in the one that is resumed.
+
+    Raises:
+        ValueError: another number of ranks took part.
+    """
+    initialised = dist.is_available() and dist.is_initialized()
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if initialised else (0, 1)
+    if len(values) != world_size:
+        raise ValueError(
+            f"ckpt_path was written in the middle of a collection by {len(values)} ranks; resume it with as many, "
+            f"not {world_size}."
+        )
+    return values[rank]

@@ -1,0 +1,181 @@
+"""A run that was stopped and resumed ends as one that was not: bit for bit."""
+
+import multiprocessing
+import signal
+import sys
+from multiprocessing import forkserver
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, Checkpoint
+
+from lrl.callbacks.checkpoint import CollectionCheckpoint
+
+sys.path.insert(0, str(Path(__file__).parent))  # children import it by its name
+from tiny_runs import (  # noqa: I001
+    COLLECTIONS, OPTIONS, PARTS, Counter, grpo, make_trainer, rollout_data, run_until_stopped, save_tiny_model,
+)
+
+KINDS = sorted(OPTIONS)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Children that start with the imports done."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tiny_runs", "transformers.models.llama.modeling_llama"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # Python 3.11's server does not get our sys.path
+        forkserver.ensure_running()
+    return context
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def whole(request, folder, tmp_path_factory):
+    """An uninterrupted run."""
+    counter = Counter()
+    root = tmp_path_factory.mktemp("whole")
+    return request.param, fit(folder, request.param, root, CollectionCheckpoint(1), counter), counter
+
+
+def fit(folder, kind, root, *callbacks, ckpt_path=None, **changes):
+    writes = any(isinstance(callback, Checkpoint) for callback in callbacks)
+    trainer = make_trainer(root, *callbacks, enable_checkpointing=writes, **changes)
+    module = grpo(folder, **OPTIONS[kind])
+    trainer.fit(module, datamodule=rollout_data(kind), ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
+    return trainer
+
+
+def assert_ends_alike(trainer, whole):
+    """Weights, optimiser, schedule, clocks, and every row that was logged since."""
+    ours, theirs = (t.lightning_module.state_dict() for t in (trainer, whole))
+    assert sorted(ours) == sorted(theirs) and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    ours, theirs = (t.optimizers[0].state_dict() for t in (trainer, whole))
+    assert ours["param_groups"] == theirs["param_groups"]
+    for index, state in theirs["state"].items():
+        assert all(torch.equal(ours["state"][index][name], value) for name, value in state.items())
+    ours, theirs = (t.lr_scheduler_configs[0].scheduler.state_dict() for t in (trainer, whole))
+    assert ours == theirs
+    for clock in ("env_steps", "episodes", "tokens"):
+        assert trainer.datamodule.clocks[clock] == whole.datamodule.clocks[clock] > 0
+    rows = trainer.logger.rows
+    assert rows and rows == whole.logger.rows[-len(rows) :]
+
+
+def test_three_collections_are_trained_part_by_part(whole):
+    _, trainer, counter = whole
+    expected = []
+    for epoch in range(COLLECTIONS):
+        expected += [f"c{epoch}", *(f"u{epoch}.{part}" for part in range(PARTS)), f"e{epoch}"]
+    assert counter.events == expected
+    for _, row in trainer.logger.rows:
+        assert 0 < row["rollout/invalid_action_rate"] < 1
+        assert row["train/advantage_abs"] > 0 and row["train/ratio_error"] > 0 and row["train/kl_to_reference"] > 0
+
+
+# -- killed -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["rollout", "update", "write"])
+def test_a_killed_run_that_is_resumed_ends_bit_identical(whole, folder, processes, tmp_path, moment):
+    kind, reference, _ = whole
+    child = processes.Process(target=run_until_stopped, args=(folder, kind, tmp_path, moment))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    assert (last.with_name(".last.ckpt.draft").exists()) == (moment == "write")
+
+    counter = Counter()
+    trainer = fit(folder, kind, tmp_path, CollectionCheckpoint(1), counter, ckpt_path=last)
+    assert counter.events[0] == "c1" and counter.events.count("u1.0") == 1
+    assert_ends_alike(trainer, reference)
+
+
+# -- saved off a collection boundary, as a requeued job does ----------------------------------------------------------
+
+
+class SaveAt(Callback):
+    """Saves once, somewhere in the second collection."""
+
+    def __init__(self, path, moment, part=0):
+        self.path, self.moment, self.part = path, moment, part
+
+    def save(self, trainer, moment, part=0):
+        if trainer.current_epoch == 1 and (moment, part) == (self.moment, self.part) and not self.path.exists():
+            trainer.save_checkpoint(self.path)
+
+    def on_fit_start(self, trainer, pl_module):
+        decide = pl_module.policy.act
+
+        def act(*args, **kwargs):
+            self.save(trainer, "collecting")
+            return decide(*args, **kwargs)
+
+        pl_module.policy.act = act
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.save(trainer, "epoch_start")
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.save(trainer, "batch_start", batch_idx)
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.save(trainer, "backward", trainer.datamodule.trained_parts)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.save(trainer, "batch_end", batch_idx)
+
+    def on_validation_end(self, trainer, pl_module):
+        self.save(trainer, "validation_end")
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.save(trainer, "epoch_end")
+
+
+class SaveFirst(SaveAt):
+    """Is asked before the callback that counts parts."""
+
+    def setup(self, trainer, pl_module, stage):
+        trainer.callbacks.sort(key=lambda callback: callback is not self)
+
+
+MOMENTS = [
+    ("collecting", 0, SaveAt), ("epoch_start", 0, SaveFirst), ("epoch_start", 0, SaveAt), ("batch_start", 0, SaveAt),
+    ("batch_start", 2, SaveAt), ("backward", 1, SaveAt), ("batch_end", 0, SaveAt), ("batch_end", 1, SaveFirst),
+    ("batch_end", PARTS - 1, SaveFirst), ("batch_end", PARTS - 1, SaveAt), ("validation_end", 0, SaveAt),
+    ("epoch_end", 0, SaveAt),
+]
+
+
+@pytest.mark.parametrize(("moment", "part", "saver"), MOMENTS)
+def test_a_checkpoint_from_inside_a_collection_resumes_bit_identical(folder, tmp_path, moment, part, saver):
+    changes = {"limit_val_batches": 1}
+    whole = fit(folder, "episodes", tmp_path, saver(tmp_path / "requeue.ckpt", moment, part), **changes)
+    counter = Counter()
+    resumed = fit(folder, "episodes", tmp_path, counter, ckpt_path=tmp_path / "requeue.ckpt", **changes)
+    assert_ends_alike(resumed, whole)
+    left = [f"u1.{n}" for n in range(PARTS)]
+    assert [event for event in counter.events if event.startswith("u")][-PARTS:] == [f"u2.{n}" for n in range(PARTS)]
+    done = {"batch_start": part, "backward": part, "batch_end": part + 1, "validation_end": PARTS, "epoch_end": PARTS}
+    assert [event for event in counter.events if event.startswith("u1")] == left[done.get(moment, 0) :]
+
+
+def test_the_reference_after_a_resume_is_the_policy_that_the_run_started_from(whole, folder, tmp_path):
+    kind, reference, _ = whole
+    trainer = fit(
+        folder, kind, tmp_path, CollectionCheckpoint(1), max_epochs=COLLECTIONS + 1,
+        ckpt_path=f"{reference.default_root_dir}/checkpoints/last.ckpt",
+    )
+    model = trainer.lightning_module.policy.language_model
+    fresh = grpo(folder).policy
+    fresh.configure()
+    kept = model._reference[0].state_dict()
+    assert all(torch.equal(kept[name], weight) for name, weight in fresh.language_model.model.state_dict().items())
+    assert not torch.equal(kept["lm_head.weight"], model.model.lm_head.weight)

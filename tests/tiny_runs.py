@@ -1,0 +1,196 @@
+"""Whole runs that take a fraction of a second: a random Llama of hidden size 16 on FrozenLake, and ways to stop them.
+
+Runs here may be started in processes of their own: nothing in this file asks for pytest.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import Logger
+
+from lrl.algorithms.grpo import GRPOModule
+from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.callbacks.rollouts import VectorEnvRollouts
+from lrl.data.rollouts import RolloutDataModule
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.frozen_lake_rows import ExpertQRows
+from lrl.envs.prompt_env import PromptEnvs
+from lrl.policies.language_model import LanguageModelConfig
+from lrl.policies.text import TextPolicy
+from lrl.prompts.template import PromptTemplate
+from lrl.rewards.expert_q import QGapReward
+from lrl.types import SamplingConfig
+
+SPECIAL, ACTIONS = ["<pad>", "<unk>", "<|im_start|>", "<|im_end|>"], ["LEFT", "DOWN", "RIGHT", "UP"]
+WORDS = [*SPECIAL, "system", "user", "assistant", *ACTIONS, *"ASFHG0123"]
+COLLECTIONS = 3
+SIZES = {"num_groups": 4, "group_size": 3, "num_epochs": 2, "num_minibatches": 2}
+PARTS = SIZES["num_epochs"] * SIZES["num_minibatches"]
+
+
+def save_tiny_model(folder, kind="llama", **changes):
+    """A random model with a tokenizer of 20 words, of which four are FrozenLake's actions."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    from lrl.policies.chat import CHATML
+
+    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>"], clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHATML
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(architecture(kind, **changes))
+    if not model.config.tie_word_embeddings:
+        favour(model, [WORDS.index(word) for word in (*ACTIONS, "<|im_end|>")])
+    model.save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return str(folder)
+
+
+@torch.no_grad()
+def favour(model, words):
+    """Make some words likelier than the others: a coordinate that is the same everywhere serves as their bias."""
+    model.get_input_embeddings().weight[:, 0] = 2.0
+    model.get_output_embeddings().weight[:, 0] = -3.0
+    model.get_output_embeddings().weight[words, 0] = 1.0
+
+
+def architecture(kind, **changes):
+    """A configuration with two layers of hidden size 16."""
+    from transformers import AutoConfig
+
+    sizes = {"vocab_size": len(WORDS), "initializer_range": 0.3}
+    sizes |= {"bos_token_id": None, "eos_token_id": 3, "pad_token_id": 0}
+    if kind == "gpt2":
+        sizes |= {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 512}
+    else:
+        sizes |= {
+            "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512,
+        }
+    return AutoConfig.for_model(kind, **sizes | changes)
+
+
+def text_policy(folder, history=0, temperature=1.0, max_prompt_tokens=256, max_new_tokens=2, **model):
+    """Answers with one word or two."""
+    prompt = PromptTemplate(response_format="direct", system="", history=history)
+    sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
+    return TextPolicy(LanguageModelConfig(name=folder, **model), prompt, sampling, max_prompt_tokens)
+
+
+def grpo(folder, history=0, temperature=1.0, model=None, **changes):
+    """GRPO with a reference."""
+    settings = {"lr": 1e-2, "kl_coef": 0.1, "ent_coef": 0.01, "schedule": "linear"} | changes
+    return GRPOModule(text_policy(folder, history, temperature, **model or {}), **settings)
+
+
+def rollout_data(kind, **changes):
+    """``prompts``: one turn per episode. ``episodes``: several, of different numbers."""
+    if kind == "prompts":
+        env = PromptEnvs(ExpertQRows(), [QGapReward()])
+    else:
+        env = GymnasiumEnvs("FrozenLake-v1", {"is_slippery": True}, max_invalid=3, max_episode_steps=6)
+    return RolloutDataModule(env, **SIZES | {"validation_episodes": 2} | changes)
+
+
+class Rows(Logger):
+    """Keeps what is logged, but for what a clock on the wall says."""
+
+    name, version = "rows", 0
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def log_metrics(self, metrics, step=None):
+        self.rows.append((step, {k: v for k, v in metrics.items() if "per_second" not in k and "minutes" not in k}))
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+
+class Counter(L.Callback):
+    """Writes down collections ``c``, updates ``u`` and ends ``e``, each with the epoch and part it belongs to."""
+
+    def __init__(self):
+        self.events = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        collection = trainer.datamodule.collection
+        if not self.events or (batch_idx == 0 and self.events[-1] != f"c{collection}"):
+            self.events.append(f"c{collection}")
+        self.events.append(f"u{trainer.current_epoch}.{batch_idx}")
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.events.append(f"e{trainer.current_epoch}")
+
+
+def make_trainer(root, *callbacks, **changes):
+    """One CPU, all metrics in memory."""
+    settings = {
+        "accelerator": "cpu", "devices": 1, "max_epochs": COLLECTIONS, "logger": Rows(), "limit_val_batches": 0,
+        "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0,
+        "use_distributed_sampler": False, "log_every_n_steps": 1, "default_root_dir": str(root),
+    }
+    return L.Trainer(callbacks=[VectorEnvRollouts(), *callbacks], **settings | changes)
+
+
+class Stop(L.Callback):
+    """Ends the process as a power cut does, at one of three moments of the second collection or its checkpoint."""
+
+    def __init__(self, moment):
+        self.moment = moment
+
+    def on_fit_start(self, trainer, pl_module):
+        if self.moment == "rollout":
+            decide = pl_module.policy.act
+
+            def act(*args, **kwargs):
+                decided = decide(*args, **kwargs)
+                if trainer.current_epoch == 1:
+                    stop_here()
+                return decided
+
+            pl_module.policy.act = act
+        if self.moment == "write":
+            cut_writing(trainer)
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        if self.moment == "update" and trainer.current_epoch == 1 and trainer.datamodule.trained_parts == 2:
+            stop_here()
+
+
+def stop_here():
+    """No handler, no clean-up."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def cut_writing(trainer):
+    """Write half of the second checkpoint."""
+    import lightning.fabric.plugins.io.torch_io as torch_io
+
+    def write(checkpoint, path):
+        torch.save(checkpoint, path)
+        if trainer.current_epoch == 1:
+            os.truncate(path, Path(path).stat().st_size // 2)
+            stop_here()
+
+    torch_io._atomic_save = write
+
+
+def run_until_stopped(folder, kind, root, moment):
+    """For a process of its own."""
+    torch.set_num_threads(1)
+    module, data = grpo(folder, **OPTIONS[kind]), rollout_data(kind)
+    make_trainer(root, CollectionCheckpoint(every_n_collections=1), Stop(moment)).fit(module, datamodule=data)
+
+
+OPTIONS = {"prompts": {}, "episodes": {"history": 1}}
