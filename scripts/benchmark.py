@@ -1,0 +1,38 @@
+"""Our speed beside that of others, each comparison alternating within one run.
+
+    python scripts/benchmark.py grpo --json assets/results/benchmark_grpo.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+
+BENCHMARKS = {
+    "grpo": "one GRPO step against TRL's GRPOTrainer: completions per second",
+    "evaluate": "batched evaluation against one episode at a time: env steps per second",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    subparsers = parser.add_subparsers(dest="benchmark", required=True)
+    modules = {name: importlib.import_module(f"benchmarks.{name}") for name in BENCHMARKS}
+    for name, text in BENCHMARKS.items():
+        subparser = subparsers.add_parser(name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        modules[name].add_arguments(subparser)
+        subparser.add_argument("--threads", type=int, default=None, help="threads of torch, for both sides")
+        subparser.add_argument("--json", type=Path, default=None, help="write all numbers to this file")
+    options = parser.parse_args(arguments)
+    if options.threads is not None:
+        import torch
+
+        torch.set_num_threads(options.threads)
+    modules[options.benchmark].main(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Batched evaluation against one episode at a time through Hugging Face's ``generate``, on slippery FrozenLake.
+
+The same episodes, seeds, prompts and limits, decoded greedily, so that both must play the very same turns; that is
+checked on the episodes that both play. The other side is what a script does that drives an environment by hand: render
+the chat, ``generate`` for one prompt, parse, step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.timing import Comparison, alternate, finish, quiet
+
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
+from lrl.policies.language_model import LanguageModelConfig
+from lrl.policies.text import TextPolicy
+from lrl.prompts.template import PromptTemplate
+from lrl.types import History, PastTurn, SamplingConfig
+
+
+class Both:
+    """One policy, one kind of environment, and two ways to play."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.envs = GymnasiumEnvs("FrozenLake-v1", kwargs={"map_name": "4x4", "is_slippery": True})
+        prompt = PromptTemplate(history=options.history)
+        sampling = SamplingConfig(max_new_tokens=options.max_new_tokens)
+        self.policy = TextPolicy(LanguageModelConfig(name=options.model), prompt, sampling, max_prompt_tokens=2048)
+        self.policy.connect(self.envs.codec)
+        self.policy.configure()
+        self.policy.eval()
+        self.batched: EpisodeResults | None = None
+        self.one_by_one: list[tuple[float, int]] = []
+
+    def ours(self) -> float:
+        """Turns per second of our evaluation."""
+        options = self.options
+        greedy = self.policy.with_sampling(temperature=0.0)
+        started = time.perf_counter()
+        self.batched = evaluate_policy(
+            self.policy, self.envs, options.episodes, options.seed, options.num_envs, sampling=greedy
+        )
+        return self.batched.lengths.sum() / (time.perf_counter() - started)
+
+    def theirs(self) -> float:
+        """Turns per second one episode at a time."""
+        env = self.envs.make(1, self.policy.response_format)
+        started = time.perf_counter()
+        seeds = range(self.options.seed, self.options.seed + self.options.single_episodes)
+        self.one_by_one = [self._episode(env, seed) for seed in seeds]
+        seconds = time.perf_counter() - started
+        env.close()
+        return sum(length for _, length in self.one_by_one) / seconds
+
+    def _episode(self, env: Any, seed: int) -> tuple[float, int]:
+        """Return and length of one episode."""
+        history: History = ()
+        (observation,), _ = env.reset(seed=[seed])
+        total, length, ended = 0.0, 0, False
+        while not ended:
+            response = self._answer(observation, history)
+            history = self.policy.prompt.window((*history, PastTurn(observation, response)))
+            (observation,), rewards, terminated, truncated, _ = env.step((response,))
+            total, length, ended = total + float(rewards[0]), length + 1, bool(terminated[0] or truncated[0])
+        return total, length
+
+    @torch.no_grad()
+    def _answer(self, observation: str, history: History) -> str:
+        """One call of ``generate``, with the stop token of the answer's format, which a careful user would give."""
+        model, chat = self.policy.language_model.model, self.policy.tokenizer
+        messages = self.policy.prompt.messages(self.envs.codec, observation, history)
+        prompt = chat.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        ids = model.generate(
+            **prompt, do_sample=False, max_new_tokens=self.options.max_new_tokens, pad_token_id=chat.pad_id,
+            eos_token_id=sorted(chat.stop_ids(self.policy.stop_text)),
+        )
+        return chat.decode(ids[0, prompt["input_ids"].shape[1] :].tolist())
+
+    def check(self) -> None:
+        """Both played the same.
+
+        Raises:
+            AssertionError: returns or lengths differ.
+        """
+        assert self.batched is not None
+        both = min(len(self.one_by_one), len(self.batched))
+        returns, lengths = (np.array(values)[:both] for values in zip(*self.one_by_one, strict=True))
+        np.testing.assert_allclose(returns, self.batched.returns[:both])
+        np.testing.assert_array_equal(lengths, self.batched.lengths[:both])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of ``benchmark.py evaluate``."""
+    parser.add_argument("--model", default="assets/tiny-lm")
+    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--num_envs", type=int, default=64)
+    parser.add_argument("--single_episodes", type=int, default=10, help="episodes that are played one at a time")
+    parser.add_argument("--seed", type=int, default=10_000)
+    parser.add_argument("--history", type=int, default=2, help="past turns in the prompt")
+    parser.add_argument("--max_new_tokens", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=5)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Compare, after a check that both play the same."""
+    quiet()
+    both = Both(options)
+    for play in (both.ours, both.theirs):
+        play()
+    both.check()
+    rates = alternate(both.ours, both.theirs, options.repeats)
+    assert both.batched is not None
+    notes = {"length_mean": float(both.batched.lengths.mean()), "num_envs": options.num_envs}
+    name = f"{options.num_envs} episodes side by side"
+    comparison = Comparison(name=name, unit="env steps", ours=rates[0], theirs=rates[1], notes=notes)
+    settings = {key: getattr(options, key) for key in ("episodes", "single_episodes", "history", "max_new_tokens")}
+    finish([comparison], bar=10.0, path=options.json, settings=settings | {"temperature": 0.0, "dtype": "float32"})

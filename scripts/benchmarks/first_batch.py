@@ -1,0 +1,73 @@
+"""The same loss and gradient on one batch, before anything is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lrl.algorithms.grpo import GRPOModule
+from lrl.types import TurnBatch
+
+
+def first_batch(trainer: Any) -> dict[str, Tensor]:
+    """What TRL writes and computes for its first step."""
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    return trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+
+
+def as_turns(inputs: dict[str, Tensor]) -> TurnBatch:
+    """TRL's batch as ours: prompts padded on the right."""
+    mask = inputs["completion_mask"].bool()
+    order = torch.argsort(inputs["prompt_mask"], dim=1, descending=True, stable=True)
+    ours = {
+        "prompt_ids": inputs["prompt_ids"].gather(1, order),
+        "prompt_mask": inputs["prompt_mask"].gather(1, order).bool(),
+        "response_ids": inputs["completion_ids"] * mask,
+    }
+    nothing = torch.zeros(mask.shape)
+    advantages = inputs["advantages"][:, None] * mask
+    return TurnBatch(inputs=ours, response_mask=mask, old_logprobs=nothing, advantages=advantages)
+
+
+@contextmanager
+def moved(*models: Any, size: float = 0.01) -> Iterator[None]:
+    """Move the weights of each model alike, off the reference and off the policy that wrote, and put them back."""
+    kept = [[weight.detach().clone() for weight in model.parameters()] for model in models]
+    with torch.no_grad():
+        for model in models:
+            generator = torch.Generator().manual_seed(0)
+            for weight in model.parameters():
+                weight.add_(size * torch.randn(weight.shape, generator=generator))
+    yield
+    with torch.no_grad():
+        for model, weights in zip(models, kept, strict=True):
+            for weight, old in zip(model.parameters(), weights, strict=True):
+                weight.copy_(old)
+
+
+def compare_first_batch(module: GRPOModule, trainer: Any) -> dict[str, float]:
+    """Loss and gradient on TRL's first batch, with weights a little off those that wrote it.
+
+    Raises:
+        AssertionError: they differ.
+    """
+    inputs = first_batch(trainer)
+    batch = as_turns(inputs)
+    with torch.no_grad():
+        batch = batch.replace(old_logprobs=module.policy.evaluate(batch).logprobs)
+    batch = batch.replace(ref_logprobs=module.policy.reference_logprobs(batch))
+    inputs = inputs | {"old_per_token_logps": batch.old_logprobs}
+    policy: Any = module.policy
+    models = policy.language_model.model, trainer.model
+    with moved(*models):
+        losses = module.training_step(batch), trainer.compute_loss(models[1], inputs)
+        grads = [torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+                 for loss, model in zip(losses, models, strict=True)]
+    torch.testing.assert_close(losses[0], losses[1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(grads[0], grads[1], atol=1e-5, rtol=1e-4)
+    return {"loss_ours": losses[0].item(), "loss_theirs": losses[1].item(), "gradient_norm": grads[0].norm().item()}

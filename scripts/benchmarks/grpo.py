@@ -1,0 +1,231 @@
+"""One GRPO step, rollout and update, against TRL's ``GRPOTrainer``.
+
+Both start from the same weights and see the same prompts, in groups of 8, with the KL term and its reference, one
+optimiser step per rollout, float32. TRL runs through its own ``train()``, with Hugging Face's ``generate``, and with
+all that costs time switched off: checkpointing of activations, bfloat16 (slow on most CPUs), logging, saving. Ours runs
+through Lightning's ``fit()``. Rates are taken from the end of the first step to the end of the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+import numpy as np
+from benchmarks.first_batch import compare_first_batch
+from benchmarks.timing import Comparison, alternate, finish, quiet
+
+from lrl.algorithms.grpo import GRPOModule
+from lrl.callbacks.rollouts import VectorEnvRollouts
+from lrl.codecs.codec import TextCodec
+from lrl.codecs.grid import FrozenLakeCodec, draw
+from lrl.data.rollouts import RolloutDataModule
+from lrl.envs.frozen_lake import named_map
+from lrl.envs.prompt_env import PromptEnvs
+from lrl.envs.rows import RowSource
+from lrl.policies.language_model import LanguageModelConfig
+from lrl.policies.text import TextPolicy
+from lrl.prompts.response_format import response_format
+from lrl.prompts.template import PromptTemplate
+from lrl.rewards.reward import Reward
+from lrl.rewards.row import Row
+from lrl.types import PastTurn, SamplingConfig
+
+KL_COEF, CLIP_RANGE, LR, MAX_GRAD_NORM = 0.04, 0.2, 1e-6, 1.0
+THINK = response_format("think_answer")
+
+
+class States(RowSource):
+    """The first states of the 4x4 lake, as prompts of about 30, 100 or 300 tokens."""
+
+    codec: TextCodec = FrozenLakeCodec()
+
+    def __init__(self, num_prompts: int, tokens: int) -> None:
+        self.num_prompts, self.tokens = num_prompts, tokens
+
+    def rows(self) -> list[Row]:
+        """One row per state; nobody looks at the values."""
+        texts = [draw(state, named_map("4x4")) for state in range(self.num_prompts)]
+        texts = [text.splitlines()[0] for text in texts] if self.tokens < 100 else texts
+        return [Row(observation=text, q_values=(1.0, 0.0, 0.0, 0.0), action=0) for text in texts]
+
+    def prompt(self) -> PromptTemplate:
+        """The template: the end token ends an answer, so that neither side needs a stop of its own."""
+        system = THINK.instruction if self.tokens < 100 else f"{self.codec.description} {THINK.instruction}"
+        example = PastTurn(draw(0, named_map("4x4")), THINK.render("DOWN", "I look around, then I decide."))
+        examples = (example,) * max(0, round((self.tokens - 110) / 60))
+        return PromptTemplate(response_format="direct", system=system, examples=examples)
+
+
+def pay(text: str) -> float:
+    """A reward that costs nothing and differs within a group."""
+    return float(text.count("e") % 5)
+
+
+class Vowels(Reward):
+    """:func:`pay` as our environments take it."""
+
+    name = "vowels"
+
+    def __call__(self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | None]) -> np.ndarray:
+        """Pay for each answer."""
+        return np.array([pay(response) for response in responses])
+
+
+def vowels(completions: Sequence[str], **_: Any) -> list[float]:
+    """:func:`pay` as TRL takes it."""
+    return [pay(completion) for completion in completions]
+
+
+class Clock(L.Callback):
+    """The time at the end of each of our steps, and how many tokens were written before."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Note the time."""
+        self.times.append(time.perf_counter())
+
+
+class Ours:
+    """Our side."""
+
+    def __init__(self, options: argparse.Namespace, tokens: int) -> None:
+        self.options, self.states = options, States(options.num_groups, tokens)
+        policy = TextPolicy(
+            LanguageModelConfig(name=options.model), self.states.prompt(),
+            SamplingConfig(max_new_tokens=options.max_new_tokens), max_prompt_tokens=2048,
+        )
+        policy.connect(self.states.codec)
+        self.module = GRPOModule(policy, lr=LR, clip_range=CLIP_RANGE, kl_coef=KL_COEF, loss_normalisation="sequence")
+        self.module.configure_model()
+        self.response_tokens = 0.0
+
+    @property
+    def prompts(self) -> list[str]:
+        """The prompts as text."""
+        policy: Any = self.module.policy
+        ids = [policy.encode(row.observation, ()) for row in self.states.rows()]
+        return [policy.tokenizer.tokenizer.decode(prompt) for prompt in ids]
+
+    def rate(self) -> float:
+        """Completions per second over some steps."""
+        clock, options = Clock(), self.options
+        data = RolloutDataModule(
+            PromptEnvs(self.states, [Vowels()]), num_groups=options.num_groups, group_size=options.group_size
+        )
+        trainer = L.Trainer(
+            accelerator="cpu", max_epochs=options.steps + 1, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
+            use_distributed_sampler=False, gradient_clip_val=MAX_GRAD_NORM, callbacks=[VectorEnvRollouts(), clock],
+        )
+        trainer.fit(self.module, datamodule=data)
+        self.response_tokens = data.clocks["tokens"] / data.clocks["episodes"]
+        return options.steps * options.num_groups * options.group_size / (clock.times[-1] - clock.times[0])
+
+
+class Theirs:
+    """TRL's side."""
+
+    def __init__(self, options: argparse.Namespace, prompts: list[str]) -> None:
+        from datasets import Dataset
+        from transformers import AutoTokenizer, PrinterCallback
+        from trl.trainer.grpo_config import GRPOConfig
+        from trl.trainer.grpo_trainer import GRPOTrainer
+
+        self.options, self.clock = options, _clock_callback()
+        batch = options.num_groups * options.group_size
+        arguments = GRPOConfig(
+            output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, activation_checkpointing=False, report_to="none",
+            per_device_train_batch_size=batch, num_generations=options.group_size, steps_per_generation=1,
+            gradient_accumulation_steps=1, num_iterations=1, max_steps=options.steps + 1, learning_rate=LR,
+            max_grad_norm=MAX_GRAD_NORM, lr_scheduler_type="constant", beta=KL_COEF, use_bias_correction_kl=False,
+            epsilon=CLIP_RANGE, loss_type="grpo", max_completion_length=options.max_new_tokens, temperature=1.0,
+            disable_tqdm=True, logging_strategy="no", save_strategy="no", dataloader_pin_memory=False,
+            model_init_kwargs={"dtype": "float32"},
+        )
+        tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
+        self.trainer: Any = GRPOTrainer(
+            model=options.model, args=arguments, callbacks=[self.clock],
+            reward_funcs=[vowels],  # pyright: ignore[reportArgumentType]
+            train_dataset=Dataset.from_dict({"prompt": prompts}), processing_class=tokenizer,
+        )
+        self.trainer.remove_callback(PrinterCallback)
+        self.clock.metrics = self.trainer._metrics["train"]
+
+    @property
+    def response_tokens(self) -> float:
+        """Mean length of the completions that were timed."""
+        return sum(self.clock.lengths) / len(self.clock.lengths)
+
+    def rate(self) -> float:
+        """Completions per second over some steps."""
+        self.clock.times.clear()
+        self.trainer.train()
+        times, options = self.clock.times, self.options
+        return options.steps * options.num_groups * options.group_size / (times[-1] - times[0])
+
+
+def _clock_callback() -> Any:
+    from transformers import TrainerCallback
+
+    class StepClock(TrainerCallback):
+        """The time at the end of each of TRL's steps."""
+
+        def __init__(self) -> None:
+            self.times: list[float] = []
+            self.lengths: list[float] = []
+            self.metrics: dict[str, list[float]] = {}
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.times.append(time.perf_counter())
+            self.lengths.append(self.metrics["completions/mean_length"][-1])
+
+    return StepClock()
+
+
+def compare(options: argparse.Namespace, tokens: int) -> Comparison:
+    """Time one length of prompt."""
+    ours = Ours(options, tokens)
+    theirs = Theirs(options, ours.prompts)
+    notes: dict[str, Any] = compare_first_batch(ours.module, theirs.trainer)
+    rates = alternate(ours.rate, theirs.rate, options.repeats)
+    lengths = [len(ours.module.policy.encode(row.observation, ())) for row in ours.states.rows()]  # type: ignore
+    notes |= {
+        "prompt_tokens": sum(lengths) / len(lengths), "response_tokens_ours": ours.response_tokens,
+        "response_tokens_theirs": theirs.response_tokens,
+    }
+    return Comparison(
+        name=f"prompts of {round(notes['prompt_tokens'])} tokens", unit="completions", ours=rates[0], theirs=rates[1],
+        notes=notes,
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of ``benchmark.py grpo``."""
+    parser.add_argument("--model", default="assets/tiny-lm")
+    parser.add_argument("--prompt_tokens", type=int, nargs="+", default=[100, 30, 300])
+    parser.add_argument("--num_groups", type=int, default=8, help="prompts per step")
+    parser.add_argument("--group_size", type=int, default=8)
+    parser.add_argument("--max_new_tokens", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=2, help="steps that are timed in each repeat")
+    parser.add_argument("--repeats", type=int, default=4)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Compare at each length of prompt."""
+    quiet()
+    comparisons = [compare(options, tokens) for tokens in options.prompt_tokens]
+    for comparison in comparisons:
+        notes = comparison.notes
+        print(
+            f"{comparison.name}: first loss {notes['loss_ours']:.7f} = {notes['loss_theirs']:.7f}, completions of "
+            f"{notes['response_tokens_ours']:.1f} and {notes['response_tokens_theirs']:.1f} tokens"
+        )
+    settings = {name: getattr(options, name) for name in ("num_groups", "group_size", "max_new_tokens", "steps")}
+    finish(comparisons, bar=3.0, path=options.json, settings=settings | {"kl_coef": KL_COEF, "dtype": "float32"})

@@ -1,0 +1,108 @@
+"""Two ways of doing one thing, timed in turns within one run, so that whatever else the machine does hits both."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.utils.logging import disable_progress_bar
+
+Measure = Callable[[], float]
+"""Does a piece of work and returns its rate: units per second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Rates of ours and theirs, repeat by repeat."""
+
+    name: str
+    unit: str
+    """What a rate counts per second."""
+    ours: list[float]
+    theirs: list[float]
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        """Median rate of ours over median rate of theirs."""
+        return statistics.median(self.ours) / statistics.median(self.theirs)
+
+    @property
+    def ratios(self) -> tuple[float, float]:
+        """The smallest and the largest ratio of neighbouring repeats."""
+        each = [own / other for own, other in zip(self.ours, self.theirs, strict=True)]
+        return min(each), max(each)
+
+    def line(self) -> str:
+        """One row of the table that is printed."""
+        rates = (f"{statistics.median(rates):10.1f}" for rates in (self.ours, self.theirs))
+        low, high = self.ratios
+        return f"{self.name:36s} {' '.join(rates)} {self.unit + '/s':14s} {self.ratio:6.2f}x  ({low:.2f} to {high:.2f})"
+
+    def report(self) -> dict[str, Any]:
+        """All numbers, for the JSON file."""
+        low, high = self.ratios
+        figures = {"ratio": self.ratio, "ratio_min": low, "ratio_max": high, "ours": self.ours, "theirs": self.theirs}
+        return {"name": self.name, "unit": f"{self.unit}/s", **figures, **self.notes}
+
+
+def alternate(ours: Measure, theirs: Measure, repeats: int) -> tuple[list[float], list[float]]:
+    """Run both once unmeasured, then ``repeats`` times in turns; who begins changes each time."""
+    for warm_up in (ours, theirs):
+        warm_up()
+    rates: tuple[list[float], list[float]] = ([], [])
+    for repeat in range(repeats):
+        for which in ((0, 1), (1, 0))[repeat % 2]:
+            rates[which].append((ours, theirs)[which]())
+    return rates
+
+
+def quiet() -> None:
+    """No chatter between the lines of the table."""
+    warnings.filterwarnings("ignore")
+    disable_progress_bar()
+    for name in ("lightning.pytorch", "lightning.fabric", "transformers", "trl", "bitsandbytes"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def machine() -> dict[str, Any]:
+    """What a figure depends on."""
+    model = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
+    return {
+        "processor": model or platform.processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+        "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
+    }
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
+def finish(comparisons: list[Comparison], bar: float, path: Path | None, **notes: Any) -> None:
+    """Print the table, and write the JSON file where one is asked for."""
+    print(f"{'':36s} {'ours':>10s} {'theirs':>10s} {'':14s} {'ratio':>7s}  (smallest to largest of the repeats)")
+    for comparison in comparisons:
+        print(comparison.line())
+    print(f"bar: {bar:g}x")
+    if path is None:
+        return
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    document = {
+        "command": "python " + shlex.join(sys.argv), "commit": commit, "machine": machine(), "bar": bar, **notes,
+        "comparisons": [comparison.report() for comparison in comparisons],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n")
