@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +203,37 @@ def action_chances(model: Any, chat: ChatTokenizer, prompts: list[list[int]], re
     for row, position in answered:
         found[row] = chances[row, position, actions]
     return found
+
+
+# -- how it is built --------------------------------------------------------------------------------------------------
+
+
+def test_only_answers_are_supervised_with_their_end(chat: ChatTokenizer) -> None:
+    script = build_script()
+    conversation = script.conversation(random.Random(0))
+    text = chat.tokenizer.apply_chat_template(conversation, tokenize=False)
+    short = chat.encode_text("<|im_start|>user\nrow 1<|im_end|>\n<|im_start|>assistant\nUP<|im_end|>\n")
+    ids, answers = script.pad([chat.encode_text(text), short], chat.tokenizer)
+    said = "".join(f"{turn['content']}<|im_end|>" for turn in conversation if turn["role"] == "assistant")
+    assert chat.tokenizer.decode(ids[0][answers[0]]) == said
+    assert chat.tokenizer.decode(ids[1][answers[1]]) == "UP<|im_end|>"
+
+
+def test_generated_answers_are_legal_whatever_is_observed() -> None:
+    script, rng = build_script(), random.Random(0)
+    for _ in range(200):
+        scene = script.frozen_lake(rng)
+        CODEC.text_to_action(scene.act(rng))
+        assert scene.observe(rng).startswith("row ")
+        listed = script.listed(rng)
+        assert listed.act(rng) in listed.description.rpartition("Actions: ")[2].rstrip(".").split(", ")
+
+
+def build_script() -> Any:
+    spec = importlib.util.spec_from_file_location("build_tiny_lm", FOLDER.parents[1] / "scripts" / "build_tiny_lm.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = script
+    spec.loader.exec_module(script)
+    return script
