@@ -1,4 +1,4 @@
-"""Token-by-token decoding: each distinct prompt is computed and kept once, finished answers leave.
+"""Token-by-token decoding: what prompts have in common is computed once, finished answers leave.
 
 As in the training pass (:mod:`lrl.policies.layout`), answers to one prompt stand behind it in one row of the cache, and
 each sees the prompt and itself. A token of each is computed per step; the random numbers are named by counters.
@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
+from lrl.policies.cache import ReservedLayer
 from lrl.policies.layout import assign_rows
 from lrl.types import SamplingConfig
 
 _LEAVE = 0.75
 """Rows leave the cache when fewer than this share of them is still written to: leaving copies the cache."""
 _CANDIDATES = (1, 2, 4, 8, 16, 32)
+_MIN_PREFIX = 16
+"""Prompts that begin with fewer common tokens are computed apart: a pass of its own costs more."""
 _PADDING, _PROMPT, _IDLE = -1, 0, -2
 
 
@@ -73,11 +75,18 @@ def draw_tokens(logprobs: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp_(max=logprobs.shape[-1] - 1)
 
 
-def distinct(prompts: Sequence[Sequence[int]]) -> tuple[list[Sequence[int]], list[int]]:
+def distinct(prompts: Sequence[Sequence[int]]) -> tuple[list[tuple[int, ...]], list[int]]:
     """The distinct prompts in order of appearance, and which one each row has."""
     seen: dict[tuple[int, ...], int] = {}
     index = [seen.setdefault(tuple(prompt), len(seen)) for prompt in prompts]
     return list(seen), index
+
+
+def common_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
+    """How many tokens all prompts begin with, the last token of each left out."""
+    first, last = min(prompts), max(prompts)
+    limit = min(len(prompt) for prompt in prompts) - 1
+    return next((n for n in range(limit) if first[n] != last[n]), limit)
 
 
 def left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -105,43 +114,6 @@ def answers_per_row(counts: Tensor, prompt: int, response: int) -> int:
         return rows * (1 + columns / 32) + rows * per_row * (1 + columns / 50)
 
     return min(_CANDIDATES, key=cost)
-
-
-class ReservedLayer(DynamicLayer):
-    """Keys and values in buffers that are made once: growing by concatenation copies everything at every token."""
-
-    _buffers: list[Tensor] | None = None
-
-    def reserve(self, columns: int) -> None:
-        """Make room for ``columns`` more."""
-        size = self.get_seq_length()
-        assert self.keys is not None and self.values is not None
-        self._buffers = [nn.functional.pad(tensor, (0, 0, 0, columns)) for tensor in (self.keys, self.values)]
-        self._show(size)
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write behind what is there."""
-        if self._buffers is None:
-            return super().update(key_states, value_states, *args, **kwargs)
-        start = self.get_seq_length()
-        end = start + key_states.shape[2]
-        for buffer, tensor in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, start:end] = tensor
-        return self._show(end)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows."""
-        if self._buffers is None:
-            super().batch_select_indices(indices)
-            return
-        size = self.get_seq_length()
-        self._buffers = [buffer[indices] for buffer in self._buffers]
-        self._show(size)
-
-    def _show(self, size: int) -> tuple[Tensor, Tensor]:
-        assert self._buffers is not None
-        self.keys, self.values = keys, values = [buffer[:, :, :size] for buffer in self._buffers]
-        return keys, values
 
 
 class _Board:
@@ -210,11 +182,13 @@ class Decoder:
             sampling: the distribution.
             device: where the model lives.
         """
+        unique, index = distinct(prompts)
+        if sampling.temperature == 0 and len(unique) < len(prompts):  # the same question has the same answer
+            answers = self(unique, uniforms[: len(unique)], sampling, device)
+            return Responses(ids=answers.ids[index], mask=answers.mask[index], logprobs=answers.logprobs[index])
         uniforms, stop = uniforms.to(device), self.stop_ids.to(device)
         num_rows, steps = len(prompts), sampling.max_new_tokens
-        unique, index = distinct(prompts)
-        ids, mask = left_pad(unique, device)
-        logits, cache = self._prefill(ids, mask)
+        logits, mask, cache = self._prefill(unique, device)
         board = self._share(torch.tensor(index, device=device), mask, cache, steps)
         logits = logits[board.prompt[board.row]]
         out_ids = torch.zeros(num_rows, steps, dtype=torch.long, device=device)
@@ -237,16 +211,30 @@ class Decoder:
         width = step + 1
         return Responses(ids=out_ids[:, :width], mask=out_mask[:, :width], logprobs=out_logprobs[:, :width])
 
-    def _prefill(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, DynamicCache]:
+    def _prefill(self, prompts: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor, DynamicCache]:
+        """Logits ``(prompt, vocabulary)`` behind each prompt, the mask ``(prompt, column)`` of the cache, the cache."""
         cache = DynamicCache(config=self.model.config)
         if self.own_mask:
             cache.layers[:] = [ReservedLayer() for _ in cache.layers]
-        positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+        shared = common_prefix(prompts) if self.own_mask and len(prompts) > 1 else 0
+        if shared < _MIN_PREFIX:
+            shared = 0
+        else:
+            prefix = torch.tensor([prompts[0][:shared]], device=device)
+            self._forward(prefix, torch.ones_like(prefix), cache)
+            cache.batch_repeat_interleave(len(prompts))
+        ids, mask = left_pad([prompt[shared:] for prompt in prompts], device)
+        mask = torch.cat([mask.new_ones(len(prompts), shared), mask], dim=1)
+        return self._forward(ids, mask.long(), cache), mask, cache
+
+    def _forward(self, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
+        """Logits behind the last of the columns ``ids``, the last ones of ``mask``."""
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         out = self.model(
-            input_ids=ids, attention_mask=mask.long(), position_ids=positions, past_key_values=cache, use_cache=True,
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
             logits_to_keep=1,
         )
-        return out.logits[:, -1], cache
+        return out.logits[:, -1]
 
     def _share(self, prompt_of: Tensor, mask: Tensor, cache: DynamicCache, steps: int) -> _Board:
         """Give each answer its place, and the cache one row for every few answers to a prompt."""

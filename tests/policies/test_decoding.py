@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import token_uniforms
-from lrl.policies.decoding import Decoder, answers_per_row, draw_tokens, sampling_logprobs
+from lrl.policies.decoding import Decoder, answers_per_row, common_prefix, draw_tokens, sampling_logprobs
 from lrl.types import RandomKeys, SamplingConfig
 
 PROMPTS = [[1, 2, 3, 4, 5], [6, 7], [1, 2, 3, 4, 5], [8, 9, 10]]
@@ -64,6 +64,28 @@ def test_answers_to_one_prompt_are_the_same_however_many_share_a_row(model, monk
         alone = Decoder(model, {0, 11}, own_mask=False)([PROMPTS[index[row]]], uniforms[row : row + 1], sampling, CPU)
         assert together.ids[row, :size].tolist() == alone.ids[0].tolist()
         torch.testing.assert_close(together.logprobs[row, :size], alone.logprobs[0], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_prompts_with_a_common_beginning_are_answered_as_if_alone(model, temperature):
+    beginning = [7, 3, 1, 4, 4, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
+    prompts = [beginning + rest for rest in ([5], [1, 2, 3], [5], [4, 4], [1, 2, 3, 9, 8], [])]
+    uniforms = token_uniforms(keys(np.arange(6)), 20)
+    sampling = SamplingConfig(max_new_tokens=20, temperature=temperature)
+    together = Decoder(model, {0, 11}, own_mask=True)(prompts, uniforms, sampling, CPU)
+    for row, prompt in enumerate(prompts):
+        alone = Decoder(model, {0, 11}, own_mask=False)([prompt], uniforms[row : row + 1], sampling, CPU)
+        size = int(together.mask[row].sum())
+        assert together.ids[row, :size].tolist() == alone.ids[0].tolist()
+        torch.testing.assert_close(together.logprobs[row, :size], alone.logprobs[0], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "length"),
+    [([[1, 2, 3], [1, 2, 4]], 2), ([[1, 2, 3], [1, 2]], 1), ([[1], [1, 2]], 0), ([[5, 6, 7], [5, 6, 7, 8]], 2)],
+)
+def test_the_common_prefix_leaves_every_prompt_a_token(prompts, length):
+    assert common_prefix(prompts) == length
 
 
 def test_many_answers_to_a_long_prompt_share_rows_and_single_ones_do_not():
