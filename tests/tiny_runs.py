@@ -92,6 +92,20 @@ def grpo(folder, history=0, temperature=1.0, model=None, **changes):
     return GRPOModule(text_policy(folder, history, temperature, **model or {}), **settings)
 
 
+def sft(folder, **changes):
+    """Learns what experts do."""
+    from lrl.algorithms.sft import SFTModule
+
+    return SFTModule(text_policy(folder), **{"lr": 1e-2} | changes)
+
+
+def demonstrations():
+    """The best action of each of FrozenLake's eleven states."""
+    from lrl.data.demonstrations import DemonstrationsDataModule, ExpertDemonstrations
+
+    return DemonstrationsDataModule(ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"), batch_size=4)
+
+
 def rollout_data(kind, **changes):
     """``prompts``: one turn per episode. ``episodes``: several, of different numbers."""
     if kind == "prompts":
@@ -193,4 +207,5 @@ def run_until_stopped(folder, kind, root, moment):
     make_trainer(root, CollectionCheckpoint(every_n_collections=1), Stop(moment)).fit(module, datamodule=data)
 
 
+FLOAT64 = {"model": {"dtype": "float64"}, "optimizer": lambda weights: torch.optim.SGD(weights, lr=0.1)}
 OPTIONS = {"prompts": {}, "episodes": {"history": 1}}

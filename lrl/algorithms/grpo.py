@@ -107,10 +107,15 @@ class GRPOModule(PolicyModule):
 
     def training_step(self, batch: TurnBatch) -> Tensor:
         """One part of the buffer: the surrogate, less the KL term, plus the entropy bonus."""
-        if len(batch) == 0 or self.skip_updates:
-            return self.zero_loss()
-        mask, policy = batch.response_mask, self.policy.evaluate(batch)
+        if self.skip_updates:
+            return self.zero_loss(batch)
+        mask = batch.response_mask
         sequences, tokens = self._sizes(mask)
+        if len(batch) == 0:  # other ranks may have turns: the same collective calls, in the same order
+            loss = self.zero_loss(batch)
+            self._skip_beyond_target(loss.detach())
+            return loss
+        policy = self.policy.evaluate(batch)
         ratio = (policy.logprobs - batch.old_logprobs).exp()
         objective = clipped_surrogate(ratio, batch.advantages, self.clip_low, self.clip_high)
         if batch.ref_logprobs is not None:
@@ -141,6 +146,10 @@ class GRPOModule(PolicyModule):
         self.record("train/entropy", entropy[mask])
         self.record("train/ratio_error", (ratio - 1).abs()[mask].max())
         self.record("train/advantage_abs", batch.advantages.abs()[mask])
+        self._skip_beyond_target(approx_kl)
+
+    def _skip_beyond_target(self, approx_kl: Tensor) -> None:
+        """Make the rest of the collection no-ops, on all ranks or on none."""
         if self.target_kl is not None:
             self.skip_updates = bool(self.trainer.strategy.reduce(approx_kl, reduce_op="mean") > self.target_kl)
 

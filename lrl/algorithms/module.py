@@ -11,13 +11,14 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torchmetrics import MeanMetric
 
 from lrl.algorithms.schedule import Schedule, learning_rate_factor
 from lrl.algorithms.weights import initial_weights, match_trainable
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, merge
 from lrl.functional.sharding import gather_ranks, own_part, unsharded
-from lrl.policies.language_model import fingerprint
+from lrl.policies.language_model import LanguageModel, fingerprint
 from lrl.policies.policy import Policy
 from lrl.types import Rollout, SamplingConfig, TurnBatch
 
@@ -91,6 +92,19 @@ class PolicyModule(L.LightningModule, ABC):
             self._start = fingerprint(self.policy)
         if self.needs_reference:
             self.policy.build_reference(warm_started=self.init_from is not None)
+        if self.device_mesh is not None:
+            self._shard(self.device_mesh)
+
+    def _shard(self, mesh: DeviceMesh) -> None:
+        """Under ``ModelParallelStrategy``."""
+        if mesh["tensor_parallel"].size() > 1:
+            raise ValueError(
+                f"trainer.strategy.tensor_parallel_size is {mesh['tensor_parallel'].size()}; it must be 1, and "
+                "data_parallel_size the number of devices."
+            )
+        for part in list(self.policy.modules()):
+            if isinstance(part, LanguageModel):
+                part.shard(mesh["data_parallel"])
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What is trained: a frozen base, its quantisation constants included, can be had again by its name."""
@@ -163,9 +177,15 @@ class PolicyModule(L.LightningModule, ABC):
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
-    def zero_loss(self) -> Tensor:
-        """0, attached to the graph: a part that changes nothing still takes part in every collective call."""
-        return torch.stack([p.sum() * 0.0 for p in self.parameters() if p.requires_grad]).sum()
+    def zero_loss(self, batch: TurnBatch) -> Tensor:
+        """0, attached to the graph: a part that changes nothing still takes part in every collective call.
+
+        Those of sharded weights are made by forward passes, so one turn is evaluated, a made-up one if there is none.
+        """
+        turn = batch[torch.zeros(1, dtype=torch.long)] if len(batch) else batch.map(_one_like)
+        policy = self.policy.evaluate(turn)
+        outputs = (policy.logprobs, policy.entropy, policy.values)
+        return torch.stack([output.sum() * 0.0 for output in outputs if output is not None]).sum()
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
@@ -281,6 +301,11 @@ class PolicyModule(L.LightningModule, ABC):
     def predict_step(self, seeds: Tensor) -> EpisodeResults:
         """Play held-out episodes and return them."""
         return self.held_out(seeds, "predict")
+
+
+def _one_like(tensor: Tensor) -> Tensor:
+    """One row shaped like those of an empty tensor: true, or 0."""
+    return tensor.new_full((1, *tensor.shape[1:]), tensor.dtype == torch.bool)
 
 
 def frozen_names(module: nn.Module) -> set[str]:

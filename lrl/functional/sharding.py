@@ -8,7 +8,21 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+
+def shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Shard the parameters over the ranks of ``mesh`` (FSDP2): each transformer block by itself, then the rest.
+
+    Blocks are what Hugging Face says must not be split. All parameters of a block must have one data type, so adapters
+    keep that of the base.
+    """
+    kinds = {kind for part in model.modules() for kind in getattr(part, "_no_split_modules", None) or ()}
+    for part in list(model.modules()):
+        if type(part).__name__ in kinds:
+            fully_shard(part, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 @contextmanager

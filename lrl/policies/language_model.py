@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from lrl.functional.sharding import shard
 from lrl.policies.chat import ChatTokenizer
 from lrl.policies.decoding import Decoder, Responses
 from lrl.policies.layout import Layout, lay_out
@@ -104,6 +106,7 @@ class LanguageModel(nn.Module):
         if self.config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.share = self.config.share_prompts and self.own_mask and self._sharing_is_exact()
+        self.model.train(self.training)
 
     @property
     def device(self) -> torch.device:
@@ -151,6 +154,20 @@ class LanguageModel(nn.Module):
             self._reference = [copy.deepcopy(self.model).requires_grad_(False).eval()]
         elif warm_started:
             _freeze_second_adapter(self.model)
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Shard the weights over the ranks of ``mesh`` (FSDP2); a copied reference as well.
+
+        Raises:
+            ValueError: the weights are quantised; their 4-bit blocks cannot be cut.
+        """
+        if self.config.quantization is not None:
+            raise ValueError(
+                f"language_model.quantization is {self.config.quantization!r}, which FSDP2 cannot shard; "
+                "it must be null, or trainer.strategy ddp."
+            )
+        for model in (self.model, *self._reference):
+            shard(model, mesh)
 
     def reference_logits(self, layout: Layout) -> Tensor:
         """Logits of the reference, as :meth:`logits`; no gradient."""

@@ -1,0 +1,144 @@
+"""What one of two ranks does. All cases run in one pair of processes, one after the other."""
+
+import datetime
+import logging
+import os
+import traceback
+import warnings
+from pathlib import Path
+
+import lightning as L
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from tiny_runs import FLOAT64, SIZES, demonstrations, grpo, make_trainer, rollout_data, sft
+
+from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.policies.language_model import LoRAConfig
+
+WORLD_SIZE = 2
+TIMEOUT = datetime.timedelta(seconds=30)
+LORA = {"model": {"lora": LoRAConfig(r=2, alpha=4)}}
+RUNS = {
+    "ddp_full": ("ddp", {}),
+    "ddp_lora": ("ddp", LORA),
+    "ddp_sft": ("ddp", {"algorithm": "sft"}),
+    "fsdp2_full": ("fsdp2", {}),
+    "fsdp2_lora": ("fsdp2", LORA),
+    "fsdp2_sft": ("fsdp2", {"algorithm": "sft"}),
+    "fsdp2_one_file_full": ("fsdp2_one_file", {}),
+    "fsdp2_one_file_lora": ("fsdp2_one_file", LORA),
+}
+UNEVEN = {"num_groups": 2, "group_size": 1, "num_minibatches": 5, "num_epochs": 1}
+
+
+def make_strategy(name):
+    if name == "ddp":
+        return DDPStrategy(process_group_backend="gloo", timeout=TIMEOUT)
+    return ModelParallelStrategy(
+        data_parallel_size=WORLD_SIZE, tensor_parallel_size=1, process_group_backend="gloo", timeout=TIMEOUT,
+        save_distributed_checkpoint=name == "fsdp2",
+    )
+
+
+def fit(folder, root, strategy, *callbacks, sizes=None, ckpt_path=None, limit_val_batches=0, **module):
+    """Three collections of episodes, of which ranks play different numbers of turns; or three passes of SFT."""
+    if module.pop("algorithm", "grpo") == "sft":
+        module, data = sft(folder), demonstrations()
+    else:
+        module, data = grpo(folder, schedule="constant", **module), rollout_data("episodes", **SIZES | (sizes or {}))
+    trainer = make_trainer(
+        root, CollectionCheckpoint(1), *callbacks, strategy=make_strategy(strategy), devices=WORLD_SIZE,
+        gradient_clip_val=1.0, limit_val_batches=limit_val_batches,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
+    return trainer
+
+
+def resume(folder, root, strategy, **changes):
+    """Two collections, then the third one by another trainer."""
+    fit(folder, root, strategy, StopAfter(2), **changes)
+    return fit(folder, root, strategy, ckpt_path=root / "checkpoints" / "last.ckpt", **changes)
+
+
+def resume_inside(folder, root, strategy):
+    """A checkpoint from between two parts of the second collection, of which each rank has its own."""
+    whole = fit(folder, root, strategy, SaveInside(root / "inside.ckpt"))
+    return whole, fit(folder, root, strategy, ckpt_path=root / "inside.ckpt")
+
+
+class StopAfter(L.Callback):
+    """Ends a run early, without telling the learning rate's schedule."""
+
+    def __init__(self, epochs):
+        self.epochs = epochs
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = trainer.current_epoch + 1 >= self.epochs
+
+
+class SaveInside(L.Callback):
+    """Saves behind the second part of the second collection."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if (trainer.current_epoch, batch_idx) == (1, 1):
+            trainer.save_checkpoint(self.path)
+
+
+def outcome(trainer):
+    """What is left of a run on this rank: whole weights, rows, what was answered last."""
+    whole = {}
+    for name, weight in trainer.lightning_module.state_dict().items():
+        whole[name] = (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach().clone()
+    local = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in trainer.model.parameters()]
+    rollout = trainer.datamodule.rollout
+    return {
+        "weights": whole, "rows": trainer.logger.rows, "local_size": sum(weight.numel() for weight in local),
+        "responses": rollout and rollout.responses, "turns": rollout and rollout.num_turns,
+    }
+
+
+def cases(folder, root):
+    """Name and function of everything that is run."""
+    for name, (strategy, changes) in RUNS.items():
+        yield name, lambda at, s=strategy, c=changes: outcome(fit(folder, at, s, **c))
+        yield f"{name}_resumed", lambda at, s=strategy, c=changes: outcome(resume(folder, at, s, **c))
+    for strategy in ("ddp", "fsdp2"):
+        yield f"{strategy}_kl_trips", lambda at, s=strategy: outcome(fit(folder, at, s, target_kl=1e-4))
+        yield f"{strategy}_uneven", lambda at, s=strategy: outcome(
+            fit(folder, at, s, sizes=UNEVEN, target_kl=1.0, limit_val_batches=1)
+        )
+    yield "ddp_float64", lambda at: outcome(fit(folder, at, "ddp", sizes={"num_minibatches": 1}, **FLOAT64))
+    yield "ddp_inside", lambda at: dict(zip(("whole", "resumed"), map(outcome, resume_inside(folder, at, "ddp"))))
+
+
+def collectives():
+    """How many collective calls each process group of this rank has seen."""
+    if not dist.is_initialized():
+        return []
+    return [group._get_sequence_number_for_group() for group in dist.distributed_c10d._world.pg_map]
+
+
+def work(rank, folder, root, port):
+    """Run every case and write down what came out."""
+    torch.set_num_threads(1)
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(WORLD_SIZE), "RANK": str(rank),
+        "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD_SIZE), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test",
+    }
+    results = {}
+    for name, run in cases(folder, Path(root)):
+        try:
+            results[name] = run(Path(root) / name)
+        except Exception:
+            results[name] = {"error": traceback.format_exc()}
+        results[name]["collectives"] = collectives()
+        torch.save(results, Path(root) / f"rank{rank}.pt")
+        if "error" in results[name]:
+            return

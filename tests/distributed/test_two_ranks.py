@@ -1,0 +1,103 @@
+"""Two ranks on one machine: DDP and FSDP2 train, save and resume, and make the same collective calls."""
+
+import multiprocessing
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]  # children import these by their names
+import ranks  # noqa: E402
+from tiny_runs import FLOAT64, SIZES, grpo, make_trainer, rollout_data, save_tiny_model  # noqa: E402
+
+pytestmark = pytest.mark.distributed
+RUNS = sorted(ranks.RUNS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def results(folder, tmp_path_factory):
+    """What each rank found, from one pair of processes."""
+    root = tmp_path_factory.mktemp("ranks")
+    context = multiprocessing.get_context("forkserver")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    workers = [context.Process(target=ranks.work, args=(rank, folder, str(root), port)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(300)
+        worker.kill()
+    found = [torch.load(root / f"rank{rank}.pt") for rank in range(2)]
+    errors = [outcome["error"] for rank in found for outcome in rank.values() if "error" in outcome]
+    assert not errors, errors[0]
+    return found
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_three_iterations_leave_both_ranks_with_the_same_weights(results, run):
+    ours, theirs = (rank[run]["weights"] for rank in results)
+    assert ours and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert results[0][run]["rows"] == results[1][run]["rows"] and len(results[0][run]["rows"]) == 3
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_resumed_run_ends_bit_identical(results, run):
+    for rank in results:
+        whole, resumed = rank[run], rank[f"{run}_resumed"]
+        assert all(torch.equal(weight, resumed["weights"][name]) for name, weight in whole["weights"].items())
+        assert whole["rows"][-1:] == resumed["rows"] and whole["responses"] == resumed["responses"]
+
+
+def test_a_checkpoint_from_inside_a_collection_holds_what_each_rank_collected(results):
+    for rank in results:
+        whole, resumed = rank["ddp_inside"]["whole"], rank["ddp_inside"]["resumed"]
+        assert all(torch.equal(weight, resumed["weights"][name]) for name, weight in whole["weights"].items())
+        assert whole["rows"][-2:] == resumed["rows"]
+
+
+def test_every_rank_makes_the_same_number_of_collective_calls(results):
+    ours, theirs = ({name: outcome["collectives"] for name, outcome in rank.items()} for rank in results)
+    assert ours == theirs and all(sum(calls) > 0 for calls in ours.values())
+    unequal = [run for run in ours if results[0][run].get("turns") != results[1][run].get("turns")]
+    assert "ddp_uneven" in unequal and "fsdp2_uneven" in unequal and "fsdp2_full" in unequal
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_fsdp2_trains_as_ddp_does_with_half_the_weights_on_each_rank(results, kind):
+    for run in (f"fsdp2_{kind}", f"fsdp2_one_file_{kind}"):
+        for name, weight in results[0][f"ddp_{kind}"]["weights"].items():
+            torch.testing.assert_close(results[0][run]["weights"][name], weight, atol=1e-3, rtol=1e-3)
+        sizes = [rank[run]["local_size"] for rank in results]
+        assert sum(sizes) == results[0][f"ddp_{kind}"]["local_size"]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_target_kl_stops_updates_on_both_ranks_or_on_none(results, strategy):
+    ours, theirs = (rank[f"{strategy}_kl_trips"] for rank in results)
+    assert ours["rows"] == theirs["rows"]
+    assert all(torch.equal(weight, theirs["weights"][name]) for name, weight in ours["weights"].items())
+    untold = results[0][f"{strategy}_full"]["weights"]
+    assert not all(torch.equal(weight, untold[name]) for name, weight in ours["weights"].items())
+
+
+def test_two_ranks_with_half_the_groups_each_roll_out_and_learn_what_one_rank_does(results, folder, tmp_path):
+    alone = make_trainer(tmp_path, enable_checkpointing=False, gradient_clip_val=1.0)
+    data = rollout_data("episodes", **SIZES | {"num_minibatches": 1})
+    alone.fit(grpo(folder, schedule="constant", **FLOAT64), datamodule=data)
+    parts = [rank["ddp_float64"]["responses"] for rank in results]
+    times = max(map(len, parts))
+    padded = [part + [[""] * len(part[0])] * (times - len(part)) for part in parts]
+    assert data.rollout.responses == [[*first, *second] for first, second in zip(*padded, strict=True)]
+    for name, weight in alone.lightning_module.state_dict().items():
+        torch.testing.assert_close(results[0]["ddp_float64"]["weights"][name], weight, atol=1e-9, rtol=1e-6)
+    for (step, row), (other_step, other) in zip(alone.logger.rows, results[0]["ddp_float64"]["rows"], strict=True):
+        assert step == other_step
+        assert row["rollout/return"] == pytest.approx(other["rollout/return"], abs=1e-6)
