@@ -1,8 +1,9 @@
 """Batched evaluation against one episode at a time through Hugging Face's ``generate``, on slippery FrozenLake.
 
-The same episodes, seeds, prompts and limits, decoded greedily, so that both must play the very same turns; that is
-checked on the episodes that both play. The other side is what a script does that drives an environment by hand: render
-the chat, ``generate`` for one prompt, parse, step.
+The same episodes, seeds, prompts and limits. At temperature 0 both must play the very same turns; that is checked on
+the episodes that both play. The other side is what a script does that drives an environment by hand: render the chat,
+``generate`` for one prompt, parse, step. Without past turns in the prompt the lake has 11 prompts, which ours computes
+once each; with them, most prompts of a batch differ.
 """
 
 from __future__ import annotations
@@ -26,25 +27,24 @@ from lrl.types import History, PastTurn, SamplingConfig
 class Both:
     """One policy, one kind of environment, and two ways to play."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
+    def __init__(self, options: argparse.Namespace, history: int, temperature: float) -> None:
+        self.options, self.temperature = options, temperature
         self.envs = GymnasiumEnvs("FrozenLake-v1", kwargs={"map_name": "4x4", "is_slippery": True})
-        prompt = PromptTemplate(history=options.history)
+        prompt = PromptTemplate(history=history)
         sampling = SamplingConfig(max_new_tokens=options.max_new_tokens)
         self.policy = TextPolicy(LanguageModelConfig(name=options.model), prompt, sampling, max_prompt_tokens=2048)
         self.policy.connect(self.envs.codec)
         self.policy.configure()
-        self.policy.eval()
         self.batched: EpisodeResults | None = None
         self.one_by_one: list[tuple[float, int]] = []
 
     def ours(self) -> float:
         """Turns per second of our evaluation."""
         options = self.options
-        greedy = self.policy.with_sampling(temperature=0.0)
+        sampling = self.policy.with_sampling(temperature=self.temperature)
         started = time.perf_counter()
         self.batched = evaluate_policy(
-            self.policy, self.envs, options.episodes, options.seed, options.num_envs, sampling=greedy
+            self.policy, self.envs, options.episodes, options.seed, options.num_envs, sampling=sampling
         )
         return self.batched.lengths.sum() / (time.perf_counter() - started)
 
@@ -78,18 +78,23 @@ class Both:
         prompt = chat.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
+        drawn: dict[str, Any] = {"do_sample": False}
+        if self.temperature > 0:
+            drawn = {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
         ids = model.generate(
-            **prompt, do_sample=False, max_new_tokens=self.options.max_new_tokens, pad_token_id=chat.pad_id,
+            **prompt, **drawn, max_new_tokens=self.options.max_new_tokens, pad_token_id=chat.pad_id,
             eos_token_id=sorted(chat.stop_ids(self.policy.stop_text)),
         )
         return chat.decode(ids[0, prompt["input_ids"].shape[1] :].tolist())
 
     def check(self) -> None:
-        """Both played the same.
+        """Both played the same, where nothing is left to chance.
 
         Raises:
             AssertionError: returns or lengths differ.
         """
+        if self.temperature > 0:
+            return
         assert self.batched is not None
         both = min(len(self.one_by_one), len(self.batched))
         returns, lengths = (np.array(values)[:both] for values in zip(*self.one_by_one, strict=True))
@@ -100,26 +105,33 @@ class Both:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of ``benchmark.py evaluate``."""
     parser.add_argument("--model", default="assets/tiny-lm")
-    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--episodes", type=int, default=128)
     parser.add_argument("--num_envs", type=int, default=64)
-    parser.add_argument("--single_episodes", type=int, default=10, help="episodes that are played one at a time")
+    parser.add_argument("--single_episodes", type=int, default=5, help="episodes that are played one at a time")
     parser.add_argument("--seed", type=int, default=10_000)
-    parser.add_argument("--history", type=int, default=2, help="past turns in the prompt")
+    parser.add_argument("--history", type=int, nargs="+", default=[0, 2], help="past turns in the prompt")
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--max_new_tokens", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
 
 
-def main(options: argparse.Namespace) -> None:
-    """Compare, after a check that both play the same."""
-    quiet()
-    both = Both(options)
+def compare(options: argparse.Namespace, history: int, temperature: float) -> Comparison:
+    """One setting, after a check that both play the same."""
+    both = Both(options, history, temperature)
     for play in (both.ours, both.theirs):
         play()
     both.check()
     rates = alternate(both.ours, both.theirs, options.repeats)
     assert both.batched is not None
-    notes = {"length_mean": float(both.batched.lengths.mean()), "num_envs": options.num_envs}
-    name = f"{options.num_envs} episodes side by side"
-    comparison = Comparison(name=name, unit="env steps", ours=rates[0], theirs=rates[1], notes=notes)
-    settings = {key: getattr(options, key) for key in ("episodes", "single_episodes", "history", "max_new_tokens")}
-    finish([comparison], bar=10.0, path=options.json, settings=settings | {"temperature": 0.0, "dtype": "float32"})
+    notes = {"length_mean": float(both.batched.lengths.mean()), "history": history, "temperature": temperature}
+    name = f"past turns {history}, temperature {temperature:g}"
+    return Comparison(name=name, unit="env steps", ours=rates[0], theirs=rates[1], notes=notes)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Compare all settings."""
+    quiet()
+    pairs = [(history, temperature) for history in options.history for temperature in options.temperature]
+    comparisons = [compare(options, *pair) for pair in pairs]
+    settings = {key: getattr(options, key) for key in ("episodes", "num_envs", "single_episodes", "max_new_tokens")}
+    finish(comparisons, bar=10.0, path=options.json, settings=settings | {"dtype": "float32"})
