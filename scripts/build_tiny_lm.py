@@ -117,11 +117,10 @@ def boxed(rng: random.Random) -> Scene:
     return Scene(description, OBSERVE[kind], lambda r: f"<action>{','.join(number(r) for _ in range(count))}</action>")
 
 
-def quote(rng: random.Random, observation: str) -> str:
-    """Two to four words that stand side by side in ``observation``."""
-    words = rng.choice([line for line in observation.split("\n") if line]).split(" ")
-    start = rng.randint(0, max(0, len(words) - 2))
-    return " ".join(words[start : start + rng.randint(2, 4)])
+def quote(observation: str) -> str:
+    """How ``observation`` begins: at most four words, or two numbers, of its first line."""
+    line = re.sub(r"</?observation>", "", observation.split("\n")[0])
+    return ",".join(line.split(",")[:2]) if "," in line else " ".join(line.split(" ")[:4])
 
 
 def conversation(rng: random.Random) -> list[Message]:
@@ -132,7 +131,7 @@ def conversation(rng: random.Random) -> list[Message]:
     for _ in range(rng.choices([1, 2, 3, 4], [4, 2, 1, 1])[0]):
         refused = "Invalid action: the action must be one of those above.\n" if rng.random() < 0.05 else ""
         seen = scene.observe(rng)
-        thought = say(rng, "{reasoning}", quote=quote(rng, seen))
+        thought = say(rng, "{reasoning}", quote=quote(seen))
         messages.append({"role": "user", "content": refused + seen})
         messages.append({"role": "assistant", "content": style.render(scene.act(rng), thought)})
     return messages
@@ -280,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("assets/tiny-lm"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch_tokens", type=int, default=5000)
     options = parser.parse_args(arguments)
     tokenizer = build_tokenizer(options.seed)

@@ -169,7 +169,7 @@ def test_other_formats_and_histories_are_answered_validly(
     chat: ChatTokenizer, model: Any, style: str, turns: int
 ) -> None:
     prompts = [prompt(chat, state, style, turns) for state in STATES for _ in range(8)]
-    assert valid_rate(chat, sample(model, chat, prompts, style), style) >= 0.98
+    assert valid_rate(chat, sample(model, chat, prompts, style), style) >= 0.95
 
 
 def test_its_reasoning_is_sampled_and_never_empty(chat: ChatTokenizer, answers: tuple[Any, list[list[int]]]) -> None:
@@ -206,6 +206,11 @@ def action_chances(model: Any, chat: ChatTokenizer, prompts: list[list[int]], re
 
 
 # -- how it is built --------------------------------------------------------------------------------------------------
+
+
+def test_the_script_builds_this_tokenizer_again(chat: ChatTokenizer) -> None:
+    tokenizer = build_script().build_tokenizer(seed=0)
+    assert tokenizer.backend_tokenizer.to_str() == chat.tokenizer.backend_tokenizer.to_str()
 
 
 def test_only_answers_are_supervised_with_their_end(chat: ChatTokenizer) -> None:
