@@ -12,10 +12,14 @@ import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 import lrl.algorithms.grpo
+import lrl.algorithms.sft
 import lrl.callbacks.checkpoint
+import lrl.callbacks.evaluation
+import lrl.callbacks.policy_picture
 import lrl.callbacks.progress
 import lrl.callbacks.rollouts
 import lrl.callbacks.transcripts
+import lrl.data.demonstrations
 import lrl.data.rollouts
 import lrl.envs.factory
 import lrl.envs.frozen_lake_rows

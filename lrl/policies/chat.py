@@ -116,6 +116,11 @@ class ChatTokenizer:
         ids = [] if stop_text is None else self.encode_text(stop_text)
         return self._end_ids | set(ids if len(ids) == 1 else [])
 
+    @property
+    def end_id(self) -> int:
+        """The token that ends an assistant's turn."""
+        return self.eos_id if self.eos_id is not None else self.pad_id
+
     def stops(self, stop_text: str | None = None) -> Callable[[list[int]], bool] | None:
         """Whether an answer ends with ``stop_text``, asked of its token ids; None where :meth:`stop_ids` can tell.
 

@@ -118,10 +118,10 @@ def _build(
     position_ids = torch.zeros_like(input_ids)
     segments = torch.full_like(input_ids, -1)
 
-    turn, column = _ragged(lengths)
+    turn, column = ragged(lengths)
     target = (row[turn], prompt_width - lengths[turn] + column)
     input_ids[target], position_ids[target], segments[target] = prompt_ids[turn, column], column, 0
-    turn, column = _ragged(sizes)
+    turn, column = ragged(sizes)
     offset = starts[row[turn], slot[turn]] + column
     target = (row[turn], offset)
     input_ids[target], segments[target] = response_ids[turn, column], slot[turn] + 1
@@ -137,7 +137,7 @@ def _build(
     )
 
 
-def _ragged(lengths: Tensor) -> tuple[Tensor, Tensor]:
+def ragged(lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Indices (item, position) of every element of ragged items of ``lengths``."""
     item = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     starts = lengths.cumsum(0) - lengths

@@ -28,6 +28,8 @@ class TextPolicy(Policy):
         sampling: the distribution that training samples from. Only the temperature may be changed: top-k and top-p
             would need the sampled support at training time.
         max_prompt_tokens: a longer prompt loses its oldest history first.
+        pack_tokens: lay several turns out in one row of this many tokens when they are evaluated, none seeing another;
+            null shares equal prompts instead. Pays where prompts differ in length.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class TextPolicy(Policy):
         prompt: PromptTemplate,
         sampling: SamplingConfig,
         max_prompt_tokens: int = 1024,
+        pack_tokens: int | None = None,
     ) -> None:
         super().__init__()
         if sampling.temperature == 0:
@@ -44,6 +47,7 @@ class TextPolicy(Policy):
             raise ValueError("sampling.top_k and sampling.top_p must be null in training; give them to an evaluation.")
         self.language_model = LanguageModel(language_model)
         self.prompt, self.sampling, self.max_prompt_tokens = prompt, sampling, max_prompt_tokens
+        self.pack_tokens = pack_tokens
         self.dropped_turns = 0
 
     @property
@@ -84,6 +88,16 @@ class TextPolicy(Policy):
         self.dropped_turns += dropped
         return ids
 
+    def encode_response(self, response: str) -> list[int]:
+        """Token ids of an answer as it would have been sampled: the token that ends it included."""
+        ids = self.tokenizer.encode_text(response)
+        stops = self.tokenizer.stop_ids(self.stop_text)
+        return ids if ids and ids[-1] in stops else [*ids, self.tokenizer.end_id]
+
+    def write(self, action_text: str, reasoning: str) -> str:
+        """An answer in the prompt's format."""
+        return response_format(self.prompt.response_format).render(action_text, reasoning)
+
     @torch.no_grad()
     def act(
         self,
@@ -112,7 +126,8 @@ class TextPolicy(Policy):
     def evaluate(self, batch: TurnBatch) -> Evaluation:
         """Teacher-forced log-probabilities at the sampling temperature; dropout off."""
         self.eval()
-        logits = self.language_model.logits(self.language_model.lay_out(batch.inputs, batch.response_mask))
+        layout = self.language_model.lay_out(batch.inputs, batch.response_mask, pack_tokens=self.pack_tokens)
+        logits = self.language_model.logits(layout)
         logits = logits / self.sampling.temperature
         width = batch.response_mask.shape[1]
         logprobs = selected_logprobs(logits, batch.inputs["response_ids"][:, :width])
