@@ -21,9 +21,9 @@ import lrl.callbacks.rollouts
 import lrl.callbacks.transcripts
 import lrl.data.demonstrations
 import lrl.data.rollouts
+import lrl.envs.demonstrations
 import lrl.envs.factory
 import lrl.envs.frozen_lake_rows
-import lrl.envs.demonstrations
 import lrl.envs.prompt_env
 import lrl.policies.text
 import lrl.rewards.expert_q
@@ -70,7 +70,7 @@ class LRLCLI(LightningCLI):
             subclass_mode_data=True,
             save_config_callback=SaveRunConfig,
             save_config_kwargs={"overwrite": True},  # the directory is new, or the requeued job's own
-            parser_kwargs={name: defaults for name in _SUBCOMMANDS} if run else defaults,
+            parser_kwargs=dict.fromkeys(_SUBCOMMANDS, defaults) if run else defaults,
             args=args,
             run=run,
         )

@@ -32,7 +32,9 @@ class RunDirectory:
             ValueError: the user's path is taken.
         """
         path = Path(os.environ.get(_VARIABLE) or wanted or _fresh(Path("runs") / experiment, seed)).resolve()
-        first = _VARIABLE not in os.environ and int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", 0))) == 0
+        first = (
+            _VARIABLE not in os.environ and int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", 0))) == 0
+        )
         requeued = int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
         if first and not requeued and path.exists() and any(path.iterdir()):
             raise ValueError(f"run_directory is {str(path)!r}, which is not empty; name a new one.")

@@ -221,5 +221,3 @@ class TurnBatch:
     def to(self, *args: Any, **kwargs: Any) -> TurnBatch:
         """Move every tensor to a device."""
         return self.map(lambda tensor: tensor.to(*args, **kwargs))
-
-

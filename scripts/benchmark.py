@@ -1,6 +1,6 @@
 """Our speed beside that of others, each comparison alternating within one run.
 
-    python scripts/benchmark.py grpo --json assets/results/benchmark_grpo.json
+python scripts/benchmark.py grpo --json assets/results/benchmark_grpo.json
 """
 
 from __future__ import annotations

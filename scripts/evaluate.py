@@ -1,8 +1,8 @@
 """Play N seeded episodes and print return, length, success and invalid actions, each with a 95% interval.
 
-    python scripts/evaluate.py --checkpoint runs/frozen_lake/grpo/<run>
-    python scripts/evaluate.py --model HuggingFaceTB/SmolLM2-135M-Instruct --env_id FrozenLake-v1 --episodes 20
-    python scripts/evaluate.py --policy expert --json expert.json
+python scripts/evaluate.py --checkpoint runs/frozen_lake/grpo/<run>
+python scripts/evaluate.py --model HuggingFaceTB/SmolLM2-135M-Instruct --env_id FrozenLake-v1 --episodes 20
+python scripts/evaluate.py --policy expert --json expert.json
 """
 
 from __future__ import annotations
@@ -96,8 +96,12 @@ def load(arguments: argparse.Namespace) -> Loaded:
     if arguments.policy is not None:
         return load_baseline(arguments.policy, envs(arguments))
     return load_model(
-        arguments.model, envs(arguments), {"response_format": arguments.response_format},
-        chat_template=arguments.chat_template, dtype=arguments.dtype, max_new_tokens=arguments.max_new_tokens,
+        arguments.model,
+        envs(arguments),
+        {"response_format": arguments.response_format},
+        chat_template=arguments.chat_template,
+        dtype=arguments.dtype,
+        max_new_tokens=arguments.max_new_tokens,
     )
 
 
@@ -127,8 +131,14 @@ def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> Episo
         share = range(fabric.global_rank, arguments.episodes, fabric.world_size)
         task = progress.add_task(loaded.info["name"], total=len(share))
         results = evaluate_policy(
-            policy, loaded.env_factory, arguments.episodes, arguments.seed, arguments.num_envs,
-            sampling_at(policy, arguments.temperature), rank=fabric.global_rank, world_size=fabric.world_size,
+            policy,
+            loaded.env_factory,
+            arguments.episodes,
+            arguments.seed,
+            arguments.num_envs,
+            sampling_at(policy, arguments.temperature),
+            rank=fabric.global_rank,
+            world_size=fabric.world_size,
             on_episode=lambda: progress.advance(task),
         )
     return gather(results)

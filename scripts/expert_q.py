@@ -1,6 +1,6 @@
 """Write demonstrations of a FrozenLake expert with its Q-values, in the columns of the original experiment.
 
-    python scripts/expert_q.py --map_name 4x4 --slippery --method value_iteration --out expert_q.csv
+python scripts/expert_q.py --map_name 4x4 --slippery --method value_iteration --out expert_q.csv
 """
 
 from __future__ import annotations

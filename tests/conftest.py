@@ -18,13 +18,25 @@ def tiny_model(tmp_path_factory):
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n|\w+"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", eos_token="<|im_end|>", padding_side="left",
-        additional_special_tokens=words[2:3] + words[4:8], clean_up_tokenization_spaces=False,
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        eos_token="<|im_end|>",
+        padding_side="left",
+        additional_special_tokens=words[2:3] + words[4:8],
+        clean_up_tokenization_spaces=False,
     )
     fast.chat_template = CHATML
     config = LlamaConfig(
-        vocab_size=len(words), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=256, eos_token_id=fast.eos_token_id, pad_token_id=fast.pad_token_id, bos_token_id=None,
+        vocab_size=len(words),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+        eos_token_id=fast.eos_token_id,
+        pad_token_id=fast.pad_token_id,
+        bos_token_id=None,
         initializer_range=0.3,
     )
     import torch

@@ -14,7 +14,15 @@ from lrl.callbacks.checkpoint import CollectionCheckpoint
 
 sys.path.insert(0, str(Path(__file__).parent))  # children import it by its name
 from tiny_runs import (  # noqa: I001
-    COLLECTIONS, OPTIONS, PARTS, Counter, grpo, make_trainer, rollout_data, run_until_stopped, save_tiny_model,
+    COLLECTIONS,
+    OPTIONS,
+    PARTS,
+    Counter,
+    grpo,
+    make_trainer,
+    rollout_data,
+    run_until_stopped,
+    save_tiny_model,
 )
 
 KINDS = sorted(OPTIONS)
@@ -147,9 +155,17 @@ class SaveFirst(SaveAt):
 
 
 MOMENTS = [
-    ("collecting", 0, SaveAt), ("epoch_start", 0, SaveFirst), ("epoch_start", 0, SaveAt), ("batch_start", 0, SaveAt),
-    ("batch_start", 2, SaveAt), ("backward", 1, SaveAt), ("batch_end", 0, SaveAt), ("batch_end", 1, SaveFirst),
-    ("batch_end", PARTS - 1, SaveFirst), ("batch_end", PARTS - 1, SaveAt), ("validation_end", 0, SaveAt),
+    ("collecting", 0, SaveAt),
+    ("epoch_start", 0, SaveFirst),
+    ("epoch_start", 0, SaveAt),
+    ("batch_start", 0, SaveAt),
+    ("batch_start", 2, SaveAt),
+    ("backward", 1, SaveAt),
+    ("batch_end", 0, SaveAt),
+    ("batch_end", 1, SaveFirst),
+    ("batch_end", PARTS - 1, SaveFirst),
+    ("batch_end", PARTS - 1, SaveAt),
+    ("validation_end", 0, SaveAt),
     ("epoch_end", 0, SaveAt),
 ]
 
@@ -170,7 +186,11 @@ def test_a_checkpoint_from_inside_a_collection_resumes_bit_identical(folder, tmp
 def test_the_reference_after_a_resume_is_the_policy_that_the_run_started_from(whole, folder, tmp_path):
     kind, reference, _ = whole
     trainer = fit(
-        folder, kind, tmp_path, CollectionCheckpoint(1), max_epochs=COLLECTIONS + 1,
+        folder,
+        kind,
+        tmp_path,
+        CollectionCheckpoint(1),
+        max_epochs=COLLECTIONS + 1,
         ckpt_path=f"{reference.default_root_dir}/checkpoints/last.ckpt",
     )
     model = trainer.lightning_module.policy.language_model

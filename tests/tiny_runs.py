@@ -41,8 +41,12 @@ def save_tiny_model(folder, kind="llama", **changes):
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", eos_token="<|im_end|>",
-        additional_special_tokens=["<|im_start|>"], clean_up_tokenization_spaces=False,
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>"],
+        clean_up_tokenization_spaces=False,
     )
     fast.chat_template = CHATML
     with torch.random.fork_rng(devices=[]):
@@ -73,8 +77,13 @@ def architecture(kind, **changes):
         sizes |= {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 512}
     else:
         sizes |= {
-            "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-            "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512,
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "max_position_embeddings": 512,
         }
     return AutoConfig.for_model(kind, **sizes | changes)
 
@@ -150,9 +159,17 @@ class Counter(L.Callback):
 def make_trainer(root, *callbacks, **changes):
     """One CPU, all metrics in memory."""
     settings = {
-        "accelerator": "cpu", "devices": 1, "max_epochs": COLLECTIONS, "logger": Rows(), "limit_val_batches": 0,
-        "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0,
-        "use_distributed_sampler": False, "log_every_n_steps": 1, "default_root_dir": str(root),
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": COLLECTIONS,
+        "logger": Rows(),
+        "limit_val_batches": 0,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "use_distributed_sampler": False,
+        "log_every_n_steps": 1,
+        "default_root_dir": str(root),
     }
     return L.Trainer(callbacks=[VectorEnvRollouts(), *callbacks], **settings | changes)
 

@@ -78,7 +78,9 @@ class GRPOModule(PolicyModule):
     ) -> None:
         super().__init__(policy, lr, optimizer, weight_decay, schedule, warmup, init_from)
         if clip_range <= 0 or (clip_range_high is not None and clip_range_high <= 0):
-            raise ValueError(f"model.clip_range is {clip_range}, clip_range_high {clip_range_high}; both must be positive.")
+            raise ValueError(
+                f"model.clip_range is {clip_range}, clip_range_high {clip_range_high}; both must be positive."
+            )
         if kl_coef < 0:
             raise ValueError(f"model.kl_coef is {kl_coef}; it must be 0 or positive.")
         self.clip_low, self.clip_high = clip_range, clip_range_high or clip_range

@@ -15,10 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torchmetrics import MeanMetric
 
 from lrl.algorithms.schedule import Schedule, learning_rate_factor
-from lrl.algorithms.weights import initial_weights, match_trainable
+from lrl.algorithms.weights import initial_weights, take_weights
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, merge
 from lrl.functional.sharding import gather_ranks, own_part, unsharded
-from lrl.policies.language_model import LanguageModel, fingerprint
+from lrl.policies.language_model import LanguageModel
+from lrl.policies.loading import fingerprint
 from lrl.policies.policy import Policy
 from lrl.types import Rollout, SamplingConfig, TurnBatch
 
@@ -60,6 +61,7 @@ class PolicyModule(L.LightningModule, ABC):
         self._recorded: list[tuple[str, Tensor]] = []
         self._configured = False
         self._start = ""
+        self._overwritten: set[str] = set()
         self.skip_updates = False
         """Whether the remaining parts of this collection are no-ops (``target_kl`` was exceeded)."""
 
@@ -87,8 +89,9 @@ class PolicyModule(L.LightningModule, ABC):
         self._configured = True
         self.policy.configure()
         if self.init_from is not None:
-            names = match_trainable(self.policy, initial_weights(self.init_from), self.init_from)
-            logging.getLogger("lrl").info("started from %d tensors of %s", names, self.init_from)
+            weights = initial_weights(self.init_from)
+            self._overwritten = {f"policy.{name}" for name in take_weights(self.policy, weights, self.init_from)}
+            logging.getLogger("lrl").info("started from %d tensors of %s", len(weights), self.init_from)
             self._start = fingerprint(self.policy)
         if self.needs_reference:
             self.policy.build_reference(warm_started=self.init_from is not None)
@@ -107,8 +110,11 @@ class PolicyModule(L.LightningModule, ABC):
                 part.shard(mesh["data_parallel"])
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What is trained: a frozen base, its quantisation constants included, can be had again by its name."""
-        frozen = frozen_names(self)
+        """What is trained: a frozen base, its quantisation constants included, can be had again by its name.
+
+        Unless ``init_from`` has overwritten it.
+        """
+        frozen = frozen_names(self) - self._overwritten
         return {k: v for k, v in super().state_dict(*args, **kwargs).items() if not _belongs(k, frozen)}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

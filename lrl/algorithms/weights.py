@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,19 @@ def initial_weights(source: str) -> dict[str, Tensor]:
     path = Path(source)
     if (path / "checkpoints" / "last.ckpt").exists():
         path = path / "checkpoints" / "last.ckpt"
+    if (path / ".metadata").exists():
+        raise ValueError(f"model.init_from is {source!r}, a sharded checkpoint; consolidate it into one file first.")
     if path.is_file():
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        state = checkpoint.get("state_dict", {})
-        return {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
-    folder = path if path.is_dir() else _snapshot(source)
-    return _safetensors(folder, source)
+        return _checkpoint(path, source)
+    return _safetensors(path if path.is_dir() else _snapshot(source), source)
+
+
+def _checkpoint(path: Path, source: str) -> dict[str, Tensor]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, EOFError) as error:
+        raise ValueError(f"model.init_from is {source!r}, a file that is no checkpoint of lrl.") from error
+    return {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
 
 
 def _snapshot(source: str) -> Path:
@@ -33,7 +40,7 @@ def _snapshot(source: str) -> Path:
 
     try:
         return Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
-    except Exception as error:
+    except Exception as error:  # the hub's own, the network's, and that it is no hub name
         raise ValueError(
             f"model.init_from is {source!r}; there is no such file or folder, and the hub did not give it either."
         ) from error
@@ -58,24 +65,47 @@ def _canonical(name: str) -> str:
     return name
 
 
-def match_trainable(policy: nn.Module, weights: dict[str, Tensor], source: str) -> int:
-    """Copy ``weights`` into ``policy`` by name, adapters or not; returns how many tensors fitted.
+def take_weights(policy: nn.Module, weights: dict[str, Tensor], source: str) -> set[str]:
+    """Copy ``weights`` into ``policy`` by name, adapters or not.
+
+    Returns:
+        The names of frozen weights that were overwritten: they can no longer be had by the name of the base.
 
     Raises:
-        ValueError: a tensor fits nothing, has another shape, or none is given.
+        ValueError: a tensor fits nothing or has another shape, or only some of the adapters or of the base are given.
     """
-    own: dict[str, Any] = {_canonical(name): p for name, p in policy.state_dict(keep_vars=True).items()
-                           if ".reference." not in name}
+    own = {
+        _canonical(name): (name, tensor)
+        for name, tensor in policy.state_dict(keep_vars=True).items()
+        if ".reference." not in name
+    }
     unknown = [name for name in weights if _canonical(name) not in own]
     if unknown or not weights:
         held = unknown[:3] or "no weights"
         raise ValueError(f"model.init_from is {source!r}; it holds {held}, which this policy lacks.")
+    taken = {own[_canonical(name)][0]: tensor for name, tensor in weights.items()}
+    targets = dict(own.values())
+    _check_complete(policy, [targets[name] for name in taken], source)
     with torch.no_grad():
-        for name, tensor in weights.items():
-            target = own[_canonical(name)]
-            if target.shape != tensor.shape:
-                raise ValueError(
-                    f"model.init_from is {source!r}; its {name} is {tuple(tensor.shape)}, not {tuple(target.shape)}."
-                )
-            target.copy_(tensor)
-    return len(weights)
+        for name, tensor in taken.items():
+            if targets[name].shape != tensor.shape:
+                shapes = f"{tuple(tensor.shape)}, not {tuple(targets[name].shape)}"
+                raise ValueError(f"model.init_from is {source!r}; its {name} is {shapes}.")
+            targets[name].copy_(tensor)
+    return {name for name in taken if isinstance(targets[name], nn.Parameter) and not targets[name].requires_grad}
+
+
+def _check_complete(policy: nn.Module, given: list[Tensor], source: str) -> None:
+    """Of what is trained, and of what is frozen, all is given or nothing."""
+    covered = {id(tensor) for tensor in given}
+    kinds = {tensor.requires_grad for tensor in given if isinstance(tensor, nn.Parameter)}
+    missing = [
+        name
+        for name, parameter in policy.named_parameters()
+        if id(parameter) not in covered
+        and parameter.requires_grad in kinds
+        and ".reference." not in name
+        and ".original_module." not in name
+    ]
+    if missing:
+        raise ValueError(f"model.init_from is {source!r}; it lacks {missing[:3]}, which this policy has.")

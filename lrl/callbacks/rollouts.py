@@ -62,8 +62,12 @@ class VectorEnvRollouts(L.Callback):
         assert self.envs is not None
         started = time.monotonic()
         plan = CollectionPlan(
-            seed=data.seed, collection=trainer.current_epoch, num_groups=data.num_groups // trainer.world_size,
-            group_size=data.group_size, rank=trainer.global_rank, share_noise=data.share_noise,
+            seed=data.seed,
+            collection=trainer.current_epoch,
+            num_groups=data.num_groups // trainer.world_size,
+            group_size=data.group_size,
+            rank=trainer.global_rank,
+            share_noise=data.share_noise,
             max_turns=data.max_turns,
         )
         with trainer.precision_plugin.forward_context(), unsharded(pl_module):

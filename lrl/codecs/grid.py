@@ -79,6 +79,7 @@ def is_slippery(env: gym.Env) -> bool:
 def draw(state: int, desc: Sequence[str]) -> str:
     """The map with ``A`` on cell ``state``, under a line that names the cell."""
     row, column = divmod(state, len(desc[0]))
-    lines = [" ".join("A" if (r, c) == (row, column) else cell for c, cell in enumerate(line))
-             for r, line in enumerate(desc)]
+    lines = [
+        " ".join("A" if (r, c) == (row, column) else cell for c, cell in enumerate(line)) for r, line in enumerate(desc)
+    ]
     return "\n".join([f"row {row} column {column}", *lines])

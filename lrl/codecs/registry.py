@@ -10,7 +10,7 @@ from lrl.codecs.codec import TextCodec
 from lrl.codecs.grid import FrozenLakeCodec, is_slippery
 
 _CODECS: dict[str, Callable[[gym.Env], TextCodec]] = {
-    "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv": lambda env: FrozenLakeCodec(is_slippery(env)),
+    "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv": lambda env: FrozenLakeCodec(is_slippery(env))
 }
 """``module:class`` of a native environment to what builds its codec. Names, so that no environment is imported here."""
 

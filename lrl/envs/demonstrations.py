@@ -18,9 +18,7 @@ from lrl.rewards.row import Row
 
 ACTIONS = FrozenLakeCodec().action_texts
 Q_COLUMNS = tuple(f"q_value_{action.lower()}" for action in ACTIONS)
-COLUMNS = (
-    "state", "state_str", "action", "action_text", *Q_COLUMNS, "reward", "next_state", "done", "batch_idx",
-)
+COLUMNS = ("state", "state_str", "action", "action_text", *Q_COLUMNS, "reward", "next_state", "done", "batch_idx")
 """``state_str`` is the environment's ``ansi`` picture with ``|`` for newlines: an empty line or the last action, then
 the map, in which an escape code colours the agent's cell."""
 
@@ -131,9 +129,7 @@ def decode_picture(state_str: str) -> tuple[Desc, int | None]:
     desc = tuple(_COLOURED.sub(r"\1", line) for line in drawn)
     if not desc or len({len(line) for line in desc}) > 1 or set("".join(desc)) - set("SFHG"):
         raise ValueError(state_str)
-    coloured = [
-        (row, match.start()) for row, line in enumerate(drawn) for match in _COLOURED.finditer(line)
-    ]
+    coloured = [(row, match.start()) for row, line in enumerate(drawn) for match in _COLOURED.finditer(line)]
     if len(coloured) > 1:
         raise ValueError(state_str)
     return desc, coloured[0][0] * len(desc[0]) + coloured[0][1] if coloured else None
@@ -173,11 +169,18 @@ def _greedy_episode(env: gym.Env, q_values: np.ndarray, seed: int) -> list[dict[
         picture = str(env.render()).replace("\n", "|")
         action = int(q_values[state].argmax())
         after, reward, terminated, truncated, _ = env.step(action)
-        steps.append({
-            "state": state, "state_str": picture, "action": action, "action_text": ACTIONS[action],
-            **dict(zip(Q_COLUMNS, q_values[state].tolist(), strict=True)),
-            "reward": float(reward), "next_state": after, "done": terminated or truncated,
-        })
+        steps.append(
+            {
+                "state": state,
+                "state_str": picture,
+                "action": action,
+                "action_text": ACTIONS[action],
+                **dict(zip(Q_COLUMNS, q_values[state].tolist(), strict=True)),
+                "reward": float(reward),
+                "next_state": after,
+                "done": terminated or truncated,
+            }
+        )
         state = after
     return steps
 

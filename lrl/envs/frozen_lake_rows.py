@@ -94,6 +94,4 @@ def expert_rows(maps: Sequence[Desc], is_slippery: bool = True, gamma: float = 0
 def row_of(state: int, desc: Desc, q_values: np.ndarray, action: int | None = None) -> Row:
     """The row of one state; without ``action`` the expert takes the first best one."""
     chosen = int(q_values.argmax()) if action is None else action
-    return Row(
-        observation=draw(state, desc), q_values=tuple(q_values.tolist()), action=chosen, state=state, desc=desc
-    )
+    return Row(observation=draw(state, desc), q_values=tuple(q_values.tolist()), action=chosen, state=state, desc=desc)

@@ -44,9 +44,13 @@ class NativeEnv(gym.Wrapper):
         reward = float(reward)
         self._return += reward
         success = (terminated or truncated) and self._succeeded(reward, terminated, info)
-        return observation, reward, terminated, truncated, {
-            "action_valid": True, "success": success, "invalid_reason": "",
-        }
+        return (
+            observation,
+            reward,
+            terminated,
+            truncated,
+            {"action_valid": True, "success": success, "invalid_reason": ""},
+        )
 
     def _succeeded(self, reward: float, terminated: bool, info: dict[str, Any]) -> bool:
         verdict = info.get("success", info.get("is_success"))

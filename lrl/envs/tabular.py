@@ -60,9 +60,7 @@ class TransitionTable:
         return (self.probability * self.reward).sum(-1), going_on
 
 
-def optimal_q(
-    tables: Sequence[TransitionTable], gamma: float = 0.99, tolerance: float = 1e-10
-) -> np.ndarray:
+def optimal_q(tables: Sequence[TransitionTable], gamma: float = 0.99, tolerance: float = 1e-10) -> np.ndarray:
     """Q-values of the best policies, by value iteration on all tables at once.
 
     Args:
@@ -84,9 +82,7 @@ def optimal_q(
             return q
 
 
-def success_probability(
-    table: TransitionTable, policy: np.ndarray, steps: int = 100, start: int = 0
-) -> float:
+def success_probability(table: TransitionTable, policy: np.ndarray, steps: int = 100, start: int = 0) -> float:
     """Probability that a stationary policy earns a positive reward within ``steps``, without sampling.
 
     The distribution over states is propagated through the table. Meant for environments that pay once, at the goal.

@@ -180,8 +180,13 @@ class _Table:
     def results(self, seed: int, seconds: float) -> EpisodeResults:
         """The filled table."""
         return EpisodeResults(
-            seed=seed, index=self.index, returns=self.returns, lengths=self.lengths, successes=self.successes,
-            invalid_actions=self.invalid_actions, seconds=seconds,
+            seed=seed,
+            index=self.index,
+            returns=self.returns,
+            lengths=self.lengths,
+            successes=self.successes,
+            invalid_actions=self.invalid_actions,
+            seconds=seconds,
         )
 
 
@@ -235,8 +240,11 @@ class _Play:
         slots = np.flatnonzero(self.active).tolist()
         rows = self.row[slots]
         keys = RandomKeys(
-            seed=self.seed, purpose="evaluation", collection=0,
-            env=self.table.index[rows], turn=self.table.lengths[rows],
+            seed=self.seed,
+            purpose="evaluation",
+            collection=0,
+            env=self.table.index[rows],
+            turn=self.table.lengths[rows],
         )
         observations = [self.observations[slot] for slot in slots]
         decisions = self.policy.act(observations, [self.memory[slot] for slot in slots], keys, self.sampling)

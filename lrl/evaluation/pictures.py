@@ -58,8 +58,13 @@ def _draw_decision(axes: Any, x: float, y: float, probabilities: np.ndarray) -> 
         style = {"arrowstyle": "-|>", "color": colour, "linewidth": 1 + 2 * probability, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", xy=(x + right * reach, y + down * reach), xytext=(x, y), arrowprops=style)
         axes.text(
-            x + right * 0.38, y + down * 0.38, f"{probability:.2f}".lstrip("0"),
-            ha="center", va="center", fontsize=6.5, color=colour,
+            x + right * 0.38,
+            y + down * 0.38,
+            f"{probability:.2f}".lstrip("0"),
+            ha="center",
+            va="center",
+            fontsize=6.5,
+            color=colour,
         )
     if probabilities.sum() < 0.995:
         invalid = f"{1 - probabilities.sum():.2f}".lstrip("0")

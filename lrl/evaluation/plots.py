@@ -97,9 +97,7 @@ def aggregate(label: str, runs: Sequence[Series], statistic: Literal["mean", "iq
     values = np.stack([np.interp(clock, run.clock, run.values) for run in runs])
     reduce = _mean if statistic == "mean" else interquartile_mean
     lower, upper = _bootstrap(values, reduce) if len(runs) > 1 else np.full((2, len(clock)), np.nan)
-    return Curve(
-        label=label, num_runs=len(runs), clock=clock, centre=reduce(values, axis=0), lower=lower, upper=upper
-    )
+    return Curve(label=label, num_runs=len(runs), clock=clock, centre=reduce(values, axis=0), lower=lower, upper=upper)
 
 
 def _mean(values: np.ndarray, axis: int) -> np.ndarray:

@@ -117,7 +117,5 @@ def ratio_interval(
     """
     above, below = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
     rows = np.random.default_rng(seed).integers(len(above), size=(resamples, len(above)))
-    lower, upper = np.quantile(
-        above[rows].sum(1) / below[rows].sum(1), [(1 - confidence) / 2, (1 + confidence) / 2]
-    )
+    lower, upper = np.quantile(above[rows].sum(1) / below[rows].sum(1), [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(lower), float(upper)

@@ -45,5 +45,5 @@ def group_advantages(
         std = (squares / (count - 1).clamp(min=1)).sqrt()[index]
     else:
         raise ValueError(f"advantage_scale is {scale!r}; it must be group_std, batch_std or none.")
-    agrees = (squares[index] <= (1e-6 * returns.abs().clamp(min=1)).square())
+    agrees = squares[index] <= (1e-6 * returns.abs().clamp(min=1)).square()
     return torch.where(agrees, torch.zeros_like(centred), centred / (std + eps))

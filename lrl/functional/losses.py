@@ -21,7 +21,9 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_h
     return torch.min(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
 
 
-def normalise(values: Tensor, mask: Tensor, how: str, num_sequences: Tensor, num_tokens: Tensor, max_tokens: int) -> Tensor:
+def normalise(
+    values: Tensor, mask: Tensor, how: str, num_sequences: Tensor, num_tokens: Tensor, max_tokens: int
+) -> Tensor:
     """Reduce ``(turn, token)`` values to one number.
 
     Args:

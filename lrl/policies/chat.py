@@ -77,12 +77,7 @@ class ChatTokenizer:
         return self._encode(self._render(messages, add_generation_prompt=True))
 
     def encode_prompt(
-        self,
-        template: PromptTemplate,
-        codec: TextCodec,
-        observation: str,
-        history: History,
-        max_prompt_tokens: int,
+        self, template: PromptTemplate, codec: TextCodec, observation: str, history: History, max_prompt_tokens: int
     ) -> tuple[list[int], int]:
         """Token ids of a prompt that fits, and how many remembered turns it lost for that, oldest first.
 

@@ -231,7 +231,11 @@ class Decoder:
         """Logits behind the last of the columns ``ids``, the last ones of ``mask``."""
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         out = self.model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
             logits_to_keep=1,
         )
         return out.logits[:, -1]
@@ -253,8 +257,11 @@ class Decoder:
         ids, slots, place = board.add(token)
         attention = self._own(board.seen(slots)) if self.own_mask else (board.owner != _PADDING).long()
         out = self.model(
-            input_ids=ids, attention_mask=attention, position_ids=(board.lengths + step)[:, None].expand_as(ids),
-            past_key_values=cache, use_cache=True,
+            input_ids=ids,
+            attention_mask=attention,
+            position_ids=(board.lengths + step)[:, None].expand_as(ids),
+            past_key_values=cache,
+            use_cache=True,
         )
         return out.logits[board.row, place]
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,65 +16,20 @@ from lrl.functional.sharding import shard
 from lrl.policies.chat import ChatTokenizer
 from lrl.policies.decoding import Decoder, Responses
 from lrl.policies.layout import Layout, lay_out
+from lrl.policies.loading import (
+    attach_lora,
+    attends_fully,
+    check_available,
+    fingerprint,
+    freeze_second_adapter,
+    load_base,
+    use_adapter,
+)
+from lrl.policies.model_config import DTYPES, LanguageModelConfig, LoRAConfig
+from lrl.policies.packing import pack
 from lrl.types import SamplingConfig
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoRAConfig:
-    """Low-rank adapters (arXiv:2106.09685)."""
-
-    r: int = 16
-    """Rank."""
-    alpha: int = 32
-    """The update is scaled by alpha / r."""
-    dropout: float = 0.0
-    """Dropout on the adapter's input; off while RL acts and evaluates."""
-    target_modules: Sequence[str] | str = "all-linear"
-    """Names of layers that get an adapter, or ``all-linear``."""
-    modules_to_save: Sequence[str] | None = None
-    """Names of layers that are trained whole beside the adapters."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LanguageModelConfig:
-    """Which causal LM, and how it is loaded."""
-
-    name: str = "assets/tiny-lm"
-    """Hub name or local folder."""
-    dtype: str = "float32"
-    """``float32``, ``bfloat16``, ``float16`` or ``float64``."""
-    attention: str = "sdpa"
-    """``sdpa``, ``eager`` or ``flash_attention_2``."""
-    lora: LoRAConfig | None = None
-    """Train adapters only; null trains all weights."""
-    quantization: str | None = None
-    """``nf4`` loads the base in 4 bit through bitsandbytes."""
-    random_init: bool = False
-    """Take only the architecture from ``name`` and draw the weights from ``init_seed``."""
-    init_seed: int = 0
-    """Seed of ``random_init`` and of new adapters."""
-    chat_template: str = "auto"
-    """``auto``, ``plain``, ``chatml`` or a file."""
-    trust_remote_code: bool = False
-    """Run code that comes with the model."""
-    share_prompts: bool = True
-    """Compute equal prompts once in the training pass, where it is exact and pays."""
-    gradient_checkpointing: bool = False
-    """Trade compute for activation memory."""
-    config_overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Changes to the model's own configuration, with ``random_init`` only."""
-
-    def __post_init__(self) -> None:
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"language_model.dtype is {self.dtype!r}; it must be one of {', '.join(_DTYPES)}.")
-        if self.quantization not in (None, "nf4"):
-            raise ValueError(f"language_model.quantization is {self.quantization!r}; it must be nf4 or null.")
-        if self.quantization and self.lora is None:
-            raise ValueError("language_model.quantization is nf4 but lora is null; a 4-bit base is trained by LoRA only.")
-        if self.config_overrides and not self.random_init:
-            raise ValueError("language_model.config_overrides is set; it needs random_init: true.")
+__all__ = ["LanguageModel", "LanguageModelConfig", "LoRAConfig"]
 
 
 class LanguageModel(nn.Module):
@@ -96,6 +49,7 @@ class LanguageModel(nn.Module):
         """Load tokenizer and weights, attach adapters; a second call does nothing."""
         if self.model is not None:
             return
+        check_available(self.config.name)
         self.tokenizer = ChatTokenizer.from_pretrained(
             self.config.name, self.config.chat_template, self.config.trust_remote_code
         )
@@ -113,21 +67,34 @@ class LanguageModel(nn.Module):
         """Where the weights are."""
         return next(self.model.parameters()).device
 
-    def lay_out(self, inputs: Mapping[str, Tensor], response_mask: Tensor, share: bool | None = None) -> Layout:
-        """Rows for turns with ``prompt_ids``, ``prompt_mask`` and ``response_ids``; see :mod:`lrl.policies.layout`."""
-        share = self.share if share is None else share
-        return lay_out(inputs["prompt_ids"], inputs["prompt_mask"], inputs["response_ids"], response_mask, share)
+    def lay_out(
+        self,
+        inputs: Mapping[str, Tensor],
+        response_mask: Tensor,
+        share: bool | None = None,
+        pack_tokens: int | None = None,
+    ) -> Layout:
+        """Rows for turns with ``prompt_ids``, ``prompt_mask`` and ``response_ids``.
+
+        Packed where ``pack_tokens`` is given and the model's attention allows it (:mod:`lrl.policies.packing`), else
+        with equal prompts shared where that pays (:mod:`lrl.policies.layout`).
+        """
+        turns = inputs["prompt_ids"], inputs["prompt_mask"], inputs["response_ids"], response_mask
+        if pack_tokens is not None and self.share:
+            return pack(*turns, pack_tokens)
+        return lay_out(*turns, self.share if share is None else share)
 
     def logits(self, layout: Layout, model: Any = None) -> Tensor:
         """Logits ``(turn, token, vocabulary)`` that predict each response token."""
         model = self.model if model is None else model
-        out = model(
-            input_ids=layout.input_ids,
-            attention_mask=layout.attention_mask(self._mask_dtype()),
-            position_ids=layout.position_ids,
-            logits_to_keep=layout.logit_columns,
-            use_cache=False,
-        )
+        with recomputed(model, self.config.gradient_checkpointing):
+            out = model(
+                input_ids=layout.input_ids,
+                attention_mask=layout.attention_mask(self._mask_dtype()),
+                position_ids=layout.position_ids,
+                logits_to_keep=layout.logit_columns,
+                use_cache=False,
+            )
         return out.logits[layout.row[:, None], layout.kept]
 
     def generate(
@@ -153,7 +120,7 @@ class LanguageModel(nn.Module):
         if self.config.lora is None:
             self._reference = [copy.deepcopy(self.model).requires_grad_(False).eval()]
         elif warm_started:
-            _freeze_second_adapter(self.model)
+            freeze_second_adapter(self.model)
 
     def shard(self, mesh: DeviceMesh) -> None:
         """Shard the weights over the ranks of ``mesh`` (FSDP2); a copied reference as well.
@@ -176,10 +143,9 @@ class LanguageModel(nn.Module):
                 self._reference[0].to(self.device)
                 return self.logits(layout, self._reference[0])
             if "reference" in self.model.peft_config:
-                self.model.set_adapter("reference")
+                use_adapter(self.model, "reference")
                 logits = self.logits(layout)
-                self.model.set_adapter("default")
-                _train_only_default(self.model)
+                use_adapter(self.model, "default")
                 return logits
             with self.model.disable_adapter():
                 return self.logits(layout)
@@ -189,7 +155,7 @@ class LanguageModel(nn.Module):
     def _mask_dtype(self) -> torch.dtype:
         if torch.is_autocast_enabled(self.device.type):
             return torch.get_autocast_dtype(self.device.type)
-        return _DTYPES[self.config.dtype]
+        return DTYPES[self.config.dtype]
 
     @torch.no_grad()
     def _sharing_is_exact(self) -> bool:
@@ -213,118 +179,24 @@ class LanguageModel(nn.Module):
         return exact
 
 
-def load_base(config: LanguageModelConfig) -> Any:
-    """The bare causal LM.
+@contextmanager
+def recomputed(model: nn.Module, checkpointing: bool) -> Iterator[None]:
+    """Let layers recompute their activations in the backward pass although dropout is off.
 
-    Raises:
-        ValueError: there is no such model, in words that say what was looked for.
+    Transformers ties recomputation to training mode, which would switch dropout on. Only the layers' own flag is set,
+    not that of the parts where dropout is; a layer that drops out by itself is left alone.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging as hf_logging
-
-    hf_logging.disable_progress_bar()
-    dtype, remote = _DTYPES[config.dtype], config.trust_remote_code
-    options = {"dtype": dtype, "attn_implementation": config.attention, "trust_remote_code": remote}
+    layers = [layer for layer in model.modules() if getattr(layer, "gradient_checkpointing", False)]
+    layers = [layer for layer in layers if not any(_is_rate(*item) for item in vars(layer).items())]
+    modes = [layer.training for layer in layers]
+    for layer in layers if checkpointing else ():
+        layer.training = torch.is_grad_enabled()
     try:
-        if not config.random_init:
-            return AutoModelForCausalLM.from_pretrained(
-                config.name, use_safetensors=True, quantization_config=_quantization(config), **options
-            ).eval()
-        architecture = AutoConfig.from_pretrained(config.name, trust_remote_code=remote, **config.config_overrides)
-    except (OSError, ValueError) as error:
-        raise ValueError(missing_model_message(config.name, error)) from error
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.init_seed)
-        return AutoModelForCausalLM.from_config(architecture, **options).eval()
+        yield
+    finally:
+        for layer, mode in zip(layers, modes, strict=True):
+            layer.training = mode
 
 
-def missing_model_message(name: str, error: Exception) -> str:
-    """One sentence on why ``name`` could not be loaded."""
-    reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-    kind = "folder" if Path(name).is_dir() else "local folder of that name, and the hub did not give it either"
-    if kind == "folder":
-        return f"language_model.name is {name!r}, a folder that holds no causal LM in safetensors ({reason})."
-    return f"language_model.name is {name!r}; there is no {kind}, check the spelling and the network ({reason})."
-
-
-def _quantization(config: LanguageModelConfig) -> Any:
-    if config.quantization is None:
-        return None
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # advises optional kernels on import
-    from transformers import BitsAndBytesConfig
-
-    dtype = _DTYPES[config.dtype]
-    return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_storage=dtype
-    )
-
-
-def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
-    """Wrap ``model`` with trainable adapters; the base is frozen.
-
-    Raises:
-        ValueError: ``target_modules`` match nothing; the message lists the names that exist.
-    """
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    import peft
-
-    lora = config.lora
-    assert lora is not None
-    names = sorted({name.rsplit(".", 1)[-1] for name, m in model.named_modules() if "Linear" in type(m).__name__
-                    or "Conv1D" in type(m).__name__})
-    wanted = [lora.target_modules] if isinstance(lora.target_modules, str) else list(lora.target_modules)
-    saved = list(lora.modules_to_save or [])
-    every = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-    for name in [*wanted, *saved]:
-        if name != "all-linear" and name not in every:
-            key = "modules_to_save" if name in saved else "target_modules"
-            raise ValueError(f"lora.{key} names {name!r}, which no layer is called; there are {', '.join(names)}.")
-    tied = bool(getattr(model.config, "tie_word_embeddings", False))
-    touches = {"embed_tokens", "lm_head", "wte"} & {*wanted, *saved}
-    adapters = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout,
-        target_modules=wanted[0] if wanted == ["all-linear"] else wanted, modules_to_save=saved or None,
-        ensure_weight_tying=tied and bool(touches),
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.init_seed)
-        return peft.get_peft_model(model, adapters, autocast_adapter_dtype=False)
-
-
-def _train_only_default(model: Any) -> None:
-    for name, parameter in model.named_parameters():
-        if ".reference." in name:
-            parameter.requires_grad_(False)
-
-
-def _freeze_second_adapter(model: Any) -> None:
-    """Copy adapter ``default`` to a frozen adapter ``reference``."""
-    if "reference" not in model.peft_config:
-        model.add_adapter("reference", copy.deepcopy(model.peft_config["default"]))
-    state = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, parameter in state.items():
-            if ".reference." in name:
-                parameter.copy_(state[name.replace(".reference.", ".default.")])
-    model.set_adapter("default")
-    _train_only_default(model)
-
-
-def attends_fully(model: Any) -> bool:
-    """Whether every layer sees all earlier tokens, and attention takes a 4-D mask."""
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None and any(kind != "full_attention" for kind in kinds):
-        return False
-    if kinds is None and getattr(config, "sliding_window", None) is not None:
-        return False
-    return model.config._attn_implementation in ("sdpa", "eager")
-
-
-def fingerprint(model: nn.Module) -> str:
-    """A short name of the base weights: 16 hex digits over names, shapes and the first values of each tensor."""
-    digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        head = parameter.detach().flatten()[:8].float().cpu().numpy().tobytes()
-        digest.update(f"{name}{tuple(parameter.shape)}".encode() + head)
-    return digest.hexdigest()[:16]
+def _is_rate(name: str, value: Any) -> bool:
+    return "dropout" in name and isinstance(value, float) and value > 0

@@ -131,9 +131,13 @@ def _build(
     # The token before the first completion is the prompt's last; before the others, the completion's own.
     kept[turn, column] = torch.where(column == 0, 0, offset - prompt_width)
     return Layout(
-        input_ids=input_ids, position_ids=position_ids, segments=segments, completions_per_row=per_row,
+        input_ids=input_ids,
+        position_ids=position_ids,
+        segments=segments,
+        completions_per_row=per_row,
         logit_columns=torch.arange(prompt_width - 1, max(width - 1, prompt_width), device=device),
-        row=row, kept=kept,
+        row=row,
+        kept=kept,
     )
 
 

@@ -21,9 +21,7 @@ _FLAT = 1e-9
 class _ChosenActionReward(Reward):
     """Pays for valid actions only."""
 
-    def __call__(
-        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | None]
-    ) -> np.ndarray:
+    def __call__(self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | None]) -> np.ndarray:
         """The formula's value of each valid action, 0 for each invalid one; float64 ``(row,)``."""
         paid = np.zeros(len(rows))
         valid = [index for index, action in enumerate(actions) if action is not None]

@@ -18,9 +18,7 @@ class FormatReward(Reward):
     _think = re.compile(r"<think>.*?</think>", re.DOTALL)
     _answer = re.compile(r"<answer>.*?</answer>", re.DOTALL)
 
-    def __call__(
-        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | None]
-    ) -> np.ndarray:
+    def __call__(self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | None]) -> np.ndarray:
         """See :class:`FormatReward`; float64 ``(row,)``."""
         return np.array([bool(self._think.search(r) and self._answer.search(r)) for r in responses], dtype=np.float64)
 
@@ -30,8 +28,6 @@ class InvalidActionReward(Reward):
 
     name = "invalid_action"
 
-    def __call__(
-        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | None]
-    ) -> np.ndarray:
+    def __call__(self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | None]) -> np.ndarray:
         """See :class:`InvalidActionReward`; float64 ``(row,)``."""
         return np.array([-1.0 if action is None else 0.0 for action in actions])

@@ -24,9 +24,7 @@ class Reward(ABC):
         self.weight = float(weight)
 
     @abstractmethod
-    def __call__(
-        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | None]
-    ) -> np.ndarray:
+    def __call__(self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | None]) -> np.ndarray:
         """Pay for each answer, before the weight.
 
         Args:

@@ -87,7 +87,10 @@ class Collector:
         while active.any():
             rows = np.flatnonzero(active)
             keys = RandomKeys(
-                seed=plan.seed, purpose="rollout", collection=plan.collection, env=plan.env[rows],
+                seed=plan.seed,
+                purpose="rollout",
+                collection=plan.collection,
+                env=plan.env[rows],
                 turn=np.full(len(rows), len(steps)),
             )
             seen = [observations[row] for row in rows]
@@ -97,11 +100,17 @@ class Collector:
             if plan.max_turns is not None and len(steps) + 1 >= plan.max_turns:
                 truncated = truncated | (active & ~terminated)
             texts = [observation if isinstance(observation, str) else "" for observation in seen]
-            steps.append(Step(
-                rows=rows, observations=texts, decisions=decisions, rewards=rewards[rows],
-                terminated=terminated[rows], truncated=truncated[rows],
-                infos={name: value[rows] for name, value in numeric_infos(infos, plan.num_envs).items()},
-            ))
+            steps.append(
+                Step(
+                    rows=rows,
+                    observations=texts,
+                    decisions=decisions,
+                    rewards=rewards[rows],
+                    terminated=terminated[rows],
+                    truncated=truncated[rows],
+                    infos={name: value[rows] for name, value in numeric_infos(infos, plan.num_envs).items()},
+                )
+            )
             for row, history in zip(rows, decisions.memory, strict=True):
                 memory[row] = history
             active = active & ~(terminated | truncated)
@@ -134,7 +143,9 @@ def numeric_infos(infos: Mapping[str, Any], num_envs: int) -> dict[str, np.ndarr
     return {
         name: np.asarray(value, dtype=np.float64)
         for name, value in infos.items()
-        if not name.startswith("_") and isinstance(value, np.ndarray) and value.shape == (num_envs,)
+        if not name.startswith("_")
+        and isinstance(value, np.ndarray)
+        and value.shape == (num_envs,)
         and value.dtype.kind in "bfiu"
     }
 

@@ -82,7 +82,10 @@ class Both:
         if self.temperature > 0:
             drawn = {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
         ids = model.generate(
-            **prompt, **drawn, max_new_tokens=self.options.max_new_tokens, pad_token_id=chat.pad_id,
+            **prompt,
+            **drawn,
+            max_new_tokens=self.options.max_new_tokens,
+            pad_token_id=chat.pad_id,
             eos_token_id=sorted(chat.stop_ids(self.policy.stop_text)),
         )
         return chat.decode(ids[0, prompt["input_ids"].shape[1] :].tolist())

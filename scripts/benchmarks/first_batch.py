@@ -66,8 +66,10 @@ def compare_first_batch(module: GRPOModule, trainer: Any) -> dict[str, float]:
     models = policy.language_model.model, trainer.model
     with moved(*models):
         losses = module.training_step(batch), trainer.compute_loss(models[1], inputs)
-        grads = [torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
-                 for loss, model in zip(losses, models, strict=True)]
+        grads = [
+            torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+            for loss, model in zip(losses, models, strict=True)
+        ]
     torch.testing.assert_close(losses[0], losses[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(grads[0], grads[1], atol=1e-5, rtol=1e-4)
     return {"loss_ours": losses[0].item(), "loss_theirs": losses[1].item(), "gradient_norm": grads[0].norm().item()}

@@ -98,8 +98,10 @@ class Ours:
     def __init__(self, options: argparse.Namespace, tokens: int) -> None:
         self.options, self.states = options, States(options.num_groups, tokens)
         policy = TextPolicy(
-            LanguageModelConfig(name=options.model), self.states.prompt(),
-            SamplingConfig(max_new_tokens=options.max_new_tokens), max_prompt_tokens=2048,
+            LanguageModelConfig(name=options.model),
+            self.states.prompt(),
+            SamplingConfig(max_new_tokens=options.max_new_tokens),
+            max_prompt_tokens=2048,
         )
         policy.connect(self.states.codec)
         self.module = GRPOModule(policy, lr=LR, clip_range=CLIP_RANGE, kl_coef=KL_COEF, loss_normalisation="sequence")
@@ -120,9 +122,17 @@ class Ours:
             PromptEnvs(self.states, [Vowels()]), num_groups=options.num_groups, group_size=options.group_size
         )
         trainer = L.Trainer(
-            accelerator="cpu", max_epochs=options.steps + 1, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
-            use_distributed_sampler=False, gradient_clip_val=MAX_GRAD_NORM, callbacks=[VectorEnvRollouts(), clock],
+            accelerator="cpu",
+            max_epochs=options.steps + 1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            limit_val_batches=0,
+            use_distributed_sampler=False,
+            gradient_clip_val=MAX_GRAD_NORM,
+            callbacks=[VectorEnvRollouts(), clock],
         )
         trainer.fit(self.module, datamodule=data)
         self.response_tokens = data.clocks["tokens"] / data.clocks["episodes"]
@@ -141,19 +151,40 @@ class Theirs:
         self.options, self.clock = options, _clock_callback()
         batch = options.num_groups * options.group_size
         arguments = GRPOConfig(
-            output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, activation_checkpointing=False, report_to="none",
-            per_device_train_batch_size=batch, num_generations=options.group_size, steps_per_generation=1,
-            gradient_accumulation_steps=1, num_iterations=1, max_steps=options.steps + 1, learning_rate=LR,
-            max_grad_norm=MAX_GRAD_NORM, lr_scheduler_type="constant", beta=KL_COEF, use_bias_correction_kl=False,
-            epsilon=CLIP_RANGE, loss_type="grpo", max_completion_length=options.max_new_tokens, temperature=1.0,
-            disable_tqdm=True, logging_strategy="no", save_strategy="no", dataloader_pin_memory=False,
+            output_dir=tempfile.mkdtemp(),
+            use_cpu=True,
+            bf16=False,
+            activation_checkpointing=False,
+            report_to="none",
+            per_device_train_batch_size=batch,
+            num_generations=options.group_size,
+            steps_per_generation=1,
+            gradient_accumulation_steps=1,
+            num_iterations=1,
+            max_steps=options.steps + 1,
+            learning_rate=LR,
+            max_grad_norm=MAX_GRAD_NORM,
+            lr_scheduler_type="constant",
+            beta=KL_COEF,
+            use_bias_correction_kl=False,
+            epsilon=CLIP_RANGE,
+            loss_type="grpo",
+            max_completion_length=options.max_new_tokens,
+            temperature=1.0,
+            disable_tqdm=True,
+            logging_strategy="no",
+            save_strategy="no",
+            dataloader_pin_memory=False,
             model_init_kwargs={"dtype": "float32"},
         )
         tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
         self.trainer: Any = GRPOTrainer(
-            model=options.model, args=arguments, callbacks=[self.clock],
+            model=options.model,
+            args=arguments,
+            callbacks=[self.clock],
             reward_funcs=[vowels],  # pyright: ignore[reportArgumentType]
-            train_dataset=Dataset.from_dict({"prompt": prompts}), processing_class=tokenizer,
+            train_dataset=Dataset.from_dict({"prompt": prompts}),
+            processing_class=tokenizer,
         )
         self.trainer.remove_callback(PrinterCallback)
         self.clock.metrics = self.trainer._metrics["train"]
@@ -197,11 +228,15 @@ def compare(options: argparse.Namespace, tokens: int) -> Comparison:
     rates = alternate(ours.rate, theirs.rate, options.repeats)
     lengths = [len(ours.module.policy.encode(row.observation, ())) for row in ours.states.rows()]  # type: ignore
     notes |= {
-        "prompt_tokens": sum(lengths) / len(lengths), "response_tokens_ours": ours.response_tokens,
+        "prompt_tokens": sum(lengths) / len(lengths),
+        "response_tokens_ours": ours.response_tokens,
         "response_tokens_theirs": theirs.response_tokens,
     }
     return Comparison(
-        name=f"prompts of {round(notes['prompt_tokens'])} tokens", unit="completions", ours=rates[0], theirs=rates[1],
+        name=f"prompts of {round(notes['prompt_tokens'])} tokens",
+        unit="completions",
+        ours=rates[0],
+        theirs=rates[1],
         notes=notes,
     )
 

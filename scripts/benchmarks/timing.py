@@ -82,8 +82,12 @@ def machine() -> dict[str, Any]:
     """What a figure depends on."""
     model = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
     return {
-        "processor": model or platform.processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
-        "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
+        "processor": model or platform.processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
     }
 
 
@@ -101,7 +105,11 @@ def finish(comparisons: list[Comparison], bar: float, path: Path | None, **notes
         return
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     document = {
-        "command": "python " + shlex.join(sys.argv), "commit": commit, "machine": machine(), "bar": bar, **notes,
+        "command": "python " + shlex.join(sys.argv),
+        "commit": commit,
+        "machine": machine(),
+        "bar": bar,
+        **notes,
         "comparisons": [comparison.report() for comparison in comparisons],
     }
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -75,7 +75,8 @@ class Agreed(Reward):
 def grpo(folder, temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, response_format="direct", dtype="float32", **changes):
     """A module without a trainer."""
     policy = TextPolicy(
-        LanguageModelConfig(name=folder, dtype=dtype), PromptTemplate(system="", response_format=response_format),
+        LanguageModelConfig(name=folder, dtype=dtype),
+        PromptTemplate(system="", response_format=response_format),
         SamplingConfig(temperature=temperature, max_new_tokens=max_new_tokens),
     )
     policy.connect(Words())
@@ -124,7 +125,8 @@ def test_what_stands_at_masked_positions_changes_nothing(tiny_model, normalisati
     wander(module)
     outside, no_prompt = ~batch.response_mask, ~batch.inputs["prompt_mask"]
     changed = batch.replace(
-        inputs=dict(batch.inputs) | {
+        inputs=dict(batch.inputs)
+        | {
             "prompt_ids": batch.inputs["prompt_ids"].masked_fill(no_prompt, 9),
             "response_ids": batch.inputs["response_ids"].masked_fill(outside, 9),
         },
@@ -224,8 +226,15 @@ def fit(module, collections, reward=None, callbacks=(), seed=0, **changes):
     env = PromptEnvs(Bandit(), [reward or Right()])
     sizes = {"num_groups": 3, "group_size": 16} | changes
     trainer = L.Trainer(
-        accelerator="cpu", max_epochs=collections, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0, use_distributed_sampler=False,
+        accelerator="cpu",
+        max_epochs=collections,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+        use_distributed_sampler=False,
         callbacks=[VectorEnvRollouts(), *callbacks],
     )
     module.train()

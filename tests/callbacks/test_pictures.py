@@ -58,9 +58,16 @@ class Expert(L.LightningModule):
 def fit(env: EnvFactory, folder: Path, *callbacks: L.Callback) -> Expert:
     expert = Expert(env)
     trainer = L.Trainer(
-        max_epochs=2, accelerator="cpu", default_root_dir=folder, logger=CSVLogger(folder, name="", version=""),
-        callbacks=list(callbacks), enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-        num_sanity_val_steps=0, log_every_n_steps=1,
+        max_epochs=2,
+        accelerator="cpu",
+        default_root_dir=folder,
+        logger=CSVLogger(folder, name="", version=""),
+        callbacks=list(callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
     )
     trainer.fit(expert, datamodule=Lessons(env))
     return expert

@@ -36,7 +36,10 @@ def make_strategy(name):
     if name == "ddp":
         return DDPStrategy(process_group_backend="gloo", timeout=TIMEOUT)
     return ModelParallelStrategy(
-        data_parallel_size=WORLD_SIZE, tensor_parallel_size=1, process_group_backend="gloo", timeout=TIMEOUT,
+        data_parallel_size=WORLD_SIZE,
+        tensor_parallel_size=1,
+        process_group_backend="gloo",
+        timeout=TIMEOUT,
         save_distributed_checkpoint=name == "fsdp2",
     )
 
@@ -48,8 +51,13 @@ def fit(folder, root, strategy, *callbacks, sizes=None, ckpt_path=None, limit_va
     else:
         module, data = grpo(folder, schedule="constant", **module), rollout_data("episodes", **SIZES | (sizes or {}))
     trainer = make_trainer(
-        root, CollectionCheckpoint(1), *callbacks, strategy=make_strategy(strategy), devices=WORLD_SIZE,
-        gradient_clip_val=1.0, limit_val_batches=limit_val_batches,
+        root,
+        CollectionCheckpoint(1),
+        *callbacks,
+        strategy=make_strategy(strategy),
+        devices=WORLD_SIZE,
+        gradient_clip_val=1.0,
+        limit_val_batches=limit_val_batches,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -98,8 +106,11 @@ def outcome(trainer):
     local = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in trainer.model.parameters()]
     rollout = trainer.datamodule.rollout
     return {
-        "weights": whole, "rows": trainer.logger.rows, "local_size": sum(weight.numel() for weight in local),
-        "responses": rollout and rollout.responses, "turns": rollout and rollout.num_turns,
+        "weights": whole,
+        "rows": trainer.logger.rows,
+        "local_size": sum(weight.numel() for weight in local),
+        "responses": rollout and rollout.responses,
+        "turns": rollout and rollout.num_turns,
     }
 
 
@@ -110,8 +121,9 @@ def cases(folder, root):
         yield f"{name}_resumed", lambda at, s=strategy, c=changes: outcome(resume(folder, at, s, **c))
     for strategy in ("ddp", "fsdp2"):
         yield f"{strategy}_kl_trips", lambda at, s=strategy: outcome(fit(folder, at, s, target_kl=1e-4))
-        yield f"{strategy}_uneven", lambda at, s=strategy: outcome(
-            fit(folder, at, s, sizes=UNEVEN, target_kl=1.0, limit_val_batches=1)
+        yield (
+            f"{strategy}_uneven",
+            lambda at, s=strategy: outcome(fit(folder, at, s, sizes=UNEVEN, target_kl=1.0, limit_val_batches=1)),
         )
     yield "ddp_float64", lambda at: outcome(fit(folder, at, "ddp", sizes={"num_minibatches": 1}, **FLOAT64))
     yield "ddp_inside", lambda at: dict(zip(("whole", "resumed"), map(outcome, resume_inside(folder, at, "ddp"))))
@@ -129,8 +141,14 @@ def work(rank, folder, root, port):
     torch.set_num_threads(1)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     os.environ |= {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(WORLD_SIZE), "RANK": str(rank),
-        "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD_SIZE), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(WORLD_SIZE),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(WORLD_SIZE),
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "test",
     }
     results = {}
     for name, run in cases(folder, Path(root)):

@@ -13,9 +13,18 @@ from lrl.envs.frozen_lake_rows import ExpertQRows
 SCRIPT = Path(__file__).parents[2] / "scripts" / "expert_q.py"
 ESC = "\x1b[41m"
 ORIGINAL = {
-    "state": "10", "state_str": f"  (Right)|SFFF|FHFH|FF{ESC}F\x1b[0mH|HFFG|", "action": "0", "action_text": "LEFT",
-    "q_value_left": "0.61", "q_value_down": "0.49", "q_value_right": "0.4", "q_value_up": "0.33",
-    "reward": "0.0", "next_state": "9", "done": "False", "batch_idx": "3",
+    "state": "10",
+    "state_str": f"  (Right)|SFFF|FHFH|FF{ESC}F\x1b[0mH|HFFG|",
+    "action": "0",
+    "action_text": "LEFT",
+    "q_value_left": "0.61",
+    "q_value_down": "0.49",
+    "q_value_right": "0.4",
+    "q_value_up": "0.33",
+    "reward": "0.0",
+    "next_state": "9",
+    "done": "False",
+    "batch_idx": "3",
 }
 
 
@@ -76,8 +85,9 @@ def test_what_the_script_writes_is_what_the_loader_reads(slippery: bool, tmp_pat
 
 def test_the_script_learns_by_q_learning_too(tmp_path: Path, capsys) -> None:
     out = tmp_path / "expert.csv"
-    run_script("--out", str(out), "--no-slippery", "--method", "q_learning", "--learning_episodes", "800",
-               "--episodes", "2")
+    run_script(
+        "--out", str(out), "--no-slippery", "--method", "q_learning", "--learning_episodes", "800", "--episodes", "2"
+    )
     assert "1.0000" in capsys.readouterr().out and len(CsvRows(str(out)).rows()) == 6
 
 

@@ -79,12 +79,14 @@ def test_the_description_does_not_call_dry_ice_slippery() -> None:
 def test_the_4x4_map_has_eleven_rows_with_the_experts_actions() -> None:
     rows = ExpertQRows().rows()
     assert [row.state for row in rows] == [0, 1, 2, 3, 4, 6, 8, 9, 10, 13, 14]
-    assert [row.best_actions for row in rows] == [
-        (0,), (3,), (3,), (3,), (0,), (0, 2), (3,), (1,), (0,), (2,), (1,)
-    ]
+    assert [row.best_actions for row in rows] == [(0,), (3,), (3,), (3,), (0,), (0, 2), (3,), (1,), (0,), (2,), (1,)]
     assert all(row.action in row.best_actions for row in rows)
-    assert all(row.observation == draw(row.state, named_map("4x4")) == FrozenLakeCodec().observation_to_text(
-        row.state, row.desc) for row in rows)
+    assert all(
+        row.observation
+        == draw(row.state, named_map("4x4"))
+        == FrozenLakeCodec().observation_to_text(row.state, row.desc)
+        for row in rows
+    )
 
 
 def test_rows_of_a_map_of_ones_own_and_of_the_large_map() -> None:

@@ -114,6 +114,10 @@ def test_q_learning_finds_the_path_on_dry_ice() -> None:
 
 
 def test_actions_with_different_numbers_of_outcomes_are_padded() -> None:
-    table = TransitionTable.of({0: {0: [(0.5, 0, 0, False), (0.5, 1, 1, True)], 1: [(1.0, 1, 2, True)]},
-                                1: {0: [(1.0, 1, 0, True)], 1: [(1.0, 1, 0, True)]}})
+    table = TransitionTable.of(
+        {
+            0: {0: [(0.5, 0, 0, False), (0.5, 1, 1, True)], 1: [(1.0, 1, 2, True)]},
+            1: {0: [(1.0, 1, 0, True)], 1: [(1.0, 1, 0, True)]},
+        }
+    )
     np.testing.assert_allclose(optimal_q([table], gamma=0.5)[0], [[1.0, 2.0], [0, 0]])

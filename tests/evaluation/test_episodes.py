@@ -143,8 +143,19 @@ def test_silence_is_counted_as_invalid() -> None:
 def test_report_has_the_promised_keys() -> None:
     report = random_walk(8).report("FrozenLake-v1", "random")
     assert list(report) == [
-        "env_id", "policy", "episodes", "seed", "return_mean", "return_ci95", "return_iqm", "length_mean",
-        "success_rate", "success_ci95", "invalid_action_rate", "env_steps_per_second", "per_episode",
+        "env_id",
+        "policy",
+        "episodes",
+        "seed",
+        "return_mean",
+        "return_ci95",
+        "return_iqm",
+        "length_mean",
+        "success_rate",
+        "success_ci95",
+        "invalid_action_rate",
+        "env_steps_per_second",
+        "per_episode",
     ]
     assert [episode["seed"] for episode in report["per_episode"]] == list(range(10_000, 10_040))
     assert report["return_mean"] == np.mean([episode["return"] for episode in report["per_episode"]])
@@ -154,5 +165,3 @@ def test_report_has_the_promised_keys() -> None:
 def test_nothing_to_play_is_an_error(name: str, episodes: int, num_envs: int) -> None:
     with pytest.raises(ValueError, match=f"{name} is 0; it must be at least 1"):
         evaluate_policy(RandomPolicy(), GymnasiumEnvs("FrozenLake-v1"), episodes, 0, num_envs)
-
-

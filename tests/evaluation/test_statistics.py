@@ -33,8 +33,12 @@ def test_one_value_has_no_interval() -> None:
 
 @pytest.mark.parametrize(
     ("successes", "trials", "expected"),
-    [(0, 10, (0.0, 0.2775328)), (10, 10, (0.7224672, 1.0)), (7, 10, (0.3967781, 0.8922087)),
-     (148, 200, (0.6750925, 0.7958617))],
+    [
+        (0, 10, (0.0, 0.2775328)),
+        (10, 10, (0.7224672, 1.0)),
+        (7, 10, (0.3967781, 0.8922087)),
+        (148, 200, (0.6750925, 0.7958617)),
+    ],
 )
 def test_wilson_intervals_agree_with_scipy(successes: int, trials: int, expected: tuple[float, float]) -> None:
     assert wilson_interval(successes, trials) == pytest.approx(expected, abs=1e-6)

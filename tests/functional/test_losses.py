@@ -46,7 +46,9 @@ def test_the_surrogate_clips_only_where_that_makes_it_smaller():
 def test_at_ratio_one_the_surrogates_gradient_is_the_policy_gradient():
     logprobs = torch.tensor([[-0.3, -1.2]], requires_grad=True)
     advantages = torch.tensor([[2.0, -0.7]])
-    (grad,) = torch.autograd.grad(clipped_surrogate((logprobs - logprobs.detach()).exp(), advantages, 0.2, 0.2).sum(), logprobs)
+    (grad,) = torch.autograd.grad(
+        clipped_surrogate((logprobs - logprobs.detach()).exp(), advantages, 0.2, 0.2).sum(), logprobs
+    )
     assert grad.tolist() == advantages.tolist()
 
 
@@ -59,7 +61,9 @@ def test_normalisations_weigh_turns_tokens_or_a_constant():
     assert float(normalise(values, mask, "constant", *sizes)) == 1.0
 
 
-@pytest.mark.parametrize(("estimator", "expected"), [("k1", math.log(2)), ("k2", math.log(2) ** 2 / 2), ("k3", math.log(2) - 0.5)])
+@pytest.mark.parametrize(
+    ("estimator", "expected"), [("k1", math.log(2)), ("k2", math.log(2) ** 2 / 2), ("k3", math.log(2) - 0.5)]
+)
 def test_kl_estimators_on_a_halved_probability(estimator, expected):
     logprobs, reference = torch.tensor([math.log(0.5)]), torch.tensor([math.log(0.25)])
     assert float(kl_estimate(logprobs, reference, estimator)) == pytest.approx(expected, abs=1e-6)

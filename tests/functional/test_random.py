@@ -25,7 +25,7 @@ def test_every_counter_matters():
 
 def test_numbers_are_uniform_and_uncorrelated():
     numbers = uniforms(np.arange(2000)).numpy()
-    assert 0 <= numbers.min() and numbers.max() < 1
+    assert numbers.min() >= 0 and numbers.max() < 1
     histogram = np.histogram(numbers, bins=16, range=(0, 1))[0] / numbers.size
     assert np.abs(histogram - 1 / 16).max() < 0.003
     assert abs(np.corrcoef(numbers[:, 0], numbers[:, 1])[0, 1]) < 0.08

@@ -39,7 +39,9 @@ def test_recorded_logprobs_are_the_teacher_forced_ones(model, own_mask):
     for row, prompt in enumerate(PROMPTS):
         response = out.ids[row][out.mask[row]]
         logits = model(torch.cat([torch.tensor(prompt), response])[None]).logits[0, len(prompt) - 1 : -1] / 0.7
-        torch.testing.assert_close(out.logprobs[row][out.mask[row]], selected_logprobs(logits, response), atol=1e-9, rtol=0)
+        torch.testing.assert_close(
+            out.logprobs[row][out.mask[row]], selected_logprobs(logits, response), atol=1e-9, rtol=0
+        )
 
 
 def test_a_row_is_the_same_alone_and_in_a_batch(model):
@@ -103,7 +105,9 @@ def test_the_mask_ends_with_the_stop_token(model):
 
 def test_temperature_zero_is_greedy(model):
     out = decode(model, [0], SamplingConfig(max_new_tokens=5, temperature=0), stop=frozenset({99}))
-    reference = model.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=5, do_sample=False, pad_token_id=0, eos_token_id=99)
+    reference = model.generate(
+        torch.tensor([PROMPTS[0]]), max_new_tokens=5, do_sample=False, pad_token_id=0, eos_token_id=99
+    )
     assert out.ids[0].tolist() == reference[0, 5:].tolist()
     assert (out.logprobs == 0).all()
 

@@ -8,7 +8,9 @@ from lrl.functional.masking import selected_logprobs
 from lrl.policies.layout import lay_out
 
 ARCHITECTURES = {
-    "llama": LlamaConfig(vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2),
+    "llama": LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+    ),
     "gpt2": GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=128),
 }
 
@@ -27,8 +29,11 @@ def turns(seed=0):
 
 def logits_of(model, layout):
     out = model(
-        input_ids=layout.input_ids, attention_mask=layout.attention_mask(torch.float32),
-        position_ids=layout.position_ids, logits_to_keep=layout.logit_columns, use_cache=False,
+        input_ids=layout.input_ids,
+        attention_mask=layout.attention_mask(torch.float32),
+        position_ids=layout.position_ids,
+        logits_to_keep=layout.logit_columns,
+        use_cache=False,
     )
     return out.logits[layout.row[:, None], layout.kept]
 
@@ -59,7 +64,9 @@ def test_the_plain_pass_is_one_turn_alone():
     for turn in range(len(prompts)):
         prompt, response = prompts[turn][prompt_mask[turn]], responses[turn][response_mask[turn]]
         alone = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
-        torch.testing.assert_close(logprobs[turn][response_mask[turn]], selected_logprobs(alone, response), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            logprobs[turn][response_mask[turn]], selected_logprobs(alone, response), atol=1e-5, rtol=0
+        )
 
 
 def test_long_distinct_prompts_are_not_shared():

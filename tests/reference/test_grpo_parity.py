@@ -33,9 +33,17 @@ def trainer(request, tiny_model, tmp_path_factory):
     from trl import GRPOConfig, GRPOTrainer
 
     arguments = GRPOConfig(
-        output_dir=str(tmp_path_factory.mktemp("trl")), use_cpu=True, bf16=False, activation_checkpointing=False,
-        report_to="none", per_device_train_batch_size=10, num_generations=2, steps_per_generation=1,
-        max_completion_length=MAX_NEW_TOKENS, disable_tqdm=True, use_bias_correction_kl=False,
+        output_dir=str(tmp_path_factory.mktemp("trl")),
+        use_cpu=True,
+        bf16=False,
+        activation_checkpointing=False,
+        report_to="none",
+        per_device_train_batch_size=10,
+        num_generations=2,
+        steps_per_generation=1,
+        max_completion_length=MAX_NEW_TOKENS,
+        disable_tqdm=True,
+        use_bias_correction_kl=False,
     )
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=getattr(torch, request.param))
     rows = Dataset.from_dict({"prompt": ["w1 w2", "w3"] * 5})
@@ -63,7 +71,8 @@ def made_up(module, seed=0, reference=True):
     prompt_mask, mask = torch.arange(11)[None] < lengths[:, None], torch.arange(9)[None] < sizes[:, None]
     prompts = torch.randint(1, 48, (3, 11), generator=generator)[prompt_of]
     inputs = {
-        "prompt_ids": prompts * prompt_mask, "prompt_mask": prompt_mask,
+        "prompt_ids": prompts * prompt_mask,
+        "prompt_mask": prompt_mask,
         "response_ids": torch.randint(1, 48, (10, 9), generator=generator) * mask,
     }
     batch = TurnBatch(inputs=inputs, response_mask=mask, old_logprobs=mask.float(), advantages=mask.float())
@@ -79,9 +88,12 @@ def theirs_of(batch):
     prompt_ids, prompt_mask = batch.inputs["prompt_ids"], batch.inputs["prompt_mask"]
     order = torch.argsort(prompt_mask.long(), dim=1, stable=True)
     inputs = {
-        "prompt_ids": prompt_ids.gather(1, order), "prompt_mask": prompt_mask.gather(1, order).long(),
-        "completion_ids": batch.inputs["response_ids"], "completion_mask": batch.response_mask.long(),
-        "advantages": batch.advantages[:, 0], "old_per_token_logps": batch.old_logprobs,
+        "prompt_ids": prompt_ids.gather(1, order),
+        "prompt_mask": prompt_mask.gather(1, order).long(),
+        "completion_ids": batch.inputs["response_ids"],
+        "completion_mask": batch.response_mask.long(),
+        "advantages": batch.advantages[:, 0],
+        "old_per_token_logps": batch.old_logprobs,
         "num_items_in_batch": batch.response_mask.sum().float(),
     }
     return inputs if batch.ref_logprobs is None else inputs | {"ref_per_token_logps": batch.ref_logprobs}
@@ -118,12 +130,15 @@ def dtype_of(trainer):
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_loss_and_gradients_are_those_of_trl(trainer, tiny_model, ours, theirs, kl_coef, clip_high, share_prompts):
     module = grpo(
-        tiny_model, dtype_of(trainer), share_prompts, loss_normalisation=ours, kl_coef=kl_coef, clip_range=0.2,
+        tiny_model,
+        dtype_of(trainer),
+        share_prompts,
+        loss_normalisation=ours,
+        kl_coef=kl_coef,
+        clip_range=0.2,
         clip_range_high=clip_high,
     )
-    set_theirs(
-        trainer, loss_type=theirs, beta=kl_coef, epsilon_low=0.2, epsilon_high=clip_high or 0.2, temperature=1.0,
-    )
+    set_theirs(trainer, loss_type=theirs, beta=kl_coef, epsilon_low=0.2, epsilon_high=clip_high or 0.2, temperature=1.0)
     assert_equal(module, trainer, made_up(module, reference=kl_coef > 0))
 
 
@@ -139,7 +154,12 @@ def test_the_entropy_bonus_is_trls_under_token_normalisation(trainer, tiny_model
     """TRL averages the bonus over all tokens whatever the loss; ours follows the loss."""
     module = grpo(tiny_model, dtype_of(trainer), loss_normalisation="token", ent_coef=0.1)
     set_theirs(
-        trainer, loss_type="bnpo", beta=0.0, epsilon_low=0.2, epsilon_high=0.2, entropy_coef=0.1,
+        trainer,
+        loss_type="bnpo",
+        beta=0.0,
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+        entropy_coef=0.1,
         _entropy_bonus_enabled=True,
     )
     try:

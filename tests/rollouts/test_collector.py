@@ -29,9 +29,13 @@ class Countdown(gym.Env):
     def step(self, action):
         self.steps += 1
         ended = self.steps >= self.length
-        return self.observe(), float(self.steps), ended and self.length % 2 == 0, ended and self.length % 2 == 1, {
-            "success": ended and self.length > 3, "action_valid": True,
-        }
+        return (
+            self.observe(),
+            float(self.steps),
+            ended and self.length % 2 == 0,
+            ended and self.length % 2 == 1,
+            {"success": ended and self.length > 3, "action_valid": True},
+        )
 
 
 class Recorder(Policy):
@@ -62,8 +66,11 @@ class Recorder(Policy):
         mask = torch.ones(rows, width, dtype=torch.bool)
         ids = torch.full((rows, width), 7)
         return Decisions(
-            actions=np.ones(rows, dtype=np.int64), inputs={"response_ids": ids}, response_mask=mask,
-            logprobs=-torch.ones(rows, width), memory=[(*history, keys.turn[0]) for history in memory],
+            actions=np.ones(rows, dtype=np.int64),
+            inputs={"response_ids": ids},
+            response_mask=mask,
+            logprobs=-torch.ones(rows, width),
+            memory=[(*history, keys.turn[0]) for history in memory],
         )
 
 
@@ -124,7 +131,9 @@ def test_turns_keep_their_own_tokens():
     batch = rollout.turn_batch(torch.zeros_like(rollout.logprobs))
     assert len(batch) == rollout.num_turns
     assert batch.response_mask.sum(1).tolist() == (rollout.turn[rollout.active] + 1).tolist()
-    assert (batch.old_logprobs[batch.response_mask] == -1).all() and (batch.old_logprobs[~batch.response_mask] == 0).all()
+    assert (batch.old_logprobs[batch.response_mask] == -1).all() and (
+        batch.old_logprobs[~batch.response_mask] == 0
+    ).all()
 
 
 def test_a_cut_episode_is_truncated_and_kept():
