@@ -1,0 +1,230 @@
+"""Supervised fine-tuning against TRL's ``SFTTrainer``, on demonstrations of mixed lengths.
+
+The same answers to the same prompts, the same number of them per optimiser step, float32; tokens that are no padding
+are counted. TRL runs at its defaults but for bfloat16 (slow on most CPUs), logging and saving: with activation
+checkpointing, which is one of them, and without. Packed is compared with packed at the same width.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from benchmarks.timing import Comparison, alternate, finish, quiet
+
+from lrl.algorithms.sft import SFTModule
+from lrl.codecs.codec import TextCodec
+from lrl.codecs.grid import FrozenLakeCodec, draw
+from lrl.data.demonstrations import Demonstrations, DemonstrationsDataModule, as_batch
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.policies.language_model import LanguageModelConfig
+from lrl.policies.text import TextPolicy
+from lrl.prompts.response_format import response_format
+from lrl.prompts.template import PromptTemplate
+from lrl.types import PastTurn, SamplingConfig, TurnBatch
+
+LR, MAX_GRAD_NORM = 1e-6, 1.0
+THINK = response_format("think_answer")
+
+
+class Lakes(Demonstrations):
+    """Answers for lakes of 2x2 to 10x10 cells: the observation's length goes with the area."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def turns(self, codec: TextCodec, policy: TextPolicy) -> Sequence[PastTurn]:
+        """Made up from one seed."""
+        rng = np.random.default_rng(0)
+        return [self._turn(rng, codec) for _ in range(self.count)]
+
+    def _turn(self, rng: np.random.Generator, codec: TextCodec) -> PastTurn:
+        size = int(rng.integers(2, 11))
+        cells = ["".join(rng.choice(["F", "F", "F", "H"], size)) for _ in range(size)]
+        text, action = draw(int(rng.integers(size * size)), cells), codec.action_to_text(int(rng.integers(4)))
+        return PastTurn(text, THINK.render(action, f"I see {text.splitlines()[0]}, I choose"))
+
+
+class Clock(L.Callback):
+    """The time at the end of each of our steps, and the tokens that went through it."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.tokens: list[int] = []
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: TurnBatch, batch_idx: int
+    ) -> None:
+        """Note both."""
+        self.times.append(time.perf_counter())
+        self.tokens.append(int(batch.inputs["prompt_mask"].sum() + batch.response_mask.sum()))
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second, the first step left out."""
+        return sum(self.tokens[1:]) / (self.times[-1] - self.times[0])
+
+
+class Ours:
+    """Our side; ``pack_tokens`` None sorts by length and pads."""
+
+    def __init__(self, options: argparse.Namespace, batch_size: int, pack_tokens: int | None) -> None:
+        self.options, self.batch_size = options, batch_size
+        codec = FrozenLakeCodec()
+        prompt = PromptTemplate(response_format="direct", system=f"{codec.description} {THINK.instruction}")
+        self.policy = TextPolicy(
+            LanguageModelConfig(name=options.model), prompt, SamplingConfig(), pack_tokens=pack_tokens
+        )
+        self.policy.connect(codec)
+        self.module = SFTModule(self.policy, lr=LR, schedule="constant", warmup=0.0)
+        self.module.configure_model()
+        self.turns = Lakes(options.demonstrations).turns(codec, self.policy)
+
+    def rows(self) -> list[dict[str, str]]:
+        """The demonstrations as TRL takes them."""
+        prompts = [self.policy.tokenizer.tokenizer.decode(self.policy.encode(t.observation, ())) for t in self.turns]
+        return [{"prompt": p, "completion": turn.response} for p, turn in zip(prompts, self.turns, strict=True)]
+
+    def batch(self, count: int) -> TurnBatch:
+        """The first demonstrations."""
+        turns = self.turns[:count]
+        prompts = [self.policy.encode(turn.observation, ()) for turn in turns]
+        return as_batch(prompts, [self.policy.encode_response(turn.response) for turn in turns])
+
+    def rate(self) -> float:
+        """Tokens per second over some steps."""
+        clock = Clock()
+        data = DemonstrationsDataModule(
+            Lakes(self.options.demonstrations), GymnasiumEnvs("FrozenLake-v1"), batch_size=self.batch_size
+        )
+        trainer = L.Trainer(
+            accelerator="cpu", max_steps=self.options.steps + 1, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
+            use_distributed_sampler=False, gradient_clip_val=MAX_GRAD_NORM, callbacks=[clock],
+        )
+        trainer.fit(self.module, datamodule=data)
+        return clock.rate
+
+
+class Theirs:
+    """TRL's side."""
+
+    def __init__(self, options: argparse.Namespace, rows: list[dict[str, str]], **changes: Any) -> None:
+        from datasets import Dataset, disable_progress_bars
+        from transformers import AutoTokenizer, PrinterCallback
+        from trl.trainer.sft_config import SFTConfig
+        from trl.trainer.sft_trainer import SFTTrainer
+
+        disable_progress_bars()
+        arguments = SFTConfig(
+            output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, report_to="none", disable_tqdm=True,
+            logging_strategy="no", save_strategy="no", dataloader_pin_memory=False, max_steps=options.steps + 1,
+            learning_rate=LR, lr_scheduler_type="constant", max_grad_norm=MAX_GRAD_NORM,
+            model_init_kwargs={"dtype": "float32"}, **changes,
+        )
+        self.clock = _clock_callback()
+        self.trainer: Any = SFTTrainer(
+            model=options.model, args=arguments, train_dataset=Dataset.from_list(rows), callbacks=[self.clock],
+            processing_class=AutoTokenizer.from_pretrained(options.model),
+        )
+        self.trainer.remove_callback(PrinterCallback)
+        self.clock.trainer = self.trainer
+
+    def batch(self, count: int) -> dict[str, Any]:
+        """The first demonstrations."""
+        return dict(self.trainer.data_collator([self.trainer.train_dataset[row] for row in range(count)]))
+
+    def rate(self) -> float:
+        """Tokens per second over some steps."""
+        self.clock.times.clear()
+        self.clock.totals.clear()
+        self.trainer.train()
+        return (self.clock.totals[-1] - self.clock.totals[0]) / (self.clock.times[-1] - self.clock.times[0])
+
+
+def _clock_callback() -> Any:
+    from transformers import TrainerCallback
+
+    class StepClock(TrainerCallback):
+        """The time at the end of each of TRL's steps, and the tokens that it has counted so far."""
+
+        def __init__(self) -> None:
+            self.times: list[float] = []
+            self.totals: list[int] = []
+            self.trainer: Any = None
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.times.append(time.perf_counter())
+            self.totals.append(int(self.trainer._total_train_tokens))
+
+    return StepClock()
+
+
+def compare_first_batch(ours: Ours, theirs: Theirs, count: int) -> dict[str, float]:
+    """Loss and gradient on the first demonstrations.
+
+    Raises:
+        AssertionError: they differ.
+    """
+    batch, trainer = ours.batch(count), theirs.trainer
+    trainer.model.train()
+    losses = ours.policy.evaluate(batch).logprobs, trainer.compute_loss(trainer.model, theirs.batch(count))
+    own = -losses[0].sum() / batch.response_mask.sum()
+    models = ours.policy.language_model.model, trainer.model
+    grads = [torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+             for loss, model in zip((own, losses[1]), models, strict=True)]
+    torch.testing.assert_close(own, losses[1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(grads[0], grads[1], atol=1e-5, rtol=1e-4)
+    return {"loss_ours": own.item(), "loss_theirs": losses[1].item(), "gradient_norm": grads[0].norm().item()}
+
+
+def padded(options: argparse.Namespace, checkpointing: bool) -> Comparison:
+    """One optimiser step per ``batch_size`` demonstrations."""
+    ours = Ours(options, options.batch_size, None)
+    changes = {} if checkpointing else {"activation_checkpointing": False}
+    theirs = Theirs(options, ours.rows(), per_device_train_batch_size=options.batch_size, **changes)
+    notes = compare_first_batch(ours, theirs, options.batch_size)
+    print(f"first loss {notes['loss_ours']:.7f} = {notes['loss_theirs']:.7f}")
+    rates = alternate(ours.rate, theirs.rate, options.repeats)
+    name = "TRL's defaults" if checkpointing else "without activation checkpointing"
+    return Comparison(name=name, unit="tokens", ours=rates[0], theirs=rates[1], notes=notes)
+
+
+def packed(options: argparse.Namespace) -> Comparison:
+    """Rows of ``pack_tokens`` on both sides, about as many demonstrations per step."""
+    ours = Ours(options, 1, options.pack_tokens)
+    lengths = ours.batch(len(ours.turns))
+    mean = float(lengths.inputs["prompt_mask"].sum() + lengths.response_mask.sum()) / len(ours.turns)
+    ours.batch_size = round(options.pack_rows * options.pack_tokens / mean)
+    theirs = Theirs(
+        options, ours.rows(), per_device_train_batch_size=options.pack_rows, packing=True,
+        max_length=options.pack_tokens, activation_checkpointing=False,
+    )
+    rates = alternate(ours.rate, theirs.rate, options.repeats)
+    return Comparison(name="packed", unit="tokens", ours=rates[0], theirs=rates[1], notes={"tokens_mean": mean})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of ``benchmark.py sft``."""
+    parser.add_argument("--model", default="assets/tiny-lm")
+    parser.add_argument("--demonstrations", type=int, default=1024)
+    parser.add_argument("--batch_size", type=int, default=8, help="demonstrations per step; 8 is TRL's default")
+    parser.add_argument("--pack_tokens", type=int, default=512)
+    parser.add_argument("--pack_rows", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=12, help="steps that are timed in each repeat")
+    parser.add_argument("--repeats", type=int, default=3)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Padded at TRL's defaults, padded without checkpointing, packed."""
+    quiet()
+    comparisons = [padded(options, True), padded(options, False), packed(options)]
+    names = ("demonstrations", "batch_size", "pack_tokens", "pack_rows", "steps")
+    settings = {name: getattr(options, name) for name in names}
+    finish(comparisons, bar=1.5, path=options.json, settings=settings | {"dtype": "float32"})
