@@ -21,11 +21,22 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 def selected_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
     """Log-probability of ``ids`` ``(...)`` under ``logits`` ``(..., vocabulary)``."""
-    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-    return torch.log_softmax(logits, dim=-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+    return _log_softmax(logits).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
 
 
 def entropy(logits: Tensor) -> Tensor:
     """Entropy in nats of the categorical distributions ``logits`` ``(..., vocabulary)``."""
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    logprobs = _log_softmax(logits)
     return -(logprobs.exp() * logprobs).sum(-1)
+
+
+def selected_logprobs_and_entropy(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`selected_logprobs` and :func:`entropy` from one normalisation of the logits."""
+    logprobs = _log_softmax(logits)
+    return logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1), -(logprobs.exp() * logprobs).sum(-1)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """In float32 at least."""
+    halves = (torch.bfloat16, torch.float16)
+    return torch.log_softmax(logits.float() if logits.dtype in halves else logits, dim=-1)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrl.functional.masking import entropy, selected_logprobs
+from lrl.functional.masking import selected_logprobs, selected_logprobs_and_entropy
 from lrl.functional.random import token_uniforms
 from lrl.policies.chat import ChatTokenizer
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig
@@ -130,8 +130,8 @@ class TextPolicy(Policy):
         logits = self.language_model.logits(layout)
         logits = logits / self.sampling.temperature
         width = batch.response_mask.shape[1]
-        logprobs = selected_logprobs(logits, batch.inputs["response_ids"][:, :width])
-        return Evaluation(logprobs=logprobs * batch.response_mask, entropy=entropy(logits) * batch.response_mask)
+        logprobs, entropy = selected_logprobs_and_entropy(logits, batch.inputs["response_ids"][:, :width])
+        return Evaluation(logprobs=logprobs * batch.response_mask, entropy=entropy * batch.response_mask)
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
