@@ -284,10 +284,14 @@ class PolicyModule(L.LightningModule, ABC):
         own = getattr(self.policy, "sampling", None) or SamplingConfig()
         with self.trainer.precision_plugin.forward_context(), unsharded(self):
             results = evaluate_policy(
-                self.policy, data.validation_env, episodes=len(seeds), seed=int(seeds[0]),
+                self.policy,
+                data.validation_env,
+                episodes=len(seeds),
+                seed=int(seeds[0]),
                 num_envs=min(data.validation_num_envs, len(seeds)),
                 sampling=replace(own, temperature=data.validation_temperature),
-                rank=self.global_rank, world_size=self.trainer.world_size,
+                rank=self.global_rank,
+                world_size=self.trainer.world_size,
             )
         if self.trainer.world_size > 1:
             parts: list[EpisodeResults] = [results] * self.trainer.world_size

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +22,8 @@ from lrl.policies.loading import (
     fingerprint,
     freeze_second_adapter,
     load_base,
+    recompute_activations,
+    recomputed,
     use_adapter,
 )
 from lrl.policies.model_config import DTYPES, LanguageModelConfig, LoRAConfig
@@ -58,7 +59,7 @@ class LanguageModel(nn.Module):
         self.own_mask = attends_fully(model)
         self.model = model if self.config.lora is None else attach_lora(model, self.config)
         if self.config.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute_activations(self.model)
         self.share = self.config.share_prompts and self.own_mask and self._sharing_is_exact()
         self.model.train(self.training)
 
@@ -177,26 +178,3 @@ class LanguageModel(nn.Module):
         if not exact:
             logging.getLogger("lrl").warning("share_prompts is switched off: this model gives other logits with it.")
         return exact
-
-
-@contextmanager
-def recomputed(model: nn.Module, checkpointing: bool) -> Iterator[None]:
-    """Let layers recompute their activations in the backward pass although dropout is off.
-
-    Transformers ties recomputation to training mode, which would switch dropout on. Only the layers' own flag is set,
-    not that of the parts where dropout is; a layer that drops out by itself is left alone.
-    """
-    layers = [layer for layer in model.modules() if getattr(layer, "gradient_checkpointing", False)]
-    layers = [layer for layer in layers if not any(_is_rate(*item) for item in vars(layer).items())]
-    modes = [layer.training for layer in layers]
-    for layer in layers if checkpointing else ():
-        layer.training = torch.is_grad_enabled()
-    try:
-        yield
-    finally:
-        for layer, mode in zip(layers, modes, strict=True):
-            layer.training = mode
-
-
-def _is_rate(name: str, value: Any) -> bool:
-    return "dropout" in name and isinstance(value, float) and value > 0

@@ -1,0 +1,77 @@
+"""Which causal LM, and how it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """Low-rank adapters (arXiv:2106.09685)."""
+
+    r: int = 16
+    """Rank."""
+    alpha: int = 32
+    """The update is scaled by alpha / r."""
+    dropout: float = 0.0
+    """Dropout on the adapter's input; off while RL acts and evaluates."""
+    target_modules: Sequence[str] | str = "all-linear"
+    """Names of layers that get an adapter, or ``all-linear``."""
+    modules_to_save: Sequence[str] | None = None
+    """Names of layers that are trained whole beside the adapters."""
+
+    def __post_init__(self) -> None:
+        if self.r < 1:
+            raise ValueError(f"lora.r is {self.r}; it must be at least 1.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"lora.dropout is {self.dropout}; it must be a probability in [0, 1).")
+        if not self.target_modules:
+            raise ValueError(f"lora.target_modules is {self.target_modules!r}; it must name layers, or be all-linear.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig:
+    """Which causal LM, and how it is loaded."""
+
+    name: str = "assets/tiny-lm"
+    """Hub name or local folder."""
+    dtype: str = "float32"
+    """``float32``, ``bfloat16``, ``float16`` or ``float64``."""
+    attention: str = "sdpa"
+    """``sdpa``, ``eager`` or ``flash_attention_2``."""
+    lora: LoRAConfig | None = None
+    """Train adapters only; null trains all weights."""
+    quantization: str | None = None
+    """``nf4`` loads the base in 4 bit through bitsandbytes."""
+    random_init: bool = False
+    """Take only the architecture from ``name`` and draw the weights from ``init_seed``."""
+    init_seed: int = 0
+    """Seed of ``random_init`` and of new adapters."""
+    chat_template: str = "auto"
+    """``auto``, ``plain``, ``chatml`` or a file."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model."""
+    share_prompts: bool = True
+    """Compute equal prompts once in the training pass, where it is exact and pays."""
+    gradient_checkpointing: bool = False
+    """Trade compute for activation memory."""
+    config_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Changes to the model's own configuration, with ``random_init`` only."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"language_model.dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}.")
+        if self.quantization not in (None, "nf4"):
+            raise ValueError(f"language_model.quantization is {self.quantization!r}; it must be nf4 or null.")
+        if self.quantization and self.lora is None:
+            raise ValueError("language_model.quantization is nf4 and lora null; 4 bits are trained by LoRA only.")
+        if self.quantization and self.random_init:
+            raise ValueError("language_model.quantization is nf4 and random_init true; unset one of them.")
+        if self.config_overrides and not self.random_init:
+            raise ValueError("language_model.config_overrides is set; it needs random_init: true.")
