@@ -10,13 +10,14 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torchmetrics import MeanMetric
 
+from lrl.algorithms.meters import Meters
 from lrl.algorithms.schedule import Schedule, learning_rate_factor
 from lrl.algorithms.weights import initial_weights, take_weights
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, merge
+from lrl.functional.frozen import frozen_names, without
 from lrl.functional.sharding import gather_ranks, own_part, unsharded
 from lrl.policies.language_model import LanguageModel
 from lrl.policies.loading import fingerprint
@@ -57,8 +58,7 @@ class PolicyModule(L.LightningModule, ABC):
         self.policy, self.lr, self.weight_decay, self.warmup = policy, lr, weight_decay, warmup
         self.optimizer_factory, self.init_from = optimizer, init_from
         self.schedule: Schedule = schedule
-        self._meters: dict[str, MeanMetric] = {}
-        self._recorded: list[tuple[str, Tensor]] = []
+        self._meters = Meters()
         self._configured = False
         self._start = ""
         self._overwritten: set[str] = set()
@@ -114,8 +114,7 @@ class PolicyModule(L.LightningModule, ABC):
 
         Unless ``init_from`` has overwritten it.
         """
-        frozen = frozen_names(self) - self._overwritten
-        return {k: v for k, v in super().state_dict(*args, **kwargs).items() if not _belongs(k, frozen)}
+        return without(super().state_dict(*args, **kwargs), frozen_names(self) - self._overwritten)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what tells whether the checkpoint fits a run, and what the running collection recorded so far."""
@@ -153,8 +152,8 @@ class PolicyModule(L.LightningModule, ABC):
         if missing or unexpected:
             raise ValueError(f"ckpt_path does not fit: {missing[:3]} are missing, {unexpected[:3]} are unknown.")
         self.skip_updates = bool(saved.get("skip_updates", False))
-        for name, (total, weight) in own_part(saved["meters"]).items() if "meters" in saved else ():
-            self._add(name, total, weight)
+        if any(saved.get("meters", ())) and self.trainer.state.fn == "fit":
+            self._meters.load(own_part(saved["meters"]), self.device)
 
     @property
     def strict_loading(self) -> bool:
@@ -218,51 +217,24 @@ class PolicyModule(L.LightningModule, ABC):
 
     def record(self, name: str, values: Tensor) -> None:
         """Add values (any shape) to the mean that is logged under ``name`` at the end of this collection."""
-        self._recorded.append((name, values.detach().float()))
+        self._meters.record(name, values)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Count what the part before recorded; what this one records counts once it is through."""
-        self._count()
+        self._meters.settle(self.device)
 
     def flush(self) -> dict[str, float]:
         """Reduce what was recorded over ranks and forget it. All ranks must call it, whatever each has recorded."""
-        self._count()
-        used = {name for name, meter in self._meters.items() if meter.update_called}
-        names = sorted(set().union(*gather_ranks(used)))
-        for name in names:
-            self._add(name, torch.zeros(()), torch.zeros(()))  # a rank without values takes part in the sum
-        means = {name: float(self._meters[name].compute()) for name in names}
-        for meter in self._meters.values():
-            meter.reset()
-        return means
-
-    def _meter(self, name: str) -> MeanMetric:
-        meter = self._meters.setdefault(name, MeanMetric())
-        return meter if meter.device == self.device else meter.to(self.device)
-
-    def _add(self, name: str, total: Tensor, weight: Tensor) -> None:
-        meter = self._meter(name)
-        meter.update(0.0, weight=0.0)
-        meter.mean_value = meter.mean_value + total.to(meter.device)
-        meter.weight = meter.weight + weight.to(meter.device)
-
-    def _count(self) -> None:
-        for name, values in self._recorded:
-            meter = self._meter(name)
-            if values.numel():
-                meter.update(values.to(self.device))
-        self._recorded.clear()
+        return self._meters.flush(self.device)
 
     def _meter_states(self) -> list[dict[str, list[Tensor]]]:
-        """Weighted sum and weight of every meter, by rank; of a part that is not through a resume does all again."""
+        """What was recorded, by rank; not by a part that is not through, which a resume does again."""
         loop = self.trainer.fit_loop
         epoch: Any = loop.epoch_progress.current
         part: Any = loop.epoch_loop.batch_progress.current
         if part.started == part.processed:
-            self._count()
-        ended = epoch.ready == epoch.processed
-        used = {name: meter for name, meter in self._meters.items() if meter.update_called and not ended}
-        return gather_ranks({name: [meter.mean_value.cpu(), meter.weight.cpu()] for name, meter in used.items()})
+            self._meters.settle(self.device)
+        return gather_ranks({} if epoch.ready == epoch.processed else self._meters.state())
 
     def publish(self, means: dict[str, float]) -> None:
         """Hand means to the loggers, with the clocks, and to callbacks that monitor them."""
@@ -316,14 +288,3 @@ class PolicyModule(L.LightningModule, ABC):
 def _one_like(tensor: Tensor) -> Tensor:
     """One row shaped like those of an empty tensor: true, or 0."""
     return tensor.new_full((1, *tensor.shape[1:]), tensor.dtype == torch.bool)
-
-
-def frozen_names(module: nn.Module) -> set[str]:
-    """Names of the parameters that are not trained; weights that are tied have several."""
-    return {name for name, parameter in module.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
-
-
-def _belongs(name: str, frozen: set[str]) -> bool:
-    """Whether ``name`` is frozen, or hangs on what is, as quantisation constants do (``weight.absmax``)."""
-    parts = name.split(".")
-    return any(".".join(parts[:count]) in frozen for count in range(1, len(parts) + 1))

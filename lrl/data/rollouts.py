@@ -174,7 +174,8 @@ class RolloutDataModule(L.LightningDataModule):
         """
         self.clocks, self.collection = dict(state_dict["clocks"]), state_dict["collection"]
         self._started = time.monotonic()
-        if "batches" in state_dict:
+        fits = self.trainer is None or self.trainer.state.fn == "fit"
+        if "batches" in state_dict and fits:
             self._batch = TurnBatch(**own_part(state_dict["batches"]))
             self.trained_parts = state_dict["trained_parts"]
 

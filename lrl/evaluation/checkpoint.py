@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.functional.frozen import frozen_names, without
 from lrl.policies.fixed import ConstantPolicy, ExpertPolicy, FixedPolicy, RandomPolicy
 from lrl.policies.policy import Policy
 
@@ -144,9 +145,9 @@ def _check_base(policy: Policy, saved: Mapping[str, Any], file: Path) -> None:
 def _load_weights(policy: Policy, state: Mapping[str, Any], file: Path) -> None:
     """Load what was trained; only frozen weights may be missing, and nothing may be left over."""
     given = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
-    frozen = {name for name, p in policy.named_parameters(remove_duplicate=False) if not p.requires_grad}
-    own = set(policy.state_dict())
-    missing, unknown = sorted(own - set(given) - frozen), sorted(set(given) - own)
+    own = policy.state_dict()
+    needed = set(without(own, frozen_names(policy)))
+    missing, unknown = sorted(needed - set(given)), sorted(set(given) - set(own))
     if missing or unknown:
         raise ValueError(
             f"--checkpoint is {str(file)!r}, which does not fit: {missing[:3]} are missing, {unknown[:3]} are unknown."

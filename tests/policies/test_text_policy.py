@@ -1,0 +1,229 @@
+"""The policy that writes: what it records while writing is what it says of it later."""
+
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from lrl.codecs.grid import FrozenLakeCodec, draw
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.policies.language_model import LoRAConfig
+from lrl.rollouts.collector import CollectionPlan, Collector
+from lrl.types import PastTurn, RandomKeys, SamplingConfig, TurnBatch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tiny_runs import save_tiny_model, text_policy  # noqa: E402
+
+MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
+OBSERVATIONS = [draw(state, MAP) for state in (0, 1, 0, 4, 0, 1)]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def dropping(tmp_path_factory):
+    """A model with dropout everywhere."""
+    changes = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.5)
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "dropping", "gpt2", **changes)
+
+
+def ready(folder, **changes):
+    policy = text_policy(folder, **changes)
+    policy.connect(FrozenLakeCodec())
+    policy.configure()
+    return policy
+
+
+def keys(rows, seed=0):
+    return RandomKeys(seed=seed, purpose="test", collection=0, env=np.arange(rows), turn=np.zeros(rows, dtype=np.int64))
+
+
+def act(policy, observations=OBSERVATIONS, memory=None, **changes):
+    return policy.act(observations, memory or [()] * len(observations), keys(len(observations), **changes))
+
+
+def as_batch(decisions):
+    return TurnBatch(
+        inputs=decisions.inputs,
+        response_mask=decisions.response_mask,
+        old_logprobs=decisions.logprobs,
+        advantages=torch.zeros_like(decisions.logprobs),
+    )
+
+
+def collect(folder, num_groups=4, rank=0, world_size=1, **changes):
+    """One collection of episodes with history."""
+    policy = ready(folder, history=2, **changes)
+    plan = CollectionPlan(seed=3, collection=1, num_groups=num_groups, group_size=2, rank=rank)
+    envs = GymnasiumEnvs("FrozenLake-v1", max_invalid=3, max_episode_steps=6).make(plan.num_envs, "direct")
+    return Collector(policy, envs, world_size).collect(plan)
+
+
+# -- the ratio of the first update ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
+@pytest.mark.parametrize("history", [0, 2])
+def test_what_is_recorded_while_writing_is_what_is_evaluated(folder, temperature, history):
+    policy = ready(folder, temperature=temperature, max_new_tokens=6, history=history)
+    memory = [(PastTurn(OBSERVATIONS[n], "LEFT"),) * (n % 3) for n in range(6)]
+    decisions = act(policy, memory=memory)
+    evaluation = policy.evaluate(as_batch(decisions))
+    ratio = (evaluation.logprobs - decisions.logprobs).exp()
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
+    assert not decisions.response_mask.all() or temperature == 0.7
+    assert not evaluation.logprobs[~decisions.response_mask].any()
+    assert not evaluation.entropy[~decisions.response_mask].any()
+
+
+def test_whole_episodes_are_evaluated_as_they_were_written(folder):
+    rollout = collect(folder, temperature=0.7)
+    assert rollout.lengths.unique().numel() > 1
+    batch = rollout.turn_batch(torch.zeros_like(rollout.logprobs))
+    logprobs = ready(folder, history=2, temperature=0.7).evaluate(batch).logprobs
+    torch.testing.assert_close(logprobs, batch.old_logprobs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("lora", [None, LoRAConfig(r=2, dropout=0.5)])
+def test_nothing_is_dropped_out_while_acting_evaluating_and_referring(dropping, lora):
+    policy = ready(dropping, lora=lora, max_new_tokens=4).train()
+    if lora is not None:
+        with torch.no_grad():
+            for name, weight in policy.named_parameters():
+                if "lora_B" in name:
+                    weight.normal_()
+    policy.build_reference(warm_started=True)
+    decisions = act(policy)
+    assert torch.equal(decisions.logprobs, act(policy.train()).logprobs)
+    batch = as_batch(decisions)
+    torch.testing.assert_close(policy.train().evaluate(batch).logprobs, decisions.logprobs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(policy.train().reference_logprobs(batch), decisions.logprobs, atol=1e-5, rtol=0)
+
+
+def test_acting_leaves_the_mode_as_it_was(folder):
+    policy = ready(folder)
+    assert policy.train().training and act(policy) and policy.training
+    assert not policy.eval().training and act(policy) and not policy.training
+
+
+# -- independence -----------------------------------------------------------------------------------------------------
+
+
+def assert_same_episodes(whole, parts):
+    """Turn by turn: texts, tokens and log-probabilities."""
+    start = 0
+    for part in parts:
+        envs = slice(start, start + part.active.shape[1])
+        start = envs.stop
+        assert part.lengths.tolist() == whole.lengths[envs].tolist()
+        for time, env in torch.nonzero(part.active).tolist():
+            assert part.rewards[time, env] == whole.rewards[time, envs.start + env]
+            assert part.responses[time][env] == whole.responses[time][envs.start + env]
+            assert part.observations[time][env] == whole.observations[time][envs.start + env]
+            ours, theirs = (r.logprobs[time, e] for r, e in ((part, env), (whole, envs.start + env)))
+            width = min(len(ours), len(theirs))
+            torch.testing.assert_close(ours[:width], theirs[:width], atol=1e-12, rtol=0)
+    assert start == whole.active.shape[1]
+
+
+def test_episodes_do_not_depend_on_the_number_of_environments(folder):
+    whole, few = collect(folder, dtype="float64"), collect(folder, num_groups=1, dtype="float64")
+    assert few.lengths.tolist() == whole.lengths[:2].tolist()
+    first = [[texts[0], texts[1]] for texts in whole.responses[: len(few.responses)]]
+    assert few.responses == first
+
+
+def test_ranks_play_the_episodes_that_one_would_have(folder):
+    whole = collect(folder, dtype="float64")
+    parts = [collect(folder, num_groups=2, rank=rank, world_size=2, dtype="float64") for rank in (0, 1)]
+    assert_same_episodes(whole, parts)
+    parts = [collect(folder, num_groups=1, rank=rank, world_size=4, dtype="float64") for rank in range(4)]
+    assert_same_episodes(whole, parts)
+
+
+def test_answers_do_not_depend_on_which_rows_are_asked(folder):
+    policy = ready(folder, dtype="float64", max_new_tokens=6)
+    together = act(policy)
+    for row, observation in enumerate(OBSERVATIONS):
+        named = RandomKeys(seed=0, purpose="test", collection=0, env=np.array([row]), turn=np.array([0]))
+        alone = policy.act([observation], [()], named)
+        assert alone.actions[0] == together.actions[row]
+
+
+def test_other_seeds_answer_otherwise(folder):
+    policy = ready(folder, max_new_tokens=6)
+    assert act(policy).actions == act(policy).actions != act(policy, seed=1).actions
+
+
+# -- prompts ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_prompt_that_is_evaluated_is_the_one_that_was_answered(folder):
+    policy = ready(folder, history=2)
+    memory = [(PastTurn(OBSERVATIONS[1], "UP"),) * (n % 3) for n in range(6)]
+    decisions = act(policy, memory=memory)
+    for row, (observation, history) in enumerate(zip(OBSERVATIONS, memory, strict=True)):
+        ids, mask = decisions.inputs["prompt_ids"][row], decisions.inputs["prompt_mask"][row]
+        assert ids[mask].tolist() == list(policy.encode(observation, history))
+        text = policy.tokenizer.tokenizer.decode(ids[mask])
+        assert text.count("UP") == len(history) and "assistant" in text
+        assert mask.tolist() == sorted(mask.tolist(), reverse=True)
+
+
+def test_memory_is_what_was_seen_and_said_and_no_longer_than_the_window(folder):
+    policy = ready(folder, history=2)
+    memory = [()] * 6
+    said = []
+    for _ in range(3):
+        decisions = act(policy, memory=memory)
+        memory = decisions.memory
+        said.append(decisions.actions)
+    assert memory[0] == (PastTurn(OBSERVATIONS[0], said[1][0]), PastTurn(OBSERVATIONS[0], said[2][0]))
+
+
+def test_the_oldest_turns_leave_a_prompt_that_is_too_long_and_are_counted(folder):
+    room = len(ready(folder).encode(OBSERVATIONS[0], ()))
+    past = tuple(PastTurn(OBSERVATIONS[1], word) for word in ("LEFT", "DOWN", "UP"))
+    whole = ready(folder, history=3).encode(OBSERVATIONS[0], past)
+    policy = ready(folder, history=3, max_prompt_tokens=len(whole) - 1)
+    text = policy.tokenizer.tokenizer.decode(policy.encode(OBSERVATIONS[0], past))
+    assert "LEFT" not in text and "DOWN" in text and "UP" in text and policy.dropped_turns == 1
+    assert len(ready(folder, history=3, max_prompt_tokens=room).encode(OBSERVATIONS[0], past)) == room
+    with pytest.raises(ValueError, match=f"max_prompt_tokens is {room - 1}.*take {room} tokens"):
+        ready(folder, max_prompt_tokens=room - 1).encode(OBSERVATIONS[0], ())
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_may_sample_otherwise_than_training(folder):
+    policy = ready(folder, max_new_tokens=4)
+    sampling = SamplingConfig(temperature=0, max_new_tokens=4)
+    greedy = [policy.act(OBSERVATIONS, [()] * 6, keys(6, seed), sampling) for seed in (0, 1)]
+    assert greedy[0].actions == greedy[1].actions and greedy[0].actions[0] == greedy[0].actions[2]
+    assert not greedy[0].logprobs.any()
+
+
+@pytest.mark.parametrize("changes", [{"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.9}])
+def test_training_samples_from_the_whole_distribution(folder, changes):
+    from lrl.policies.language_model import LanguageModelConfig
+    from lrl.policies.text import TextPolicy
+    from lrl.prompts.template import PromptTemplate
+
+    with pytest.raises(ValueError, match=f"sampling.{next(iter(changes))}"):
+        TextPolicy(LanguageModelConfig(name=folder), PromptTemplate(), SamplingConfig(**changes))
+
+
+def test_the_environment_reads_what_the_policy_writes(folder):
+    env = gym.make("FrozenLake-v1")
+    assert ready(folder).response_format == "direct" and FrozenLakeCodec().context(env) == MAP
+    rollout = collect(folder)
+    valid = rollout.metrics["action_valid"].bool()
+    actions = [text.strip() for texts in rollout.responses for text in texts if text is not None]
+    assert valid.any() and not valid.all() and any(text in FrozenLakeCodec().action_texts for text in actions)
