@@ -126,6 +126,9 @@ def cases(folder, root):
             lambda at, s=strategy: outcome(fit(folder, at, s, sizes=UNEVEN, target_kl=1.0, limit_val_batches=1)),
         )
     yield "ddp_float64", lambda at: outcome(fit(folder, at, "ddp", sizes={"num_minibatches": 1}, **FLOAT64))
+    warm = {"init_from": str(root / "ddp_lora" / "checkpoints" / "last.ckpt"), **LORA}
+    yield "fsdp2_warm", lambda at: outcome(fit(folder, at, "fsdp2", **warm))
+    yield "ddp_warm", lambda at: outcome(fit(folder, at, "ddp", **warm))
     yield "ddp_inside", lambda at: dict(zip(("whole", "resumed"), map(outcome, resume_inside(folder, at, "ddp"))))
 
 
