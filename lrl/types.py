@@ -212,7 +212,7 @@ class TurnBatch:
         """A copy with ``function`` applied to every tensor."""
         inputs = {name: function(tensor) for name, tensor in self.inputs.items()}
         others = {k: v if v is None else function(v) for k, v in self.fields().items() if k != "inputs"}
-        return TurnBatch(inputs=inputs, **others)
+        return TurnBatch(inputs=inputs, **others)  # pyright: ignore[reportArgumentType]
 
     def __getitem__(self, index: Tensor) -> TurnBatch:
         """Select turns by an index tensor ``(turn,)``."""

@@ -20,7 +20,7 @@ Departures from the paper:
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -97,8 +97,8 @@ class GRPOModule(PolicyModule):
         """Every token of an episode's turns carries the episode's advantage over its group."""
         self.skip_updates = False
         returns = rollout.returns.to(self.device)
-        world = self.all_gather(returns).reshape(-1), self.all_gather(rollout.group.to(self.device)).reshape(-1)
-        advantages = group_advantages(*world, self.advantage_scale, self.leave_one_out)
+        world = [cast(Tensor, self.all_gather(own)).reshape(-1) for own in (returns, rollout.group.to(self.device))]
+        advantages = group_advantages(world[0], world[1], self.advantage_scale, self.leave_one_out)
         start = self.global_rank * len(returns)
         own = advantages[start : start + len(returns)].to(rollout.response_mask.device)
         batch = rollout.turn_batch(own[None, :, None] * rollout.response_mask)

@@ -211,7 +211,7 @@ class DemonstrationsDataModule(L.LightningDataModule):
     def val_dataloader(self) -> DataLoader:
         """One item: the seeds of the held-out episodes, int64 ``(episode,)``."""
         seeds = torch.arange(self.validation_seed, self.validation_seed + self.validation_episodes)
-        return DataLoader([seeds], batch_size=None, shuffle=False, num_workers=0)
+        return DataLoader([seeds], batch_size=None, shuffle=False, num_workers=0)  # pyright: ignore[reportArgumentType]
 
     def test_dataloader(self) -> DataLoader:
         """As :meth:`val_dataloader`."""
@@ -240,7 +240,7 @@ class DemonstrationsDataModule(L.LightningDataModule):
 
 
 def as_batch(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> TurnBatch:
-    """Pad demonstrations to a batch; there is nothing to compare with, so old log-probabilities and advantages are 0."""
+    """Pad demonstrations to a batch; old log-probabilities and advantages, which nothing asks for, are 0."""
     prompt_ids, prompt_mask = _pad(prompts)
     response_ids, response_mask = _pad(responses)
     nothing = torch.zeros(response_ids.shape)

@@ -94,7 +94,7 @@ def success_probability(table: TransitionTable, policy: np.ndarray, steps: int =
         start: where episodes begin.
     """
     probabilities = np.eye(table.num_actions)[policy] if policy.ndim == 1 else policy
-    rewards, going_on = table.dynamics
+    _, going_on = table.dynamics
     paid = (table.probability * (table.reward > 0)).sum(-1)
     state, success = np.eye(table.num_states)[start], 0.0
     for _ in range(steps):

@@ -11,15 +11,10 @@ from lrl.codecs.codec import InvalidActionError
 class ResponseFormat(ABC):
     """One way of writing an answer."""
 
-    @property
-    @abstractmethod
-    def instruction(self) -> str:
-        """The sentence of the system text that asks for this format."""
-
-    @property
-    @abstractmethod
-    def stop(self) -> str | None:
-        """The text at which an answer ends; None where only the end-of-turn token ends it."""
+    instruction: str
+    """The sentence of the system text that asks for this format."""
+    stop: str | None
+    """The text at which an answer ends; None where only the end-of-turn token ends it."""
 
     @abstractmethod
     def extract(self, response: str) -> str:

@@ -45,7 +45,7 @@ class NormalizedAdvantageReward(_ChosenActionReward):
     name = "normalized_advantage"
 
     def _pay(self, rows: Sequence[Row], chosen: np.ndarray) -> np.ndarray:
-        q, of_chosen, low, spread = _values(rows, chosen)
+        _, of_chosen, low, spread = _values(rows, chosen)
         match = chosen == np.array([row.action for row in rows])
         flat = spread <= _FLAT
         normalised = (of_chosen - low) / np.where(flat, 1.0, spread)
@@ -80,7 +80,7 @@ class QGapReward(_ChosenActionReward):
         self.temperature = float(temperature)
 
     def _pay(self, rows: Sequence[Row], chosen: np.ndarray) -> np.ndarray:
-        q, of_chosen, low, spread = _values(rows, chosen)
+        q, of_chosen, _, spread = _values(rows, chosen)
         flat = spread <= _FLAT
         gap = (q.max(1) - of_chosen) / (self.temperature * np.where(flat, 1.0, spread))
         return np.where(flat, 1.0, np.exp(-gap))

@@ -81,7 +81,8 @@ class Collector:
 
     def collect(self, plan: CollectionPlan) -> Rollout:
         """Reset every environment and play until each episode has ended."""
-        observations, active = self._reset(plan), np.ones(plan.num_envs, dtype=bool)
+        observations: Sequence[Any] = self._reset(plan)
+        active = np.ones(plan.num_envs, dtype=bool)
         memory: list[History] = [()] * plan.num_envs
         steps: list[Step] = []
         while active.any():
@@ -93,7 +94,7 @@ class Collector:
                 env=plan.env[rows],
                 turn=np.full(len(rows), len(steps)),
             )
-            seen = [observations[row] for row in rows]
+            seen = [observations[int(row)] for row in rows]
             decisions = self.policy.act(seen, [memory[row] for row in rows], keys)
             observations, rewards, terminated, truncated, infos = self.envs.step(self._spread(decisions, rows, plan))
             finished = terminated | truncated
@@ -125,9 +126,10 @@ class Collector:
             options["reset_mask"] = mask
         noise = plan.group if plan.share_noise else plan.env
         noise_seeds = seeds("noise", plan.seed, plan.collection, noise)
-        self.envs.set_attr("noise_seed", [int(s) for s in noise_seeds])
+        envs: Any = self.envs  # Gymnasium types neither set_attr nor one seed per environment
+        envs.set_attr("noise_seed", [int(s) for s in noise_seeds])
         reset_seeds = seeds("reset", plan.seed, plan.collection, plan.group)
-        observations, _ = self.envs.reset(seed=[int(s) for s in reset_seeds], options=options)
+        observations, _ = envs.reset(seed=[int(s) for s in reset_seeds], options=options)
         return observations if mask is None else [new if m else old for new, old, m in zip(observations, kept, mask)]
 
     def _spread(self, decisions: Decisions, rows: np.ndarray, plan: CollectionPlan) -> Any:
