@@ -108,7 +108,7 @@ class Both:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of ``benchmark.py evaluate``."""
     parser.add_argument("--model", default="assets/tiny-lm")
-    parser.add_argument("--episodes", type=int, default=128)
+    parser.add_argument("--episodes", type=int, default=192)
     parser.add_argument("--num_envs", type=int, default=64)
     parser.add_argument("--single_episodes", type=int, default=5, help="episodes that are played one at a time")
     parser.add_argument("--seed", type=int, default=10_000)
@@ -124,7 +124,7 @@ def compare(options: argparse.Namespace, history: int, temperature: float) -> Co
     for play in (both.ours, both.theirs):
         play()
     both.check()
-    rates = alternate(both.ours, both.theirs, options.repeats)
+    rates = alternate(both.ours, both.theirs, options.repeats, warm=True)
     assert both.batched is not None
     notes = {"length_mean": float(both.batched.lengths.mean()), "history": history, "temperature": temperature}
     name = f"past turns {history}, temperature {temperature:g}"

@@ -57,7 +57,7 @@ class States(RowSource):
         """The template: the end token ends an answer, so that neither side needs a stop of its own."""
         system = THINK.instruction if self.tokens < 100 else f"{self.codec.description} {THINK.instruction}"
         example = PastTurn(draw(0, named_map("4x4")), THINK.render("DOWN", "I look around, then I decide."))
-        examples = (example,) * max(0, round((self.tokens - 110) / 60))
+        examples = (example,) * max(0, round((self.tokens - 105) / 49))
         return PromptTemplate(response_format="direct", system=system, examples=examples)
 
 

@@ -104,9 +104,17 @@ class Ours:
             Lakes(self.options.demonstrations), GymnasiumEnvs("FrozenLake-v1"), batch_size=self.batch_size
         )
         trainer = L.Trainer(
-            accelerator="cpu", max_steps=self.options.steps + 1, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
-            use_distributed_sampler=False, gradient_clip_val=MAX_GRAD_NORM, callbacks=[clock],
+            accelerator="cpu",
+            max_steps=self.options.steps + 1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            limit_val_batches=0,
+            use_distributed_sampler=False,
+            gradient_clip_val=MAX_GRAD_NORM,
+            callbacks=[clock],
         )
         trainer.fit(self.module, datamodule=data)
         return clock.rate
@@ -123,14 +131,27 @@ class Theirs:
 
         disable_progress_bars()
         arguments = SFTConfig(
-            output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, report_to="none", disable_tqdm=True,
-            logging_strategy="no", save_strategy="no", dataloader_pin_memory=False, max_steps=options.steps + 1,
-            learning_rate=LR, lr_scheduler_type="constant", max_grad_norm=MAX_GRAD_NORM,
-            model_init_kwargs={"dtype": "float32"}, **changes,
+            output_dir=tempfile.mkdtemp(),
+            use_cpu=True,
+            bf16=False,
+            report_to="none",
+            disable_tqdm=True,
+            logging_strategy="no",
+            save_strategy="no",
+            dataloader_pin_memory=False,
+            max_steps=options.steps + 1,
+            learning_rate=LR,
+            lr_scheduler_type="constant",
+            max_grad_norm=MAX_GRAD_NORM,
+            model_init_kwargs={"dtype": "float32"},
+            **changes,
         )
         self.clock = _clock_callback()
         self.trainer: Any = SFTTrainer(
-            model=options.model, args=arguments, train_dataset=Dataset.from_list(rows), callbacks=[self.clock],
+            model=options.model,
+            args=arguments,
+            train_dataset=Dataset.from_list(rows),
+            callbacks=[self.clock],
             processing_class=AutoTokenizer.from_pretrained(options.model),
         )
         self.trainer.remove_callback(PrinterCallback)
@@ -177,8 +198,10 @@ def compare_first_batch(ours: Ours, theirs: Theirs, count: int) -> dict[str, flo
     losses = ours.policy.evaluate(batch).logprobs, trainer.compute_loss(trainer.model, theirs.batch(count))
     own = -losses[0].sum() / batch.response_mask.sum()
     models = ours.policy.language_model.model, trainer.model
-    grads = [torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
-             for loss, model in zip((own, losses[1]), models, strict=True)]
+    grads = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+        for loss, model in zip((own, losses[1]), models, strict=True)
+    ]
     torch.testing.assert_close(own, losses[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(grads[0], grads[1], atol=1e-5, rtol=1e-4)
     return {"loss_ours": own.item(), "loss_theirs": losses[1].item(), "gradient_norm": grads[0].norm().item()}
@@ -203,8 +226,12 @@ def packed(options: argparse.Namespace) -> Comparison:
     mean = float(lengths.inputs["prompt_mask"].sum() + lengths.response_mask.sum()) / len(ours.turns)
     ours.batch_size = round(options.pack_rows * options.pack_tokens / mean)
     theirs = Theirs(
-        options, ours.rows(), per_device_train_batch_size=options.pack_rows, packing=True,
-        max_length=options.pack_tokens, activation_checkpointing=False,
+        options,
+        ours.rows(),
+        per_device_train_batch_size=options.pack_rows,
+        packing=True,
+        max_length=options.pack_tokens,
+        activation_checkpointing=False,
     )
     rates = alternate(ours.rate, theirs.rate, options.repeats)
     return Comparison(name="packed", unit="tokens", ours=rates[0], theirs=rates[1], notes={"tokens_mean": mean})

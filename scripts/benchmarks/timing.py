@@ -59,9 +59,9 @@ class Comparison:
         return {"name": self.name, "unit": f"{self.unit}/s", **figures, **self.notes}
 
 
-def alternate(ours: Measure, theirs: Measure, repeats: int) -> tuple[list[float], list[float]]:
-    """Run both once unmeasured, then ``repeats`` times in turns; who begins changes each time."""
-    for warm_up in (ours, theirs):
+def alternate(ours: Measure, theirs: Measure, repeats: int, warm: bool = False) -> tuple[list[float], list[float]]:
+    """Run both once unmeasured, unless they are warm, then ``repeats`` times in turns; who begins changes each time."""
+    for warm_up in () if warm else (ours, theirs):
         warm_up()
     rates: tuple[list[float], list[float]] = ([], [])
     for repeat in range(repeats):
