@@ -2,18 +2,13 @@
 
 import multiprocessing
 import signal
-import sys
 from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint
-
-from lrl.callbacks.checkpoint import CollectionCheckpoint
-
-sys.path.insert(0, str(Path(__file__).parent))  # children import it by its name
-from tiny_runs import (  # noqa: I001
+from tiny_runs import (
     COLLECTIONS,
     OPTIONS,
     PARTS,
@@ -24,6 +19,8 @@ from tiny_runs import (  # noqa: I001
     run_until_stopped,
     save_tiny_model,
 )
+
+from lrl.callbacks.checkpoint import CollectionCheckpoint
 
 KINDS = sorted(OPTIONS)
 
@@ -39,7 +36,9 @@ def processes():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tiny_runs", "transformers.models.llama.modeling_llama"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # Python 3.11's server does not get our sys.path
+        patch.setenv(
+            "PYTHONPATH", str(Path(__file__).parent)
+        )  # Python 3.11's server does not get ours
         forkserver.ensure_running()
     return context
 

@@ -1,17 +1,13 @@
 """What every algorithm shares: which weights a run starts from, what a checkpoint holds, and what does not fit."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny_runs import demonstrations, grpo, make_trainer, rollout_data, save_tiny_model, sft
 
 from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.policies.language_model import LoRAConfig
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tiny_runs import demonstrations, grpo, make_trainer, rollout_data, save_tiny_model, sft  # noqa: E402
 
 LORA = {"lora": LoRAConfig(r=2, alpha=4)}
 WIDE = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32}

@@ -2,15 +2,11 @@
 
 import multiprocessing
 import socket
-import sys
-from pathlib import Path
 
 import pytest
+import ranks
 import torch
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]  # children import these by their names
-import ranks  # noqa: E402
-from tiny_runs import FLOAT64, SIZES, grpo, make_trainer, rollout_data, save_tiny_model  # noqa: E402
+from tiny_runs import FLOAT64, SIZES, grpo, make_trainer, rollout_data, save_tiny_model
 
 pytestmark = pytest.mark.distributed
 RUNS = sorted(ranks.RUNS)

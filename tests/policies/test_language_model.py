@@ -1,18 +1,15 @@
 """Any causal LM: adapters, four bits, random weights, references, and one sentence for what cannot be loaded."""
 
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from tiny_runs import WORDS, save_tiny_model
 
 from lrl.functional.masking import selected_logprobs
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig, LoRAConfig
 from lrl.types import SamplingConfig
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tiny_runs import WORDS, save_tiny_model  # noqa: E402
 
 WIDE = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, "initializer_range": 0.05}
 WINDOW = {"sliding_window": 4, "num_hidden_layers": 2}

@@ -1,21 +1,16 @@
 """The policy that writes: what it records while writing is what it says of it later."""
 
-import sys
-from pathlib import Path
-
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from tiny_runs import save_tiny_model, text_policy
 
 from lrl.codecs.grid import FrozenLakeCodec, draw
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.language_model import LoRAConfig
 from lrl.rollouts.collector import CollectionPlan, Collector
 from lrl.types import PastTurn, RandomKeys, SamplingConfig, TurnBatch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tiny_runs import save_tiny_model, text_policy  # noqa: E402
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
 OBSERVATIONS = [draw(state, MAP) for state in (0, 1, 0, 4, 0, 1)]
