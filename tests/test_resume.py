@@ -36,9 +36,7 @@ def processes():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tiny_runs", "transformers.models.llama.modeling_llama"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "PYTHONPATH", str(Path(__file__).parent)
-        )  # Python 3.11's server does not get ours
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # Python 3.11's server does not get ours
         forkserver.ensure_running()
     return context
 
@@ -51,11 +49,16 @@ def whole(request, folder, tmp_path_factory):
     return request.param, fit(folder, request.param, root, CollectionCheckpoint(1), counter), counter
 
 
-def fit(folder, kind, root, *callbacks, ckpt_path=None, **changes):
+def fit(folder, kind, root, *callbacks, ckpt_path=None, data=None, **changes):
     writes = any(isinstance(callback, Checkpoint) for callback in callbacks)
     trainer = make_trainer(root, *callbacks, enable_checkpointing=writes, **changes)
     module = grpo(folder, **OPTIONS[kind])
-    trainer.fit(module, datamodule=rollout_data(kind), ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
+    trainer.fit(
+        module,
+        datamodule=rollout_data(kind, **data or {}),
+        ckpt_path=ckpt_path,
+        weights_only=True if ckpt_path else None,
+    )
     return trainer
 
 
@@ -180,6 +183,19 @@ def test_a_checkpoint_from_inside_a_collection_resumes_bit_identical(folder, tmp
     assert [event for event in counter.events if event.startswith("u")][-PARTS:] == [f"u2.{n}" for n in range(PARTS)]
     done = {"batch_start": part, "backward": part, "batch_end": part + 1, "validation_end": PARTS, "epoch_end": PARTS}
     assert [event for event in counter.events if event.startswith("u1")] == left[done.get(moment, 0) :]
+
+
+def test_a_run_whose_budget_of_steps_is_spent_ends_at_once_when_it_is_resumed(folder, tmp_path):
+    whole = fit(folder, "prompts", tmp_path, CollectionCheckpoint(1), data={"max_env_steps": 24})
+    assert whole.current_epoch == 2 < COLLECTIONS
+    counter = Counter()
+    again = fit(
+        folder, "prompts", tmp_path, CollectionCheckpoint(1), counter, data={"max_env_steps": 24},
+        ckpt_path=tmp_path / "checkpoints" / "last.ckpt",
+    )  # fmt: skip
+    assert counter.events == [] and again.datamodule.clocks["env_steps"] == 24
+    ours, theirs = (t.lightning_module.state_dict() for t in (again, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_the_reference_after_a_resume_is_the_policy_that_the_run_started_from(whole, folder, tmp_path):

@@ -45,6 +45,8 @@ class VectorEnvRollouts(L.Callback):
         data, loop = rollout_data(trainer), trainer.fit_loop
         if data is None:
             return
+        if not (data.filled or loop.restarted_mid_epoch):
+            self.on_train_epoch_end(trainer, pl_module)  # the budget may be spent already
         if loop.restarted_on_epoch_start:
             loop.epoch_loop.batch_progress.reset_on_run()
         if loop.restarted_mid_epoch and data.collection != trainer.current_epoch:
@@ -90,9 +92,7 @@ class VectorEnvRollouts(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """End the run when the budget of environment steps is spent."""
         data = rollout_data(trainer)
-        if data is None:
-            return
-        if data.max_env_steps is not None and data.clocks["env_steps"] >= data.max_env_steps:
+        if data is not None and data.max_env_steps is not None and data.clocks["env_steps"] >= data.max_env_steps:
             trainer.should_stop = True
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
