@@ -1,27 +1,35 @@
 """SFT: supervised fine-tuning, behaviour cloning of demonstrations.
 
-Objective, over the tokens t of a demonstrated turn a_1..a_T, its end token included:
+Objective, over the tokens t of all demonstrated turns of an optimiser step, end tokens included:
 
-    J = mean over the batch's tokens of  log pi(a_t | prompt, a_<t)
+    J = mean_t  log pi(a_t | prompt, a_<t)
 
-Departures from the usual recipe (Hugging Face's ``labels`` loss, TRL's ``SFTTrainer``):
+which is a policy gradient that gives every demonstrated token the same advantage, 1 / number of tokens.
+
+Departures from the usual recipe (Hugging Face's ``labels`` loss, TRL's ``SFTTrainer``; the loss is the same):
 
 1. Only the answer counts, not the prompt; ``DemonstrationsDataModule(loss_on="all")`` counts both.
-2. No label smoothing.
-3. pi is the distribution that the policy samples from, so its temperature is part of it; at 1 it is the usual loss.
-4. Each micro-batch is a mean over its own tokens: with gradient accumulation or several ranks, a micro-batch of short
-   answers weighs as much as one of long answers.
+2. No label smoothing: the policy is to be as sure as the demonstrations are.
+3. What all prompts of a batch begin with is computed once per packed row (``TextPolicy(pack_tokens=...)``).
+4. pi is the model's own distribution, whatever temperature the policy samples with.
 """
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from lrl.algorithms.meters import Meters
 from lrl.algorithms.module import OptimizerFactory, PolicyModule
 from lrl.algorithms.schedule import Schedule
-from lrl.functional.masking import masked_mean
+from lrl.data.demonstrations import DemonstrationsDataModule
+from lrl.functional.sharding import unsharded
 from lrl.policies.policy import Policy
+from lrl.policies.text import TextPolicy
 from lrl.types import Rollout, TurnBatch
 
 
@@ -31,6 +39,7 @@ class SFTModule(PolicyModule):
     Args:
         policy: what is trained.
         lr: learning rate.
+        log_every: optimiser steps between two logged rows; null logs once per pass.
         optimizer: makes the optimiser; null takes AdamW.
         weight_decay: of the default optimiser.
         schedule: of the learning rate.
@@ -42,6 +51,7 @@ class SFTModule(PolicyModule):
         self,
         policy: Policy,
         lr: float = 1e-3,
+        log_every: int | None = None,
         optimizer: OptimizerFactory | None = None,
         weight_decay: float = 0.0,
         schedule: Schedule = "cosine",
@@ -49,6 +59,9 @@ class SFTModule(PolicyModule):
         init_from: str | None = None,
     ) -> None:
         super().__init__(policy, lr, optimizer, weight_decay, schedule, warmup, init_from)
+        if log_every is not None and log_every < 1:
+            raise ValueError(f"model.log_every is {log_every}; it must be at least 1, or null.")
+        self.log_every = log_every
 
     @property
     def needs_reference(self) -> bool:
@@ -61,18 +74,61 @@ class SFTModule(PolicyModule):
         Raises:
             ValueError: always; the data module should be ``DemonstrationsDataModule``.
         """
-        raise ValueError("data is a RolloutDataModule; SFTModule trains on a DemonstrationsDataModule.")
+        raise ValueError("data is a RolloutDataModule; it must be a DemonstrationsDataModule, SFTModule trains on one.")
+
+    def setup(self, stage: str) -> None:
+        """Train the distribution at temperature 1; held-out episodes have a temperature of their own."""
+        super().setup(stage)
+        if isinstance(self.policy, TextPolicy) and self.policy.sampling.temperature != 1:
+            ignored = self.policy.sampling.temperature
+            logging.getLogger("lrl").warning(
+                "sampling.temperature %g plays no part in SFT, which trains at 1.", ignored
+            )
+            self.policy.sampling = replace(self.policy.sampling, temperature=1.0)
 
     def training_step(self, batch: TurnBatch) -> Tensor:
-        """The mean negative log-likelihood of the demonstrated tokens."""
+        """The negative log-likelihood of the demonstrated tokens, each with its weight."""
         policy = self.policy.evaluate(batch)
-        loss = -masked_mean(policy.logprobs, batch.response_mask)
-        self._record_step(loss, policy.entropy, batch)
+        loss = -(policy.logprobs * batch.advantages).sum()
+        self._record_step(policy.logprobs, policy.entropy, batch.response_mask)
         return loss
 
     @torch.no_grad()
-    def _record_step(self, loss: Tensor, entropy: Tensor, batch: TurnBatch) -> None:
-        self.record("train/loss", loss)
-        self.record("train/entropy", entropy[batch.response_mask])
+    def _record_step(self, logprobs: Tensor, entropy: Tensor, mask: Tensor) -> None:
+        self.record("train/loss", -logprobs[mask])
+        self.record("train/entropy", entropy[mask])
         for group in self.optimizers(use_pl_optimizer=False).param_groups:  # pyright: ignore
             self.record("train/lr", torch.tensor(group["lr"]))
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Log what the steps before recorded, if that is due; then advance the clocks by this batch."""
+        super().on_train_batch_start(batch, batch_idx)
+        data = self._demonstrations
+        steps = data.clocks["optimizer_steps"]
+        begins = batch_idx > 0 and batch_idx % self.trainer.accumulate_grad_batches == 0
+        if self.log_every is not None and begins and steps % self.log_every == 0:
+            self.publish(self.flush())
+        data.tick(self.current_epoch, batch_idx)
+
+    @property
+    def _demonstrations(self) -> DemonstrationsDataModule:
+        data = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        if not isinstance(data, DemonstrationsDataModule):
+            raise ValueError(f"data is a {type(data).__name__}; it must be a DemonstrationsDataModule.")
+        return data
+
+    def validation_step(self, seeds: Tensor) -> None:
+        """Play held-out episodes, if there are any, and publish the loss on held-out demonstrations."""
+        if len(seeds):
+            super().validation_step(seeds)
+        self._validate_loss()
+
+    def _validate_loss(self) -> None:
+        losses = Meters()
+        with unsharded(self):  # ranks may have different numbers of batches
+            for held_out in self._demonstrations.validation_batches(self.global_rank, self.trainer.world_size):
+                batch = held_out.to(self.device)
+                losses.record("val/loss", -self.policy.evaluate(batch).logprobs[batch.response_mask])
+        means = losses.flush(self.device)
+        if means:
+            self.publish(means)

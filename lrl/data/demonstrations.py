@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
@@ -16,115 +12,37 @@ import torch
 from torch.utils.data import DataLoader
 
 from lrl.codecs.codec import TextCodec
+from lrl.data.sources import Demonstrations, ExpertDemonstrations, JsonlDemonstrations
 from lrl.envs.factory import EnvFactory
-from lrl.envs.rows import RowSource
-from lrl.functional.random import counter_hash, permutation
-from lrl.policies.text import TextPolicy
+from lrl.functional.random import permutation
+from lrl.policies.text import TextPolicy, pad_prompts
 from lrl.types import PastTurn, TurnBatch
 
-_BUCKETS = 32
+__all__ = ["Demonstrations", "DemonstrationsDataModule", "ExpertDemonstrations", "JsonlDemonstrations", "as_batch"]
+
+_WINDOW = 32
 """Batches among which turns are sorted by length, so that a batch holds turns of similar length."""
-
-
-class Demonstrations(ABC):
-    """Where demonstrations come from."""
-
-    @abstractmethod
-    def turns(self, codec: TextCodec, policy: TextPolicy) -> Sequence[PastTurn]:
-        """Observations with the answers that should be given to them."""
-
-
-class ExpertDemonstrations(Demonstrations):
-    """The best action of every row, one answer each; among equally good actions one is drawn per row.
-
-    Args:
-        rows: states with expert Q-values.
-        reasoning: written before the action where the format asks for it; ``{seen}`` stands for the observation's
-            first line.
-        repeat: how many answers per row, with ties drawn anew.
-        seed: of the draws.
-    """
-
-    def __init__(
-        self, rows: RowSource, reasoning: Sequence[str] = ("I see {seen}, I choose",), repeat: int = 1, seed: int = 0
-    ) -> None:
-        if repeat < 1 or not reasoning:
-            raise ValueError(f"demonstrations.repeat is {repeat}, reasoning {reasoning}; both must not be empty.")
-        self.rows, self.reasoning, self.repeat, self.seed = rows, tuple(reasoning), repeat, seed
-
-    def turns(self, codec: TextCodec, policy: TextPolicy) -> Sequence[PastTurn]:
-        """One turn per row and repetition."""
-        rows = self.rows.rows()
-        draws = counter_hash("demonstration", self.seed, np.arange(len(rows) * self.repeat))
-        turns = []
-        for index, draw in enumerate(draws.tolist()):
-            row = rows[index % len(rows)]
-            action = row.best_actions[draw % len(row.best_actions)]
-            thought = self.reasoning[(draw >> 32) % len(self.reasoning)].format(seen=row.observation.split("\n")[0])
-            turns.append(PastTurn(row.observation, policy.write(codec.action_to_text(action), thought)))
-        return turns
-
-
-class JsonlDemonstrations(Demonstrations):
-    """One JSON object per line: ``{"observation": ..., "action": ...}`` or ``{"observation": ..., "response": ...}``.
-
-    An ``action`` is put into the response format; a ``response`` is taken as it is.
-
-    Args:
-        path: the file.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def turns(self, codec: TextCodec, policy: TextPolicy) -> Sequence[PastTurn]:
-        """All lines.
-
-        Raises:
-            ValueError: the file is missing or empty, or a line is not such an object.
-        """
-        if not Path(self.path).is_file():
-            raise ValueError(f"demonstrations.path is {self.path!r}; there is no such file.")
-        lines = Path(self.path).read_text(encoding="utf-8").splitlines()
-        turns = [self._turn(number, line, policy) for number, line in enumerate(lines, 1) if line.strip()]
-        if not turns:
-            raise ValueError(f"demonstrations.path is {self.path!r}; the file holds no demonstrations.")
-        return turns
-
-    def _turn(self, number: int, line: str, policy: TextPolicy) -> PastTurn:
-        try:
-            record = json.loads(line)
-            answer = record["response"] if "response" in record else policy.write(record["action"], "")
-            return PastTurn(str(record["observation"]), str(answer))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{self.path} line {number} is not an object with observation and action or response: {error!r}."
-            ) from error
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    """Token ids of all demonstrations."""
-
-    prompts: list[list[int]]
-    responses: list[list[int]]
-
-    def lengths(self) -> np.ndarray:
-        return np.array([len(p) + len(r) for p, r in zip(self.prompts, self.responses, strict=True)])
 
 
 class DemonstrationsDataModule(L.LightningDataModule):
     """Streams demonstrations as :class:`TurnBatch`; one Lightning epoch is one pass.
 
+    They are tokenised when they are asked for, by the policy itself: what is trained on is what is asked for in the
+    environment. A batch's ``advantages`` are the weights of its tokens: an optimiser step is a mean over the tokens of
+    all its batches, on all ranks.
+
     Args:
         demonstrations: where they come from.
-        env: the environment that they are of, in which held-out episodes are played.
-        batch_size: demonstrations per training step, over all ranks.
+        env: the environment that they are of.
+        batch_size: demonstrations per training step, over all ranks; an optimiser step takes
+            ``trainer.accumulate_grad_batches`` times as many.
         loss_on: ``completion`` trains the answer, ``all`` the prompt as well.
-        validation_episodes: held-out episodes, one seed each.
+        validation_demonstrations: held-out ones, of which ``val/loss`` is the loss; null takes none.
+        validation_env: where held-out episodes are played; null takes ``env``.
+        validation_episodes: how many, one seed each.
         validation_seed: seed of the first.
         validation_num_envs: environments that are evaluated side by side.
-        validation_temperature: 0 decodes greedily.
+        validation_temperature: of held-out episodes; 0 decodes greedily.
         seed: of the order of the demonstrations.
     """
 
@@ -136,6 +54,8 @@ class DemonstrationsDataModule(L.LightningDataModule):
         env: EnvFactory,
         batch_size: int = 64,
         loss_on: Literal["completion", "all"] = "completion",
+        validation_demonstrations: Demonstrations | None = None,
+        validation_env: EnvFactory | None = None,
         validation_episodes: int = 50,
         validation_seed: int = 10_000,
         validation_num_envs: int = 50,
@@ -145,12 +65,16 @@ class DemonstrationsDataModule(L.LightningDataModule):
         super().__init__()
         if batch_size < 1:
             raise ValueError(f"data.batch_size is {batch_size}; it must be at least 1.")
-        self.demonstrations, self.env, self.validation_env = demonstrations, env, env
-        self.batch_size, self.loss_on, self.seed = batch_size, loss_on, seed
+        self.demonstrations, self.validation_demonstrations = demonstrations, validation_demonstrations
+        self.env, self.validation_env = env, validation_env or env
+        self.batch_size, self.seed = batch_size, seed
+        self.loss_on: Literal["completion", "all"] = loss_on
         self.validation_episodes, self.validation_seed = validation_episodes, validation_seed
         self.validation_num_envs, self.validation_temperature = validation_num_envs, validation_temperature
         self.clocks: dict[str, float] = {"tokens": 0, "optimizer_steps": 0, "minutes": 0.0}
-        self._encoded: _Encoded | None = None
+        self._turns: dict[Demonstrations, Sequence[PastTurn]] = {}
+        self._responses: dict[str, list[int]] = {}
+        self._order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
         self._started = time.monotonic()
 
     @property
@@ -158,18 +82,22 @@ class DemonstrationsDataModule(L.LightningDataModule):
         """Of the environment."""
         return self.env.codec
 
-    def encoded(self) -> _Encoded:
-        """Token ids of all demonstrations, made once, by the policy that will be asked the same in the environment."""
-        if self._encoded is None:
-            policy = self._policy()
-            turns = self.demonstrations.turns(self.codec, policy)
-            prompts = [list(policy.encode(turn.observation, ())) for turn in turns]
-            responses = [policy.encode_response(turn.response) for turn in turns]
-            if self.loss_on == "all":
-                responses = [p[1:] + r for p, r in zip(prompts, responses, strict=True)]
-                prompts = [p[:1] for p in prompts]
-            self._encoded = _Encoded(prompts, responses)
-        return self._encoded
+    def setup(self, stage: str) -> None:
+        """Read the demonstrations: what is wrong with them is said before a model is loaded."""
+        if stage != "fit":
+            return
+        assert self.trainer is not None
+        if self.batch_size < self.trainer.world_size:
+            raise ValueError(
+                f"data.batch_size is {self.batch_size}; it must be at least the {self.trainer.world_size} devices."
+            )
+        self.turns(self.demonstrations)
+
+    def turns(self, source: Demonstrations) -> Sequence[PastTurn]:
+        """All demonstrations of a source, made or read once."""
+        if source not in self._turns:
+            self._turns[source] = source.turns(self.codec, self._policy())
+        return self._turns[source]
 
     def _policy(self) -> TextPolicy:
         assert self.trainer is not None
@@ -178,40 +106,82 @@ class DemonstrationsDataModule(L.LightningDataModule):
             raise ValueError(f"model.policy is a {type(policy).__name__}; demonstrations train a TextPolicy.")
         return policy
 
+    def encode(self, turn: PastTurn) -> tuple[list[int], list[int]]:
+        """Ids of the prompt and of the tokens that are trained: the answer, or all but the first of both."""
+        prompt, response = self._policy().encode(turn.observation, ()), self._encode_response(turn.response)
+        return (prompt, response) if self.loss_on == "completion" else (prompt[:1], prompt[1:] + response)
+
+    def _encode_response(self, response: str) -> list[int]:
+        if response not in self._responses:
+            self._responses[response] = self._policy().encode_response(response)
+        return self._responses[response]
+
     def num_batches(self) -> int:
         """Training steps per pass; the same on every rank."""
-        return -(-len(self.encoded().prompts) // self.batch_size)
+        return -(-len(self.turns(self.demonstrations)) // self.batch_size)
 
     def batch(self, epoch: int, index: int, rank: int = 0, world_size: int = 1) -> TurnBatch:
-        """This rank's part of step ``index`` of pass ``epoch``; the last step of a pass is filled up from its start."""
-        encoded = self.encoded()
-        chosen = self._order(epoch)[np.arange(index * self.batch_size, (index + 1) * self.batch_size) % self._length]
-        own = chosen[rank::world_size]
-        return as_batch([encoded.prompts[i] for i in own], [encoded.responses[i] for i in own])
+        """This rank's part of batch ``index`` of pass ``epoch``; the last batch is filled up from the pass's start."""
+        tokens = sum(self.num_tokens(epoch, part) for part in self._accumulated(index))
+        weight = self._accumulate * world_size / tokens  # Lightning divides losses by the one, DDP by the other
+        own = self._chosen(epoch, index)[rank::world_size]
+        prompts, responses = zip(*(self.encode(turn) for turn in own), strict=True)
+        return as_batch(prompts, responses, weight)
+
+    def num_tokens(self, epoch: int, index: int) -> int:
+        """Trained tokens of a batch, over all ranks."""
+        turns = self._chosen(epoch, index)
+        if self.loss_on == "all":
+            return sum(len(self.encode(turn)[1]) for turn in turns)
+        return sum(len(self._encode_response(turn.response)) for turn in turns)
 
     @property
-    def _length(self) -> int:
-        return len(self.encoded().prompts)
+    def _accumulate(self) -> int:
+        return self.trainer.accumulate_grad_batches if self.trainer is not None else 1
 
-    def _order(self, epoch: int) -> np.ndarray:
-        """A shuffle, int64 ``(demonstration,)``, sorted by length inside windows, the batches of a window shuffled."""
-        order, lengths = permutation(self._length, "demonstrations", self.seed, epoch), self.encoded().lengths()
-        window = _BUCKETS * self.batch_size
-        for start in range(0, self._length - window + 1, window):
-            part = order[start : start + window]
-            batches = part[np.argsort(lengths[part], kind="stable")].reshape(_BUCKETS, self.batch_size)
-            shuffle = permutation(_BUCKETS, "buckets", self.seed, epoch, start)
-            order[start : start + window] = batches[shuffle].reshape(-1)
+    def _accumulated(self, index: int) -> range:
+        """The batches of the optimiser step that batch ``index`` is part of."""
+        limit = float("inf") if self.trainer is None else self.trainer.num_training_batches
+        start = index - index % self._accumulate
+        return range(start, int(min(start + self._accumulate, self.num_batches(), limit)))
+
+    def _chosen(self, epoch: int, index: int) -> list[PastTurn]:
+        """The demonstrations of a batch."""
+        if self._order[0] != epoch:
+            self._order = (epoch, self._shuffled(epoch))
+        turns = self.turns(self.demonstrations)
+        return [turns[i] for i in self._order[1][index * self.batch_size : (index + 1) * self.batch_size]]
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        """Batches one behind the other, int64: sorted by length inside windows, the batches of a window shuffled."""
+        turns, size = self.turns(self.demonstrations), self.batch_size
+        order = np.resize(permutation(len(turns), "demonstrations", self.seed, epoch), self.num_batches() * size)
+        lengths = np.array([len(turn.observation) + len(turn.response) for turn in turns])
+        for start in range(0, len(order), _WINDOW * size):
+            part = order[start : start + _WINDOW * size]
+            batches = part[np.argsort(lengths[part], kind="stable")].reshape(-1, size)
+            part[:] = batches[permutation(len(batches), "batches", self.seed, epoch, start)].reshape(-1)
         return order
 
-    def train_dataloader(self) -> _Batches:
+    def train_dataloader(self) -> BatchLoader:
         """Batches of this rank."""
-        return _Batches(self)
+        return BatchLoader(self)
+
+    def validation_batches(self, rank: int = 0, world_size: int = 1) -> Iterator[TurnBatch]:
+        """This rank's held-out demonstrations; ranks may have different numbers of batches."""
+        if self.validation_demonstrations is None:
+            return
+        turns = self.turns(self.validation_demonstrations)
+        own = sorted(turns[rank::world_size], key=lambda turn: len(turn.observation) + len(turn.response))
+        for start in range(0, len(own), self.batch_size):
+            part = own[start : start + self.batch_size]
+            prompts, responses = zip(*(self.encode(turn) for turn in part), strict=True)
+            yield as_batch(prompts, responses)
 
     def val_dataloader(self) -> DataLoader:
         """One item: the seeds of the held-out episodes, int64 ``(episode,)``."""
-        seeds = torch.arange(self.validation_seed, self.validation_seed + self.validation_episodes)
-        return DataLoader([seeds], batch_size=None, shuffle=False, num_workers=0)  # pyright: ignore[reportArgumentType]
+        one_item: Any = [torch.arange(self.validation_seed, self.validation_seed + self.validation_episodes)]
+        return DataLoader(one_item, batch_size=None, shuffle=False, num_workers=0)
 
     def test_dataloader(self) -> DataLoader:
         """As :meth:`val_dataloader`."""
@@ -221,10 +191,10 @@ class DemonstrationsDataModule(L.LightningDataModule):
         """As :meth:`val_dataloader`."""
         return self.val_dataloader()
 
-    def tick(self, tokens: int) -> None:
-        """Advance the clocks by one training step over all ranks."""
-        self.clocks["tokens"] += tokens
-        self.clocks["optimizer_steps"] += 1
+    def tick(self, epoch: int, index: int) -> None:
+        """Advance the clocks by one batch, over all ranks."""
+        self.clocks["tokens"] += self.num_tokens(epoch, index)
+        self.clocks["optimizer_steps"] += index == self._accumulated(index)[-1]
         now = time.monotonic()
         self.clocks["minutes"] += (now - self._started) / 60
         self._started = now
@@ -239,24 +209,30 @@ class DemonstrationsDataModule(L.LightningDataModule):
         self._started = time.monotonic()
 
 
-def as_batch(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> TurnBatch:
-    """Pad demonstrations to a batch; old log-probabilities and advantages, which nothing asks for, are 0."""
-    prompt_ids, prompt_mask = _pad(prompts)
-    response_ids, response_mask = _pad(responses)
-    nothing = torch.zeros(response_ids.shape)
-    inputs = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "response_ids": response_ids}
-    return TurnBatch(inputs=inputs, response_mask=response_mask, old_logprobs=nothing, advantages=nothing)
+def as_batch(
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], weight: float | None = None
+) -> TurnBatch:
+    """Pad demonstrations to a batch.
+
+    Args:
+        prompts: token ids.
+        responses: token ids that are trained.
+        weight: of each of them, as its advantage; None takes 1 / the batch's tokens.
+    """
+    device = torch.device("cpu")
+    inputs, answers = pad_prompts(prompts, device), pad_prompts(responses, device)
+    mask = answers["prompt_mask"]
+    advantages = mask * (1 / int(mask.sum()) if weight is None else weight)
+    inputs["response_ids"] = answers["prompt_ids"]
+    nothing = torch.zeros_like(advantages)
+    return TurnBatch(inputs=inputs, response_mask=mask, old_logprobs=nothing, advantages=advantages)
 
 
-def _pad(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(len(row) for row in rows)
-    ids = torch.tensor([[*row, *([0] * (width - len(row)))] for row in rows])
-    lengths = torch.tensor([len(row) for row in rows])
-    return ids, torch.arange(width)[None] < lengths[:, None]
+class BatchLoader:
+    """Yields from where Lightning's own count stands, which a resume restores; stateful in name only.
 
-
-class _Batches:
-    """Yields from where Lightning's own count stands, which a resume restores; stateful in name only."""
+    No ``DataLoader``: Lightning neither puts a distributed sampler into it nor asks for workers.
+    """
 
     def __init__(self, data: DemonstrationsDataModule) -> None:
         self.data = data
@@ -269,9 +245,7 @@ class _Batches:
         assert trainer is not None
         for _ in range(len(self)):
             position = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-            batch = self.data.batch(trainer.current_epoch, position, trainer.global_rank, trainer.world_size)
-            self.data.tick(int(batch.response_mask.sum()) * trainer.world_size)
-            yield batch
+            yield self.data.batch(trainer.current_epoch, position, trainer.global_rank, trainer.world_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing."""
