@@ -4,17 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := dev
 RUN := runs/quickstart
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 .PHONY: quickstart test test-fast test-all lint clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	$(PIP) "torch==$(TORCH)"
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation --editable ".[$(EXTRAS)]"
 	touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,bench]"
+	$(PIP) --no-build-isolation --editable ".[dev,bench]"
 	touch $@
 
 quickstart: $(VENV)/.installed

@@ -1,5 +1,12 @@
 """What tests of several folders need."""
 
+import os
+
+# Bit-identical resumes are promised on one thread: with several, the matrix library sums in another order from run to
+# run. Set before torch is imported; child processes inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+
 import pytest
 
 WORDS = "<pad> <unk> <|im_start|> <|im_end|> <think> </think> <answer> </answer> \n system user assistant left right up"
