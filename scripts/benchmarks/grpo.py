@@ -143,10 +143,10 @@ class Theirs:
     """TRL's side."""
 
     def __init__(self, options: argparse.Namespace, prompts: list[str]) -> None:
-        from datasets import Dataset
+        from datasets import Dataset  # pyright: ignore[reportMissingImports]
         from transformers import AutoTokenizer, PrinterCallback
-        from trl.trainer.grpo_config import GRPOConfig
-        from trl.trainer.grpo_trainer import GRPOTrainer
+        from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
+        from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
         self.options, self.clock = options, _clock_callback()
         batch = options.num_groups * options.group_size

@@ -124,10 +124,10 @@ class Theirs:
     """TRL's side."""
 
     def __init__(self, options: argparse.Namespace, rows: list[dict[str, str]], **changes: Any) -> None:
-        from datasets import Dataset, disable_progress_bars
+        from datasets import Dataset, disable_progress_bars  # pyright: ignore[reportMissingImports]
         from transformers import AutoTokenizer, PrinterCallback
-        from trl.trainer.sft_config import SFTConfig
-        from trl.trainer.sft_trainer import SFTTrainer
+        from trl.trainer.sft_config import SFTConfig  # pyright: ignore[reportMissingImports]
+        from trl.trainer.sft_trainer import SFTTrainer  # pyright: ignore[reportMissingImports]
 
         disable_progress_bars()
         arguments = SFTConfig(
