@@ -1,0 +1,126 @@
+"""The command line, and every configuration that is shipped."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import lrl.cli
+from lrl.cli import LRLCLI, base_config, checkpoint_file
+from lrl.run_directory import RunDirectory, experiment_name
+
+CONFIGS = sorted(
+    path for path in Path("configs").rglob("*.yaml") if path.name != "base.yaml" and path.parent.name != "overlays"
+)
+OVERLAYS = sorted(Path("configs/overlays").glob("*.yaml"))
+
+
+class Parsed(LRLCLI):
+    """Parses everything, and makes nothing."""
+
+    def before_instantiate_classes(self):
+        pass
+
+    def instantiate_classes(self):
+        pass
+
+    def _run_subcommand(self, subcommand):
+        pass
+
+
+def parse(*args):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["lrl", "fit", *map(str, args)])
+        return Parsed().config["fit"]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_every_experiment_is_parsed_whole(config):
+    parsed = parse("--config", config)
+    assert parsed.model.class_path.startswith("lrl.algorithms.") and parsed.data.class_path.startswith("lrl.data.")
+    assert parsed.trainer.use_distributed_sampler is False
+    assert parsed.data.init_args.seed == parsed.seed_everything == 0
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=str)
+def test_every_overlay_goes_on_top_of_an_experiment(overlay):
+    parsed = parse("--config", "configs/frozen_lake/grpo.yaml", "--config", overlay)
+    loggers = [logger.class_path.rsplit(".", 1)[-1] for logger in parsed.trainer.logger]
+    assert loggers[:2] == ["CSVLogger", "TensorBoardLogger"] and ("WandbLogger" in loggers) == ("wandb" in str(overlay))
+    assert len(parsed.trainer.callbacks) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [(["--model.init_args.no_such_key", "1"], "no_such_key"), (["--trainer.max_epochs", "many"], "max_epochs")],
+)
+def test_a_wrong_key_or_type_is_refused_by_name(arguments, names, capsys):
+    with pytest.raises(SystemExit):
+        parse("--config", "configs/frozen_lake/grpo.yaml", *arguments)
+    assert names in capsys.readouterr().err
+
+
+def test_the_seed_reaches_the_data():
+    parsed = parse("--config", "configs/frozen_lake/grpo.yaml", "--seed_everything", "7")
+    assert parsed.data.init_args.seed == 7
+
+
+def test_a_missing_base_is_an_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(lrl.cli, "__file__", str(tmp_path / "lrl" / "cli.py"))
+    with pytest.raises(ValueError, match=r"base\.yaml is missing"):
+        base_config()
+
+
+def test_help_answers_at_once_and_without_torch():
+    started = time.perf_counter()
+    code = "import sys, runpy; sys.argv = ['lrl', '--help']; runpy.run_module('lrl', run_name='__main__');"
+    result = subprocess.run(
+        [sys.executable, "-c", code + "assert 'torch' not in sys.modules"], capture_output=True, text=True, check=True
+    )
+    assert "fit" in result.stdout and time.perf_counter() - started < 3
+
+
+def test_a_run_directory_belongs_to_one_launch(tmp_path, monkeypatch):
+    monkeypatch.delenv("LRL_RUN_DIRECTORY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory.create(None, "frozen_lake/grpo", 3).path
+    assert run.parent == tmp_path / "runs" / "frozen_lake" / "grpo" and run.name.endswith("-seed3")
+    assert {"run.log", "commit.txt", "command.txt"} <= set(os.listdir(run))
+    monkeypatch.delenv("LRL_RUN_DIRECTORY")
+    with pytest.raises(ValueError, match="not empty"):
+        RunDirectory.create(str(run), "frozen_lake/grpo", 3)
+    monkeypatch.delenv("LRL_RUN_DIRECTORY", raising=False)
+
+
+def test_an_experiment_is_named_by_its_file_not_by_an_overlay():
+    assert experiment_name(["configs/frozen_lake/grpo.yaml", "configs/overlays/debug.yaml"]) == "frozen_lake/grpo"
+
+
+def test_a_checkpoint_is_found_in_a_run_directory(tmp_path):
+    with pytest.raises(ValueError, match="ckpt_path"):
+        checkpoint_file(str(tmp_path))
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.ckpt").touch()
+    assert checkpoint_file(str(tmp_path)).name == "last.ckpt"
+
+
+def test_a_run_leaves_its_records_and_a_users_mistake_is_one_sentence(tmp_path):
+    environment = {**os.environ, "LRL_RUN_DIRECTORY": ""}
+    environment.pop("LRL_RUN_DIRECTORY")
+    sizes = ["--trainer.max_epochs", "1", "--data.init_args.num_epochs", "1", "--data.init_args.group_size", "2"]
+    command = [sys.executable, "-m", "lrl", "fit", "--config", "configs/frozen_lake/grpo.yaml", *sizes]
+    run = tmp_path / "run"
+    quiet = ["--trainer.callbacks", "[{class_path: lrl.callbacks.rollouts.VectorEnvRollouts}, "
+             "{class_path: lrl.callbacks.checkpoint.CollectionCheckpoint}]"]  # fmt: skip
+    whole = [*command, "--run_directory", str(run), *quiet]
+    result = subprocess.run(whole, capture_output=True, text=True, env=environment, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert {"config.yaml", "metrics.csv", "run.log", "commit.txt", "checkpoints"} <= set(os.listdir(run))
+    for noise in ("Tip", "Warning", "deprecated", "litlogger", "GPU available"):
+        assert noise not in result.stdout + result.stderr
+    wrong = [*command, "--run_directory", str(tmp_path / "other"), "--model.init_args.lr", "-1"]
+    result = subprocess.run(wrong, capture_output=True, text=True, env=environment, timeout=120)
+    assert result.returncode == 2 and "lr is -1" in result.stderr and "Traceback" not in result.stderr
