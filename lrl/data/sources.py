@@ -101,11 +101,13 @@ class JsonlDemonstrations(Demonstrations):
             seen = _text(record, "observation", "prompt")
             if "response" in record:
                 return PastTurn(seen, _text(record, "response"))
-            action = codec.text_to_action(_ACTION_TAGS.sub("", _text(record, "action")))
+            action = codec.text_to_action(_ACTION_TAGS.sub("", _text(record, "action", "response")))
             return PastTurn(seen, policy.write(codec.action_to_text(action), record.get("reasoning", "")))
+        except InvalidActionError as error:
+            raise ValueError(f"{self.path}, line {number}: action is {record['action']!r}; {error}.") from error
         except (json.JSONDecodeError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.path}, line {number}: it must be a JSON object, {error}.") from error
-        except (LookupError, InvalidActionError) as error:
+        except LookupError as error:
             raise ValueError(f"{self.path}, line {number}: {error.args[0]}.") from error
 
 

@@ -1,9 +1,11 @@
 """Demonstrations: what is trained on is what is asked for."""
 
 import json
+import time
 
 import numpy as np
 import pytest
+import torch
 
 from lrl.codecs.grid import FrozenLakeCodec
 from lrl.data.demonstrations import DemonstrationsDataModule, ExpertDemonstrations, JsonlDemonstrations
@@ -13,7 +15,7 @@ from lrl.policies.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.response_format import response_format
 from lrl.prompts.template import PromptTemplate
-from lrl.types import SamplingConfig
+from lrl.types import RandomKeys, SamplingConfig
 
 
 @pytest.fixture(scope="module")
@@ -82,20 +84,94 @@ def test_turns_are_grouped_by_length(data):
     assert np.mean(widths) < 1.5
 
 
+def test_every_token_of_an_optimiser_step_weighs_the_same_on_all_ranks(data, monkeypatch):
+    module = data(demonstrations=ExpertDemonstrations(ExpertQRows(), ("a", "a b c d e f g h i j"), repeat=3))
+    monkeypatch.setattr(DemonstrationsDataModule, "_accumulate", 2)
+    assert module.num_batches() == 5
+    for step in ([0, 1], [2, 3], [4]):
+        parts = [module.batch(0, index, rank, 2) for index in step for rank in (0, 1)]
+        weights = torch.cat([part.advantages[part.response_mask] for part in parts])
+        assert weights.unique().numel() == 1
+        assert weights.sum() / 2 / 2 == pytest.approx(1)  # Lightning divides by one 2, DDP by the other
+        assert sum(module.num_tokens(0, index) for index in step) == len(weights)
+
+
+def test_demonstrations_are_tokenised_as_the_policy_tokenises_in_the_environment(data, policy):
+    module = data(batch_size=33)
+    batch = module.batch(0, 0)
+    keys = RandomKeys(seed=0, purpose="", collection=0, env=np.arange(11), turn=np.zeros(11, dtype=np.int64))
+    seen = policy.act([row.observation for row in ExpertQRows().rows()], [()] * 11, keys).inputs
+    trained = {tuple(ids[mask].tolist()) for ids, mask in zip(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"])}
+    assert trained == {tuple(ids[mask].tolist()) for ids, mask in zip(seen["prompt_ids"], seen["prompt_mask"])}
+
+
+def test_held_out_demonstrations_are_all_used_once(data):
+    module = data(validation_demonstrations=ExpertDemonstrations(ExpertQRows()))
+    parts = [part for rank in (0, 1) for part in module.validation_batches(rank, 2)]
+    assert sum(len(part) for part in parts) == 11
+    assert list(data().validation_batches()) == []
+
+
+def test_a_hundred_thousand_demonstrations_start_at_once(data):
+    module = data(demonstrations=ExpertDemonstrations(ExpertQRows(), repeat=10_000), batch_size=64)
+    started = time.perf_counter()
+    module.turns(module.demonstrations)
+    module.batch(0, 0)
+    assert time.perf_counter() - started < 20  # seconds; about one, but other work may share the machine
+    started = time.perf_counter()
+    for index in range(100):
+        module.batch(0, index)
+    assert time.perf_counter() - started < 6400 * 500e-6
+
+
 @pytest.mark.parametrize(
-    ("text", "complaint"), [("", "no demonstrations"), ('{"observation": "x"}', "line 1"), ("{", "line 1")]
+    ("text", "complaint"),
+    [
+        ("", "holds no demonstrations"),
+        ('{"observation": "x"}', "line 1: it has no action or response"),
+        ('{"action": "LEFT"}', "line 1: it has no observation or prompt"),
+        ('{"observation": 1, "action": "LEFT"}', "line 1: observation is 1"),
+        ('{"observation": "x", "action": "LEFT"}\n{"observation": "x", "action": "JUMP"}', "line 2: .*JUMP"),
+        ('{"observation": "x", "action": "LEFT"}\n\n{', "line 3: it must be a JSON object"),
+        ("[1]", "line 1: it must be a JSON object"),
+        ("1", "line 1: it must be a JSON object"),
+        ("\udcff", "cannot be read"),
+    ],
 )
 def test_a_bad_file_is_one_sentence(tmp_path, policy, text, complaint):
     path = tmp_path / "demos.jsonl"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ValueError, match=complaint):
         JsonlDemonstrations(str(path)).turns(policy.codec, policy)
-    with pytest.raises(ValueError, match="cannot be read"):
+
+
+def test_a_missing_file_is_one_sentence(tmp_path, policy):
+    with pytest.raises(ValueError, match="demonstrations.path is '.*none', which cannot be read"):
         JsonlDemonstrations(str(tmp_path / "none")).turns(policy.codec, policy)
 
 
-def test_the_originals_records_are_read(tmp_path, policy):
+@pytest.mark.parametrize(
+    ("record", "response"),
+    [
+        ({"action": "LEFT"}, "<think></think><answer>LEFT</answer>"),
+        ({"action": "<action>LEFT</action>"}, "<think></think><answer>LEFT</answer>"),
+        ({"action": "UP", "reasoning": "so"}, "<think>so</think><answer>UP</answer>"),
+        ({"response": "whatever"}, "whatever"),
+    ],
+)
+def test_records_are_read_as_the_original_writes_them_or_as_they_are(tmp_path, policy, record, response):
     path = tmp_path / "demos.jsonl"
-    path.write_text(json.dumps({"observation": "<observation>1</observation>", "action": "LEFT"}) + "\n")
-    (turn,) = JsonlDemonstrations(str(path)).turns(policy.codec, policy)
-    assert turn.response == "<think></think><answer>LEFT</answer>"
+    seen = "<observation>1</observation>"
+    lines = [json.dumps({key: seen} | record) for key in ("observation", "prompt")]
+    path.write_text("\n".join(lines) + "\n")
+    turns = JsonlDemonstrations(str(path)).turns(policy.codec, policy)
+    assert [(turn.observation, turn.response) for turn in turns] == [(seen, response)] * 2
+
+
+def test_settings_out_of_range_are_named():
+    with pytest.raises(ValueError, match="data.batch_size is 0"):
+        DemonstrationsDataModule(ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"), batch_size=0)
+    with pytest.raises(ValueError, match="demonstrations.repeat is 0"):
+        ExpertDemonstrations(ExpertQRows(), repeat=0)
+    with pytest.raises(ValueError, match="demonstrations.reasoning is"):
+        ExpertDemonstrations(ExpertQRows(), reasoning=())
