@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 USAGE = """usage: lrl {fit,validate,test,predict} --config configs/<env>/<algorithm>.yaml [options]
 
@@ -35,9 +36,10 @@ def main() -> None:
 
         sys.stdout.write(f"lrl {version('lrl')}\n")
         return
+    started = time.monotonic()
     from lrl.cli import run
 
-    run()
+    run(started=started)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +116,18 @@ def checkpoint_file(path: str) -> Path:
     raise ValueError(f"ckpt_path is {path!r}; it must be a checkpoint or a run directory with checkpoints/last.ckpt.")
 
 
-def run(args: Any = None) -> None:
-    """Run the command line; a user's mistake becomes one sentence and exit status 2."""
+def run(args: Any = None, started: float | None = None) -> None:
+    """Run the command line; a user's mistake becomes one sentence and exit status 2.
+
+    Args:
+        args: of the command line; None takes this process's.
+        started: ``time.monotonic()`` when the user pressed return, so that the log says how long it all took.
+    """
+    started = time.monotonic() if started is None else started
     silence_libraries()
     try:
         LRLCLI(args)
+        logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
     except ValueError as error:
         logging.getLogger("lrl.trace").debug("", exc_info=True)
         sentence = " ".join(str(error).split())

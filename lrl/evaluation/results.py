@@ -1,0 +1,141 @@
+"""Results that are kept: one small JSON file per experiment, from which tables and pictures are made.
+
+A file holds a title, the command, and per run its seed, commit, minutes and learning curve; everything that a table
+or a picture of the documentation shows is computed from such files, so that no figure is typed by hand.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from lrl.evaluation.plots import CLOCKS, Curve, Series, aggregate, metrics_file
+from lrl.evaluation.statistics import mean_interval
+
+_FINISHED = re.compile(r"finished after ([\d.]+) minutes")
+_OWN_TO_A_RUN = re.compile(r" --(run_directory|seed_everything)[ =]\S+")
+
+
+def summarise(runs: Sequence[Path], metric: str) -> dict[str, Any]:
+    """What is kept of the runs of one experiment.
+
+    Args:
+        runs: run directories that differ in nothing but the seed.
+        metric: column of ``metrics.csv`` whose curve is kept.
+
+    Raises:
+        ValueError: no run is given, one has no such metric, or their commands differ.
+    """
+    if not runs:
+        raise ValueError("no run is given; name at least one run directory.")
+    commands = sorted({command_of(run) for run in runs})
+    if len(commands) > 1:
+        raise ValueError(f"the runs differ in more than their seed: {commands[0]!r} and {commands[1]!r}.")
+    kept = sorted((_run(run, metric) for run in runs), key=lambda run: run["seed"])
+    return {"command": commands[0], "metric": metric, "runs": kept}
+
+
+def command_of(run: Path) -> str:
+    """The command of a run without what is its own: directory and seed."""
+    words = (run / "command.txt").read_text(encoding="utf-8").strip().split(" ", 1)
+    return "python -m lrl" + _OWN_TO_A_RUN.sub("", f" {words[-1]}" if len(words) > 1 else "")
+
+
+def _run(run: Path, metric: str) -> dict[str, Any]:
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    finished = _FINISHED.search((run / "run.log").read_text(encoding="utf-8"))
+    return {
+        "seed": config["seed_everything"],
+        "commit": (run / "commit.txt").read_text(encoding="utf-8").strip(),
+        "minutes": float(finished[1]) if finished else None,
+        "curve": _curve(metrics_file(run), metric),
+    }
+
+
+def _curve(file: Path, metric: str) -> dict[str, list[float]]:
+    """Every clock and the metric, where the metric was measured."""
+    with file.open(newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if row.get(metric)]
+    if not rows:
+        raise ValueError(f"metric is {metric!r}, which {file} lacks; name a column of it.")
+    clocks = [clock for clock in CLOCKS if rows[0].get(f"clock/{clock}")]
+    curve = {clock: [round(float(row[f"clock/{clock}"]), 3) for row in rows] for clock in clocks}
+    return curve | {metric: [round(float(row[metric]), 5) for row in rows]}
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A kept result.
+
+    Raises:
+        ValueError: it is not there, or no JSON object.
+    """
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"result is {str(path)!r}, which cannot be read: {error}.") from error
+    if not isinstance(result, dict):
+        raise ValueError(f"result is {str(path)!r}, which holds no JSON object.")
+    return result
+
+
+def final_values(result: dict[str, Any]) -> np.ndarray:
+    """The last value of every run's curve, float64 ``(run,)``."""
+    return np.array([run["curve"][result["metric"]][-1] for run in result["runs"]])
+
+
+def result_curve(result: dict[str, Any], clock: str) -> Curve:
+    """Mean over the runs of a result, with its interval."""
+    series = [
+        Series(clock=np.array(run["curve"][clock]), values=np.array(run["curve"][result["metric"]]))
+        for run in result["runs"]
+    ]
+    return aggregate(result["title"], series, "mean")
+
+
+def learning_table(results: Sequence[dict[str, Any]]) -> str:
+    """Markdown: one row per experiment, with mean, interval, seeds above the bar and minutes."""
+    lines = ["| experiment | result | seeds | minutes | command |", "|---|---|---|---|---|"]
+    return "\n".join([*lines, *(_row(result) for result in results)])
+
+
+def _row(result: dict[str, Any]) -> str:
+    values = final_values(result)
+    low, high = mean_interval(values)
+    spread = f" ({low:.3f} to {high:.3f})" if len(values) > 1 else ""
+    bar = result.get("bar")
+    reached = f"{int((values >= bar).sum())} of {len(values)} reach {bar:g}" if bar is not None else f"{len(values)}"
+    minutes = [run["minutes"] for run in result["runs"] if run["minutes"] is not None]
+    spent = " to ".join(sorted({f"{min(minutes):.1f}", f"{max(minutes):.1f}"}, key=float)) if minutes else ""
+    name = result["metric"].partition("/")[2].replace("_", " ")
+    return f"| {result['title']} | {name} {values.mean():.3f}{spread} | {reached} | {spent} | `{result['command']}` |"
+
+
+def benchmark_table(reports: Sequence[dict[str, Any]]) -> str:
+    """Markdown: one row per comparison of ``scripts/benchmark.py``."""
+    lines = ["| comparison | ours | theirs | ratio (repeats) |", "|---|---|---|---|"]
+    for report in reports:
+        for one in report["comparisons"]:
+            ours, theirs = np.median(one["ours"]), np.median(one["theirs"])
+            ratios = f"{one['ratio']:.2f} ({one['ratio_min']:.2f} to {one['ratio_max']:.2f})"
+            lines.append(f"| {report['title']}, {one['name']} | {ours:.0f} {one['unit']} | {theirs:.0f} | {ratios} |")
+    return "\n".join(lines)
+
+
+def fill(page: str, name: str, table: str) -> str:
+    """``page`` with what stands between ``<!-- name -->`` and ``<!-- end name -->`` replaced.
+
+    Raises:
+        ValueError: the page has no such marks.
+    """
+    start, end = f"<!-- {name} -->", f"<!-- end {name} -->"
+    if start not in page or end not in page:
+        raise ValueError(f"the page lacks {start!r} or {end!r}; put both where the table belongs.")
+    head, _, rest = page.partition(start)
+    return f"{head}{start}\n{table}\n{end}{rest.partition(end)[2]}"

@@ -1,0 +1,91 @@
+"""Keep the results of runs, and write the documentation's tables and pictures from what is kept.
+
+python scripts/results.py keep grpo --title "GRPO from Q-values" --metric val/exact_success runs/frozen_lake/grpo/*
+python scripts/results.py write        (README.md, configs/README.md and assets/pictures from assets/results)
+python scripts/results.py check        (fails where `write` would change a page)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from lrl.evaluation.plots import draw_curves
+from lrl.evaluation.results import benchmark_table, fill, learning_table, read_result, result_curve, summarise
+
+RESULTS, PICTURES = Path("assets/results"), Path("assets/pictures")
+PAGES = (Path("README.md"), Path("configs/README.md"))
+
+
+def main() -> None:
+    """Run one of the three."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parsers = parser.add_subparsers(dest="what", required=True)
+    keep_parser = parsers.add_parser("keep", help="summarise runs as one file of assets/results")
+    keep_parser.add_argument("name", help="of the file")
+    keep_parser.add_argument("runs", nargs="+", type=Path)
+    keep_parser.add_argument("--title", required=True)
+    keep_parser.add_argument("--metric", default="val/exact_success")
+    keep_parser.add_argument("--machine", default="2-core x86-64 virtual machine")
+    keep_parser.add_argument("--bar", type=float, help="what a run should reach")
+    keep_parser.add_argument("--baseline", action="append", default=[], metavar="LABEL=VALUE")
+    keep_parser.add_argument("--note", default="")
+    parsers.add_parser("write", help="tables and pictures")
+    parsers.add_parser("check", help="are the tables what the results say?")
+    arguments = parser.parse_args()
+    try:
+        {"keep": keep, "write": write, "check": check}[arguments.what](arguments)
+    except ValueError as error:
+        parser.exit(2, f"results.py: {error}\n")
+
+
+def keep(arguments: argparse.Namespace) -> None:
+    """Write ``assets/results/<name>.json``."""
+    baselines = {label: float(value) for label, value in (text.rsplit("=", 1) for text in arguments.baseline)}
+    about = {"title": arguments.title, "machine": arguments.machine, "baselines": baselines, "note": arguments.note}
+    if arguments.bar is not None:
+        about["bar"] = arguments.bar
+    path = RESULTS / f"{arguments.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(about | summarise(arguments.runs, arguments.metric), indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {path}")
+
+
+def write(arguments: argparse.Namespace) -> None:
+    """Fill the tables, draw the pictures."""
+    for path in PAGES:
+        path.write_text(filled(path), encoding="utf-8")
+    for path, result in kept():
+        if "metric" in result:
+            curve = result_curve(result, "env_steps" if "env_steps" in result["runs"][0]["curve"] else "minutes")
+            clock = "env_steps" if "env_steps" in result["runs"][0]["curve"] else "minutes"
+            draw_curves([curve], result["metric"], clock, PICTURES / f"{path.stem}.png", result["baselines"])
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Exit with status 1 where a page is not what ``write`` makes of it."""
+    stale = [str(path) for path in PAGES if path.read_text(encoding="utf-8") != filled(path)]
+    if stale:
+        sys.exit(f"{', '.join(stale)}: the tables are not what assets/results says; run scripts/results.py write")
+
+
+def filled(path: Path) -> str:
+    """A page with the tables that belong into it."""
+    page = path.read_text(encoding="utf-8")
+    results = [result for _, result in kept()]
+    page = fill(page, "results", learning_table([result for result in results if "metric" in result]))
+    if "<!-- benchmarks -->" in page:
+        page = fill(page, "benchmarks", benchmark_table([result for result in results if "comparisons" in result]))
+    return page
+
+
+def kept() -> list[tuple[Path, dict[str, Any]]]:
+    """All results, by name."""
+    return [(path, read_result(path)) for path in sorted(RESULTS.glob("*.json"))]
+
+
+if __name__ == "__main__":
+    main()

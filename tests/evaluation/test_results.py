@@ -1,0 +1,89 @@
+import json
+
+import numpy as np
+import pytest
+
+from lrl.evaluation.results import (
+    benchmark_table,
+    command_of,
+    fill,
+    final_values,
+    learning_table,
+    read_result,
+    summarise,
+)
+
+
+def run_directory(folder, seed, values, minutes="1.50", options=""):
+    folder.mkdir(parents=True)
+    command = (
+        f"/somewhere/lrl/__main__.py fit --config a/b.yaml --seed_everything {seed} --run_directory {folder}{options}"
+    )
+    (folder / "command.txt").write_text(command + "\n")
+    (folder / "commit.txt").write_text("abc\n")
+    (folder / "config.yaml").write_text(f"seed_everything: {seed}\n")
+    (folder / "run.log").write_text(f"2026-01-01 INFO finished after {minutes} minutes\n" if minutes else "\n")
+    rows = [f"{10 * (k + 1)},{k},{value}" for k, value in enumerate(values)]
+    (folder / "metrics.csv").write_text("\n".join(["clock/env_steps,clock/minutes,val/exact_success", "5,0,", *rows]))
+    return folder
+
+
+def test_what_is_kept_of_runs_is_their_command_seeds_minutes_and_curves(tmp_path):
+    runs = [run_directory(tmp_path / "b", 1, [0, 0.5]), run_directory(tmp_path / "a", 0, [0.25, 0.75], minutes="")]
+    kept = summarise(runs, "val/exact_success")
+    assert kept["command"] == "python -m lrl fit --config a/b.yaml"
+    assert [run["seed"] for run in kept["runs"]] == [0, 1]
+    assert [run["minutes"] for run in kept["runs"]] == [None, 1.5]
+    assert kept["runs"][1]["curve"] == {"env_steps": [10, 20], "minutes": [0, 1], "val/exact_success": [0, 0.5]}
+    np.testing.assert_array_equal(final_values(kept), [0.75, 0.5])
+
+
+def test_runs_of_different_commands_are_not_one_experiment(tmp_path):
+    runs = [run_directory(tmp_path / "a", 0, [0]), run_directory(tmp_path / "b", 1, [0], options=" --model.lr 1")]
+    assert command_of(runs[1]).endswith("--model.lr 1")
+    with pytest.raises(ValueError, match="more than their seed"):
+        summarise(runs, "val/exact_success")
+
+
+def test_a_metric_that_was_not_measured_is_named(tmp_path):
+    with pytest.raises(ValueError, match="val/nothing"):
+        summarise([run_directory(tmp_path / "a", 0, [0])], "val/nothing")
+
+
+def test_a_row_says_the_mean_its_interval_and_how_many_seeds_reach_the_bar(tmp_path):
+    runs = [
+        run_directory(tmp_path / name, seed, [value]) for seed, (name, value) in enumerate([("a", 0.7), ("b", 0.8)])
+    ]
+    result = {"title": "ours", "bar": 0.72, **summarise(runs, "val/exact_success")}
+    row = learning_table([result]).splitlines()[-1]
+    assert "exact success 0.750 (0.115 to 1.385)" in row and "1 of 2 reach 0.72" in row and "| 1.5 |" in row
+
+
+def test_a_comparison_shows_medians_and_the_range_of_ratios():
+    one = {
+        "name": "x",
+        "unit": "u/s",
+        "ours": [2, 4, 9],
+        "theirs": [1, 2, 3],
+        "ratio": 2,
+        "ratio_min": 2,
+        "ratio_max": 3,
+    }
+    row = benchmark_table([{"title": "t", "comparisons": [one]}]).splitlines()[-1]
+    assert row == "| t, x | 4 u/s | 2 | 2.00 (2.00 to 3.00) |"
+
+
+def test_only_what_stands_between_the_marks_is_replaced():
+    page = "a\n<!-- t -->\nold\n<!-- end t -->\nb"
+    assert fill(page, "t", "new") == "a\n<!-- t -->\nnew\n<!-- end t -->\nb"
+    with pytest.raises(ValueError, match="lacks"):
+        fill(page, "other", "new")
+
+
+def test_a_broken_result_is_one_sentence(tmp_path):
+    (tmp_path / "r.json").write_text("{")
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_result(tmp_path / "r.json")
+    (tmp_path / "r.json").write_text(json.dumps([1]))
+    with pytest.raises(ValueError, match="no JSON object"):
+        read_result(tmp_path / "r.json")
