@@ -1,0 +1,75 @@
+"""Every command that the documentation shows is run, cut short."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGES = ("README.md", "configs/README.md")
+SHORT = "--trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.limit_val_batches 0"
+NEEDS_A_HUB = ("grpo_gemma",)
+
+
+def commands():
+    """Each ``python ...`` of a fenced block or between backticks, once."""
+    found = []
+    for page in PAGES:
+        text = Path(page).read_text(encoding="utf-8")
+        blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+        lines = [line.strip() for block in blocks for line in block.splitlines()]
+        lines += re.findall(r"`(python [^`]+)`", text)
+        found += [line for line in lines if line.startswith("python ")]
+    return list(dict.fromkeys(found))
+
+
+def run(command, **environment):
+    words = [sys.executable if word == "python" else word for word in shlex.split(command)]
+    clean = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
+    return subprocess.run(words, capture_output=True, text=True, env=clean | environment, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run directory that scripts can be given."""
+    folder = tmp_path_factory.mktemp("readme") / "run"
+    command = f"python -m lrl fit --config configs/frozen_lake/grpo.yaml {SHORT} --run_directory {folder}"
+    result = run(command)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("command", [line for line in commands() if " -m lrl " in line])
+def test_a_training_command_runs(command, tmp_path):
+    result = run(f"{command} {SHORT} --run_directory {tmp_path / 'run'}", HF_HUB_OFFLINE="1")
+    if any(name in command for name in NEEDS_A_HUB):
+        assert result.returncode == 2 and "language_model.name" in result.stderr and "Traceback" not in result.stderr
+        return
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists()
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("command", [line for line in commands() if " scripts/" in line])
+def test_a_script_runs(command, trained, tmp_path):
+    command = re.sub(r"runs/\S*last\.ckpt", str(trained / "checkpoints" / "last.ckpt"), command)
+    command = re.sub(r"runs/\S+", str(trained), command)
+    command = re.sub(r"(--(?:json|out)) \S+", rf"\1 {tmp_path}/out", command)
+    short = " --episodes 4" if "evaluate.py" in command else ""
+    result = run(command + short)
+    assert result.returncode == 0, result.stderr
+
+
+def test_there_are_commands_to_run():
+    assert len([line for line in commands() if " -m lrl " in line]) >= 4
+    assert any("scripts/evaluate.py" in line for line in commands())
+
+
+def test_make_targets_that_the_readme_names_exist():
+    named = set(re.findall(r"make ([a-z-]+)", Path("README.md").read_text(encoding="utf-8")))
+    targets = set(re.findall(r"^([a-z-]+):", Path("Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {"quickstart", "test"} <= named & targets
