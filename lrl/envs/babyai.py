@@ -37,6 +37,7 @@ from minigrid.envs.babyai.core.verifier import (
 from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError
 
 from lrl.codecs.babyai import VIEW
+from lrl.envs.babyai_view import view
 
 Task = Literal["goto", "pickup", "open", "putnext", "pickup_seq_goto"]
 """What has to be done: go to A; pick up A; open the locked door between two rooms with the key that lies about; put A
@@ -109,6 +110,10 @@ class LocalLevel(RoomGridLevel):
         if self._bot is not None and not (terminated or truncated):
             self._advice = self._ask(action)
         return observation, reward, terminated, truncated, {"success": terminated and reward > 0}
+
+    def gen_obs(self) -> dict[str, Any]:
+        """MiniGrid's observation: ``image`` uint8 ``(7, 7, 3)``, ``direction`` 0 to 3, ``mission``."""
+        return {"image": view(self), "direction": self.agent_dir, "mission": self.mission}
 
     def expert_action(self) -> int:
         """What MiniGrid's bot would do now: an action from 0 to 5.

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 from gymnasium.vector import VectorEnv
+from minigrid.minigrid_env import MiniGridEnv
 
 from lrl.codecs.babyai import BabyAICodec
 from lrl.envs.babyai import LocalLevel
@@ -192,6 +193,20 @@ def test_an_invalid_answer_changes_neither_room_nor_advice() -> None:
     assert refused.expert_action == shown.expert_action
     env.advises = False
     assert type(env.reset(seed=3)[0]) is str
+
+
+@pytest.mark.parametrize("name", ["Open", "PutNext"])
+def test_the_view_is_minigrids_own(name: str) -> None:
+    env, rng = level(name), np.random.default_rng(1)
+    for seed in range(15):
+        observation, _ = env.reset(seed=seed)
+        for step in range(60):
+            native = MiniGridEnv.gen_obs(env)
+            assert observation["image"].dtype == native["image"].dtype
+            assert np.array_equal(observation["image"], native["image"])
+            assert (observation["direction"], observation["mission"]) == (native["direction"], native["mission"])
+            action = env.expert_action() if step < 15 else rng.integers(6)
+            observation = env.step(action)[0]
 
 
 def test_nobody_pays_for_a_bot_that_is_not_asked() -> None:
