@@ -69,3 +69,22 @@ def test_an_answer_in_the_wrong_format_is_hidden_too() -> None:
 def test_hiding_without_history_is_ignored_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="hide_invalid_in_context is ignored: prompt.history is 0"):
         PromptTemplate(hide_invalid_in_context=True)
+
+
+def test_examples_that_were_not_drawn_are_missed() -> None:
+    template = PromptTemplate(num_examples=2)
+    with pytest.raises(ValueError, match="num_examples is 2, but no examples have been drawn"):
+        template.messages(CODEC, "now")
+    assert contents(template.with_examples(TURNS[:2]))[1:5] == ["seen 0", "said 0", "seen 1", "said 1"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_examples": -1}, "num_examples is -1; it must be 0"),
+        ({"num_examples": 3, "examples": TURNS[:1]}, "num_examples is 3, but 1 prompt.examples are given"),
+    ],
+)
+def test_a_number_of_examples_that_cannot_be_is_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PromptTemplate(**settings)
