@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from gymnasium import spaces
 from minigrid.core.roomgrid import RoomGrid
-from minigrid.core.world_object import WorldObj
+from minigrid.core.world_object import Ball, Box, Key
 from minigrid.envs.babyai.core.roomgrid_level import RejectSampling, RoomGridLevel
 from minigrid.envs.babyai.core.verifier import (
     AfterInstr,
@@ -32,11 +32,11 @@ from minigrid.envs.babyai.core.verifier import (
     OpenInstr,
     PickupInstr,
     PutNextInstr,
-    SeqInstr,
 )
 from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError
 
-from lrl.codecs.babyai import VIEW
+from lrl.codecs.babyai import COLORS, VIEW
+from lrl.envs.babyai_places import draw_agent_first, draw_agent_last
 from lrl.envs.babyai_view import view
 
 Task = Literal["goto", "pickup", "open", "putnext", "pickup_seq_goto"]
@@ -49,6 +49,8 @@ HELD_OUT = frozenset({("yellow", "box"), ("red", "key"), ("red", "door"), ("gree
 """Colour and type of what no mission of a training level names; it lies about in all levels."""
 
 _DOOR_COLORS: dict[str, list[str]] = {"train": ["yellow", "green", "blue", "purple"], "test": ["red", "grey"]}
+_KIND_CLASSES = {"key": Key, "ball": Ball, "box": Box}
+_KINDS = tuple(_KIND_CLASSES)
 _TURN_LEFT = 0
 _MISSION_LETTERS = string.ascii_lowercase + " ,"
 
@@ -140,7 +142,10 @@ class LocalLevel(RoomGridLevel):
     # -- how a level is made ----------------------------------------------------------------------------------------
 
     def _gen_grid(self, width: int, height: int) -> None:
-        """Draw the task, then rooms until one will do. MiniGrid's own loop prints each one that does not."""
+        """Draw the task, then rooms until one will do.
+
+        MiniGrid's own loop prints each one that does not: it may not ask to put things together that already are.
+        """
         self.task = self._rand_elem(self.tasks)
         self.num_cols = 2 if self.task == "open" else 1
         self.width = (self.room_size - 1) * self.num_cols + 1
@@ -150,16 +155,12 @@ class LocalLevel(RoomGridLevel):
                 self.gen_mission()
                 self.validate_instrs(self.instrs)
                 break
-            except (RecursionError, RejectSampling):
+            except RejectSampling:
                 continue
         self.surface = self.mission = self.instrs.surface(self)
 
     def gen_mission(self) -> None:
-        """Fill the rooms and name the task.
-
-        Raises:
-            RejectSampling: something cannot be reached, or the mission belongs to the other split.
-        """
+        """Fill the rooms and name the task."""
         makers = {
             "goto": self._goto,
             "pickup": self._pickup,
@@ -168,62 +169,80 @@ class LocalLevel(RoomGridLevel):
             "pickup_seq_goto": self._pickup_seq_goto,
         }
         self.instrs: Instr = makers[self.task]()
-        if not self.check_objs_reachable(raise_exc=False):
-            raise RejectSampling("an object cannot be reached")
-        if any(((target.color, target.type) in HELD_OUT) != (self.split == "test") for target in targets(self.instrs)):
-            raise RejectSampling(f"the mission does not belong to the {self.split} split")
 
     def _goto(self) -> Instr:
-        return GoToInstr(_described(self._rand_elem(self._scatter(1))))
+        (named,) = self._scatter(1)
+        return GoToInstr(named)
 
     def _pickup(self) -> Instr:
-        return PickupInstr(_described(self._rand_elem(self._scatter(1))))
+        (named,) = self._scatter(1)
+        return PickupInstr(named)
 
     def _putnext(self) -> Instr:
-        return PutNextInstr(*self._pair())
+        first, second = self._scatter(2)
+        return PutNextInstr(first, second)
 
     def _pickup_seq_goto(self) -> Instr:
-        first, second = self._pair()
+        first, second = self._scatter(2)
         if self._rand_elem(["before", "after"]) == "before":
             return BeforeInstr(PickupInstr(first), GoToInstr(second))
         return AfterInstr(GoToInstr(second), PickupInstr(first))
 
     def _open(self) -> Instr:
         color = self._rand_elem(_DOOR_COLORS[self.split])
-        locked = self._rand_int(0, 2)
+        locked, size = int(self._rand_int(0, 2)), self.room_size
         own = 1 - locked
-        self.add_door(locked, 0, 2 * locked, color, locked=True)
-        self.add_object(own, 0, "key", color)
-        self.add_distractors(own, 0, num_distractors=self.num_distractors, all_unique=False)
-        self.place_agent(own, 0)
+        _, (x, y) = self.add_door(locked, 0, 2 * locked, color, locked=True)
+        left = own * (size - 1)
+        # MiniGrid, and so the original, keeps objects away from where the agent stands before it is placed.
+        shunned = size // 2 * (size + 1) if own else None
+        number = self.num_distractors + 1
+        cell, self.agent_dir, spots = draw_agent_last(
+            self.np_random, size, number, int(y) * size + int(x) - left, shunned
+        )
+        self._put(own, cell, spots, [(color, "key"), *self._looks(self.num_distractors)])
         named = color if self.split == "test" else self._rand_elem([None, color])
         return OpenInstr(ObjDesc("door", named))
 
-    def _scatter(self, needed: int) -> list[WorldObj]:
-        """Place the agent, then the objects, none beside it."""
-        self.place_agent()
-        return self.add_distractors(num_distractors=self.num_distractors + needed, all_unique=False)
+    def _scatter(self, needed: int) -> list[ObjDesc]:
+        """Place the agent and the objects, and name ``needed`` of them.
 
-    def _pair(self) -> tuple[ObjDesc, ObjDesc]:
-        """Two objects; the same description twice only where two objects answer to it."""
-        objects = self._scatter(2)
-        looks = [(thing.color, thing.type) for thing in objects]
-        first, second = self._rand_elem(objects), self._rand_elem(objects)
-        look = (first.color, first.type)
-        while looks.count(look) == 1 and (second.color, second.type) == look:
-            second = self._rand_elem(objects)
-        return _described(first), _described(second)
+        What stands where and what looks how are drawn apart, each until it will do: neither asks for the other.
+        """
+        number = self.num_distractors + needed
+        while True:
+            looks = self._looks(number)
+            named = self._named(looks, needed)
+            if all((look in HELD_OUT) == (self.split == "test") for look in named):
+                break
+        cell, spots = draw_agent_first(self.np_random, self.room_size, number)
+        self.agent_dir = int(self._rand_int(0, 4))
+        self._put(0, cell, spots, looks)
+        return [ObjDesc(kind, color) for color, kind in named]
 
+    def _looks(self, number: int) -> list[tuple[str, str]]:
+        colors = self.np_random.integers(len(COLORS), size=number).tolist()
+        kinds = self.np_random.integers(len(_KINDS), size=number).tolist()
+        return [(COLORS[color], _KINDS[kind]) for color, kind in zip(colors, kinds, strict=True)]
 
-def targets(instruction: Instr) -> list[ObjDesc]:
-    """The objects that a mission names."""
-    if isinstance(instruction, SeqInstr):
-        return targets(instruction.instr_a) + targets(instruction.instr_b)
-    return [getattr(instruction, name) for name in ("desc", "desc_move", "desc_fixed") if hasattr(instruction, name)]
+    def _named(self, looks: list[tuple[str, str]], needed: int) -> list[tuple[str, str]]:
+        """One or two of the objects; the same look twice only where two objects have it."""
+        first = self._rand_elem(looks)
+        if needed == 1:
+            return [first]
+        second = self._rand_elem(looks)
+        while second == first and looks.count(first) == 1:
+            second = self._rand_elem(looks)
+        return [first, second]
 
-
-def _described(thing: WorldObj) -> ObjDesc:
-    return ObjDesc(thing.type, thing.color)
+    def _put(self, room: int, agent: int, spots: list[int], looks: list[tuple[str, str]]) -> None:
+        """Set agent and objects down in a room, in cells of :mod:`lrl.envs.babyai_places`."""
+        left, size = room * (self.room_size - 1), self.room_size
+        self.agent_pos = (left + agent % size, agent // size)
+        for spot, (color, kind) in zip(spots, looks, strict=True):
+            thing = _KIND_CLASSES[kind](color)
+            self.put_obj(thing, left + spot % size, spot // size)
+            self.get_room(room, 0).objs.append(thing)
 
 
 def _check(tasks: Sequence[str], split: str, num_distractors: int, room_size: int) -> None:

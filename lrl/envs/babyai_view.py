@@ -12,6 +12,9 @@ import numpy as np
 
 from lrl.codecs.babyai import VIEW
 
+FORWARD = ((1, 0), (0, 1), (-1, 0), (0, -1))
+"""Where directions 0 to 3 lead, in columns and rows."""
+
 _EMPTY, _WALL = bytes((1, 0, 0)), bytes((2, 5, 0))
 _MIDDLE, _LAST = VIEW // 2, VIEW - 1
 _ALL = (1 << VIEW) - 1
@@ -24,7 +27,7 @@ def _offsets(forward: tuple[int, int]) -> list[list[tuple[int, int]]]:
     return [[(ahead * fx + side * rx, ahead * fy + side * ry) for side in sides] for ahead in range(VIEW)]
 
 
-_OFFSETS = [_offsets(forward) for forward in ((1, 0), (0, 1), (-1, 0), (0, -1))]
+_OFFSETS = [_offsets(forward) for forward in FORWARD]
 """By the agent's direction."""
 
 

@@ -7,10 +7,12 @@ import re
 import numpy as np
 import pytest
 from gymnasium.vector import VectorEnv
+from minigrid.core.world_object import Ball
 from minigrid.minigrid_env import MiniGridEnv
 
 from lrl.codecs.babyai import BabyAICodec
 from lrl.envs.babyai import LocalLevel
+from lrl.envs.babyai_places import reachable
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.native import NativeEnv
 from lrl.envs.text import AdvisedText, TextEnv
@@ -86,6 +88,44 @@ def test_missions_name_held_out_combinations_in_test_levels_only_and_always(name
         assert env.max_steps == (64 if env.task in ("goto", "pickup") else 128)
         assert env.num_cols == (2 if env.task == "open" else 1)
     assert tasks == set(env.tasks), "a mixed level draws its task anew at each reset"
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"), [("PutNext", {}), ("Open", {}), ("Open", {"room_size": 5, "num_distractors": 2})]
+)
+def test_everything_can_be_walked_up_to_and_nothing_stands_before_the_agent(name: str, kwargs: dict) -> None:
+    env = level(name, **kwargs)
+    for seed in range(60):
+        env.reset(seed=seed)
+        assert env.check_objs_reachable(raise_exc=False)
+        ahead = env.grid.get(*env.front_pos)
+        assert env.grid.get(*env.agent_pos) is None and (ahead is None or ahead.type == "wall")
+
+
+def test_reachability_is_minigrids_own() -> None:
+    env, rng, verdicts = level("GoTo", num_distractors=14), np.random.default_rng(0), []
+    for _ in range(200):
+        env.reset(seed=0)
+        env.grid.wall_rect(0, 0, 8, 8)
+        cells = rng.permutation([y * 8 + x for y in range(1, 7) for x in range(1, 7)]).tolist()
+        agent, things = cells[0], cells[1:15]
+        for cell in cells:
+            env.grid.set(cell % 8, cell // 8, Ball("red") if cell in things else None)
+        env.agent_pos = (agent % 8, agent // 8)
+        verdicts.append(env.check_objs_reachable(raise_exc=False))
+        assert reachable(8, agent, things) == verdicts[-1]
+    assert 10 < sum(verdicts) < 190
+
+
+def test_places_are_drawn_evenly() -> None:
+    env, agents, things = level("Pickup", num_distractors=0), np.zeros((8, 8)), np.zeros((8, 8))
+    for seed in range(1500):
+        env.reset(seed=seed)
+        agents[env.agent_pos] += 1
+        things += [[cell is not None and cell.type != "wall" for cell in env.grid.grid[x::8]] for x in range(8)]
+    assert agents.sum() == things.sum() == 1500
+    assert (agents[1:7, 1:7] > 15).all() and (agents < 80).all(), "1500 / 36 is 42"
+    assert (things[1:7, 1:7] > 15).all() and (things < 80).all()
 
 
 def test_open_has_a_locked_door_and_its_key_on_the_agents_side() -> None:
