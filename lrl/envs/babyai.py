@@ -83,6 +83,8 @@ class LocalLevel(RoomGridLevel):
         render_mode: str | None = None,
     ) -> None:
         _check(tasks, split, num_distractors, room_size)
+        if max_steps is not None and max_steps < 1:
+            raise ValueError(f"max_steps is {max_steps}; it must be at least 1, or null.")
         self.tasks, self.split, self.num_distractors = tuple(tasks), split, num_distractors
         self.task: Task = self.tasks[0]
         """Of the running episode."""

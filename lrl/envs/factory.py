@@ -110,7 +110,8 @@ class GymnasiumEnvs(EnvFactory):
         """See :meth:`EnvFactory.make`."""
         if num_envs < 1:
             raise ValueError(f"num_envs is {num_envs}; it must be at least 1.")
-        self.make_native().close()  # a bad setting is one error here, not one per process
+        first = self.make_native()  # a bad setting is one error here, not one per process
+        first.close()
         native = functools.partial(_make_native, self.id, self.kwargs, self.max_episode_steps)
         if response_format is None:
             make_one = functools.partial(_make_measured, native, self.success_return)
@@ -122,10 +123,17 @@ class GymnasiumEnvs(EnvFactory):
             return SyncVectorEnv(copies, copy=response_format is None, autoreset_mode=AutoresetMode.DISABLED)
         return AsyncVectorEnv(
             copies,
-            shared_memory=response_format is None,
+            shared_memory=response_format is None and not _has_text(first.observation_space),
             context="forkserver",  # forking a process that runs torch's threads can hang
             autoreset_mode=AutoresetMode.DISABLED,
         )
+
+
+def _has_text(space: gym.Space) -> bool:
+    """Whether texts are observed: Gymnasium 1.4 reads them back wrong from shared memory."""
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        return any(map(_has_text, space.values() if isinstance(space, gym.spaces.Dict) else space))
+    return isinstance(space, gym.spaces.Text)
 
 
 def _spec(id: str) -> EnvSpec:

@@ -224,6 +224,19 @@ def test_advice_travels_with_the_text_in_loops_and_in_processes() -> None:
     assert traces[0] == traces[1]
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_native_observations_keep_their_missions(vectorization) -> None:
+    env = GymnasiumEnvs(level_id("GoTo"), vectorization=vectorization).make(2, None)
+    alone = level("GoTo")
+    try:
+        observations, _ = env.reset(seed=[3, 4])
+        expected = [alone.reset(seed=seed)[0] for seed in (3, 4)]
+        assert list(observations["mission"]) == [observation["mission"] for observation in expected]
+        assert np.array_equal(observations["image"], [observation["image"] for observation in expected])
+    finally:
+        env.close()
+
+
 def test_an_invalid_answer_changes_neither_room_nor_advice() -> None:
     env = TextEnv(level("GoTo"), BabyAICodec(), "direct")
     env.advises = True
@@ -290,6 +303,7 @@ def test_the_bot_succeeds_through_text_on_200_seeds(name: str) -> None:
         ({"tasks": "goto"}, "tasks is 'goto'; it must be a list"),
         ({"split": "all"}, "split is 'all'; it must be one of train, test"),
         ({"room_size": 4}, "room_size is 4; it must be at least 5"),
+        ({"max_steps": 0}, "max_steps is 0; it must be at least 1"),
         ({"num_distractors": -1}, "num_distractors is -1; it must be from 0 to 16"),
         ({"num_distractors": 17}, "num_distractors is 17; it must be from 0 to 16"),
     ],
