@@ -38,6 +38,7 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--devices", default="1", help="episodes are split over them")
     model = parser.add_argument_group("with --model")
     model.add_argument("--response_format", default="think_answer", help="direct, think_answer or final_answer")
+    model.add_argument("--num_examples", type=int, default=0, help="few-shot turns of the environment's expert")
     model.add_argument("--chat_template", default="auto", help="auto, plain, chatml or a file")
     model.add_argument("--dtype", default="float32")
     model.add_argument("--max_new_tokens", type=int, default=64)
@@ -98,7 +99,7 @@ def load(arguments: argparse.Namespace) -> Loaded:
     return load_model(
         arguments.model,
         envs(arguments),
-        {"response_format": arguments.response_format},
+        {"response_format": arguments.response_format, "num_examples": arguments.num_examples},
         chat_template=arguments.chat_template,
         dtype=arguments.dtype,
         max_new_tokens=arguments.max_new_tokens,

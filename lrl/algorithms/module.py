@@ -22,6 +22,7 @@ from lrl.functional.sharding import gather_ranks, own_part, unsharded
 from lrl.policies.language_model import LanguageModel
 from lrl.policies.loading import fingerprint
 from lrl.policies.policy import Policy
+from lrl.rollouts.examples import add_examples, wants_examples
 from lrl.types import Rollout, SamplingConfig, TurnBatch
 
 OptimizerFactory = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
@@ -79,8 +80,11 @@ class PolicyModule(L.LightningModule, ABC):
     # -- weights ----------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Tell the policy what environment it acts in."""
-        self.policy.connect(self.trainer.datamodule.codec)  # pyright: ignore[reportAttributeAccessIssue]
+        """Tell the policy what environment it acts in, and show it examples from there, if its prompt wants some."""
+        data: Any = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        self.policy.connect(data.codec)
+        if wants_examples(self.policy):
+            add_examples(self.policy, data.env)
 
     def configure_model(self) -> None:
         """Load the weights, then the reference; a second call does nothing."""

@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 import gymnasium as gym
 
+from lrl.codecs.babyai import BabyAICodec
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.grid import FrozenLakeCodec, is_slippery
 
 _CODECS: dict[str, Callable[[gym.Env], TextCodec]] = {
-    "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv": lambda env: FrozenLakeCodec(is_slippery(env))
+    "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv": lambda env: FrozenLakeCodec(is_slippery(env)),
+    "minigrid.minigrid_env:MiniGridEnv": lambda env: BabyAICodec(has_expert=hasattr(env, "expert_action")),
 }
 """``module:class`` of a native environment to what builds its codec. Names, so that no environment is imported here."""
 

@@ -8,3 +8,22 @@ gym.register(
     max_episode_steps=100,
     reward_threshold=0.70,
 )
+
+_MIXED = ("goto", "pickup", "open", "putnext", "pickup_seq_goto")
+
+for _name, _tasks, _split in (
+    ("GoTo", ("goto",), "train"),
+    ("Pickup", ("pickup",), "train"),
+    ("Open", ("open",), "train"),
+    ("PutNext", ("putnext",), "train"),
+    ("PickUpSeqGoTo", ("pickup_seq_goto",), "train"),
+    ("MixedTrain", _MIXED, "train"),
+    ("MixedTest", _MIXED, "test"),
+    ("GoToTest", ("goto",), "test"),
+    ("PickupTest", ("pickup",), "test"),
+):
+    gym.register(
+        id=f"lrl/BabyAI-{_name}Local-v0",
+        entry_point="lrl.envs.babyai:LocalLevel",
+        kwargs={"tasks": _tasks, "split": _split},
+    )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from lrl.codecs.codec import TextCodec
@@ -35,6 +36,10 @@ class EnvFactory(ABC):
             response_format: the format in which answers are written, by name; observations are then a tuple of
                 ``num_envs`` strings, as are actions. None gives native observations and actions.
         """
+
+    def training_levels(self) -> EnvFactory:
+        """The same environments without anything that is held out for testing."""
+        return self
 
 
 class GymnasiumEnvs(EnvFactory):
@@ -92,11 +97,21 @@ class GymnasiumEnvs(EnvFactory):
         """
         return _make_native(self.id, self.kwargs, self.max_episode_steps)
 
+    def training_levels(self) -> GymnasiumEnvs:
+        """Itself, or a copy with ``split: train`` where the environment has a split and this is another one."""
+        split = self.kwargs.get("split", _spec(self.id).kwargs.get("split", "train"))
+        if split == "train":
+            return self
+        twin = copy.copy(self)
+        twin.kwargs = self.kwargs | {"split": "train"}
+        return twin
+
     def make(self, num_envs: int, response_format: str | None) -> VectorEnv:
         """See :meth:`EnvFactory.make`."""
         if num_envs < 1:
             raise ValueError(f"num_envs is {num_envs}; it must be at least 1.")
-        self.make_native().close()  # a bad setting is one error here, not one per process
+        first = self.make_native()  # a bad setting is one error here, not one per process
+        first.close()
         native = functools.partial(_make_native, self.id, self.kwargs, self.max_episode_steps)
         if response_format is None:
             make_one = functools.partial(_make_measured, native, self.success_return)
@@ -108,20 +123,31 @@ class GymnasiumEnvs(EnvFactory):
             return SyncVectorEnv(copies, copy=response_format is None, autoreset_mode=AutoresetMode.DISABLED)
         return AsyncVectorEnv(
             copies,
-            shared_memory=response_format is None,
+            shared_memory=response_format is None and not _has_text(first.observation_space),
             context="forkserver",  # forking a process that runs torch's threads can hang
             autoreset_mode=AutoresetMode.DISABLED,
         )
 
 
-def _make_native(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None) -> gym.Env:
+def _has_text(space: gym.Space) -> bool:
+    """Whether texts are observed: Gymnasium 1.4 reads them back wrong from shared memory."""
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        return any(map(_has_text, space.values() if isinstance(space, gym.spaces.Dict) else space))
+    return isinstance(space, gym.spaces.Text)
+
+
+def _spec(id: str) -> EnvSpec:
     module, _, name = id.rpartition(":")
     try:
         if module:
             importlib.import_module(module)
-        spec = copy.deepcopy(gym.spec(name))
+        return copy.deepcopy(gym.spec(name))
     except (gym.error.Error, ModuleNotFoundError) as error:
         raise ValueError(f"env.id is {id!r}, which is not registered: {error}") from error
+
+
+def _make_native(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None) -> gym.Env:
+    spec = _spec(id)
     spec.order_enforce = False  # like the checker, it slows a small environment and finds no fault of a user's
     try:
         return gym.make(spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **kwargs)

@@ -26,6 +26,23 @@ class AnyText(gym.spaces.Text):
         return isinstance(x, str)
 
 
+class AdvisedText(str):
+    """An observation that also carries what the environment's own expert would do; a plain text to whoever reads it.
+
+    Attributes:
+        expert_action: a native action.
+    """
+
+    expert_action: Any
+
+    @classmethod
+    def of(cls, text: str, expert_action: Any) -> AdvisedText:
+        """``text`` with an advice."""
+        advised = cls(text)
+        advised.expert_action = expert_action
+        return advised
+
+
 class TextEnv(gym.Wrapper):
     """A native environment that shows text and takes answers.
 
@@ -41,6 +58,10 @@ class TextEnv(gym.Wrapper):
         invalid_penalty: reward of an invalid answer.
         max_invalid: invalid answers in a row that end the episode.
         success_return: see :class:`~lrl.envs.native.NativeEnv`.
+
+    Attributes:
+        advises: whether observations are :class:`AdvisedText`, by the native environment's ``expert_action()``. Set it
+            before a reset.
     """
 
     def __init__(
@@ -65,6 +86,7 @@ class TextEnv(gym.Wrapper):
         self._invalid = 0
         self._context: Any = None
         self._text = ""
+        self.advises = False
 
     @property
     def noise_seed(self) -> int | None:
@@ -80,8 +102,7 @@ class TextEnv(gym.Wrapper):
         observation, info = self._native.reset(seed=seed, options=options)
         self._invalid = 0
         self._context = self.codec.context(self._native.env)
-        self._text = self.codec.observation_to_text(observation, self._context)
-        return self._text, info
+        return self._show(observation), info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take one answer, whatever its text."""
@@ -91,11 +112,20 @@ class TextEnv(gym.Wrapper):
             return self._refuse(str(error))
         self._invalid = 0
         observation, reward, terminated, truncated, info = self._native.step(native_action)
+        return self._show(observation), reward, terminated, truncated, info
+
+    def _show(self, observation: Any) -> str:
         self._text = self.codec.observation_to_text(observation, self._context)
-        return self._text, reward, terminated, truncated, info
+        return self._advised(self._text)
+
+    def _advised(self, text: str) -> str:
+        if not self.advises:
+            return text
+        native: Any = self.env.unwrapped
+        return AdvisedText.of(text, native.expert_action())
 
     def _refuse(self, reason: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._invalid += 1
         info = {"action_valid": False, "success": False, "invalid_reason": reason}
         text = f"Invalid action: {reason}.\n{self._text}"
-        return text, self._penalty, self._invalid >= self._max_invalid, False, info
+        return self._advised(text), self._penalty, self._invalid >= self._max_invalid, False, info

@@ -12,6 +12,7 @@ from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.functional.frozen import frozen_names, without
 from lrl.policies.fixed import ConstantPolicy, ExpertPolicy, FixedPolicy, RandomPolicy
 from lrl.policies.policy import Policy
+from lrl.rollouts.examples import add_examples, wants_examples
 
 BASELINES = ("random", "constant", "expert")
 """Policies that need no weights, by name."""
@@ -49,6 +50,8 @@ def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Load
     if env_factory is None:
         env_factory = _training_env(config["data"]["init_args"], file)
     policy.connect(env_factory.codec)
+    if wants_examples(policy):  # those of its training, wherever it is evaluated
+        add_examples(policy, _build(EnvFactory, config["data"]["init_args"]["env"], file))
     policy.configure()
     _check_base(policy, checkpoint["lrl"], file)
     _load_weights(policy, checkpoint["state_dict"], file)
@@ -73,6 +76,7 @@ def load_model(name: str, env_factory: EnvFactory, prompt: Mapping[str, Any], **
     sampling = SamplingConfig(max_new_tokens=model.pop("max_new_tokens", SamplingConfig.max_new_tokens))
     policy = TextPolicy(LanguageModelConfig(name=name, **model), PromptTemplate(**prompt), sampling)
     policy.connect(env_factory.codec)
+    add_examples(policy, env_factory)
     policy.configure()
     return Loaded(policy.eval(), env_factory, {"name": name, "env_id": env_id(env_factory)})
 

@@ -131,6 +131,7 @@ def evaluate_policy(
         return _Table(index).results(seed, 0.0)
     envs = env_factory.make(min(num_envs, len(index)), policy.response_format)
     try:
+        policy.prepare(envs)
         return _Play(policy, envs, index, seed, sampling, on_episode).run()
     finally:
         envs.close()

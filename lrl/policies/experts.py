@@ -1,14 +1,16 @@
-"""Experts that read the same text as a language model does."""
+"""Experts: those that read the same text as a language model does, and the one that environments bring along."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
+from lrl.codecs.babyai import BabyAICodec
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.grid import Desc, FrozenLakeCodec
 from lrl.envs.frozen_lake import transition_table
 from lrl.envs.tabular import optimal_q
+from lrl.envs.text import AdvisedText
 
 _CELL = re.compile(r"row (\d+) column (\d+)")
 
@@ -25,7 +27,26 @@ def expert_for(codec: TextCodec) -> Expert:
     """
     if isinstance(codec, FrozenLakeCodec):
         return FrozenLakeExpert(codec.is_slippery)
+    if isinstance(codec, BabyAICodec) and codec.has_expert:
+        return EnvironmentExpert()
     raise ValueError(f"policy is 'expert', but none is known for {type(codec).__name__}; give one as policy.expert.")
+
+
+class EnvironmentExpert:
+    """The expert inside an environment, which sees more than the text says; its advice travels with the text.
+
+    ``ExpertPolicy.prepare`` makes the environments give it: see :class:`~lrl.envs.text.AdvisedText`.
+    """
+
+    def __call__(self, observation: str) -> int:
+        """The advised action.
+
+        Raises:
+            ValueError: the observation carries none.
+        """
+        if not isinstance(observation, AdvisedText):
+            raise ValueError("policy is 'expert', which needs its environment's advice; call prepare(envs) first.")
+        return int(observation.expert_action)
 
 
 class FrozenLakeExpert:

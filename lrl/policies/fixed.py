@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.functional.random import token_uniforms
-from lrl.policies.experts import Expert, expert_for
+from lrl.policies.experts import EnvironmentExpert, Expert, expert_for
 from lrl.policies.policy import Policy
 from lrl.prompts.response_format import response_format as format_named
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
@@ -166,6 +167,12 @@ class ExpertPolicy(FixedPolicy):
         super().connect(codec)
         if self.expert is None:
             self.expert = expert_for(codec)
+
+    def prepare(self, envs: VectorEnv) -> None:
+        """Have the environments advise, if it is their expert that is asked."""
+        if isinstance(self.expert, EnvironmentExpert):
+            vectorised: Any = envs  # Gymnasium does not type set_attr
+            vectorised.set_attr("advises", True)
 
     def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[int]:
         """Ask the expert, row by row."""

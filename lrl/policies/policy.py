@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from lrl.codecs.codec import TextCodec
@@ -28,6 +29,9 @@ class Policy(nn.Module, ABC):
     def connect(self, codec: TextCodec) -> None:
         """Tell the policy what environment it acts in. Called once, before :meth:`configure`."""
         self.codec = codec
+
+    def prepare(self, envs: VectorEnv) -> None:
+        """Ask the environments for what acting needs beside text; called before their first reset."""
 
     @abstractmethod
     def configure(self) -> None:

@@ -16,7 +16,7 @@ from lrl.policies.language_model import LanguageModel, LanguageModelConfig
 from lrl.policies.policy import Policy
 from lrl.prompts.response_format import response_format
 from lrl.prompts.template import PromptTemplate
-from lrl.types import Decisions, Evaluation, History, PastTurn, RandomKeys, SamplingConfig, TurnBatch
+from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
 
 class TextPolicy(Policy):
@@ -116,12 +116,17 @@ class TextPolicy(Policy):
         self.train(was_training)
         lengths = responses.mask.sum(1).tolist()
         texts = [self.tokenizer.decode(ids[:n]) for ids, n in zip(responses.ids.tolist(), lengths)]
-        turns = [PastTurn(o, t) for o, t in zip(observations, texts, strict=True)]
-        memory = [self.prompt.window((*history, turn)) for history, turn in zip(memory, turns, strict=True)]
+        memory = [self._remember(*row) for row in zip(memory, observations, texts, strict=True)]
         inputs = pad_prompts(prompts, responses.ids.device) | {"response_ids": responses.ids}
         return Decisions(
             actions=texts, inputs=inputs, response_mask=responses.mask, logprobs=responses.logprobs, memory=memory
         )
+
+    def _remember(self, history: History, observation: str, response: str) -> History:
+        if not self.prompt.history:
+            return ()
+        assert self.codec is not None
+        return self.prompt.window((*history, self.prompt.remembered(self.codec, observation, response)))
 
     def evaluate(self, batch: TurnBatch) -> Evaluation:
         """Teacher-forced log-probabilities at the sampling temperature; dropout off."""

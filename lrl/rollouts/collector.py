@@ -78,6 +78,7 @@ class Collector:
 
     def __init__(self, policy: Policy, envs: gym.vector.VectorEnv, world_size: int = 1) -> None:
         self.policy, self.envs, self.world_size = policy, envs, world_size
+        policy.prepare(envs)
 
     def collect(self, plan: CollectionPlan) -> Rollout:
         """Reset every environment and play until each episode has ended."""

@@ -1,5 +1,6 @@
 """What every algorithm shares: which weights a run starts from, what a checkpoint holds, and what does not fit."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ from tiny_runs import demonstrations, grpo, make_trainer, rollout_data, save_tin
 
 from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.policies.language_model import LoRAConfig
+from lrl.rollouts.examples import draw_examples
 
 LORA = {"lora": LoRAConfig(r=2, alpha=4)}
 WIDE = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32}
@@ -53,6 +55,14 @@ def started(module):
     module.policy.connect(rollout_data("prompts").codec)
     module.configure_model()
     return module
+
+
+def test_a_prompt_that_wants_examples_gets_them_from_where_it_is_trained(folder, tmp_path):
+    module = grpo(folder)
+    module.policy.prompt = replace(module.policy.prompt, num_examples=1)
+    fit(module, tmp_path)
+    (turn,) = module.policy.prompt.examples
+    assert (turn,) == draw_examples(rollout_data("prompts").env, 1, "direct")
 
 
 # -- init_from --------------------------------------------------------------------------------------------------------

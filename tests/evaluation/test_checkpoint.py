@@ -120,6 +120,24 @@ def test_a_model_is_evaluated_as_it_is(tiny_model: str) -> None:
     assert lengths(loaded) == [5, 5, 5], "it does not know the format, and five invalid answers end an episode"
 
 
+def test_a_model_can_be_shown_what_the_expert_of_the_environment_does(tiny_model: str) -> None:
+    loaded = load_model(tiny_model, GymnasiumEnvs("FrozenLake-v1"), {"num_examples": 2}, max_new_tokens=4)
+    assert isinstance(loaded.policy, TextPolicy) and len(loaded.policy.prompt.examples) == 2
+
+
+def test_a_checkpoint_is_shown_the_examples_of_its_training_wherever_it_is_evaluated(tmp_path, tiny_model) -> None:
+    path, _ = write_checkpoint(tmp_path, tiny_model, lora=True)
+    checkpoint = torch.load(path, weights_only=True)
+    config = yaml.safe_load(checkpoint["lrl"]["config"])
+    config["model"]["init_args"]["policy"]["init_args"]["prompt"] = {"num_examples": 2}
+    config["data"]["init_args"]["env"] = LAKE
+    checkpoint["lrl"]["config"] = yaml.safe_dump(config)
+    torch.save(checkpoint, path)
+    loaded = load_policy(path, GymnasiumEnvs("FrozenLake8x8-v1"))
+    assert isinstance(loaded.policy, TextPolicy)
+    assert [len(turn.observation.splitlines()) for turn in loaded.policy.prompt.examples] == [1 + 4] * 2
+
+
 @pytest.mark.parametrize("name", ["random", "constant", "expert"])
 def test_baselines_are_known_by_name(name: str) -> None:
     assert min(lengths(load_baseline(name, GymnasiumEnvs("FrozenLake-v1")))) >= 1

@@ -5,13 +5,17 @@ from typing import cast
 import numpy as np
 import pytest
 
+from lrl.codecs.babyai import BabyAICodec
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.grid import FrozenLakeCodec, draw
 from lrl.envs.frozen_lake import named_map, random_maps, transition_table
 from lrl.envs.tabular import greedy_success, reachable_states, success_probability
+from lrl.envs.text import AdvisedText
 from lrl.policies.experts import FrozenLakeExpert, expert_for, read_drawing
 from lrl.policies.fixed import ExpertPolicy
 from lrl.types import RandomKeys
+
+KEYS = RandomKeys(seed=0, purpose="", collection=0, env=np.zeros(1), turn=np.zeros(1))
 
 
 @pytest.mark.parametrize("desc", [named_map("4x4"), named_map("8x8"), *random_maps(3, seed=0)])
@@ -39,16 +43,25 @@ def test_the_expert_of_dry_ice_walks_straight() -> None:
 def test_the_expert_policy_says_what_the_expert_knows() -> None:
     policy = ExpertPolicy(response_format="direct")
     policy.connect(FrozenLakeCodec())
-    keys = RandomKeys(seed=0, purpose="", collection=0, env=np.zeros(1), turn=np.zeros(1))
-    assert policy.act([draw(14, named_map("4x4"))], [()], keys).actions == ["DOWN"]
+    assert policy.act([draw(14, named_map("4x4"))], [()], KEYS).actions == ["DOWN"]
     own = ExpertPolicy(lambda text: len(text), "direct")
     own.connect(FrozenLakeCodec())
-    assert own.act([".."], [()], keys).actions == ["RIGHT"]
+    assert own.act([".."], [()], KEYS).actions == ["RIGHT"]
 
 
 def test_what_is_no_drawing_is_named() -> None:
     with pytest.raises(ValueError, match="observation is 'hello'"):
         read_drawing("hello")
+
+
+def test_the_expert_of_an_environment_reads_the_advice_that_comes_with_the_text() -> None:
+    policy = ExpertPolicy(response_format="direct")
+    policy.connect(BabyAICodec())
+    assert policy.act([AdvisedText.of("Goal: go", 4)], [()], KEYS).actions == ["drop"]
+    with pytest.raises(ValueError, match="call prepare"):
+        policy.act(["Goal: go"], [()], KEYS)
+    with pytest.raises(ValueError, match="none is known for BabyAICodec"):
+        expert_for(BabyAICodec(has_expert=False))
 
 
 def test_an_unknown_environment_has_no_expert() -> None:

@@ -1,5 +1,7 @@
 """The policy that writes: what it records while writing is what it says of it later."""
 
+from dataclasses import replace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -180,6 +182,20 @@ def test_memory_is_what_was_seen_and_said_and_no_longer_than_the_window(folder):
         memory = decisions.memory
         said.append(decisions.actions)
     assert memory[0] == (PastTurn(OBSERVATIONS[0], said[1][0]), PastTurn(OBSERVATIONS[0], said[2][0]))
+
+
+def test_the_memory_hides_what_the_environment_refuses_and_the_answer_itself_stays(folder):
+    policy = ready(folder, history=1)
+    plain = act(policy)
+    policy.prompt = replace(policy.prompt, hide_invalid_in_context=True)
+    hiding = act(policy)
+    assert hiding.actions == plain.actions
+    env = GymnasiumEnvs("FrozenLake-v1").make(6, "direct")
+    env.reset(seed=list(range(6)))
+    *_, infos = env.step(tuple(plain.actions))
+    assert not infos["action_valid"].all()
+    for valid, answer, (turn,) in zip(infos["action_valid"], plain.actions, hiding.memory, strict=True):
+        assert turn.response == (answer if valid else "Generated invalid action")
 
 
 def test_the_oldest_turns_leave_a_prompt_that_is_too_long_and_are_counted(folder):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lrl.codecs.grid import FrozenLakeCodec
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts.template import HIDDEN, PromptTemplate
 from lrl.types import PastTurn
 
 CODEC = FrozenLakeCodec()
@@ -47,3 +47,44 @@ def test_a_negative_history_is_refused_by_name_and_value() -> None:
 def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="response_format is 'json'; it must be one of direct, think_answer"):
         PromptTemplate(response_format="json")
+
+
+def test_an_invalid_answer_can_be_hidden_from_the_history() -> None:
+    shown, hidden = (
+        PromptTemplate(response_format="direct", history=2, hide_invalid_in_context=hide) for hide in (False, True)
+    )
+    for answer in ("JUMP", "", "LEFT DOWN"):
+        assert shown.remembered(CODEC, "now", answer) == PastTurn("now", answer)
+        assert hidden.remembered(CODEC, "now", answer) == PastTurn("now", "Generated invalid action")
+    assert hidden.remembered(CODEC, "now", "LEFT") == PastTurn("now", "LEFT")
+
+
+def test_an_answer_in_the_wrong_format_is_hidden_too() -> None:
+    template = PromptTemplate(response_format="think_answer", history=1, hide_invalid_in_context=True)
+    assert template.remembered(CODEC, "now", "LEFT").response == HIDDEN
+    answer = "<think>.</think><answer>LEFT</answer>"
+    assert template.remembered(CODEC, "now", answer).response == answer
+
+
+def test_hiding_without_history_is_ignored_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="hide_invalid_in_context is ignored: prompt.history is 0"):
+        PromptTemplate(hide_invalid_in_context=True)
+
+
+def test_examples_that_were_not_drawn_are_missed() -> None:
+    template = PromptTemplate(num_examples=2)
+    with pytest.raises(ValueError, match="num_examples is 2, but no examples have been drawn"):
+        template.messages(CODEC, "now")
+    assert contents(template.with_examples(TURNS[:2]))[1:5] == ["seen 0", "said 0", "seen 1", "said 1"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_examples": -1}, "num_examples is -1; it must be 0"),
+        ({"num_examples": 3, "examples": TURNS[:1]}, "num_examples is 3, but 1 prompt.examples are given"),
+    ],
+)
+def test_a_number_of_examples_that_cannot_be_is_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PromptTemplate(**settings)

@@ -1,0 +1,92 @@
+"""One policy in many environments: return, length and success of each as a Markdown table, with 95% intervals.
+
+python scripts/success_table.py --policy expert --env_id lrl/BabyAI-{GoTo,Pickup}Local-v0 --json table.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lrl.evaluation.checkpoint import Loaded
+
+
+def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    subject = parser.add_mutually_exclusive_group(required=True)
+    subject.add_argument("--checkpoint", help="a checkpoint or a run directory")
+    subject.add_argument("--policy", help="a baseline: random, constant or expert")
+    parser.add_argument("--env_id", nargs="+", required=True)
+    parser.add_argument("--env_kwargs", type=json.loads, default={}, help="JSON object for all of them")
+    parser.add_argument("--episodes", type=int, default=200, help="in each environment")
+    parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
+    parser.add_argument("--num_envs", type=int, default=16, help="side by side; the result does not depend on it")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
+    parser.add_argument("--machine", default="", help="what the figures were made on, for the file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    return parser, parser.parse_args()
+
+
+def load(env_id: str, arguments: argparse.Namespace) -> Loaded:
+    """The policy in one environment."""
+    from lrl.envs.factory import GymnasiumEnvs
+    from lrl.evaluation.checkpoint import load_baseline, load_policy
+
+    envs = GymnasiumEnvs(env_id, arguments.env_kwargs)
+    return load_baseline(arguments.policy, envs) if arguments.policy else load_policy(arguments.checkpoint, envs)
+
+
+def row(env_id: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Figures of one environment; of its episodes only the seeds that failed."""
+    from lrl.evaluation.episodes import evaluate_policy, sampling_at
+
+    policy, envs, _ = load(env_id, arguments)
+    sampling = sampling_at(policy, arguments.temperature)
+    results = evaluate_policy(policy, envs, arguments.episodes, arguments.seed, arguments.num_envs, sampling)
+    report = results.report(env_id, arguments.policy or arguments.checkpoint)
+    failed = [episode["seed"] for episode in report.pop("per_episode") if not episode["success"]]
+    return report | {"length_ci95": list(results.intervals()["length"]), "failed_seeds": failed}
+
+
+def line(report: dict[str, Any]) -> str:
+    """One line of the table."""
+
+    def cell(name: str, decimals: int) -> str:
+        low, high = (f"{bound:.{decimals}f}" for bound in report[f"{name}_ci95"])
+        mean = report["success_rate"] if name == "success" else report[f"{name}_mean"]
+        return f"{mean:.{decimals}f} ({low} to {high})"
+
+    return f"| `{report['env_id']}` | {cell('return', 3)} | {cell('length', 1)} | {cell('success', 3)} |"
+
+
+def main() -> None:
+    """Play everywhere, print as it comes, write at the end."""
+    parser, arguments = parse()
+    from lrl.evaluation.table import write_json
+    from lrl.quiet import silence_libraries
+
+    silence_libraries()
+    print("| environment | return | length | success |\n|---|---|---|---|")
+    rows: list[dict[str, Any]] = []
+    try:
+        for env_id in arguments.env_id:
+            rows.append(row(env_id, arguments))
+            print(line(rows[-1]), flush=True)
+    except ValueError as error:
+        parser.exit(2, f"success_table.py: {error}\n")
+    if arguments.json is not None:
+        command = ["git", "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        about = {"command": "python " + shlex.join(sys.argv), "commit": commit, "machine": arguments.machine}
+        write_json(about | {"environments": rows}, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""BabyAI in words."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from lrl.codecs import babyai
+from lrl.codecs.babyai import BabyAICodec, sentences
+from lrl.codecs.codec import InvalidActionError
+from lrl.codecs.registry import codec_for
+from lrl.prompts.response_format import RESPONSE_FORMATS
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "babyai.txt"
+COLORS = {color[0]: index for index, color in enumerate(babyai.COLORS[:5])} | {"e": 5}
+THINGS = {"k": (5, 0), "b": (6, 0), "x": (7, 0), "O": (4, 0), "C": (4, 1), "L": (4, 2)}
+PLAIN = {"?": (0, 0, 0), ".": (1, 0, 0), "A": (1, 0, 0), "#": (2, 5, 0)}
+
+
+class Scene(NamedTuple):
+    """A view and what must be said of it."""
+
+    name: str
+    image: np.ndarray
+    sentences: list[str]
+
+
+def cell(token: str) -> tuple[int, int, int]:
+    if token in PLAIN:
+        return PLAIN[token]
+    kind, state = THINGS[token[1]]
+    return kind, COLORS[token[0]], state
+
+
+def scene(text: str) -> Scene:
+    name, *lines = [line for line in text.splitlines() if line]
+    rows = [line.split() for line in lines if line[0] not in "+>"]
+    assert all(len(row) == 7 for row in rows) and rows[-1][3] == "A", name
+    image = np.zeros((7, 7, 3), dtype=np.uint8)
+    for row, tokens in enumerate(rows, 7 - len(rows)):
+        for column, token in enumerate(tokens):
+            image[column, row] = cell(token)
+    for line in lines:
+        if line[0] == "+":
+            image[3, 6] = cell(line[2:])
+    return Scene(name, image, [line[2:] for line in lines if line[0] == ">"])
+
+
+SCENES = [scene(part) for part in GOLDEN.read_text().split("\n= ")[1:]]
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=[scene.name for scene in SCENES])
+def test_golden_scene(scene: Scene) -> None:
+    assert sentences(scene.image) == scene.sentences
+
+
+def test_there_are_at_least_forty_golden_scenes_and_they_use_every_colour_thing_and_state() -> None:
+    assert len(SCENES) >= 40
+    said = "\n".join(sentence for scene in SCENES for sentence in scene.sentences)
+    for word in (*babyai.COLORS, "key", "ball", "box", *babyai.DOOR_STATES):
+        assert word in said
+    for steps in ("1 step", *(f"{n} steps" for n in range(2, 7))):
+        assert f"You see a wall {steps} forward" in said
+
+
+def test_minigrid_numbers_colours_objects_and_states_as_we_do() -> None:
+    from minigrid.core import constants
+
+    assert {name: index for index, name in enumerate(babyai.COLORS)} == constants.COLOR_TO_IDX
+    assert {name: index for index, name in enumerate(babyai.OBJECTS)} == constants.OBJECT_TO_IDX
+    assert {name: index for index, name in enumerate(babyai.DOOR_STATES)} == constants.STATE_TO_IDX
+
+
+def test_the_goal_is_the_first_line_of_every_observation() -> None:
+    observation = {"image": SCENES[1].image, "direction": 0, "mission": "go to the red ball"}
+    text = BabyAICodec().observation_to_text(observation)
+    assert text == "Goal: go to the red ball\nYou see a wall 1 step forward"
+
+
+def test_every_action_text_is_read_back_exactly() -> None:
+    codec = BabyAICodec()
+    assert codec.action_texts == ("turn left", "turn right", "go forward", "pick up", "drop", "toggle")
+    for action, text in enumerate(codec.action_texts):
+        assert codec.text_to_action(codec.action_to_text(action)) == action
+        assert text in codec.description
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Turn left", "turn  left", " drop", "DROP", "left", "0", "done", "drop.", "ｄｒｏｐ"]
+)
+def test_anything_else_is_an_invalid_action_with_the_valid_ones_as_reason(text: str) -> None:
+    with pytest.raises(InvalidActionError, match="turn left, turn right, go forward, pick up, drop, toggle"):
+        BabyAICodec().text_to_action(text)
+
+
+def test_no_text_raises_anything_but_an_invalid_action() -> None:
+    rng, codec = random.Random(0), BabyAICodec()
+    for _ in range(2000):
+        text = "".join(chr(rng.randrange(0x110000)) for _ in range(rng.randrange(20)))
+        for form in RESPONSE_FORMATS.values():
+            for answer in (text, form.render(text), form.render("drop", text)):
+                try:
+                    assert codec.text_to_action(form.extract(answer)) in range(6)
+                except InvalidActionError as error:
+                    assert str(error)
+
+
+def test_every_level_of_minigrid_is_found_through_its_class_but_only_ours_have_an_expert() -> None:
+    codec = codec_for(gym.make("minigrid:MiniGrid-Empty-5x5-v0", disable_env_checker=True))
+    assert isinstance(codec, BabyAICodec) and not codec.has_expert
+
+
+def test_an_image_of_another_size_or_with_an_unknown_cell_is_named() -> None:
+    with pytest.raises(ValueError, match=r"observation.image has shape \(5, 5, 3\); it must be \(7, 7, 3\)"):
+        sentences(np.zeros((5, 5, 3), dtype=np.uint8))
+    image = np.ones((7, 7, 3), dtype=np.uint8)
+    image[2, 2] = 77, 0, 0
+    with pytest.raises(ValueError, match=r"holds the cell \[77, 0, 0\]"):
+        sentences(image)

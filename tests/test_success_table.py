@@ -1,0 +1,31 @@
+"""The script that tabulates one policy over many environments."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "success_table.py"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), "--policy", "expert", "--episodes", "3", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=SCRIPT.parents[1])
+
+
+def test_each_environment_is_a_line_and_an_entry_with_the_seeds_that_failed(tmp_path: Path) -> None:
+    ids = ["lrl/BabyAI-GoToLocal-v0", "FrozenLake-v1"]
+    done = run("--env_id", *ids, "--json", str(tmp_path / "table.json"))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[2].startswith("| `lrl/BabyAI-GoToLocal-v0` | 0.") and "| 1.000 (" in lines[2] and len(lines) == 4
+    report = json.loads((tmp_path / "table.json").read_text())
+    assert [entry["env_id"] for entry in report["environments"]] == ids and "success_table.py" in report["command"]
+    for entry in report["environments"]:
+        assert len(entry["failed_seeds"]) == round(3 * (1 - entry["success_rate"]))
+
+
+def test_an_environment_without_expert_is_one_sentence() -> None:
+    done = run("--env_id", "minigrid:MiniGrid-Empty-5x5-v0")
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("none is known for BabyAICodec; give one as policy.expert.")
