@@ -19,6 +19,12 @@ from lrl.evaluation.statistics import interquartile_mean, mean_interval, ratio_i
 from lrl.policies.policy import Policy
 from lrl.types import History, RandomKeys, SamplingConfig
 
+Answer = tuple[Any, History]
+"""An action, and what the episode's policy remembers from now on."""
+
+_REMEMBERED = 20_000
+"""Answers of a greedy policy after which all are forgotten."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeResults:
@@ -212,6 +218,8 @@ class _Play:
         self.begun = envs.num_envs
         self.memory: list[History] = [()] * envs.num_envs
         self.observations: Sequence[Any] = ()
+        self.greedy = policy.answers_by_text and sampling is not None and sampling.temperature == 0
+        self.answers: dict[tuple[str, History], Answer] = {}
 
     def run(self) -> EpisodeResults:
         """Play every episode to its end."""
@@ -240,6 +248,29 @@ class _Play:
         """Decide and step; which slots have ended, bool ``(slot,)``."""
         slots = np.flatnonzero(self.active).tolist()
         rows = self.row[slots]
+        answers = self._answer(slots)
+        for slot, (_, history) in zip(slots, answers, strict=True):
+            self.memory[slot] = history
+        actions = self._spread([action for action, _ in answers], slots)
+        self.observations, rewards, terminated, truncated, infos = self.envs.step(actions)
+        valid = np.asarray(infos.get("action_valid", np.ones(len(self.row), dtype=bool)), dtype=bool)
+        self.table.add(rows, rewards[slots], valid[slots])
+        self.table.successes[rows] = np.asarray(infos.get("success", np.zeros(len(self.row))), dtype=bool)[slots]
+        return terminated | truncated
+
+    def _answer(self, slots: list[int]) -> list[Answer]:
+        """What each slot does; greedily, a question that was asked before is not asked again."""
+        if not self.greedy:
+            return self._decide(slots)
+        if len(self.answers) > _REMEMBERED:
+            self.answers.clear()
+        questions = [(self.observations[slot], self.memory[slot]) for slot in slots]
+        new = {question: slot for question, slot in zip(questions, slots, strict=True) if question not in self.answers}
+        self.answers.update(zip(new, self._decide(list(new.values())) if new else (), strict=True))
+        return [self.answers[question] for question in questions]
+
+    def _decide(self, slots: list[int]) -> list[Answer]:
+        rows = self.row[slots]
         keys = RandomKeys(
             seed=self.seed,
             purpose="evaluation",
@@ -249,14 +280,7 @@ class _Play:
         )
         observations = [self.observations[slot] for slot in slots]
         decisions = self.policy.act(observations, [self.memory[slot] for slot in slots], keys, self.sampling)
-        for slot, history in zip(slots, decisions.memory, strict=True):
-            self.memory[slot] = history
-        actions = self._spread(decisions.actions, slots)
-        self.observations, rewards, terminated, truncated, infos = self.envs.step(actions)
-        valid = np.asarray(infos.get("action_valid", np.ones(len(self.row), dtype=bool)), dtype=bool)
-        self.table.add(rows, rewards[slots], valid[slots])
-        self.table.successes[rows] = np.asarray(infos.get("success", np.zeros(len(self.row))), dtype=bool)[slots]
-        return terminated | truncated
+        return list(zip(decisions.actions, decisions.memory, strict=True))
 
     def _spread(self, actions: Sequence[Any], slots: Sequence[int]) -> Any:
         """Actions for all slots; those that do not play get an empty answer, or the first native action."""

@@ -21,6 +21,9 @@ class Policy(nn.Module, ABC):
 
     codec: TextCodec | None = None
 
+    answers_by_text: bool = False
+    """Whether the observation's text and the history alone decide what it does at temperature 0."""
+
     @property
     @abstractmethod
     def response_format(self) -> str | None:

@@ -32,6 +32,8 @@ class TextPolicy(Policy):
             null shares equal prompts instead. Pays where prompts differ in length.
     """
 
+    answers_by_text = True
+
     def __init__(
         self,
         language_model: LanguageModelConfig,

@@ -140,6 +140,39 @@ def test_silence_is_counted_as_invalid() -> None:
     )
 
 
+class Reader(FixedPolicy):
+    """Decides by the text it reads and by how much it has read before."""
+
+    answers_by_text = True
+    probability = 1.0
+
+    def __init__(self, remembers: bool) -> None:
+        super().__init__()
+        self.remembers = remembers
+        self.asked: list[tuple[str, History]] = []
+
+    def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[int]:
+        return [sum(map(ord, text)) % 4 for text in observations]
+
+    def act(self, observations: Sequence[str], memory: list[History], *args: Any) -> Decisions:
+        self.asked += zip(observations, memory, strict=True)
+        longer = [(PastTurn(text, ""), *past)[: self.remembers] for text, past in zip(observations, memory)]
+        return super().act(observations, longer, *args)
+
+
+@pytest.mark.parametrize("remembers", [False, True])
+def test_a_greedy_policy_is_asked_each_question_once_and_plays_the_same(remembers: bool) -> None:
+    def play(temperature: float) -> tuple[EpisodeResults, list[tuple[str, History]]]:
+        policy, envs = Reader(remembers), GymnasiumEnvs("FrozenLake-v1")
+        policy.connect(envs.codec)
+        return evaluate_policy(policy, envs, 30, 0, 8, SamplingConfig(temperature=temperature)), policy.asked
+
+    (greedy, asked), (every, all_asked) = play(0.0), play(1.0)
+    assert len(asked) == len(set(asked)) and set(asked) == set(all_asked) and len(all_asked) == every.lengths.sum()
+    np.testing.assert_array_equal(greedy.returns, every.returns)
+    np.testing.assert_array_equal(greedy.lengths, every.lengths)
+
+
 def test_report_has_the_promised_keys() -> None:
     report = random_walk(8).report("FrozenLake-v1", "random")
     assert list(report) == [
