@@ -14,6 +14,7 @@ from lrl.data.demonstrations import DemonstrationsDataModule, ExpertDemonstratio
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake_rows import ExpertQRows
 from lrl.evaluation.frozen_lake import exact_evaluation, lakes_of
+from lrl.policies.language_model import LoRAConfig
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,25 @@ def test_a_run_resumed_inside_a_pass_ends_bit_identical(folder, tmp_path, accumu
         resumed = fit(sft(folder, log_every=2), tmp_path, ckpt_path=checkpoint, **settings)
         assert torch.equal(weights(resumed.lightning_module), weights(whole.lightning_module))
         assert resumed.logger.rows == whole.logger.rows[-len(resumed.logger.rows) :]
+
+
+def test_dropout_is_on_in_training_off_in_validation_and_resumed_bit_identically(folder, tmp_path):
+    def run(dropout, **changes):
+        held_out = data(validation_demonstrations=ExpertDemonstrations(ExpertQRows(), seed=1))
+        module = sft(folder, model={"lora": LoRAConfig(r=4, dropout=dropout)})
+        return fit(module, tmp_path, held_out, max_epochs=2, limit_val_batches=None, **changes)
+
+    inside = SaveInside(tmp_path)
+    whole, plain = run(0.5, callbacks=[inside]), run(0.0)
+    assert not torch.equal(weights(whole.lightning_module), weights(plain.lightning_module))
+    assert logged(whole, "train/loss")[1] > logged(plain, "train/loss")[1]
+    module, batches = whole.lightning_module, list(whole.datamodule.validation_batches())
+    nll = -sum(float(module.policy.evaluate(batch).logprobs.detach().sum()) for batch in batches)
+    assert logged(whole, "val/loss")[-1] == pytest.approx(nll / sum(int(b.response_mask.sum()) for b in batches))
+    torch.rand(7)  # the state of torch's own generator plays no part
+    resumed = run(0.5, ckpt_path=inside.saved[2])
+    assert torch.equal(weights(resumed.lightning_module), weights(module))
+    assert resumed.logger.rows == whole.logger.rows[-len(resumed.logger.rows) :]
 
 
 def test_a_run_resumed_between_passes_ends_bit_identical(folder, tmp_path):
