@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -15,6 +15,7 @@ import lrl.algorithms.grpo
 import lrl.algorithms.sft
 import lrl.callbacks.checkpoint
 import lrl.callbacks.evaluation
+import lrl.callbacks.export
 import lrl.callbacks.policy_picture
 import lrl.callbacks.progress
 import lrl.callbacks.rollouts
@@ -29,6 +30,7 @@ import lrl.policies.text
 import lrl.rewards.expert_q
 import lrl.rewards.format  # noqa: F401  (imported so that configs can name classes without their module)
 from lrl.algorithms.module import PolicyModule
+from lrl.callbacks.export import ExportModel
 from lrl.quiet import silence_libraries
 from lrl.run_directory import RunDirectory, experiment_name
 
@@ -78,6 +80,7 @@ class LRLCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The run directory, and values that must agree."""
         parser.add_argument("--run_directory", type=str | None, default=None, help="where the run is kept")
+        parser.add_argument("--push_to_hub", type=str | None, default=None, help="hub repository of the trained model")
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
 
     def before_instantiate_classes(self) -> None:
@@ -95,6 +98,14 @@ class LRLCLI(LightningCLI):
             settings.save_dir = str(self.run_directory.path)
             if "WandbLogger" not in logger.class_path:
                 settings.name, settings.version = "", ""
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Add what ``--push_to_hub`` asks for."""
+        trainer = super().instantiate_trainer(**kwargs)
+        repo_id = self._get(self.config, "push_to_hub")
+        if repo_id is not None:
+            cast(list, trainer.callbacks).append(ExportModel(repo_id))  # behind the checkpoint: that is kept first
+        return trainer
 
 
 def _seed(value: Any) -> int:

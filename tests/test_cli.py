@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import lrl.cli
+from lrl.callbacks.export import ExportModel
 from lrl.cli import LRLCLI, base_config, checkpoint_file
 from lrl.run_directory import RunDirectory, experiment_name
 
@@ -35,6 +36,16 @@ def parse(*args):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["lrl", "fit", *map(str, args)])
         return Parsed().config["fit"]
+
+
+class Made(LRLCLI):
+    """Makes everything, and runs nothing."""
+
+    def before_instantiate_classes(self):
+        self.config["fit"].trainer.logger = False
+
+    def _run_subcommand(self, subcommand):
+        pass
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -66,6 +77,15 @@ def test_a_wrong_key_or_type_is_refused_by_name(arguments, names, capsys):
 def test_the_seed_reaches_the_data():
     parsed = parse("--config", "configs/frozen_lake/grpo.yaml", "--seed_everything", "7")
     assert parsed.data.init_args.seed == 7
+
+
+def test_one_option_exports_the_model_and_pushes_it(monkeypatch):
+    command = ["lrl", "fit", "--config", "configs/frozen_lake/sft.yaml", "--trainer.accelerator", "cpu"]
+    exports = []
+    for option in ([], ["--push_to_hub", "me/lake"]):
+        monkeypatch.setattr(sys, "argv", [*command, *option])
+        exports.append([part for part in Made().trainer.callbacks if isinstance(part, ExportModel)])
+    assert exports[0] == [] and [(part.repo_id, part.private) for part in exports[1]] == [("me/lake", True)]
 
 
 def test_a_missing_base_is_an_error(monkeypatch, tmp_path):

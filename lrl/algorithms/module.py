@@ -98,6 +98,11 @@ class PolicyModule(L.LightningModule, ABC):
         if self.device_mesh is not None:
             self._shard(self.device_mesh)
 
+    @property
+    def base_is_overwritten(self) -> bool:
+        """Whether ``init_from`` replaced frozen weights, which the name of the base then no longer stands for."""
+        return bool(self._overwritten)
+
     def _shard(self, mesh: DeviceMesh) -> None:
         """Under ``ModelParallelStrategy``."""
         if mesh["tensor_parallel"].size() > 1:
