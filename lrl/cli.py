@@ -96,12 +96,16 @@ class LRLCLI(LightningCLI):
         for logger in loggers:
             settings = logger.init_args
             settings.save_dir = str(self.run_directory.path)
-            if "WandbLogger" not in logger.class_path:
+            if "WandbLogger" in logger.class_path:
+                settings.name = settings.name or self.run_directory.path.name
+            else:
                 settings.name, settings.version = "", ""
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Add what ``--push_to_hub`` asks for."""
         trainer = super().instantiate_trainer(**kwargs)
+        for logger in trainer.loggers:  # Lightning 2.6.6 hands wandb a setting that wandb 0.31 warns of
+            getattr(logger, "_wandb_init", {}).pop("anonymous", None)
         repo_id = self._get(self.config, "push_to_hub")
         if repo_id is not None:
             cast(list, trainer.callbacks).append(ExportModel(repo_id))  # behind the checkpoint: that is kept first

@@ -1,6 +1,7 @@
 """The command line, and every configuration that is shipped."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -125,6 +126,29 @@ def test_a_checkpoint_is_found_in_a_run_directory(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt").touch()
     assert checkpoint_file(str(tmp_path)).name == "last.ckpt"
+
+
+def test_weights_and_biases_offline_write_to_the_run_directory_and_ask_nobody(tmp_path):
+    run = tmp_path / "run-of-mine"
+    where = ["--trainer.logger.project", "lakes", "--trainer.logger.entity", "ours"]
+    bare = ["max_epochs=1", "limit_val_batches=0", "accelerator=cpu"]
+    command = [sys.executable, "-m", "lrl", "fit", "--config", "configs/frozen_lake/sft.yaml"]
+    command += ["--config", "configs/overlays/wandb.yaml", *where, *(f"--trainer.{setting}" for setting in bare)]
+    with socket.create_server(("127.0.0.1", 0)) as network:
+        proxy = "http://{}:{}".format(*network.getsockname())
+        environment = {**os.environ, "WANDB_MODE": "offline", "HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": ""}
+        for name in ("LRL_RUN_DIRECTORY", "WANDB_SILENT"):
+            environment.pop(name, None)
+        result = subprocess.run(
+            [*command, "--run_directory", str(run)], capture_output=True, text=True, env=environment, timeout=120
+        )
+        network.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            network.accept()
+    assert result.returncode == 0 and "wandb" not in (result.stdout + result.stderr).lower(), result.stderr
+    (written,) = run.glob("wandb/offline-run-*/run-*.wandb")
+    record = written.read_bytes()
+    assert all(text in record for text in (b"lakes", b"ours", b"run-of-mine", b"train/loss"))
 
 
 def test_a_run_leaves_its_records_and_a_users_mistake_is_one_sentence(tmp_path):
