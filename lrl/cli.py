@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -16,6 +16,7 @@ import lrl.algorithms.grpo
 import lrl.algorithms.sft
 import lrl.callbacks.checkpoint
 import lrl.callbacks.evaluation
+import lrl.callbacks.export
 import lrl.callbacks.policy_picture
 import lrl.callbacks.progress
 import lrl.callbacks.rollouts
@@ -30,6 +31,7 @@ import lrl.policies.text
 import lrl.rewards.expert_q
 import lrl.rewards.format  # noqa: F401  (imported so that configs can name classes without their module)
 from lrl.algorithms.module import PolicyModule
+from lrl.callbacks.export import ExportModel
 from lrl.quiet import silence_libraries
 from lrl.run_directory import RunDirectory, experiment_name
 
@@ -79,6 +81,7 @@ class LRLCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The run directory, and values that must agree."""
         parser.add_argument("--run_directory", type=str | None, default=None, help="where the run is kept")
+        parser.add_argument("--push_to_hub", type=str | None, default=None, help="hub repository of the trained model")
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
 
     def before_instantiate_classes(self) -> None:
@@ -94,8 +97,20 @@ class LRLCLI(LightningCLI):
         for logger in loggers:
             settings = logger.init_args
             settings.save_dir = str(self.run_directory.path)
-            if "WandbLogger" not in logger.class_path:
+            if "WandbLogger" in logger.class_path:
+                settings.name = settings.name or self.run_directory.path.name
+            else:
                 settings.name, settings.version = "", ""
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Add what ``--push_to_hub`` asks for."""
+        trainer = super().instantiate_trainer(**kwargs)
+        for logger in trainer.loggers:  # Lightning 2.6.6 hands wandb a setting that wandb 0.31 warns of
+            getattr(logger, "_wandb_init", {}).pop("anonymous", None)
+        repo_id = self._get(self.config, "push_to_hub")
+        if repo_id is not None:
+            cast(list, trainer.callbacks).append(ExportModel(repo_id))  # behind the checkpoint: that is kept first
+        return trainer
 
 
 def _seed(value: Any) -> int:

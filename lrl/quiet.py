@@ -12,6 +12,8 @@ def silence_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # tokenizers warns after a fork
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # pygame greets
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # tensorboard's optional backend introduces itself
+    if os.environ.get("WANDB_MODE") == "offline":
+        os.environ.setdefault("WANDB_SILENT", "true")  # wandb says where it writes, which is the run directory
     for name, level in {
         "lightning.pytorch": logging.WARNING,  # tips, and "GPU available: False"
         "lightning.fabric": logging.WARNING,  # "Seed set to 0"

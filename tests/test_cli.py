@@ -1,6 +1,7 @@
 """The command line, and every configuration that is shipped."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import lrl.cli
+from lrl.callbacks.export import ExportModel
 from lrl.cli import LRLCLI, base_config, checkpoint_file
 from lrl.run_directory import RunDirectory, experiment_name
 
@@ -35,6 +37,16 @@ def parse(*args):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["lrl", "fit", *map(str, args)])
         return Parsed().config["fit"]
+
+
+class Made(LRLCLI):
+    """Makes everything, and runs nothing."""
+
+    def before_instantiate_classes(self):
+        self.config["fit"].trainer.logger = False
+
+    def _run_subcommand(self, subcommand):
+        pass
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -66,6 +78,15 @@ def test_a_wrong_key_or_type_is_refused_by_name(arguments, names, capsys):
 def test_the_seed_reaches_the_data():
     parsed = parse("--config", "configs/frozen_lake/grpo.yaml", "--seed_everything", "7")
     assert parsed.data.init_args.seed == 7
+
+
+def test_one_option_exports_the_model_and_pushes_it(monkeypatch):
+    command = ["lrl", "fit", "--config", "configs/frozen_lake/sft.yaml", "--trainer.accelerator", "cpu"]
+    exports = []
+    for option in ([], ["--push_to_hub", "me/lake"]):
+        monkeypatch.setattr(sys, "argv", [*command, *option])
+        exports.append([part for part in Made().trainer.callbacks if isinstance(part, ExportModel)])
+    assert exports[0] == [] and [(part.repo_id, part.private) for part in exports[1]] == [("me/lake", True)]
 
 
 def test_a_missing_base_is_an_error(monkeypatch, tmp_path):
@@ -105,6 +126,29 @@ def test_a_checkpoint_is_found_in_a_run_directory(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt").touch()
     assert checkpoint_file(str(tmp_path)).name == "last.ckpt"
+
+
+def test_weights_and_biases_offline_write_to_the_run_directory_and_ask_nobody(tmp_path):
+    run = tmp_path / "run-of-mine"
+    where = ["--trainer.logger.project", "lakes", "--trainer.logger.entity", "ours"]
+    bare = ["max_epochs=1", "limit_val_batches=0", "accelerator=cpu"]
+    command = [sys.executable, "-m", "lrl", "fit", "--config", "configs/frozen_lake/sft.yaml"]
+    command += ["--config", "configs/overlays/wandb.yaml", *where, *(f"--trainer.{setting}" for setting in bare)]
+    with socket.create_server(("127.0.0.1", 0)) as network:
+        proxy = "http://{}:{}".format(*network.getsockname())
+        environment = {**os.environ, "WANDB_MODE": "offline", "HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": ""}
+        for name in ("LRL_RUN_DIRECTORY", "WANDB_SILENT"):
+            environment.pop(name, None)
+        result = subprocess.run(
+            [*command, "--run_directory", str(run)], capture_output=True, text=True, env=environment, timeout=120
+        )
+        network.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            network.accept()
+    assert result.returncode == 0 and "wandb" not in (result.stdout + result.stderr).lower(), result.stderr
+    (written,) = run.glob("wandb/offline-run-*/run-*.wandb")
+    record = written.read_bytes()
+    assert all(text in record for text in (b"lakes", b"ours", b"run-of-mine", b"train/loss"))
 
 
 def test_a_run_leaves_its_records_and_a_users_mistake_is_one_sentence(tmp_path):

@@ -142,6 +142,12 @@ class SaveAt(Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.save(trainer, "batch_end", batch_idx)
 
+    def on_validation_start(self, trainer, pl_module):
+        self.save(trainer, "validation_start")
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.save(trainer, "validation_batch_end")
+
     def on_validation_end(self, trainer, pl_module):
         self.save(trainer, "validation_end")
 
@@ -167,22 +173,36 @@ MOMENTS = [
     ("batch_end", 1, SaveFirst),
     ("batch_end", PARTS - 1, SaveFirst),
     ("batch_end", PARTS - 1, SaveAt),
+    ("validation_start", 0, SaveAt),
+    ("validation_batch_end", 0, SaveAt),
     ("validation_end", 0, SaveAt),
     ("epoch_end", 0, SaveAt),
 ]
 
 
-@pytest.mark.parametrize(("moment", "part", "saver"), MOMENTS)
-def test_a_checkpoint_from_inside_a_collection_resumes_bit_identical(folder, tmp_path, moment, part, saver):
-    changes = {"limit_val_batches": 1}
+RARELY = [moment for moment in MOMENTS if "validation" not in moment[0]]
+"""Moments that there are in an epoch without validation."""
+
+
+@pytest.mark.parametrize(
+    ("moment", "part", "saver", "every"), [(*m, 1) for m in MOMENTS] + [(*moment, 3) for moment in RARELY]
+)
+def test_a_checkpoint_from_inside_a_collection_resumes_bit_identical(folder, tmp_path, moment, part, saver, every):
+    changes = {"limit_val_batches": 1, "check_val_every_n_epoch": every}
     whole = fit(folder, "episodes", tmp_path, saver(tmp_path / "requeue.ckpt", moment, part), **changes)
     counter = Counter()
     resumed = fit(folder, "episodes", tmp_path, counter, ckpt_path=tmp_path / "requeue.ckpt", **changes)
     assert_ends_alike(resumed, whole)
     left = [f"u1.{n}" for n in range(PARTS)]
     assert [event for event in counter.events if event.startswith("u")][-PARTS:] == [f"u2.{n}" for n in range(PARTS)]
-    done = {"batch_start": part, "backward": part, "batch_end": part + 1, "validation_end": PARTS, "epoch_end": PARTS}
+    done = {"batch_start": part, "backward": part, "batch_end": part + 1, "epoch_end": PARTS}
+    done |= dict.fromkeys(("validation_start", "validation_batch_end", "validation_end"), PARTS)
     assert [event for event in counter.events if event.startswith("u1")] == left[done.get(moment, 0) :]
+    ends = [event for event in counter.events if event.startswith("e")]
+    assert ends == ["e1", "e2"] if moment != "epoch_end" else ends == ["e2"]
+    validated = [row for _, row in resumed.logger.rows if "val/return" in row]
+    before = moment not in ("validation_end", "epoch_end")
+    assert len(validated) == (1 + before if every == 1 else 1)
 
 
 def test_a_run_whose_budget_of_steps_is_spent_ends_at_once_when_it_is_resumed(folder, tmp_path):

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from lrl.algorithms.meters import Meters
+from lrl.algorithms.resume import check_start, mend_loops
 from lrl.algorithms.schedule import Schedule, learning_rate_factor
 from lrl.algorithms.weights import initial_weights, take_weights
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, merge
@@ -63,6 +64,7 @@ class PolicyModule(L.LightningModule, ABC):
         self._configured = False
         self._start = ""
         self._overwritten: set[str] = set()
+        self._validated = -1
         self.skip_updates = False
         """Whether the remaining parts of this collection are no-ops (``target_kl`` was exceeded)."""
 
@@ -102,6 +104,11 @@ class PolicyModule(L.LightningModule, ABC):
         if self.device_mesh is not None:
             self._shard(self.device_mesh)
 
+    @property
+    def base_is_overwritten(self) -> bool:
+        """Whether ``init_from`` replaced frozen weights, which the name of the base then no longer stands for."""
+        return bool(self._overwritten)
+
     def _shard(self, mesh: DeviceMesh) -> None:
         """Under ``ModelParallelStrategy``."""
         if mesh["tensor_parallel"].size() > 1:
@@ -128,6 +135,7 @@ class PolicyModule(L.LightningModule, ABC):
             "names": sorted(self.state_dict()),
             "env_steps": self.clocks.get("env_steps", 0),
             "skip_updates": self.skip_updates,
+            "validated": self._validated,
             "clocks": dict(self.clocks),
             "meters": self._meter_states(),
             **checkpoint.get("lrl", {}),
@@ -141,23 +149,17 @@ class PolicyModule(L.LightningModule, ABC):
                 called after.
         """
         saved = checkpoint.get("lrl", {})
-        if saved.get("fingerprint", "") != self.policy.fingerprint:
-            raise ValueError(
-                f"ckpt_path was trained on base weights {saved.get('fingerprint', '')!r}, the configured ones are "
-                f"{self.policy.fingerprint!r}; load the same base model."
-            )
-        if saved.get("start", "") != self._start:
-            raise ValueError(
-                f"model.init_from is {self.init_from!r}, whose weights are not those that the run of ckpt_path started "
-                "from; resume with the same, the reference policy rests on it."
-            )
+        check_start(saved, self.policy.fingerprint, self._start, self.init_from)
         given = set(checkpoint.get("state_dict", saved.get("names", ())))  # a sharded one holds its weights elsewhere
         missing, unexpected = sorted(set(self.state_dict()) - given), sorted(given - set(super().state_dict()))
         if missing or unexpected:
             raise ValueError(f"ckpt_path does not fit: {missing[:3]} are missing, {unexpected[:3]} are unknown.")
         self.skip_updates = bool(saved.get("skip_updates", False))
-        if any(saved.get("meters", ())) and self.trainer.state.fn == "fit":
-            self._meters.load(own_part(saved["meters"]), self.device)
+        if self.trainer.state.fn == "fit":
+            self._validated = saved.get("validated", -1)
+            mend_loops(checkpoint["loops"], self._validated)
+            if any(saved.get("meters", ())):
+                self._meters.load(own_part(saved["meters"]), self.device)
 
     @property
     def strict_loading(self) -> bool:
@@ -279,6 +281,10 @@ class PolicyModule(L.LightningModule, ABC):
     def validation_step(self, seeds: Tensor) -> None:
         """Play held-out episodes."""
         self.held_out(seeds, "val")
+
+    def on_validation_epoch_end(self) -> None:
+        """Remember that it is done: a run that is resumed from here must not do it again."""
+        self._validated = self.current_epoch
 
     def test_step(self, seeds: Tensor) -> None:
         """Play held-out episodes."""

@@ -12,6 +12,7 @@ Departures from the usual recipe (Hugging Face's ``labels`` loss, TRL's ``SFTTra
 2. No label smoothing: the policy is to be as sure as the demonstrations are.
 3. What all prompts of a batch begin with is computed once per packed row (``TextPolicy(pack_tokens=...)``).
 4. pi is the model's own distribution, whatever temperature the policy samples with.
+5. Dropout, the adapters' and the model's own, follows from the run's seed and the batch's place in the run.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from lrl.algorithms.meters import Meters
 from lrl.algorithms.module import OptimizerFactory, PolicyModule
 from lrl.algorithms.schedule import Schedule
 from lrl.data.demonstrations import DemonstrationsDataModule
+from lrl.functional.random import seeds
 from lrl.functional.sharding import unsharded
 from lrl.policies.policy import Policy
 from lrl.policies.text import TextPolicy
@@ -62,6 +64,7 @@ class SFTModule(PolicyModule):
         if log_every is not None and log_every < 1:
             raise ValueError(f"model.log_every is {log_every}; it must be at least 1, or null.")
         self.log_every = log_every
+        self._dropout_seed: int | None = None
 
     @property
     def needs_reference(self) -> bool:
@@ -88,7 +91,7 @@ class SFTModule(PolicyModule):
 
     def training_step(self, batch: TurnBatch) -> Tensor:
         """The negative log-likelihood of the demonstrated tokens, each with its weight."""
-        policy = self.policy.evaluate(batch)
+        policy = self.policy.evaluate(batch, self._dropout_seed)
         loss = -(policy.logprobs * batch.advantages).sum()
         self._record_step(policy.logprobs, policy.entropy, batch.response_mask)
         return loss
@@ -101,7 +104,7 @@ class SFTModule(PolicyModule):
             self.record("train/lr", torch.tensor(group["lr"]))
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Log what the steps before recorded, if that is due; then advance the clocks by this batch."""
+        """Log what the steps before recorded, if that is due; then advance the clocks and name this batch's dropout."""
         super().on_train_batch_start(batch, batch_idx)
         data = self._demonstrations
         steps = data.clocks["optimizer_steps"]
@@ -109,6 +112,7 @@ class SFTModule(PolicyModule):
         if self.log_every is not None and begins and steps % self.log_every == 0:
             self.publish(self.flush())
         data.tick(self.current_epoch, batch_idx)
+        self._dropout_seed = int(seeds("dropout", data.seed, self.current_epoch, batch_idx, self.global_rank))
 
     @property
     def _demonstrations(self) -> DemonstrationsDataModule:

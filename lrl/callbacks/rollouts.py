@@ -36,11 +36,9 @@ class VectorEnvRollouts(L.Callback):
         self.envs = data.env.make(num_envs, pl_module.policy.response_format)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Mend what Lightning 2.6.6 leaves out when it resumes a checkpoint from inside an epoch.
+        """Mend what Lightning 2.6.6 leaves out when it resumes a checkpoint that was written while collecting.
 
-        One that was written while collecting still counts the parts of the collection before, and would train none of
-        the new ones. Behind one that was written after the last part, Lightning ends that epoch and starts the next
-        without their hooks.
+        It still counts the parts of the collection before, and would train none of the new ones.
         """
         data, loop = rollout_data(trainer), trainer.fit_loop
         if data is None:
@@ -49,11 +47,6 @@ class VectorEnvRollouts(L.Callback):
             self.on_train_epoch_end(trainer, pl_module)  # the budget may be spent already
         if loop.restarted_on_epoch_start:
             loop.epoch_loop.batch_progress.reset_on_run()
-        if loop.restarted_mid_epoch and data.collection != trainer.current_epoch:
-            pl_module.on_train_epoch_end()
-            self.on_train_epoch_end(trainer, pl_module)
-            if not loop.done:
-                self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Collect, let the algorithm credit the turns, fill the buffer."""

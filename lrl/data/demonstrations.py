@@ -243,8 +243,8 @@ class BatchLoader:
     def __iter__(self) -> Iterator[TurnBatch]:
         trainer = self.data.trainer
         assert trainer is not None
-        for _ in range(len(self)):
-            position = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        while (position := progress.current.ready) < trainer.num_training_batches:  # a resumed pass may be at its end
             yield self.data.batch(trainer.current_epoch, position, trainer.global_rank, trainer.world_size)
 
     def state_dict(self) -> dict[str, Any]:

@@ -195,7 +195,8 @@ class PartLoader:
         return self.data.num_parts
 
     def __iter__(self) -> Iterator[TurnBatch]:
-        for _ in range(len(self)):
+        assert self.data.trainer is not None
+        while self.data.position < self.data.trainer.num_training_batches:  # a resumed epoch may be at its end
             yield self.data.part(self.data.position)
 
     def state_dict(self) -> dict[str, Any]:

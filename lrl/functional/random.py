@@ -8,6 +8,8 @@ SplitMix64 (Steele, Lea and Flood 2014), folded over the counters.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -58,3 +60,17 @@ def token_uniforms(keys: RandomKeys, num_tokens: int) -> Tensor:
     rows = (keys.env[:, None], keys.turn[:, None])
     bits = counter_hash(keys.purpose, keys.seed, keys.collection, *rows, np.arange(num_tokens)[None])
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+
+@contextmanager
+def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Let what torch draws inside follow from ``seed`` alone, and leave its generators as they were; None does nothing.
+
+    For what takes no numbers of ours, as dropout.
+    """
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

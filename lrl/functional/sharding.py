@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -42,6 +43,19 @@ def unsharded(module: nn.Module) -> Iterator[None]:
         for part in parts:
             part.set_reshard_after_forward(True, recurse=False)
             part.reshard()
+
+
+def whole_tensors(state: Mapping[str, Any], keep: bool = True) -> dict[str, Any]:
+    """``state`` on the CPU with sharded tensors gathered, one after the other; empty where ``keep`` is false.
+
+    All ranks must call it.
+    """
+    whole: dict[str, Any] = {}
+    for name, value in state.items():
+        value = value.full_tensor() if isinstance(value, DTensor) else value
+        if keep:
+            whole[name] = value.cpu() if isinstance(value, Tensor) else value
+    return whole
 
 
 def gather_ranks(value: Any) -> list[Any]:

@@ -69,6 +69,11 @@ class ChatTokenizer:
             ) from error
         return cls(tokenizer, chat_template)
 
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer, with the template that conversations were rendered with as its own."""
+        self.tokenizer.chat_template = self._template
+        self.tokenizer.save_pretrained(folder)
+
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the conversation, the opening of the assistant's turn included.
 

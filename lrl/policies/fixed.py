@@ -79,7 +79,7 @@ class FixedPolicy(Policy):
             memory=memory,
         )
 
-    def evaluate(self, batch: TurnBatch) -> Evaluation:
+    def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Always a ValueError."""
         raise self._untrainable()
 

@@ -20,7 +20,7 @@ class LoRAConfig:
     alpha: int = 32
     """The update is scaled by alpha / r."""
     dropout: float = 0.0
-    """Dropout on the adapter's input; off while RL acts and evaluates."""
+    """Dropout on the adapter's input, in the training steps of SFT only: RL acts and evaluates without."""
     target_modules: Sequence[str] | str = "all-linear"
     """Names of layers that get an adapter, or ``all-linear``."""
     modules_to_save: Sequence[str] | None = None

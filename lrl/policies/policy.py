@@ -58,8 +58,13 @@ class Policy(nn.Module, ABC):
         """
 
     @abstractmethod
-    def evaluate(self, batch: TurnBatch) -> Evaluation:
-        """Log-probabilities and entropy of turns that were taken, with gradient, each ``(turn, token)``."""
+    def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
+        """Log-probabilities and entropy of turns that were taken, with gradient, each ``(turn, token)``.
+
+        Args:
+            batch: the turns.
+            dropout_seed: names what is dropped out; None drops nothing, which RL needs: its first ratio is 1.
+        """
 
     @abstractmethod
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:

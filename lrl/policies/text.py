@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lrl.functional.masking import selected_logprobs, selected_logprobs_and_entropy
-from lrl.functional.random import token_uniforms
+from lrl.functional.random import seeded, token_uniforms
 from lrl.policies.chat import ChatTokenizer
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig
 from lrl.policies.policy import Policy
@@ -130,11 +130,15 @@ class TextPolicy(Policy):
         assert self.codec is not None
         return self.prompt.window((*history, self.prompt.remembered(self.codec, observation, response)))
 
-    def evaluate(self, batch: TurnBatch) -> Evaluation:
-        """Teacher-forced log-probabilities at the sampling temperature; dropout off."""
-        self.eval()
+    def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
+        """Teacher-forced log-probabilities at the sampling temperature; dropout off unless a seed names it.
+
+        The mode stays as it is set here: layers that compute their activations again do so in the backward pass.
+        """
+        self.train(dropout_seed is not None)
         layout = self.language_model.lay_out(batch.inputs, batch.response_mask, pack_tokens=self.pack_tokens)
-        logits = self.language_model.logits(layout)
+        with seeded(dropout_seed, self.language_model.device):
+            logits = self.language_model.logits(layout)
         logits = logits / self.sampling.temperature
         width = batch.response_mask.shape[1]
         logprobs, entropy = selected_logprobs_and_entropy(logits, batch.inputs["response_ids"][:, :width])

@@ -5,6 +5,7 @@ import itertools
 import lightning as L
 import numpy as np
 import pytest
+import tiny_runs
 import torch
 
 import lrl.algorithms.grpo
@@ -15,7 +16,7 @@ from lrl.data.rollouts import RolloutDataModule
 from lrl.envs.prompt_env import PromptEnvs
 from lrl.envs.rows import RowSource
 from lrl.functional.advantages import group_advantages
-from lrl.policies.language_model import LanguageModelConfig
+from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.rewards.reward import Reward
@@ -167,6 +168,14 @@ def test_the_ratio_of_the_first_update_is_one(tiny_model, temperature):
     batch = acted(module, words=("left", "left up", "up", "left") * 4)
     ratio = (module.policy.evaluate(batch).logprobs - batch.old_logprobs).exp()
     torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
+
+
+def test_adapters_that_drop_out_leave_the_ratio_of_every_collections_first_update_at_one(tiny_model, tmp_path):
+    module = tiny_runs.grpo(tiny_model, kl_coef=0.0, model={"lora": LoRAConfig(r=2, dropout=0.5)})
+    trainer = tiny_runs.make_trainer(tmp_path, enable_checkpointing=False)
+    trainer.fit(module, datamodule=tiny_runs.rollout_data("prompts", num_epochs=1, num_minibatches=1))
+    assert any(bool(weight.any()) for name, weight in module.named_parameters() if "lora_B" in name)
+    assert all(row["train/ratio_error"] < 1e-5 for _, row in trainer.logger.rows)
 
 
 # -- the loss ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from lrl.data.demonstrations import DemonstrationsDataModule, ExpertDemonstratio
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake_rows import ExpertQRows
 from lrl.evaluation.frozen_lake import exact_evaluation, lakes_of
+from lrl.policies.language_model import LoRAConfig
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +94,14 @@ def step_by_hand(source, module):
 
 
 class SaveInside(L.Callback):
-    """A checkpoint after every optimiser step but the last of a pass."""
+    """A checkpoint after every optimiser step."""
 
     def __init__(self, folder):
         self.folder, self.saved = folder, []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0 and batch_idx + 1 < trainer.num_training_batches:
+        ends = batch_idx + 1 == trainer.num_training_batches
+        if ends or (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             self.saved.append(self.folder / f"{trainer.current_epoch}-{batch_idx}.ckpt")
             trainer.save_checkpoint(self.saved[-1])
 
@@ -125,11 +127,44 @@ def test_a_run_resumed_inside_a_pass_ends_bit_identical(folder, tmp_path, accumu
     settings = {"max_epochs": 3, "accumulate_grad_batches": accumulate}
     inside = SaveInside(tmp_path)
     whole = fit(sft(folder, log_every=2), tmp_path, callbacks=[inside], **settings)
-    assert len(inside.saved) == 3 * 4 // accumulate
+    assert len(inside.saved) == 3 * (4 // accumulate + 1)
     for checkpoint in inside.saved[1::3]:
         resumed = fit(sft(folder, log_every=2), tmp_path, ckpt_path=checkpoint, **settings)
         assert torch.equal(weights(resumed.lightning_module), weights(whole.lightning_module))
         assert resumed.logger.rows == whole.logger.rows[-len(resumed.logger.rows) :]
+
+
+def test_dropout_is_on_in_training_off_in_validation_and_resumed_bit_identically(folder, tmp_path):
+    def run(dropout, **changes):
+        held_out = data(validation_demonstrations=ExpertDemonstrations(ExpertQRows(), seed=1))
+        module = sft(folder, model={"lora": LoRAConfig(r=4, dropout=dropout)})
+        return fit(module, tmp_path, held_out, max_epochs=2, limit_val_batches=None, **changes)
+
+    inside = SaveInside(tmp_path)
+    whole, plain = run(0.5, callbacks=[inside]), run(0.0)
+    assert not torch.equal(weights(whole.lightning_module), weights(plain.lightning_module))
+    assert logged(whole, "train/loss")[1] > logged(plain, "train/loss")[1]
+    module, batches = whole.lightning_module, list(whole.datamodule.validation_batches())
+    nll = -sum(float(module.policy.evaluate(batch).logprobs.detach().sum()) for batch in batches)
+    assert logged(whole, "val/loss")[-1] == pytest.approx(nll / sum(int(b.response_mask.sum()) for b in batches))
+    torch.rand(7)  # the state of torch's own generator plays no part
+    resumed = run(0.5, ckpt_path=inside.saved[2])
+    assert torch.equal(weights(resumed.lightning_module), weights(module))
+    assert resumed.logger.rows == whole.logger.rows[-len(resumed.logger.rows) :]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_run_resumed_behind_the_last_step_of_a_pass_validates_and_logs_first(folder, tmp_path, every):
+    def run(**changes):
+        held_out = data(validation_demonstrations=ExpertDemonstrations(ExpertQRows(), seed=1))
+        settings = {"max_epochs": 2, "limit_val_batches": None, "check_val_every_n_epoch": every}
+        return fit(sft(folder), tmp_path, held_out, **settings, **changes)
+
+    inside = SaveInside(tmp_path)
+    whole = run(callbacks=[inside])
+    resumed = run(ckpt_path=inside.saved[4])
+    assert resumed.logger.rows == whole.logger.rows
+    assert torch.equal(weights(resumed.lightning_module), weights(whole.lightning_module))
 
 
 def test_a_run_resumed_between_passes_ends_bit_identical(folder, tmp_path):

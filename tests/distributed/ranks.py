@@ -14,6 +14,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from tiny_runs import FLOAT64, SIZES, demonstrations, grpo, make_trainer, rollout_data, sft
 
 from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.callbacks.export import ExportModel
 from lrl.policies.language_model import LoRAConfig
 
 WORLD_SIZE = 2
@@ -53,6 +54,7 @@ def fit(folder, root, strategy, *callbacks, sizes=None, ckpt_path=None, limit_va
     trainer = make_trainer(
         root,
         CollectionCheckpoint(1),
+        ExportModel(),
         *callbacks,
         strategy=make_strategy(strategy),
         devices=WORLD_SIZE,
@@ -129,6 +131,7 @@ def cases(folder, root):
     warm = {"init_from": str(root / "ddp_lora" / "checkpoints" / "last.ckpt"), **LORA}
     yield "fsdp2_warm", lambda at: outcome(fit(folder, at, "fsdp2", **warm))
     yield "ddp_warm", lambda at: outcome(fit(folder, at, "ddp", **warm))
+    yield "fsdp2_tied", lambda at: outcome(fit(f"{folder}-tied", at, "fsdp2"))
     yield "ddp_inside", lambda at: dict(zip(("whole", "resumed"), map(outcome, resume_inside(folder, at, "ddp"))))
 
 

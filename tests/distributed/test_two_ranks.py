@@ -1,11 +1,13 @@
 """Two ranks on one machine: DDP and FSDP2 train, save and resume, and make the same collective calls."""
 
+import json
 import multiprocessing
 import socket
 
 import pytest
 import ranks
 import torch
+from safetensors.torch import load_file
 from tiny_runs import FLOAT64, SIZES, grpo, make_trainer, rollout_data, save_tiny_model
 
 pytestmark = pytest.mark.distributed
@@ -14,13 +16,20 @@ RUNS = sorted(ranks.RUNS)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+    folder = save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+    save_tiny_model(f"{folder}-tied", tie_word_embeddings=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def results(folder, tmp_path_factory):
+def root(tmp_path_factory):
+    """Where the ranks write."""
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def results(folder, root):
     """What each rank found, from one pair of processes."""
-    root = tmp_path_factory.mktemp("ranks")
     context = multiprocessing.get_context("forkserver")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -82,6 +91,19 @@ def test_target_kl_stops_updates_on_both_ranks_or_on_none(results, strategy):
     assert all(torch.equal(weight, theirs["weights"][name]) for name, weight in ours["weights"].items())
     untold = results[0][f"{strategy}_full"]["weights"]
     assert not all(torch.equal(weight, untold[name]) for name, weight in ours["weights"].items())
+
+
+@pytest.mark.parametrize("run", ["ddp_full", "ddp_lora", "fsdp2_full", "fsdp2_lora", "fsdp2_warm", "fsdp2_tied"])
+def test_the_exported_folder_holds_the_weights_of_both_ranks(results, root, run):
+    (file,) = (root / run / "model").glob("*.safetensors")
+    saved = load_file(file)
+    for name, weight in results[0][run]["weights"].items():
+        name = name.removeprefix("policy.language_model.model.").replace(".default", "")
+        if name == "lm_head.weight" and run == "fsdp2_tied":
+            name = "model.embed_tokens.weight"
+        assert torch.equal(saved[name], weight), name
+    whole = json.loads((root / run / "model" / "config.json").read_text()) if "adapter" not in file.name else {}
+    assert whole.get("architectures", ["LlamaForCausalLM"]) == ["LlamaForCausalLM"]
 
 
 def test_two_ranks_with_half_the_groups_each_roll_out_and_learn_what_one_rank_does(results, folder, tmp_path):

@@ -41,6 +41,17 @@ def keys(rows, seed=0):
     return RandomKeys(seed=seed, purpose="test", collection=0, env=np.arange(rows), turn=np.zeros(rows, dtype=np.int64))
 
 
+def moved_adapter(folder, dropout, **changes):
+    """Adapters start at zero, where dropout shows in no output."""
+    policy = ready(folder, lora=LoRAConfig(r=2, dropout=dropout), max_new_tokens=4, **changes)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in policy.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(generator=generator)
+    return policy
+
+
 def act(policy, observations=OBSERVATIONS, memory=None, **changes):
     return policy.act(observations, memory or [()] * len(observations), keys(len(observations), **changes))
 
@@ -101,6 +112,36 @@ def test_nothing_is_dropped_out_while_acting_evaluating_and_referring(dropping, 
     batch = as_batch(decisions)
     torch.testing.assert_close(policy.train().evaluate(batch).logprobs, decisions.logprobs, atol=1e-5, rtol=0)
     torch.testing.assert_close(policy.train().reference_logprobs(batch), decisions.logprobs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["adapter", "model"])
+def test_what_is_dropped_out_follows_from_the_seed_that_asks_for_it(folder, dropping, kind):
+    policy = moved_adapter(folder, dropout=0.5) if kind == "adapter" else ready(dropping)
+    batch, state = as_batch(act(policy)), torch.get_rng_state()
+    first, again, other, without = (policy.evaluate(batch, seed).logprobs for seed in (1, 1, 2, None))
+    assert torch.equal(first, again) and not torch.allclose(first, other) and not torch.allclose(first, without)
+    assert torch.equal(without, policy.evaluate(batch).logprobs) and torch.equal(state, torch.get_rng_state())
+
+
+def test_a_seed_changes_nothing_where_nothing_is_dropped_out(folder):
+    policy = moved_adapter(folder, dropout=0.0)
+    batch = as_batch(act(policy))
+    assert torch.equal(policy.evaluate(batch, 1).logprobs, policy.evaluate(batch).logprobs)
+
+
+@pytest.mark.parametrize("kind", ["adapter", "model"])
+def test_activations_that_are_computed_again_are_dropped_out_as_before(folder, dropping, kind):
+    gradients, logprobs = [], []
+    for checkpointing in (False, True):
+        options = {"gradient_checkpointing": checkpointing}
+        policy = moved_adapter(folder, dropout=0.5, **options) if kind == "adapter" else ready(dropping, **options)
+        evaluation = policy.evaluate(as_batch(act(policy)), 1)
+        trained = [weight for weight in policy.parameters() if weight.requires_grad]
+        torch.rand(1)  # the backward pass must not depend on what was drawn meanwhile
+        gradients.append(torch.autograd.grad(evaluation.logprobs.sum(), trained))
+        logprobs.append(evaluation.logprobs)
+    torch.testing.assert_close(*logprobs)
+    torch.testing.assert_close(*gradients)
 
 
 def test_acting_leaves_the_mode_as_it_was(folder):

@@ -1,0 +1,53 @@
+"""What a resume has to check, and what Lightning 2.6.6 leaves out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def check_start(saved: Mapping[str, Any], fingerprint: str, start: str, init_from: str | None) -> None:
+    """Refuse to go on from other weights than those that the run started from.
+
+    Args:
+        saved: what the checkpoint says under ``lrl``.
+        fingerprint: of the configured base.
+        start: of what ``init_from`` gave, empty without it.
+        init_from: as configured.
+
+    Raises:
+        ValueError: the base or the initial weights are others.
+    """
+    if saved.get("fingerprint", "") != fingerprint:
+        raise ValueError(
+            f"ckpt_path was trained on base weights {saved.get('fingerprint', '')!r}, the configured ones are "
+            f"{fingerprint!r}; load the same base model."
+        )
+    if saved.get("start", "") != start:
+        raise ValueError(
+            f"model.init_from is {init_from!r}, whose weights are not those that the run of ckpt_path started "
+            "from; resume with the same, the reference policy rests on it."
+        )
+
+
+def mend_loops(loops: dict[str, Any], validated: int) -> None:
+    """Let a resumed run do the rest of an epoch whose parts are all trained: validation, then the hooks at its end.
+
+    From a checkpoint that a callback wrote behind the last part, Lightning would count the epoch as over and call
+    neither; from one that was written a moment later, or while validating, it would skip the validation.
+
+    Args:
+        loops: progress as it was saved, changed in place.
+        validated: the epoch whose validation was over last.
+    """
+    fit = loops["fit_loop"]
+    epochs, parts = fit["epoch_progress"]["total"], fit["epoch_loop.batch_progress"]
+    inside = epochs["started"] == epochs["ready"] and epochs["processed"] == epochs["started"] - 1
+    trained = parts["is_last_batch"] and parts["current"]["processed"] == parts["current"]["ready"]
+    if not (inside and trained):
+        return
+    for count in (parts["total"], parts["current"]):
+        count["completed"] = count["processed"]
+    if validated != fit["epoch_progress"]["current"]["processed"]:
+        begun = {"ready": 1, "started": 1, "processed": 0, "completed": 0}  # what Lightning goes back to and finishes
+        fit["epoch_loop.val_loop.batch_progress"].update(total=begun, current=dict(begun), is_last_batch=False)
