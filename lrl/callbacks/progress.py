@@ -17,6 +17,7 @@ _SHOWN = {
     "train/entropy": "entropy",
     "val/success_rate": "val success",
     "val/return": "val return",
+    "val/exact_success": "val exact success",
 }
 
 
@@ -31,9 +32,11 @@ class ConsoleProgress(L.Callback):
         self.every_n_collections = every_n_collections
         self._progress: Progress | None = None
         self._task: Any = None
+        self._told = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the bar."""
+        self._told = trainer.current_epoch
         if not trainer.is_global_zero or not sys.stderr.isatty():
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -42,11 +45,16 @@ class ConsoleProgress(L.Callback):
         self._task = self._progress.add_task("training", total=total, completed=trainer.current_epoch, figures="")
         self._progress.start()
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Move the bar; log a line."""
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Tell of the epoch before: its figures are published behind every callback's ``on_train_epoch_end``."""
+        if trainer.current_epoch > self._told:
+            self._tell(trainer, pl_module, trainer.current_epoch)
+
+    def _tell(self, trainer: L.Trainer, pl_module: L.LightningModule, done: int) -> None:
+        """Move the bar to ``done`` epochs; log a line now and then."""
         if not trainer.is_global_zero:
             return
-        done, total = trainer.current_epoch + 1, trainer.max_epochs or 0
+        self._told, total = done, trainer.max_epochs or 0
         figures = "  ".join(
             f"{label} {float(trainer.callback_metrics[name]):.3f}"
             for name, label in _SHOWN.items()
@@ -61,11 +69,15 @@ class ConsoleProgress(L.Callback):
             logging.getLogger("lrl").info("collection %d/%d  %s%s", done, total, clock, figures)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take the bar away."""
+        """Tell of the last epoch; take the bar away."""
+        if trainer.current_epoch > self._told:
+            self._tell(trainer, pl_module, trainer.current_epoch)
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Leave the terminal as it was."""
-        self.on_train_end(trainer, pl_module)
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
