@@ -32,6 +32,7 @@ import lrl.rewards.expert_q
 import lrl.rewards.format  # noqa: F401  (imported so that configs can name classes without their module)
 from lrl.algorithms.module import PolicyModule
 from lrl.callbacks.export import ExportModel
+from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
 from lrl.quiet import silence_libraries
 from lrl.run_directory import RunDirectory, experiment_name
 
@@ -91,6 +92,7 @@ class LRLCLI(LightningCLI):
         resumed = config.get("ckpt_path")
         if resumed:
             config.ckpt_path = str(checkpoint_file(resumed))
+            check_ours(Path(config.ckpt_path))
         self.run_directory = RunDirectory.create(config.run_directory, experiment, config.seed_everything)
         config.trainer.default_root_dir = str(self.run_directory.path)
         loggers = config.trainer.logger if isinstance(config.trainer.logger, list) else []
@@ -109,7 +111,7 @@ class LRLCLI(LightningCLI):
             getattr(logger, "_wandb_init", {}).pop("anonymous", None)
         repo_id = self._get(self.config, "push_to_hub")
         if repo_id is not None:
-            cast(list, trainer.callbacks).append(ExportModel(repo_id))  # behind the checkpoint: that is kept first
+            cast(Any, trainer).callbacks.append(ExportModel(repo_id))  # behind the checkpoint: that is kept first
         return trainer
 
 
@@ -126,9 +128,25 @@ def checkpoint_file(path: str) -> Path:
         ValueError: there is none.
     """
     for candidate in (Path(path) / "checkpoints" / "last.ckpt", Path(path)):
-        if candidate.is_file() or (candidate / ".metadata").exists():
+        if candidate.is_file() or is_sharded_checkpoint(candidate):
             return candidate
     raise ValueError(f"ckpt_path is {path!r}; it must be a checkpoint or a run directory with checkpoints/last.ckpt.")
+
+
+def check_ours(checkpoint: Path) -> None:
+    """Before anything is loaded or made.
+
+    Raises:
+        ValueError: the checkpoint is damaged, or another program's.
+    """
+    try:
+        ours = "lrl" in read_checkpoint(checkpoint, weights=False)
+    except ValueError as error:
+        raise ValueError(f"ckpt_path: {error}") from error
+    if not ours:
+        raise ValueError(
+            f"ckpt_path is {str(checkpoint)!r}, which lrl did not write; give a checkpoint of a run of lrl."
+        )
 
 
 def run(args: Any = None, started: float | None = None) -> None:

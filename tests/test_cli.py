@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import lrl.cli
 from lrl.callbacks.export import ExportModel
-from lrl.cli import LRLCLI, base_config, checkpoint_file
+from lrl.cli import LRLCLI, base_config, check_ours, checkpoint_file
 from lrl.run_directory import RunDirectory, experiment_name
 
 CONFIGS = sorted(
@@ -149,6 +150,28 @@ def test_weights_and_biases_offline_write_to_the_run_directory_and_ask_nobody(tm
     (written,) = run.glob("wandb/offline-run-*/run-*.wandb")
     record = written.read_bytes()
     assert all(text in record for text in (b"lakes", b"ours", b"run-of-mine", b"train/loss"))
+
+
+@pytest.mark.parametrize("case", ["text", "foreign", "cut", "sharded"])
+def test_what_cannot_be_resumed_is_one_sentence(tmp_path, case):
+    path = tmp_path / "some.ckpt"
+    if case == "text":
+        path.write_text("not a checkpoint")
+    elif case == "sharded":
+        path.mkdir()
+        (path / ".metadata").write_text("")
+    else:
+        torch.save({"state_dict": {"weight": torch.zeros(10_000)}} | {"lrl": {}} if case == "cut" else {}, path)
+    if case == "cut":
+        path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(ValueError, match="ckpt_path.*some.ckpt'.*(is no checkpoint|lrl did not write)") as caught:
+        check_ours(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_of_ours_is_accepted(tmp_path):
+    torch.save({"state_dict": {}, "lrl": {}}, tmp_path / "last.ckpt")
+    check_ours(tmp_path / "last.ckpt")
 
 
 def test_a_run_leaves_its_records_and_a_users_mistake_is_one_sentence(tmp_path):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
+from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
 
 _PREFIX = "policy."
 
@@ -20,18 +21,16 @@ def initial_weights(source: str) -> dict[str, Tensor]:
     path = Path(source)
     if (path / "checkpoints" / "last.ckpt").exists():
         path = path / "checkpoints" / "last.ckpt"
-    if (path / ".metadata").exists():
-        raise ValueError(f"model.init_from is {source!r}, a sharded checkpoint; consolidate it into one file first.")
-    if path.is_file():
+    if path.is_file() or is_sharded_checkpoint(path):
         return _checkpoint(path, source)
     return _safetensors(path if path.is_dir() else _snapshot(source), source)
 
 
 def _checkpoint(path: Path, source: str) -> dict[str, Tensor]:
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-    except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, EOFError) as error:
-        raise ValueError(f"model.init_from is {source!r}, a file that is no checkpoint of lrl.") from error
+        state = read_checkpoint(path)["state_dict"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"model.init_from is {source!r}, which is no checkpoint of lrl.") from error
     return {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
 
 

@@ -10,6 +10,7 @@ import yaml
 
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.functional.frozen import frozen_names, without
+from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
 from lrl.policies.fixed import ConstantPolicy, ExpertPolicy, FixedPolicy, RandomPolicy
 from lrl.policies.policy import Policy
 from lrl.rollouts.examples import add_examples, wants_examples
@@ -39,10 +40,8 @@ def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Load
     Raises:
         ValueError: there is no checkpoint, it is not one of ours, or its weights do not fit what its config builds.
     """
-    import torch
-
     file = checkpoint_file(Path(path))
-    checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    checkpoint = read_checkpoint(file)
     if "config" not in checkpoint.get("lrl", {}):
         raise ValueError(f"--checkpoint is {str(path)!r}, which holds no config; give one that lrl wrote.")
     config = yaml.safe_load(checkpoint["lrl"]["config"])
@@ -110,10 +109,8 @@ def checkpoint_file(path: Path) -> Path:
     last = path / "checkpoints" / "last.ckpt"
     if last.exists():
         path = last
-    if path.is_file():
+    if path.is_file() or is_sharded_checkpoint(path):
         return path
-    if (path / ".metadata").exists():
-        raise ValueError(f"--checkpoint is {str(path)!r}, a sharded checkpoint; consolidate it into one file first.")
     raise ValueError(f"--checkpoint is {str(path)!r}; it must be a checkpoint, or a run directory that holds one.")
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+
+_UNREADABLE = (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, EOFError, OSError, ValueError)
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -56,6 +63,37 @@ def whole_tensors(state: Mapping[str, Any], keep: bool = True) -> dict[str, Any]
         if keep:
             whole[name] = value.cpu() if isinstance(value, Tensor) else value
     return whole
+
+
+def is_sharded_checkpoint(path: Path) -> bool:
+    """Whether ``path`` is a folder to which each rank wrote its part."""
+    return (path / ".metadata").exists()
+
+
+def read_checkpoint(path: Path, weights: bool = True) -> dict[str, Any]:
+    """A checkpoint on the CPU, as one dictionary, whether it is a file or a folder with the parts of several ranks.
+
+    Args:
+        path: the file or folder.
+        weights: whether tensors are wanted; without them nothing large is read.
+
+    Raises:
+        ValueError: it is neither, or damaged.
+    """
+    try:
+        sharded = is_sharded_checkpoint(path)
+        if not sharded or not weights:
+            file = path / "meta.pt" if sharded else path
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=not weights)
+        from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+        with tempfile.TemporaryDirectory() as folder:
+            dcp_to_torch_save(path, Path(folder) / "whole.ckpt")
+            parts = torch.load(Path(folder) / "whole.ckpt", map_location="cpu", weights_only=True)
+        return parts | torch.load(path / "meta.pt", map_location="cpu", weights_only=True)  # what has no shards
+    except (*_UNREADABLE, CheckpointException) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        raise ValueError(f"{str(path)!r} is no checkpoint, or a damaged one ({reason}).") from error
 
 
 def gather_ranks(value: Any) -> list[Any]:

@@ -10,6 +10,9 @@ import torch
 from safetensors.torch import load_file
 from tiny_runs import FLOAT64, SIZES, grpo, make_trainer, rollout_data, save_tiny_model
 
+from lrl.algorithms.weights import initial_weights
+from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
+
 pytestmark = pytest.mark.distributed
 RUNS = sorted(ranks.RUNS)
 
@@ -82,6 +85,17 @@ def test_fsdp2_trains_as_ddp_does_with_half_the_weights_on_each_rank(results, ki
             torch.testing.assert_close(results[0][run]["weights"][name], weight, atol=1e-3, rtol=1e-3)
         sizes = [rank[run]["local_size"] for rank in results]
         assert sum(sizes) == results[0][f"ddp_{kind}"]["local_size"]
+
+
+@pytest.mark.parametrize("run", ["fsdp2_full", "fsdp2_lora"])
+def test_a_checkpoint_in_parts_is_read_as_one(results, root, run):
+    checkpoint = read_checkpoint(root / run / "checkpoints" / "last.ckpt")
+    assert is_sharded_checkpoint(root / run / "checkpoints" / "last.ckpt")
+    weights = results[0][run]["weights"]
+    assert set(checkpoint["state_dict"]) == set(weights) and checkpoint["lrl"]["env_steps"] > 0
+    assert all(torch.equal(checkpoint["state_dict"][name], weight) for name, weight in weights.items())
+    started = initial_weights(str(root / run / "checkpoints" / "last.ckpt"))
+    assert {f"policy.{name}" for name in started} == set(weights)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])

@@ -103,7 +103,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="which holds no config"):
         load_policy(tmp_path / "foreign.ckpt")
     (tmp_path / ".metadata").touch()
-    with pytest.raises(ValueError, match="a sharded checkpoint"):
+    with pytest.raises(ValueError, match="is no checkpoint, or a damaged one"):
         load_policy(tmp_path)
 
 
