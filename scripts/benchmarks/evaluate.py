@@ -137,4 +137,5 @@ def main(options: argparse.Namespace) -> None:
     pairs = [(history, temperature) for history in options.history for temperature in options.temperature]
     comparisons = [compare(options, *pair) for pair in pairs]
     settings = {key: getattr(options, key) for key in ("episodes", "num_envs", "single_episodes", "max_new_tokens")}
-    finish(comparisons, bar=10.0, path=options.json, settings=settings | {"dtype": "float32"})
+    notes = {"title": "evaluation against one at a time", "settings": settings | {"dtype": "float32"}}
+    finish(comparisons, bar=10.0, path=options.json, **notes)

@@ -263,4 +263,5 @@ def main(options: argparse.Namespace) -> None:
             f"{notes['response_tokens_ours']:.1f} and {notes['response_tokens_theirs']:.1f} tokens"
         )
     settings = {name: getattr(options, name) for name in ("num_groups", "group_size", "max_new_tokens", "steps")}
-    finish(comparisons, bar=3.0, path=options.json, settings=settings | {"kl_coef": KL_COEF, "dtype": "float32"})
+    notes = {"title": "GRPO step against TRL", "settings": settings | {"kl_coef": KL_COEF, "dtype": "float32"}}
+    finish(comparisons, bar=3.0, path=options.json, **notes)

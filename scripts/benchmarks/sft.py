@@ -254,4 +254,5 @@ def main(options: argparse.Namespace) -> None:
     comparisons = [padded(options, True), padded(options, False), packed(options)]
     names = ("demonstrations", "batch_size", "pack_tokens", "pack_rows", "steps")
     settings = {name: getattr(options, name) for name in names}
-    finish(comparisons, bar=1.5, path=options.json, settings=settings | {"dtype": "float32"})
+    notes = {"title": "SFT against TRL", "settings": settings | {"dtype": "float32"}}
+    finish(comparisons, bar=1.5, path=options.json, **notes)
