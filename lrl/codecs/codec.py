@@ -15,6 +15,9 @@ class InvalidActionError(ValueError):
 class TextCodec(ABC):
     """Observation to text and text to action, for one family of environments. Pure: no tokens, no state."""
 
+    has_expert: bool = False
+    """Whether the environment can be asked what its expert would do (:mod:`lrl.envs.advice`)."""
+
     @property
     @abstractmethod
     def description(self) -> str:
@@ -24,6 +27,17 @@ class TextCodec(ABC):
     @abstractmethod
     def action_texts(self) -> tuple[str, ...] | None:
         """Every legal action's text in the order of the action space; None where they are not finite."""
+
+    def random_action_text(self, uniform: float) -> str:
+        """A legal action's text, drawn by a number from [0, 1); each of finitely many is equally likely."""
+        assert self.action_texts is not None, "a codec without finite actions draws them itself"
+        return self.action_texts[int(uniform * len(self.action_texts))]
+
+    @property
+    def idle_action_text(self) -> str:
+        """The action of a policy that does the same all the time: the first, or zero."""
+        assert self.action_texts is not None, "a codec without finite actions says which is idle"
+        return self.action_texts[0]
 
     def context(self, env: gym.Env) -> Any:
         """What the observation alone does not say (a map, a mission); read from ``env`` after each reset."""

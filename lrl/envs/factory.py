@@ -14,6 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from lrl.codecs.codec import TextCodec
+from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.registry import codec_for
 from lrl.envs.native import NativeEnv
 from lrl.envs.text import TextEnv
@@ -54,6 +55,8 @@ class GymnasiumEnvs(EnvFactory):
         max_episode_steps: steps after which an episode is truncated; None keeps what is registered.
         success_return: return from which an episode is a success; None: see :class:`~lrl.envs.native.NativeEnv`.
         codec: the environment's text; None looks it up.
+        numbers: how its numbers are written, if it is told in numbers; None takes decimals.
+        reset_options: handed to every reset, such as CartPole's ``low`` and ``high``.
     """
 
     def __init__(
@@ -66,7 +69,11 @@ class GymnasiumEnvs(EnvFactory):
         max_episode_steps: int | None = None,
         success_return: float | None = None,
         codec: TextCodec | None = None,
+        numbers: NumberFormat | None = None,
+        reset_options: dict[str, Any] | None = None,
     ) -> None:
+        if codec is not None and numbers is not None:
+            raise ValueError("env.codec and env.numbers are both set; a codec of your own writes its numbers itself.")
         if vectorization not in ("sync", "async"):
             raise ValueError(f"env.vectorization is {vectorization!r}; it must be sync or async.")
         if max_invalid < 1:
@@ -78,14 +85,14 @@ class GymnasiumEnvs(EnvFactory):
         self.vectorization = vectorization
         self.max_episode_steps = max_episode_steps
         self.success_return = success_return
-        self._codec = codec
+        self._codec, self.numbers, self.reset_options = codec, numbers, dict(reset_options or {})
 
     @property
     def codec(self) -> TextCodec:
         """The codec that was given, or the one that speaks for this environment."""
         if self._codec is None:
             env = self.make_native()
-            self._codec = codec_for(env)
+            self._codec = codec_for(env, self.numbers)
             env.close()
         return self._codec
 
@@ -114,9 +121,9 @@ class GymnasiumEnvs(EnvFactory):
         first.close()
         native = functools.partial(_make_native, self.id, self.kwargs, self.max_episode_steps)
         if response_format is None:
-            make_one = functools.partial(_make_measured, native, self.success_return)
+            make_one = functools.partial(_make_measured, native, self.success_return, self.reset_options)
         else:
-            rule = (response_format, self.invalid_penalty, self.max_invalid, self.success_return)
+            rule = (response_format, self.invalid_penalty, self.max_invalid, self.success_return, self.reset_options)
             make_one = functools.partial(_make_text, native, self.codec, rule)
         copies = [make_one] * num_envs
         if self.vectorization == "sync":
@@ -155,8 +162,8 @@ def _make_native(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | No
         raise ValueError(f"env.kwargs is {dict(kwargs)}, which {id} does not accept: {error}") from error
 
 
-def _make_measured(native: functools.partial[gym.Env], success_return: float | None) -> gym.Env:
-    return NativeEnv(native(), success_return)
+def _make_measured(native: functools.partial[gym.Env], *settings: Any) -> gym.Env:
+    return NativeEnv(native(), *settings)
 
 
 def _make_text(native: functools.partial[gym.Env], codec: TextCodec, rule: tuple[Any, ...]) -> gym.Env:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -11,19 +12,28 @@ from gymnasium.utils import seeding
 class NativeEnv(gym.Wrapper):
     """A native environment whose infos are the same for all environments.
 
-    ``info`` holds ``action_valid`` (true), ``invalid_reason`` (empty) and ``success``, and nothing else: what an
-    environment adds of its own costs more to vectorise than its step. ``success`` is meaningful at an episode's
-    end; it is the first of these that exists: the environment's own verdict (``info["success"]`` or
-    ``info["is_success"]``); return >= ``success_return``; return >= the reward threshold that the environment is
-    registered with; a positive reward at a terminal state. The return is undiscounted and holds native rewards only.
+    ``info`` holds ``action_valid`` (true), ``invalid_reason`` (empty), ``success``, and of what an environment adds of
+    its own only ``reward_<term>`` as ``reward/<term>``: the rest costs more to vectorise than its step. ``success`` is
+    meaningful at an episode's end; it is the first of these that exists: the environment's own verdict
+    (``info["success"]`` or ``info["is_success"]``); return >= ``success_return``; return >= the reward threshold that
+    the environment is registered with; a positive reward at a terminal state. The return is undiscounted and holds
+    native rewards only.
+
+    Args:
+        env: a native environment.
+        success_return: see above.
+        reset_options: of every reset; those of a call count more.
 
     Attributes:
         noise_seed: if set, the environment's random numbers are seeded with it after each reset, so that
             environments of one group can share their start but not what happens to them afterwards.
     """
 
-    def __init__(self, env: gym.Env, success_return: float | None = None) -> None:
+    def __init__(
+        self, env: gym.Env, success_return: float | None = None, reset_options: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(env)
+        self._reset_options = dict(reset_options or {})
         self.noise_seed: int | None = None
         spec = env.unwrapped.spec
         registered = None if spec is None else spec.reward_threshold
@@ -32,7 +42,7 @@ class NativeEnv(gym.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the native environment, then its noise. Options that it does not know are passed on untouched."""
-        observation, _ = self.env.reset(seed=seed, options=options)
+        observation, _ = self.env.reset(seed=seed, options=self._reset_options | (options or {}))
         if self.noise_seed is not None:
             self.env.unwrapped.np_random = seeding.np_random(int(self.noise_seed))[0]
         self._return = 0.0
@@ -49,7 +59,7 @@ class NativeEnv(gym.Wrapper):
             reward,
             terminated,
             truncated,
-            {"action_valid": True, "success": success, "invalid_reason": ""},
+            {"action_valid": True, "success": success, "invalid_reason": "", **reward_terms(info)},
         )
 
     def _succeeded(self, reward: float, terminated: bool, info: dict[str, Any]) -> bool:
@@ -59,3 +69,10 @@ class NativeEnv(gym.Wrapper):
         if self._success_return is not None:
             return self._return >= self._success_return
         return terminated and reward > 0
+
+
+def reward_terms(info: Mapping[str, Any]) -> dict[str, float]:
+    """What an environment tells of its reward: ``reward_ctrl`` of ``info`` as ``reward/ctrl``."""
+    if not info:
+        return {}
+    return {f"reward/{name[7:]}": float(value) for name, value in info.items() if name.startswith("reward_")}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
+from lrl.envs.advice import expert_action
 from lrl.envs.native import NativeEnv
 from lrl.prompts.response_format import response_format as format_named
 
@@ -48,7 +51,8 @@ class TextEnv(gym.Wrapper):
 
     An answer whose format or action is not legal is an event of the environment: the native environment is not
     stepped, the reward is ``invalid_penalty``, the observation says what was wrong above the unchanged text, and
-    the episode terminates after ``max_invalid`` such answers in a row. ``info`` always holds ``action_valid``,
+    the episode terminates after ``max_invalid`` such answers in a row. Numbers beyond a Box are clipped to it, and
+    counted as ``clipped_numbers``. ``info`` always holds ``action_valid``,
     ``success`` and ``invalid_reason`` (see :class:`~lrl.envs.native.NativeEnv`).
 
     Args:
@@ -58,10 +62,10 @@ class TextEnv(gym.Wrapper):
         invalid_penalty: reward of an invalid answer.
         max_invalid: invalid answers in a row that end the episode.
         success_return: see :class:`~lrl.envs.native.NativeEnv`.
+        reset_options: as well.
 
     Attributes:
-        advises: whether observations are :class:`AdvisedText`, by the native environment's ``expert_action()``. Set it
-            before a reset.
+        advises: whether observations are :class:`AdvisedText`, by :mod:`lrl.envs.advice`. Set it before a reset.
     """
 
     def __init__(
@@ -72,12 +76,15 @@ class TextEnv(gym.Wrapper):
         invalid_penalty: float = -0.1,
         max_invalid: int = 5,
         success_return: float | None = None,
+        reset_options: Mapping[str, Any] | None = None,
     ) -> None:
         if max_invalid < 1:
             raise ValueError(f"max_invalid is {max_invalid}; it must be at least 1.")
-        self._native = NativeEnv(env, success_return)
+        self._native = NativeEnv(env, success_return, reset_options)
         super().__init__(self._native)
         self.codec = codec
+        space = env.action_space
+        self._bounds = (space.low, space.high) if isinstance(space, gym.spaces.Box) else None
         self.observation_space = AnyText()
         self.action_space = AnyText()
         self._extract = format_named(response_format).extract
@@ -111,8 +118,18 @@ class TextEnv(gym.Wrapper):
         except InvalidActionError as error:
             return self._refuse(str(error))
         self._invalid = 0
+        native_action, clipped = self._clip(native_action)
         observation, reward, terminated, truncated, info = self._native.step(native_action)
+        if clipped is not None:
+            info["clipped_numbers"] = clipped
         return self._show(observation), reward, terminated, truncated, info
+
+    def _clip(self, action: Any) -> tuple[Any, int | None]:
+        """An action inside the native space, and how many of its numbers were not; None where it is no Box."""
+        if self._bounds is None:
+            return action, None
+        inside = np.clip(action, *self._bounds)
+        return inside, int((inside != action).sum())
 
     def _show(self, observation: Any) -> str:
         self._text = self.codec.observation_to_text(observation, self._context)
@@ -121,8 +138,7 @@ class TextEnv(gym.Wrapper):
     def _advised(self, text: str) -> str:
         if not self.advises:
             return text
-        native: Any = self.env.unwrapped
-        return AdvisedText.of(text, native.expert_action())
+        return AdvisedText.of(text, expert_action(self.env.unwrapped))
 
     def _refuse(self, reason: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._invalid += 1

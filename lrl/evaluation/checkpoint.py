@@ -91,7 +91,6 @@ def load_baseline(name: str, env_factory: EnvFactory) -> Loaded:
         raise ValueError(f"--policy is {name!r}; it must be one of {', '.join(BASELINES)}.")
     policy = kinds[name]()
     policy.connect(env_factory.codec)
-    _ = policy.action_texts  # an environment without finite actions is refused here
     return Loaded(policy, env_factory, {"name": name, "env_id": env_id(env_factory)})
 
 

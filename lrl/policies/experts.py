@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from lrl.codecs.babyai import BabyAICodec
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.grid import Desc, FrozenLakeCodec
 from lrl.envs.frozen_lake import transition_table
@@ -27,7 +26,7 @@ def expert_for(codec: TextCodec) -> Expert:
     """
     if isinstance(codec, FrozenLakeCodec):
         return FrozenLakeExpert(codec.is_slippery)
-    if isinstance(codec, BabyAICodec) and codec.has_expert:
+    if codec.has_expert:
         return EnvironmentExpert()
     raise ValueError(f"policy is 'expert', but none is known for {type(codec).__name__}; give one as policy.expert.")
 

@@ -20,7 +20,7 @@ from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig
 
 
 class FixedPolicy(Policy):
-    """Chooses among the codec's action texts and says its choice in a response format: one slot per turn.
+    """Chooses an action's text and says it in a response format: one slot per turn.
 
     Args:
         response_format: ``direct``, ``think_answer`` or ``final_answer``.
@@ -31,13 +31,13 @@ class FixedPolicy(Policy):
         self._format, self._format_name = format_named(response_format), response_format
 
     @abstractmethod
-    def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[int]:
-        """The index of an action text for each row."""
+    def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[str]:
+        """The text of an action for each row."""
 
     @property
     @abstractmethod
     def probability(self) -> float:
-        """Of an action that was chosen."""
+        """Of an action that was chosen; nan where there are infinitely many."""
 
     @property
     def response_format(self) -> str:
@@ -45,17 +45,10 @@ class FixedPolicy(Policy):
         return self._format_name
 
     @property
-    def action_texts(self) -> tuple[str, ...]:
-        """The texts that are chosen from.
-
-        Raises:
-            ValueError: the environment's actions are not finite.
-        """
+    def text(self) -> TextCodec:
+        """The environment's."""
         assert self.codec is not None, "connect() comes first"
-        texts = self.codec.action_texts
-        if texts is None:
-            raise ValueError(f"policy is a {type(self).__name__}; it needs an environment with finitely many actions.")
-        return texts
+        return self.codec
 
     def configure(self) -> None:
         """There is nothing to load."""
@@ -68,8 +61,7 @@ class FixedPolicy(Policy):
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
         """Say the chosen actions. ``sampling`` changes nothing, and nothing is remembered."""
-        texts = self.action_texts
-        actions = [self._format.render(texts[index]) for index in self.choose(observations, keys)]
+        actions = [self._format.render(text) for text in self.choose(observations, keys)]
         shape = (len(actions), 1)
         return Decisions(
             actions=actions,
@@ -98,22 +90,22 @@ class FixedPolicy(Policy):
 class RandomPolicy(FixedPolicy):
     """Every action with the same probability, always in perfect format."""
 
-    def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[int]:
+    def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[str]:
         """By one uniform number per row."""
-        uniforms = token_uniforms(keys, 1)[:, 0]
-        return (uniforms * len(self.action_texts)).long().tolist()
+        return [self.text.random_action_text(uniform) for uniform in token_uniforms(keys, 1)[:, 0].tolist()]
 
     @property
     def probability(self) -> float:
         """One over the number of actions."""
-        return 1 / len(self.action_texts)
+        texts = self.text.action_texts
+        return math.nan if texts is None else 1 / len(texts)
 
 
 class ConstantPolicy(FixedPolicy):
     """The same action in every state.
 
     Args:
-        action: its text; None takes the first.
+        action: its text; None takes the first, or zero where actions are numbers.
         response_format: ``direct``, ``think_answer`` or ``final_answer``.
     """
 
@@ -121,23 +113,21 @@ class ConstantPolicy(FixedPolicy):
         super().__init__(response_format)
         self.action = action
 
-    def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[int]:
-        """The index of the action.
+    def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[str]:
+        """The action.
 
         Raises:
             ValueError: the environment has no such action.
         """
-        return [self._index()] * len(observations)
+        return [self._constant()] * len(observations)
 
-    def _index(self) -> int:
-        texts = self.action_texts
+    def _constant(self) -> str:
         if self.action is None:
-            return 0
-        assert self.codec is not None
+            return self.text.idle_action_text
         try:
-            return texts.index(self.codec.action_to_text(self.codec.text_to_action(self.action)))
+            return self.text.action_to_text(self.text.text_to_action(self.action))
         except InvalidActionError as error:
-            raise ValueError(f"policy.action is {self.action!r}; it must be one of {', '.join(texts)}.") from error
+            raise ValueError(f"policy.action is {self.action!r}, which is not legal: {error}.") from error
 
     @property
     def probability(self) -> float:
@@ -174,10 +164,10 @@ class ExpertPolicy(FixedPolicy):
             vectorised: Any = envs  # Gymnasium does not type set_attr
             vectorised.set_attr("advises", True)
 
-    def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[int]:
+    def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[str]:
         """Ask the expert, row by row."""
         assert self.expert is not None, "connect() comes first"
-        return [self.expert(text) for text in observations]
+        return [self.text.action_to_text(self.expert(text)) for text in observations]
 
     @property
     def probability(self) -> float:

@@ -1,0 +1,82 @@
+"""Gymnasium's toy texts whose states are numbers that say nothing: Taxi and CliffWalking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lrl.codecs.codec import TextCodec
+from lrl.codecs.words import word_index
+
+
+class TaxiCodec(TextCodec):
+    """``taxi at row 2 column 3, passenger at red, destination green``; six actions."""
+
+    has_expert = True
+    _actions = ("south", "north", "east", "west", "pick up", "drop off")
+    _places = ("red", "green", "yellow", "blue", "taxi")
+    _corners = "red is row 0 column 0, green row 0 column 4, yellow row 4 column 0, blue row 4 column 3"
+    _walls = (
+        "Walls stand between columns 1 and 2 in rows 0 and 1, and between 0 and 1 and between 2 and 3 in rows 3 and 4."
+    )
+
+    @property
+    def description(self) -> str:
+        """The grid, its walls and the actions."""
+        return (
+            f"Drive the taxi on a grid of 5 x 5: pick the passenger up and drop them off at their destination. Of the "
+            f"places, {self._corners}. {self._walls} Actions: {', '.join(self._actions)}."
+        )
+
+    @property
+    def action_texts(self) -> tuple[str, ...]:
+        """In the order of the action space."""
+        return self._actions
+
+    def observation_to_text(self, observation: Any, context: Any = None) -> str:
+        """The state's four parts."""
+        rest, destination = divmod(int(observation), 4)
+        rest, passenger = divmod(rest, 5)
+        row, column = divmod(rest, 5)
+        where = "in the taxi" if passenger == 4 else f"at {self._places[passenger]}"
+        return f"taxi at row {row} column {column}, passenger {where}, destination {self._places[destination]}"
+
+    def text_to_action(self, text: str) -> int:
+        """By the very words."""
+        return word_index(text, self._actions)
+
+    def action_to_text(self, action: Any) -> str:
+        """The action's words."""
+        return self._actions[int(action)]
+
+
+class CliffWalkingCodec(TextCodec):
+    """``row 3 column 0``; four actions."""
+
+    has_expert = True
+    _actions = ("UP", "RIGHT", "DOWN", "LEFT")
+
+    @property
+    def description(self) -> str:
+        """The grid and the actions."""
+        return (
+            "Walk on a grid of 4 rows and 12 columns from row 3 column 0 to row 3 column 11. Between them in row 3 "
+            f"is a cliff: who steps into it starts again. Actions: {', '.join(self._actions)}."
+        )
+
+    @property
+    def action_texts(self) -> tuple[str, ...]:
+        """In the order of the action space."""
+        return self._actions
+
+    def observation_to_text(self, observation: Any, context: Any = None) -> str:
+        """The cell."""
+        row, column = divmod(int(observation), 12)
+        return f"row {row} column {column}"
+
+    def text_to_action(self, text: str) -> int:
+        """By the very word."""
+        return word_index(text, self._actions)
+
+    def action_to_text(self, action: Any) -> str:
+        """The action's word."""
+        return self._actions[int(action)]

@@ -1,0 +1,126 @@
+"""Any space as text."""
+
+import random
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from lrl.codecs.codec import InvalidActionError
+from lrl.codecs.numbers import NumberFormat
+from lrl.codecs.spaces import SpaceCodec, Wording
+
+BOX = spaces.Box(-2.0, 2.0, (2, 3), np.float32)
+JOINT = spaces.Dict({"move": spaces.Discrete(3, start=1), "by": spaces.Box(0.0, 1.0, (2,))})
+SPACES = [
+    spaces.Discrete(4),
+    spaces.Discrete(5, start=-2),
+    spaces.MultiDiscrete([2, 5]),
+    spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
+    spaces.MultiBinary(3),
+    BOX,
+    spaces.Text(5, charset="abc"),
+    JOINT,
+    spaces.Tuple((spaces.Discrete(2), spaces.Tuple((spaces.MultiBinary(2), spaces.Discrete(3))))),
+]
+INTEGERS = NumberFormat(kind="integers")
+
+
+def same(a, b, atol):
+    if isinstance(a, dict):
+        return all(same(a[key], b[key], atol) for key in a)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(same(x, y, atol) for x, y in zip(a, b))
+    return a == b if isinstance(a, str) else np.shape(a) == np.shape(b) and np.allclose(a, b, atol=atol)
+
+
+@pytest.mark.parametrize("numbers", [None, INTEGERS], ids=["decimals", "integers"])
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_an_action_is_read_back_from_its_text(space, numbers):
+    codec = SpaceCodec(spaces.Discrete(2), space, numbers)
+    space.seed(0)
+    for _ in range(50):
+        action = space.sample()
+        back = codec.text_to_action(codec.action_to_text(action))
+        assert same(action, back, 4 / 999 / 2 + 1e-6)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_everything_that_is_observed_has_a_text(space):
+    codec = SpaceCodec(space, spaces.Discrete(2))
+    assert len({codec.observation_to_text(space.sample()) for _ in range(50)}) > 1
+
+
+def test_observations_and_actions_are_written_as_by_hand():
+    wording = Wording(description="A cart.", names=("position", "speed"), actions=("left", "right"))
+    space = spaces.Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, np.inf], np.float32))
+    codec = SpaceCodec(space, spaces.Discrete(2), NumberFormat(precision=2), wording)
+    assert codec.observation_to_text([0.125, 3]) == "<observation>0.12,3.00</observation>"
+    assert codec.description == "A cart. Actions: left, right."
+    named = SpaceCodec(space, spaces.Discrete(2), NumberFormat(precision=2, names=True), wording)
+    assert named.observation_to_text([0.125, 3]) == "position 0.12\nspeed 3.00"
+    ranged = NumberFormat(kind="integers", ranges=[(-1.0, 1.0), (0.0, 10.0)])
+    assert (
+        SpaceCodec(space, spaces.Discrete(2), ranged).observation_to_text([0, 20]).startswith("<observation>500,999<")
+    )
+    assert SpaceCodec(spaces.Discrete(3), JOINT).action_to_text({"move": 2, "by": [0.5, 0]}) == (
+        "<action>by: 0.500,0.000\nmove: 2</action>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("space", "text", "reason"),
+    [
+        (spaces.Discrete(2), "2", "one of 0, 1"),
+        (spaces.Discrete(2), " 1", "one of"),
+        (BOX, "1,2,3,4,5,6", "inside <action>"),
+        (BOX, "<action>1,2,3</action>", "6 numbers"),
+        (spaces.MultiDiscrete([2, 5]), "<action>2,0</action>", "0 to 1"),
+        (spaces.MultiBinary(2), "<action>0,²</action>", "not an integer"),
+        (JOINT, "<action>move: 2\nby: 1,1</action>", "'by'"),
+        (spaces.Text(3), "<action>abcd</action>", "too long"),
+    ],
+)
+def test_what_is_no_action_is_refused_with_the_reason(space, text, reason):
+    with pytest.raises(InvalidActionError, match=reason):
+        SpaceCodec(spaces.Discrete(2), space).text_to_action(text)
+
+
+def test_parsing_survives_a_hundred_thousand_random_strings():
+    rng = random.Random(0)
+    alphabet = "0123456789.,-+ \n<>/actionmoveby:²١１_eEnaif\x00é漢🙂\ud800"
+    codecs = [SpaceCodec(spaces.Discrete(2), space, numbers) for space in SPACES for numbers in (None, INTEGERS)]
+    legal = 0
+    for number in range(100_000):
+        text = "".join(rng.choices(alphabet, k=rng.randint(0, 12)))
+        text = f"<action>{text}</action>" if number % 2 else text
+        try:
+            codecs[number % len(codecs)].text_to_action(text)
+            legal += 1
+        except InvalidActionError:
+            pass
+    assert 0 < legal < 10_000
+
+
+def test_a_space_without_text_is_named():
+    with pytest.raises(ValueError, match=r"the action space is Sequence.*which has no text"):
+        SpaceCodec(spaces.Discrete(2), spaces.Sequence(spaces.Discrete(2)))
+
+
+def test_ranges_must_fit_the_dimensions():
+    with pytest.raises(ValueError, match="numbers.ranges has 3 entries; the observation has 6"):
+        SpaceCodec(BOX, spaces.Discrete(2), NumberFormat(kind="integers", ranges=[(0.0, 1.0)] * 3))
+
+
+def test_words_must_be_as_many_as_actions():
+    with pytest.raises(ValueError, match="there must be 2 different ones"):
+        SpaceCodec(spaces.Discrete(2), spaces.Discrete(2), None, Wording(actions=("left",)))
+
+
+def test_the_bounds_of_a_space_go_through():
+    space = gym.make("CartPole-v1").observation_space
+    for numbers in (NumberFormat(), NumberFormat(kind="integers", ranges=[(-1.0, 1.0)])):
+        codec = SpaceCodec(space, spaces.Discrete(2), numbers)
+        for value in (space.low, space.high, np.full(4, np.nan), np.full(4, np.inf)):
+            assert codec.observation_to_text(value)

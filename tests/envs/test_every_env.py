@@ -1,0 +1,81 @@
+"""Every Gymnasium environment of the mission through text and back."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from lrl.codecs.numbers import NumberFormat
+from lrl.envs.factory import GymnasiumEnvs
+
+CLASSIC = ["CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1", "Pendulum-v1"]
+TOYS = ["FrozenLake-v1", "CliffWalking-v1", "Taxi-v4"]
+BODIES = ["HalfCheetah-v4", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Swimmer-v5", "Ant-v5", "Humanoid-v5"]
+BODIES += ["HumanoidStandup-v5", "Pusher-v5", "Reacher-v5", "InvertedPendulum-v5", "InvertedDoublePendulum-v5"]
+STEPS = 1000
+pytestmark = pytest.mark.filterwarnings("ignore:.*The environment HalfCheetah-v4 is out of date:DeprecationWarning")
+
+
+def walk(id, numbers, seed=0, steps=STEPS):
+    """Random steps through text, beside the same native actions in the native environment."""
+    envs = GymnasiumEnvs(id, numbers=numbers)
+    text_env, native = envs.make(1, "direct"), gym.make(id, disable_env_checker=True)
+    codec, rng = envs.codec, native.action_space
+    rng.seed(seed)
+    (text,), _ = text_env.reset(seed=[seed])
+    observation, _ = native.reset(seed=seed)
+    for step in range(steps):
+        assert text == codec.observation_to_text(observation, codec.context(native))
+        answer = codec.action_to_text(rng.sample())
+        action = codec.text_to_action(answer)
+        if isinstance(rng, gym.spaces.Box):
+            action = np.clip(action, rng.low, rng.high)
+        (text,), rewards, terminated, truncated, infos = text_env.step((answer,))
+        observation, reward, ended, cut, _ = native.step(action)
+        assert infos["action_valid"].all()
+        assert (rewards[0], terminated[0], truncated[0]) == (pytest.approx(reward), ended, cut)
+        if ended or cut:
+            (text,), _ = text_env.reset(seed=[seed + step], options={"reset_mask": np.array([True])})
+            observation, _ = native.reset(seed=seed + step)
+    text_env.close()
+    native.close()
+
+
+@pytest.mark.parametrize("id", CLASSIC + BODIES)
+@pytest.mark.parametrize("kind", ["decimals", "integers"])
+def test_a_thousand_steps_through_text_are_those_of_the_native_environment(id, kind):
+    walk(id, NumberFormat(kind=kind), steps=STEPS)
+
+
+@pytest.mark.parametrize("id", TOYS)
+def test_a_thousand_steps_in_words_are_those_of_the_native_environment(id):
+    walk(id, None)
+
+
+def test_taxi_is_told_in_words():
+    codec = GymnasiumEnvs("Taxi-v4").codec
+    native = gym.make("Taxi-v4").unwrapped
+    assert codec.observation_to_text(native.encode(2, 3, 0, 1)) == (
+        "taxi at row 2 column 3, passenger at red, destination green"
+    )
+    assert "in the taxi" in codec.observation_to_text(native.encode(0, 0, 4, 2))
+    assert codec.text_to_action("pick up") == 4
+
+
+def test_a_vector_is_told_without_new_code_and_settings_reach_it():
+    cheetah = GymnasiumEnvs("HalfCheetah-v5", {"exclude_current_positions_from_observation": False})
+    env = cheetah.make(1, "direct")
+    (text,), _ = env.reset(seed=[0])
+    assert text.count(",") == 17 and text.startswith("<observation>")
+    _, _, _, _, infos = env.step(("<action>9,0,0,0,0,-9</action>",))
+    assert infos["clipped_numbers"] == [2] and {"reward/ctrl", "reward/forward"} <= set(infos)
+    env.close()
+    bounded = GymnasiumEnvs("CartPole-v1", reset_options={"low": 0.01, "high": 0.011})
+    env = bounded.make(2, "direct")
+    texts, _ = env.reset(seed=[0, 1])
+    assert all(value in ("0.010", "0.011") for text in texts for value in text[13:-14].split(","))
+    env.close()
+
+
+def test_words_have_no_number_format():
+    with pytest.raises(ValueError, match="env.numbers is set, but FrozenLake-v1 is told in words"):
+        _ = GymnasiumEnvs("FrozenLake-v1", numbers=NumberFormat()).codec
