@@ -14,7 +14,7 @@ BENCHMARKS = {
     "grpo": "one GRPO step against TRL's GRPOTrainer: completions per second",
     "sft": "supervised fine-tuning against TRL's SFTTrainer: tokens per second, padding not counted",
     "evaluate": "batched evaluation against one episode at a time: env steps per second",
-    "text_babyai": "BabyAI's text layer without a model: microseconds per step",
+    "text": "what text costs in an environment, without a model: microseconds per step",
 }
 
 

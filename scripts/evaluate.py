@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
+    from lrl.codecs.numbers import NumberFormat
     from lrl.envs.factory import EnvFactory
     from lrl.evaluation.checkpoint import Loaded
     from lrl.evaluation.episodes import EpisodeResults
@@ -29,6 +30,8 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     subject.add_argument("--policy", help="a baseline: random, constant or expert")
     parser.add_argument("--env_id", help="default: where the checkpoint was validated, or FrozenLake-v1")
     parser.add_argument("--env_kwargs", default="{}", help="JSON object for --env_id")
+    parser.add_argument("--reset_options", default="{}", help="JSON object for every reset of --env_id")
+    parser.add_argument("--numbers", choices=("decimals", "integers"), help="default: what the checkpoint saved")
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
     parser.add_argument("--num_envs", type=int, default=16, help="side by side; the result does not depend on it")
@@ -90,10 +93,11 @@ def run(fabric: Fabric, arguments: argparse.Namespace) -> None:
 
 def load(arguments: argparse.Namespace) -> Loaded:
     """What is evaluated, and where."""
-    from lrl.evaluation.checkpoint import load_baseline, load_model, load_policy
+    from lrl.evaluation.checkpoint import load_baseline, load_model, load_policy, saved_numbers
 
     if arguments.checkpoint is not None:
-        return load_policy(arguments.checkpoint, envs(arguments) if arguments.env_id else None)
+        numbers = saved_numbers(arguments.checkpoint, arguments.numbers)
+        return load_policy(arguments.checkpoint, envs(arguments, numbers) if arguments.env_id else None)
     if arguments.policy is not None:
         return load_baseline(arguments.policy, envs(arguments))
     return load_model(
@@ -106,15 +110,26 @@ def load(arguments: argparse.Namespace) -> Loaded:
     )
 
 
-def envs(arguments: argparse.Namespace) -> EnvFactory:
+def envs(arguments: argparse.Namespace, numbers: NumberFormat | None = None) -> EnvFactory:
     """The environment of ``--env_id``."""
+    from lrl.codecs.numbers import NumberFormat
     from lrl.envs.factory import GymnasiumEnvs
 
+    if numbers is None and arguments.numbers is not None:
+        numbers = NumberFormat(kind=arguments.numbers)
+    kwargs, options = (json_object(name, getattr(arguments, name)) for name in ("env_kwargs", "reset_options"))
+    return GymnasiumEnvs(arguments.env_id or "FrozenLake-v1", kwargs, numbers=numbers, reset_options=options)
+
+
+def json_object(name: str, text: str) -> dict[str, Any]:
+    """What the user wrote under ``--name``."""
     try:
-        kwargs: Any = json.loads(arguments.env_kwargs)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"--env_kwargs is {arguments.env_kwargs!r}; it must be a JSON object.") from error
-    return GymnasiumEnvs(arguments.env_id or "FrozenLake-v1", kwargs)
+        raise ValueError(f"--{name} is {text!r}; it must be a JSON object.") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"--{name} is {text!r}; it must be a JSON object.")
+    return value
 
 
 def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> EpisodeResults:

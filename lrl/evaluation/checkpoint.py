@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.functional.frozen import frozen_names, without
 from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
@@ -56,6 +57,27 @@ def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Load
     _load_weights(policy, checkpoint["state_dict"], file)
     info = {"name": str(path), "env_id": env_id(env_factory), "config": config}
     return Loaded(policy.eval(), env_factory, info | {"env_steps": int(checkpoint["lrl"].get("env_steps", 0))})
+
+
+def saved_numbers(path: str | Path, kind: str | None = None) -> NumberFormat | None:
+    """How a checkpoint's environment wrote its numbers; the policy can read no others.
+
+    Args:
+        path: a checkpoint file or a run directory.
+        kind: what the user asks for; None takes what is saved.
+
+    Raises:
+        ValueError: that is another one.
+    """
+    config = yaml.safe_load(
+        read_checkpoint(checkpoint_file(Path(path)), weights=False).get("lrl", {}).get("config", "")
+    )
+    data = (config or {}).get("data", {}).get("init_args", {})
+    saved = ((data.get("validation_env") or data.get("env") or {}).get("init_args") or {}).get("numbers")
+    numbers = NumberFormat(**saved) if saved else None
+    if kind is not None and kind != (numbers or NumberFormat()).kind:
+        raise ValueError(f"--numbers is {kind!r}, but the checkpoint was trained on others; leave it out.")
+    return numbers
 
 
 def load_model(name: str, env_factory: EnvFactory, prompt: Mapping[str, Any], **model: Any) -> Loaded:

@@ -1,7 +1,7 @@
-"""What text costs in BabyAI, without a model: microseconds per step that a text environment takes over the native one.
+"""What text costs, without a model: microseconds per step that a text environment takes over the native one.
 
 Both play the same episodes with the same random actions, in turns; the difference is the text layer: the format of the
-answer, the name of the action, the sentences.
+answer, the action's text, the observation's text.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from lrl.envs.native import NativeEnv
 from lrl.envs.text import TextEnv
 from lrl.prompts.response_format import response_format
 
-BAR = 60.0
-"""Microseconds per step."""
+ENVS = ("CartPole-v1", "lrl/BabyAI-GoToLocal-v0")
 
 
 class Walk:
@@ -48,29 +47,38 @@ class Walk:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of this benchmark."""
-    parser.add_argument("--env_id", default="lrl/BabyAI-GoToLocal-v0")
+    parser.add_argument("--env_id", nargs="+", default=ENVS)
     parser.add_argument("--response_format", default="think_answer")
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--repeats", type=int, default=5)
 
 
+def measure(env_id: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One environment."""
+    envs, form = GymnasiumEnvs(env_id), response_format(options.response_format)
+    texts = [envs.codec.random_action_text(uniform) for uniform in np.random.default_rng(0).random(options.steps)]
+    text = Walk(
+        TextEnv(envs.make_native(), envs.codec, options.response_format), [form.render(t, "I see") for t in texts]
+    )
+    native = Walk(NativeEnv(envs.make_native()), [envs.codec.text_to_action(t) for t in texts])
+    rates, native_rates = alternate(text, native, options.repeats)
+    costs = [1e6 / own - 1e6 / other for own, other in zip(rates, native_rates, strict=True)]
+    middle = {name: 1e6 / statistics.median(each) for name, each in (("text", rates), ("native", native_rates))}
+    print(
+        f"{env_id}: {middle['text']:.1f} us/step in text, {middle['native']:.1f} native; the text layer takes "
+        f"{statistics.median(costs):.1f} ({min(costs):.1f} to {max(costs):.1f}); {1e6 / middle['text']:.0f} steps/s"
+    )
+    speeds = {"steps_per_second": rates, "native_steps_per_second": native_rates}
+    return {"env_id": env_id, "text_layer_us": costs, **speeds}
+
+
 def main(options: argparse.Namespace) -> None:
     """Measure, print, write."""
     quiet()
-    envs, form = GymnasiumEnvs(options.env_id), response_format(options.response_format)
-    actions = np.random.default_rng(0).integers(6, size=options.steps).tolist()
-    answers = [form.render(envs.codec.action_to_text(action), "I look around") for action in actions]
-    text = Walk(TextEnv(envs.make_native(), envs.codec, options.response_format), answers)
-    rates, native_rates = alternate(text, Walk(NativeEnv(envs.make_native()), actions), options.repeats)
-    costs = [1e6 / own - 1e6 / other for own, other in zip(rates, native_rates, strict=True)]
-    print(f"text environment   {1e6 / statistics.median(rates):6.1f} us/step")
-    print(f"native environment {1e6 / statistics.median(native_rates):6.1f} us/step")
-    spread = f"{min(costs):.1f} to {max(costs):.1f}"
-    print(f"text layer         {statistics.median(costs):6.1f} us/step ({spread}); bar {BAR:g}")
+    figures = [measure(env_id, options) for env_id in options.env_id]
     if options.json is None:
         return
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    about = {"command": "python " + shlex.join(sys.argv), "commit": commit, "machine": machine(), "bar_us": BAR}
-    figures = {"text_layer_us": costs, "text_steps_per_second": rates, "native_steps_per_second": native_rates}
+    about = {"command": "python " + shlex.join(sys.argv), "commit": commit, "machine": machine()}
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(about | figures, indent=2) + "\n")
+    options.json.write_text(json.dumps(about | {"environments_in_text": figures}, indent=2) + "\n")
