@@ -8,13 +8,20 @@ python scripts/results.py check        (fails where `write` would change a page)
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from lrl.evaluation.plots import draw_curves
-from lrl.evaluation.results import benchmark_table, fill, learning_table, read_result, result_curve, summarise
+from lrl.evaluation.results import (
+    benchmark_table,
+    fill,
+    learning_table,
+    read_result,
+    result_curve,
+    result_text,
+    summarise,
+)
 
 RESULTS, PICTURES = Path("assets/results"), Path("assets/pictures")
 PAGES = (Path("README.md"), Path("configs/README.md"))
@@ -29,6 +36,7 @@ def main() -> None:
     keep_parser.add_argument("runs", nargs="+", type=Path)
     keep_parser.add_argument("--title", required=True)
     keep_parser.add_argument("--metric", default="val/exact_success")
+    keep_parser.add_argument("--drawn", help="another metric for the picture")
     keep_parser.add_argument("--machine", default="2-core x86-64 virtual machine")
     keep_parser.add_argument("--bar", type=float, help="what a run should reach")
     keep_parser.add_argument("--baseline", action="append", default=[], metavar="LABEL=VALUE")
@@ -50,7 +58,8 @@ def keep(arguments: argparse.Namespace) -> None:
         about["bar"] = arguments.bar
     path = RESULTS / f"{arguments.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(about | summarise(arguments.runs, arguments.metric), indent=1) + "\n", encoding="utf-8")
+    result = about | summarise(arguments.runs, arguments.metric, arguments.drawn)
+    path.write_text(result_text(result), encoding="utf-8")
     print(f"wrote {path}")
 
 
@@ -60,9 +69,9 @@ def write(arguments: argparse.Namespace) -> None:
         path.write_text(filled(path), encoding="utf-8")
     for path, result in kept():
         if "metric" in result:
-            curve = result_curve(result, "env_steps" if "env_steps" in result["runs"][0]["curve"] else "minutes")
             clock = "env_steps" if "env_steps" in result["runs"][0]["curve"] else "minutes"
-            draw_curves([curve], result["metric"], clock, PICTURES / f"{path.stem}.png", result["baselines"])
+            curve = result_curve(result, clock)
+            draw_curves([curve], result["drawn"], clock, PICTURES / f"{path.stem}.png", result["baselines"])
 
 
 def check(arguments: argparse.Namespace) -> None:

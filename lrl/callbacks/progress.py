@@ -32,7 +32,7 @@ class ConsoleProgress(L.Callback):
         self.every_n_collections = every_n_collections
         self._progress: Progress | None = None
         self._task: Any = None
-        self._told = 0
+        self._told = self._env_steps = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the bar."""
@@ -45,12 +45,16 @@ class ConsoleProgress(L.Callback):
         self._task = self._progress.add_task("training", total=total, completed=trainer.current_epoch, figures="")
         self._progress.start()
 
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Note the clock, before the next collection moves it on."""
+        self._env_steps = int(getattr(pl_module, "clocks", {}).get("env_steps", 0))
+
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Tell of the epoch before: its figures are published behind every callback's ``on_train_epoch_end``."""
         if trainer.current_epoch > self._told:
-            self._tell(trainer, pl_module, trainer.current_epoch)
+            self._tell(trainer, trainer.current_epoch)
 
-    def _tell(self, trainer: L.Trainer, pl_module: L.LightningModule, done: int) -> None:
+    def _tell(self, trainer: L.Trainer, done: int) -> None:
         """Move the bar to ``done`` epochs; log a line now and then."""
         if not trainer.is_global_zero:
             return
@@ -64,14 +68,13 @@ class ConsoleProgress(L.Callback):
             self._progress.update(self._task, completed=done, figures=figures)
         every = self.every_n_collections or max(1, total // 20)
         if done == 1 or done % every == 0 or done == total:
-            steps = int(getattr(pl_module, "clocks", {}).get("env_steps", 0))
-            clock = f"env steps {steps}  " if steps else ""
+            clock = f"env steps {self._env_steps}  " if self._env_steps else ""
             logging.getLogger("lrl").info("collection %d/%d  %s%s", done, total, clock, figures)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Tell of the last epoch; take the bar away."""
         if trainer.current_epoch > self._told:
-            self._tell(trainer, pl_module, trainer.current_epoch)
+            self._tell(trainer, trainer.current_epoch)
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

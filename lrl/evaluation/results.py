@@ -20,15 +20,18 @@ from lrl.evaluation.plots import CLOCKS, Curve, Series, aggregate, metrics_file
 from lrl.evaluation.statistics import mean_interval
 
 _FINISHED = re.compile(r"finished after ([\d.]+) minutes")
+_POINTS = 50
+"""Of a curve, about."""
 _OWN_TO_A_RUN = re.compile(r" --(run_directory|seed_everything)[ =]\S+")
 
 
-def summarise(runs: Sequence[Path], metric: str) -> dict[str, Any]:
+def summarise(runs: Sequence[Path], metric: str, drawn: str | None = None) -> dict[str, Any]:
     """What is kept of the runs of one experiment.
 
     Args:
         runs: run directories that differ in nothing but the seed.
-        metric: column of ``metrics.csv`` whose curve is kept.
+        metric: column of ``metrics.csv`` whose last value is the result; its curve is kept.
+        drawn: another column, whose curve is kept for the picture; None draws ``metric``.
 
     Raises:
         ValueError: no run is given, one has no such metric, or their commands differ.
@@ -38,8 +41,8 @@ def summarise(runs: Sequence[Path], metric: str) -> dict[str, Any]:
     commands = sorted({command_of(run) for run in runs})
     if len(commands) > 1:
         raise ValueError(f"the runs differ in more than their seed: {commands[0]!r} and {commands[1]!r}.")
-    kept = sorted((_run(run, metric) for run in runs), key=lambda run: run["seed"])
-    return {"command": commands[0], "metric": metric, "runs": kept}
+    kept = sorted((_run(run, metric, drawn) for run in runs), key=lambda run: run["seed"])
+    return {"command": commands[0], "metric": metric, "drawn": drawn or metric, "runs": kept}
 
 
 def command_of(run: Path) -> str:
@@ -48,7 +51,7 @@ def command_of(run: Path) -> str:
     return "python -m lrl" + _OWN_TO_A_RUN.sub("", f" {words[-1]}" if len(words) > 1 else "")
 
 
-def _run(run: Path, metric: str) -> dict[str, Any]:
+def _run(run: Path, metric: str, drawn: str | None) -> dict[str, Any]:
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     finished = _FINISHED.search((run / "run.log").read_text(encoding="utf-8"))
     return {
@@ -56,6 +59,7 @@ def _run(run: Path, metric: str) -> dict[str, Any]:
         "commit": (run / "commit.txt").read_text(encoding="utf-8").strip(),
         "minutes": float(finished[1]) if finished else None,
         "curve": _curve(metrics_file(run), metric),
+        **({"drawn": _curve(metrics_file(run), drawn)} if drawn else {}),
     }
 
 
@@ -66,8 +70,15 @@ def _curve(file: Path, metric: str) -> dict[str, list[float]]:
     if not rows:
         raise ValueError(f"metric is {metric!r}, which {file} lacks; name a column of it.")
     clocks = [clock for clock in CLOCKS if rows[0].get(f"clock/{clock}")]
+    rows = [*rows[: -1 : max(1, len(rows) // _POINTS)], rows[-1]]
     curve = {clock: [round(float(row[f"clock/{clock}"]), 3) for row in rows] for clock in clocks}
     return curve | {metric: [round(float(row[metric]), 5) for row in rows]}
+
+
+def result_text(result: dict[str, Any]) -> str:
+    """A result as JSON, each list of numbers on one line."""
+    text = json.dumps(result, indent=1)
+    return re.sub(r"\[\s+([-\d.,\se]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -91,10 +102,10 @@ def final_values(result: dict[str, Any]) -> np.ndarray:
 
 
 def result_curve(result: dict[str, Any], clock: str) -> Curve:
-    """Mean over the runs of a result, with its interval."""
+    """What is drawn of a result: the mean over its runs, with the interval."""
     series = [
-        Series(clock=np.array(run["curve"][clock]), values=np.array(run["curve"][result["metric"]]))
-        for run in result["runs"]
+        Series(clock=np.array(curve[clock]), values=np.array(curve[result["drawn"]]))
+        for curve in (run.get("drawn", run["curve"]) for run in result["runs"])
     ]
     return aggregate(result["title"], series, "mean")
 

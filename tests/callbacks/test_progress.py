@@ -17,6 +17,8 @@ def test_a_line_tells_the_figures_of_its_own_collection(tmp_path, caplog, monkey
         trainer.fit(grpo(folder), datamodule=rollout_data("episodes"))
     lines = [line for line in caplog.messages if line.startswith("collection ")]
     assert [int(re.findall(r"collection (\d+)/", line)[0]) for line in lines] == [*range(1, COLLECTIONS + 1)]
+    steps = [row["clock/env_steps"] for _, row in trainer.logger.rows if "rollout/return" in row]
+    assert [int(re.findall(r"env steps (\d+)", line)[0]) for line in lines] == steps
     for metric, shown in (("rollout/return", r"  return (-?[\d.]+)"), ("val/return", r"val return (-?[\d.]+)")):
         logged = [row[metric] for _, row in trainer.logger.rows if metric in row]
         assert [float(re.findall(shown, line)[0]) for line in lines] == pytest.approx(logged, abs=6e-4)

@@ -10,6 +10,7 @@ from lrl.evaluation.results import (
     final_values,
     learning_table,
     read_result,
+    result_text,
     summarise,
 )
 
@@ -36,6 +37,19 @@ def test_what_is_kept_of_runs_is_their_command_seeds_minutes_and_curves(tmp_path
     assert [run["minutes"] for run in kept["runs"]] == [None, 1.5]
     assert kept["runs"][1]["curve"] == {"env_steps": [10, 20], "minutes": [0, 1], "val/exact_success": [0, 0.5]}
     np.testing.assert_array_equal(final_values(kept), [0.75, 0.5])
+
+
+def test_a_result_is_read_back_from_its_text(tmp_path):
+    result = {"title": "t", "runs": [{"curve": {"minutes": [0.5, -1e-07, 3]}, "seed": 0}]}
+    (tmp_path / "r.json").write_text(result_text(result))
+    assert read_result(tmp_path / "r.json") == result and '"minutes": [0.5, -1e-07, 3]' in result_text(result)
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_last_value(tmp_path):
+    values = [number / 400 for number in range(399)]
+    kept = summarise([run_directory(tmp_path / "a", 0, values)], "val/exact_success", "val/exact_success")
+    curve = kept["runs"][0]["drawn"]["val/exact_success"]
+    assert 40 < len(curve) < 70 and curve[0] == 0 and curve[-1] == final_values(kept)[0] == round(values[-1], 5)
 
 
 def test_runs_of_different_commands_are_not_one_experiment(tmp_path):
