@@ -73,3 +73,8 @@ def test_make_targets_that_the_readme_names_exist():
     named = set(re.findall(r"make ([a-z-]+)", Path("README.md").read_text(encoding="utf-8")))
     targets = set(re.findall(r"^([a-z-]+):", Path("Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert {"quickstart", "test"} <= named & targets
+
+
+def test_tables_are_what_the_kept_results_say():
+    result = run("python scripts/results.py check")
+    assert result.returncode == 0, result.stderr
