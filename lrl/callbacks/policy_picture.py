@@ -29,7 +29,7 @@ class PolicyPicture(L.Callback):
     def __init__(
         self,
         samples: int = 64,
-        metrics: Sequence[str] = ("val/exact_success", "val/success_rate"),
+        metrics: Sequence[str] = ("rollout/success_rate", "val/exact_success"),
         clock: str = "env_steps",
     ) -> None:
         if samples < 1:

@@ -154,6 +154,8 @@ def draw_curves(
         axes.fill_between(curve.clock, curve.lower, curve.upper, color=line.get_color(), alpha=0.2, linewidth=0)
     for shade, (label, height) in zip(_greys(len(baselines or {})), (baselines or {}).items(), strict=True):
         axes.axhline(height, color=shade, linestyle="--", linewidth=1.2, label=f"{label} ({height:.3g})")
+    if all(0 <= value <= 1 for curve in curves for value in curve.centre):
+        axes.set_ylim(0, 1.04)  # a rate is read against nothing and all
     axes.set_xlabel(clock.replace("_", " "))
     axes.set_ylabel(metric)
     axes.set_title(title)
