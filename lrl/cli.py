@@ -27,6 +27,7 @@ import lrl.envs.demonstrations
 import lrl.envs.factory
 import lrl.envs.frozen_lake_rows
 import lrl.envs.prompt_env
+import lrl.policies.scoring
 import lrl.policies.text
 import lrl.rewards.expert_q
 import lrl.rewards.format  # noqa: F401  (imported so that configs can name classes without their module)

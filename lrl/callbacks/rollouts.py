@@ -104,11 +104,11 @@ def rollout_data(trainer: L.Trainer) -> RolloutDataModule | None:
 def record_rollout(module: PolicyModule, rollout: Rollout, seconds: float) -> None:
     """Record what was collected as metrics."""
     tokens = rollout.response_mask.sum(-1)[rollout.active].float()
-    at_limit = tokens >= module.max_response_tokens
     module.record("rollout/return", rollout.returns)
     module.record("rollout/length", rollout.lengths.float())
     module.record("rollout/response_tokens", tokens)
-    module.record("rollout/token_limit_rate", at_limit.float())
+    if module.max_response_tokens > 1:  # one token is a choice, not a limit
+        module.record("rollout/token_limit_rate", (tokens >= module.max_response_tokens).float())
     module.record("rollout/logprob", rollout.logprobs[rollout.response_mask])
     for name, values in rollout.metrics.items():
         if name == "action_valid":

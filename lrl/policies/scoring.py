@@ -1,0 +1,212 @@
+"""The language model that chooses among the legal actions by the probability of their text.
+
+Nothing is generated, so nothing illegal can be said: the candidates' texts behind the prompt are scored, and a softmax
+over the scores is the policy (GLAM, arXiv:2302.02662; TWOSOME, arXiv:2401.14151). A turn is one token: the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lrl.codecs.codec import TextCodec
+from lrl.functional.masking import entropy, selected_logprobs
+from lrl.functional.random import seeded, token_uniforms
+from lrl.policies.chat import ChatTokenizer
+from lrl.policies.decoding import draw_tokens
+from lrl.policies.language_model import LanguageModel, LanguageModelConfig
+from lrl.policies.policy import Policy
+from lrl.policies.text import pad_prompts
+from lrl.prompts.template import PromptTemplate
+from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
+
+Normalisation = Literal["sum", "token", "word"]
+
+
+class ScoringPolicy(Policy):
+    """Probabilities of the legal actions' texts, for environments with finitely many actions.
+
+    The score of a candidate is the log-probability of its tokens behind the prompt, without an end token, so that
+    candidates of one token need no more than the prompt's own forward pass. Equal prompts are computed once; candidates
+    share their prompt.
+
+    Args:
+        language_model: which causal LM.
+        prompt: how an observation becomes a prompt; its response format must be ``direct``.
+        temperature: divides the scores.
+        normalisation: ``sum`` of the tokens' log-probabilities (GLAM), or their mean per ``token`` or per ``word``
+            (TWOSOME), which does not favour short texts.
+        max_prompt_tokens: a longer prompt loses its oldest history first.
+    """
+
+    answers_by_text = True
+
+    def __init__(
+        self,
+        language_model: LanguageModelConfig,
+        prompt: PromptTemplate,
+        temperature: float = 1.0,
+        normalisation: Normalisation = "sum",
+        max_prompt_tokens: int = 1024,
+    ) -> None:
+        super().__init__()
+        if prompt.response_format != "direct":
+            raise ValueError(
+                f"prompt.response_format is {prompt.response_format!r}; it must be direct, actions alone are scored."
+            )
+        if temperature <= 0:
+            raise ValueError(f"policy.temperature is {temperature}; training samples, so it must be positive.")
+        if normalisation not in ("sum", "token", "word"):
+            raise ValueError(f"policy.normalisation is {normalisation!r}; it must be sum, token or word.")
+        self.language_model = LanguageModel(language_model)
+        self.prompt, self.normalisation, self.max_prompt_tokens = prompt, normalisation, max_prompt_tokens
+        self.sampling = SamplingConfig(temperature=temperature, max_new_tokens=1)
+        self.dropped_turns = 0
+        self.action_texts: tuple[str, ...] = ()
+
+    @property
+    def response_format(self) -> str:
+        """``direct``."""
+        return self.prompt.response_format
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer; there after :meth:`configure`."""
+        assert self.language_model.tokenizer is not None
+        return self.language_model.tokenizer
+
+    def connect(self, codec: TextCodec) -> None:
+        """Take the codec's actions as candidates.
+
+        Raises:
+            ValueError: they are not finite.
+        """
+        super().connect(codec)
+        if codec.action_texts is None:
+            raise ValueError("model.policy is a ScoringPolicy; it needs an environment with finitely many actions.")
+        self.action_texts = codec.action_texts
+
+    def configure(self) -> None:
+        """Load the language model."""
+        self.language_model.configure()
+
+    def build_reference(self, warm_started: bool) -> None:
+        """Keep the current weights as the reference."""
+        self.language_model.build_reference(warm_started)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the causal LM, as it was loaded."""
+        return self.language_model.fingerprint
+
+    def encode(self, observation: str, history: History) -> list[int]:
+        """Token ids of the prompt for one observation."""
+        assert self.codec is not None
+        ids, dropped = self.tokenizer.encode_prompt(
+            self.prompt, self.codec, observation, history, self.max_prompt_tokens
+        )
+        self.dropped_turns += dropped
+        return ids
+
+    @torch.no_grad()
+    def act(
+        self,
+        observations: Sequence[Any],
+        memory: list[History],
+        keys: RandomKeys,
+        sampling: SamplingConfig | None = None,
+    ) -> Decisions:
+        """Choose one action per row; of ``sampling`` the temperature counts."""
+        assert self.codec is not None
+        temperature = (sampling or self.sampling).temperature
+        prompts = [self.encode(text, history) for text, history in zip(observations, memory, strict=True)]
+        inputs = pad_prompts(prompts, self.language_model.device)
+        was_training = self.training
+        self.eval()
+        scores = self.scores(inputs["prompt_ids"], inputs["prompt_mask"])
+        self.train(was_training)
+        if temperature == 0:
+            choice, logprobs = scores.argmax(-1), scores.new_zeros(len(scores))
+        else:
+            choices = torch.log_softmax(scores / temperature, dim=-1)
+            choice = draw_tokens(choices, token_uniforms(keys, 1)[:, 0].to(scores.device))
+            logprobs = choices.gather(-1, choice[:, None])[:, 0]
+        texts = [self.action_texts[index] for index in choice.tolist()]
+        return Decisions(
+            actions=texts,
+            inputs=inputs | {"choice": choice},
+            response_mask=torch.ones(len(texts), 1, dtype=torch.bool, device=scores.device),
+            logprobs=logprobs[:, None],
+            memory=[self._remember(*row) for row in zip(memory, observations, texts, strict=True)],
+        )
+
+    def _remember(self, history: History, observation: str, response: str) -> History:
+        assert self.codec is not None
+        turn = self.prompt.remembered(self.codec, observation, response)
+        return self.prompt.window((*history, turn)) if self.prompt.history else ()
+
+    def scores(self, prompt_ids: Tensor, prompt_mask: Tensor, reference: bool = False) -> Tensor:
+        """Normalised log-probabilities ``(turn, candidate)`` of the candidates' texts behind each prompt.
+
+        Args:
+            prompt_ids: int64 ``(turn, prompt)``, right-padded.
+            prompt_mask: bool ``(turn, prompt)``.
+            reference: whether by the policy as it was when this run started; then without gradient.
+        """
+        ids, mask = self._candidates()
+        prompt_ids = prompt_ids * prompt_mask
+        keyed = torch.cat([prompt_mask.sum(1, keepdim=True), prompt_ids], dim=1)
+        unique, index = torch.unique(keyed, dim=0, return_inverse=True)
+        lengths, prompts, count = unique[:, 0], unique[:, 1:], len(ids)
+        columns = torch.arange(prompts.shape[1], device=prompts.device)[None] < lengths[:, None]
+        if ids.shape[1] == 1:  # the prompt's last column tells it all
+            response, response_mask = prompts.new_zeros(len(prompts), 1), columns.new_zeros(len(prompts), 1)
+        else:
+            prompts, columns = prompts.repeat_interleave(count, 0), columns.repeat_interleave(count, 0)
+            response, response_mask = ids.repeat(len(unique), 1), mask.repeat(len(unique), 1)
+        inputs = {"prompt_ids": prompts, "prompt_mask": columns, "response_ids": response}
+        layout = self.language_model.lay_out(inputs, response_mask)
+        logits = self.language_model.reference_logits(layout) if reference else self.language_model.logits(layout)
+        if ids.shape[1] == 1:
+            sums = torch.log_softmax(logits[:, 0].to(_precise(logits)), dim=-1)[:, ids[:, 0]]
+        else:
+            each = selected_logprobs(logits, response) * response_mask
+            sums = each.sum(-1).view(len(unique), count)
+        return (sums / self._lengths(mask))[index]
+
+    def _candidates(self) -> tuple[Tensor, Tensor]:
+        """Ids and mask ``(candidate, token)`` of the actions' texts."""
+        ids = [self.tokenizer.encode_text(text) for text in self.action_texts]
+        padded = pad_prompts(ids, self.language_model.device)
+        return padded["prompt_ids"], padded["prompt_mask"]
+
+    def _lengths(self, mask: Tensor) -> Tensor:
+        """What sums are divided by, ``(candidate,)``."""
+        if self.normalisation == "token":
+            return mask.sum(1)
+        if self.normalisation == "word":
+            return torch.tensor([len(text.split()) for text in self.action_texts], device=mask.device)
+        return torch.ones(len(mask), device=mask.device)
+
+    def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
+        """Log-probability of each choice and entropy over the candidates, ``(turn, 1)``."""
+        self.train(dropout_seed is not None)
+        with seeded(dropout_seed, self.language_model.device):
+            scores = self.scores(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"])
+        scores = scores / self.sampling.temperature
+        logprobs = selected_logprobs(scores, batch.inputs["choice"])
+        return Evaluation(logprobs=logprobs[:, None], entropy=entropy(scores)[:, None])
+
+    @torch.no_grad()
+    def reference_logprobs(self, batch: TurnBatch) -> Tensor:
+        """Log-probabilities under the policy as it was when this run started."""
+        self.eval()
+        scores = self.scores(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"], reference=True)
+        return selected_logprobs(scores / self.sampling.temperature, batch.inputs["choice"])[:, None]
+
+
+def _precise(logits: Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32

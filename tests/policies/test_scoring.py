@@ -1,0 +1,181 @@
+"""The policy that chooses: what it says of an action is what the model says of the action's text."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import FLOAT64, grpo, make_trainer, rollout_data, save_tiny_model
+
+from lrl.codecs.grid import FrozenLakeCodec, draw
+from lrl.codecs.numbers import NumberFormat
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.evaluation.episodes import evaluate_policy
+from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
+from lrl.policies.scoring import ScoringPolicy
+from lrl.prompts.template import PromptTemplate
+from lrl.types import RandomKeys, SamplingConfig, TurnBatch
+
+MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
+OBSERVATIONS = [draw(state, MAP) for state in (0, 1, 0, 4, 0, 9)]
+
+
+class Sentences(FrozenLakeCodec):
+    """Actions of one to three tokens; one is the beginning of another."""
+
+    _actions = ("LEFT", "LEFT RIGHT", "UP UP DOWN", "DOWN UP")
+    _index = {text.lower(): index for index, text in enumerate(_actions)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def ready(folder, codec=None, normalisation="sum", history=0, temperature=1.0, **model):
+    prompt = PromptTemplate(response_format="direct", system="", history=history)
+    model = LanguageModelConfig(name=folder, **{"dtype": "float64"} | model)
+    policy = ScoringPolicy(model, prompt, temperature, normalisation)
+    policy.connect(codec or Sentences())
+    policy.configure()
+    return policy
+
+
+def keys(rows, seed=0):
+    return RandomKeys(seed=seed, purpose="test", collection=0, env=np.arange(rows), turn=np.zeros(rows, dtype=np.int64))
+
+
+def act(policy, observations=OBSERVATIONS, sampling=None, seed=0):
+    return policy.act(observations, [()] * len(observations), keys(len(observations), seed), sampling)
+
+
+def as_batch(decisions):
+    zeros = torch.zeros_like(decisions.logprobs)
+    return TurnBatch(
+        inputs=decisions.inputs,
+        response_mask=decisions.response_mask,
+        old_logprobs=decisions.logprobs,
+        advantages=zeros + 1,
+    )
+
+
+def by_hand(policy, observation, text):
+    """One candidate alone behind one prompt."""
+    prompt, answer = policy.encode(observation, ()), policy.tokenizer.encode_text(text)
+    logits = policy.language_model.model(input_ids=torch.tensor([prompt + answer])).logits[0]
+    logprobs = torch.log_softmax(logits, -1)
+    total = sum(logprobs[len(prompt) - 1 + place, token] for place, token in enumerate(answer))
+    return total / {"sum": 1, "token": len(answer), "word": len(text.split())}[policy.normalisation]
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("codec", [Sentences(), FrozenLakeCodec()], ids=["sentences", "words"])
+@pytest.mark.parametrize("normalisation", ["sum", "token", "word"])
+def test_scores_are_those_of_each_candidate_alone(folder, codec, normalisation, share):
+    policy = ready(folder, codec, normalisation, share_prompts=share)
+    inputs = act(policy).inputs
+    scores = policy.scores(inputs["prompt_ids"], inputs["prompt_mask"])
+    wanted = [[by_hand(policy, text, action) for action in codec.action_texts] for text in OBSERVATIONS]
+    torch.testing.assert_close(scores, torch.stack([torch.stack(row) for row in wanted]), atol=1e-10, rtol=0)
+
+
+def test_the_gradient_is_that_of_each_candidate_alone(folder):
+    policy = ready(folder)
+    decisions = act(policy)
+    policy.evaluate(as_batch(decisions)).logprobs.sum().backward()
+    ours = [parameter.grad.clone() for parameter in policy.parameters()]
+    policy.zero_grad()
+    for observation, choice in zip(OBSERVATIONS, decisions.inputs["choice"], strict=True):
+        rows = torch.stack([by_hand(policy, observation, text) for text in policy.action_texts])
+        torch.log_softmax(rows, -1)[choice].backward()
+    for own, parameter in zip(ours, policy.parameters(), strict=True):
+        torch.testing.assert_close(own, parameter.grad, atol=1e-6, rtol=1e-3)  # its norms are float32
+
+
+@pytest.mark.parametrize("codec", [Sentences(), FrozenLakeCodec()], ids=["sentences", "words"])
+def test_what_is_recorded_while_acting_is_what_is_said_later(folder, codec):
+    policy = ready(folder, codec, temperature=0.7)
+    decisions = act(policy)
+    evaluation = policy.evaluate(as_batch(decisions))
+    torch.testing.assert_close(evaluation.logprobs, decisions.logprobs, atol=1e-12, rtol=0)
+    assert evaluation.logprobs.shape == evaluation.entropy.shape == decisions.response_mask.shape == (6, 1)
+    scores = policy.scores(decisions.inputs["prompt_ids"], decisions.inputs["prompt_mask"]) / 0.7
+    dist = torch.distributions.Categorical(logits=scores)
+    torch.testing.assert_close(evaluation.entropy[:, 0], dist.entropy())
+
+
+def test_choices_do_not_depend_on_who_else_is_asked(folder):
+    policy = ready(folder)
+    together = act(policy)
+    for row, observation in enumerate(OBSERVATIONS):
+        named = RandomKeys(seed=0, purpose="test", collection=0, env=np.array([row]), turn=np.array([0]))
+        alone = policy.act([observation], [()], named)
+        assert alone.actions == [together.actions[row]]
+        torch.testing.assert_close(alone.logprobs[0], together.logprobs[row], atol=1e-12, rtol=0)
+
+
+def test_actions_are_drawn_as_often_as_they_are_probable(folder):
+    policy = ready(folder)
+    decisions = act(policy, OBSERVATIONS[:1] * 4000)
+    scores = policy.scores(decisions.inputs["prompt_ids"][:1], decisions.inputs["prompt_mask"][:1])
+    shares = torch.bincount(decisions.inputs["choice"], minlength=4) / 4000
+    torch.testing.assert_close(shares.double(), torch.softmax(scores[0], -1), atol=0.03, rtol=0)
+    greedy = act(policy, sampling=SamplingConfig(temperature=0.0))
+    assert (
+        greedy.inputs["choice"].tolist()
+        == policy.scores(greedy.inputs["prompt_ids"], greedy.inputs["prompt_mask"]).argmax(-1).tolist()
+    )
+
+
+def test_candidates_of_one_token_cost_no_column(folder, monkeypatch):
+    policy = ready(folder, FrozenLakeCodec())
+    seen = []
+    forward = policy.language_model.model.forward
+    monkeypatch.setattr(
+        policy.language_model.model,
+        "forward",
+        lambda **given: seen.append(given["input_ids"].shape) or forward(**given),
+    )
+    prompts = {tuple(policy.encode(text, ())) for text in OBSERVATIONS}
+    act(policy)
+    assert seen == [(len(prompts), max(map(len, prompts)))]
+
+
+def test_nothing_illegal_is_ever_said(folder):
+    policy, envs = ready(folder, FrozenLakeCodec(), history=2), GymnasiumEnvs("FrozenLake-v1")
+    results = evaluate_policy(policy, envs, 20, 0, 8, SamplingConfig(temperature=1.0))
+    assert results.invalid_actions.sum() == 0 and results.lengths.sum() > 50
+
+
+@pytest.mark.parametrize("lora", [None, LoRAConfig(r=2)])
+def test_it_is_trained_by_grpo_from_a_ratio_of_one(folder, tmp_path, lora):
+    module = grpo(folder, model={})
+    module.policy = ScoringPolicy(
+        LanguageModelConfig(name=folder, lora=lora, **FLOAT64["model"]),
+        PromptTemplate(response_format="direct", system=""),
+    )
+    trainer = make_trainer(tmp_path, enable_checkpointing=False)
+    trainer.fit(module, datamodule=rollout_data("prompts", num_epochs=1, num_minibatches=1))
+    first = trainer.logger.rows[0][1]
+    assert first["train/ratio_error"] == pytest.approx(0, abs=1e-12)
+    assert first["train/kl_to_reference"] == pytest.approx(0, abs=1e-12)
+    assert all(row["rollout/invalid_action_rate"] == 0 for _, row in trainer.logger.rows)
+    assert trainer.logger.rows[-1][1]["train/kl_to_reference"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"prompt": PromptTemplate()}, "prompt.response_format is 'think_answer'"),
+        ({"temperature": 0.0}, "policy.temperature is 0.0"),
+        ({"normalisation": "letter"}, "policy.normalisation is 'letter'"),
+    ],
+)
+def test_wrong_settings_are_named(folder, settings, named):
+    given = {"prompt": PromptTemplate(response_format="direct")} | settings
+    with pytest.raises(ValueError, match=named):
+        ScoringPolicy(LanguageModelConfig(name=folder), **given)
+
+
+def test_infinitely_many_actions_cannot_be_scored(folder):
+    policy = ScoringPolicy(LanguageModelConfig(name=folder), PromptTemplate(response_format="direct"))
+    with pytest.raises(ValueError, match="finitely many actions"):
+        policy.connect(GymnasiumEnvs("Pendulum-v1", numbers=NumberFormat()).codec)
