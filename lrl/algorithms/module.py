@@ -17,7 +17,7 @@ from lrl.algorithms.meters import Meters
 from lrl.algorithms.resume import check_start, mend_loops
 from lrl.algorithms.schedule import Schedule, learning_rate_factor
 from lrl.algorithms.weights import initial_weights, take_weights
-from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, merge
+from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, gather
 from lrl.functional.frozen import frozen_names, without
 from lrl.functional.sharding import gather_ranks, own_part, unsharded
 from lrl.policies.language_model import LanguageModel
@@ -271,10 +271,7 @@ class PolicyModule(L.LightningModule, ABC):
                 rank=self.global_rank,
                 world_size=self.trainer.world_size,
             )
-        if self.trainer.world_size > 1:
-            parts: list[EpisodeResults] = [results] * self.trainer.world_size
-            torch.distributed.all_gather_object(parts, results)
-            results = merge(parts)
+        results = gather(results)
         self.publish({f"{group}/{name}": value for name, value in results.means().items()})
         return results
 

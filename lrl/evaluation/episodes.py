@@ -271,13 +271,8 @@ class _Play:
 
     def _decide(self, slots: list[int]) -> list[Answer]:
         rows = self.row[slots]
-        keys = RandomKeys(
-            seed=self.seed,
-            purpose="evaluation",
-            collection=0,
-            env=self.table.index[rows],
-            turn=self.table.lengths[rows],
-        )
+        index, turn = self.table.index[rows], self.table.lengths[rows]
+        keys = RandomKeys(seed=self.seed, purpose="evaluation", collection=0, env=index, turn=turn)
         observations = [self.observations[slot] for slot in slots]
         decisions = self.policy.act(observations, [self.memory[slot] for slot in slots], keys, self.sampling)
         return list(zip(decisions.actions, decisions.memory, strict=True))

@@ -12,6 +12,14 @@ TOYS = ["FrozenLake-v1", "CliffWalking-v1", "Taxi-v4"]
 BODIES = ["HalfCheetah-v4", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Swimmer-v5", "Ant-v5", "Humanoid-v5"]
 BODIES += ["HumanoidStandup-v5", "Pusher-v5", "Reacher-v5", "InvertedPendulum-v5", "InvertedDoublePendulum-v5"]
 STEPS = 1000
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """MuJoCo writes a log where it stands."""
+    monkeypatch.chdir(tmp_path)
+
+
 pytestmark = pytest.mark.filterwarnings("ignore:.*The environment HalfCheetah-v4 is out of date:DeprecationWarning")
 
 
