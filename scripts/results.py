@@ -14,7 +14,9 @@ from typing import Any
 
 from lrl.evaluation.plots import draw_curves
 from lrl.evaluation.results import (
+    ENVIRONMENTS_HEAD,
     benchmark_table,
+    environment_row,
     fill,
     learning_table,
     read_result,
@@ -86,6 +88,10 @@ def filled(path: Path) -> str:
     page = path.read_text(encoding="utf-8")
     results = [result for _, result in kept()]
     page = fill(page, "results", learning_table([result for result in results if "metric" in result]))
+    for result_path, result in kept():
+        if "environments" in result and f"<!-- {result_path.stem} -->" in page:
+            rows = [environment_row(report) for report in result["environments"]]
+            page = fill(page, result_path.stem, "\n".join([ENVIRONMENTS_HEAD, *rows]))
     if "<!-- benchmarks -->" in page:
         page = fill(page, "benchmarks", benchmark_table([result for result in results if "comparisons" in result]))
     return page

@@ -55,30 +55,20 @@ def row(env_id: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return report | {"length_ci95": list(results.intervals()["length"]), "failed_seeds": failed}
 
 
-def line(report: dict[str, Any]) -> str:
-    """One line of the table."""
-
-    def cell(name: str, decimals: int) -> str:
-        low, high = (f"{bound:.{decimals}f}" for bound in report[f"{name}_ci95"])
-        mean = report["success_rate"] if name == "success" else report[f"{name}_mean"]
-        return f"{mean:.{decimals}f} ({low} to {high})"
-
-    return f"| `{report['env_id']}` | {cell('return', 3)} | {cell('length', 1)} | {cell('success', 3)} |"
-
-
 def main() -> None:
     """Play everywhere, print as it comes, write at the end."""
     parser, arguments = parse()
+    from lrl.evaluation.results import ENVIRONMENTS_HEAD, environment_row
     from lrl.evaluation.table import write_json
     from lrl.quiet import silence_libraries
 
     silence_libraries()
-    print("| environment | return | length | success |\n|---|---|---|---|")
+    print(ENVIRONMENTS_HEAD)
     rows: list[dict[str, Any]] = []
     try:
         for env_id in arguments.env_id:
             rows.append(row(env_id, arguments))
-            print(line(rows[-1]), flush=True)
+            print(environment_row(rows[-1]), flush=True)
     except ValueError as error:
         parser.exit(2, f"success_table.py: {error}\n")
     if arguments.json is not None:

@@ -128,6 +128,21 @@ def _row(result: dict[str, Any]) -> str:
     return f"| {result['title']} | {name} {values.mean():.3f}{spread} | {reached} | {spent} | `{result['command']}` |"
 
 
+ENVIRONMENTS_HEAD = "| environment | return | length | success |\n|---|---|---|---|"
+"""Of a table of :func:`environment_row`."""
+
+
+def environment_row(report: dict[str, Any]) -> str:
+    """Markdown: one policy in one environment, as ``EpisodeResults.report`` tells of it, with its length's interval."""
+
+    def cell(name: str, decimals: int) -> str:
+        low, high = (f"{bound:.{decimals}f}" for bound in report[f"{name}_ci95"])
+        mean = report["success_rate"] if name == "success" else report[f"{name}_mean"]
+        return f"{mean:.{decimals}f} ({low} to {high})"
+
+    return f"| `{report['env_id']}` | {cell('return', 3)} | {cell('length', 1)} | {cell('success', 3)} |"
+
+
 def benchmark_table(reports: Sequence[dict[str, Any]]) -> str:
     """Markdown: one row per comparison of ``scripts/benchmark.py``."""
     lines = ["| comparison | ours | theirs | ratio (repeats) |", "|---|---|---|---|"]
