@@ -34,7 +34,8 @@ class Both:
         self.policy.configure()
         self.policy.eval()
         env = envs.make(options.num_envs, "direct")
-        texts, _ = env.reset(seed=list(range(options.num_envs)))
+        seeds: Any = list(range(options.num_envs))  # Gymnasium types one seed only
+        texts, _ = env.reset(seed=seeds)
         self.observations = list(texts)
         env.close()
         self.prompts = [self.policy.encode(text, ()) for text in self.observations]
