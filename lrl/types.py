@@ -55,6 +55,20 @@ History = tuple[PastTurn, ...]
 """What one environment's policy remembers of its running episode, oldest turn first."""
 
 
+@dataclass(frozen=True)
+class Demonstration:
+    """What was seen, the answer that should be given to it, and what came before in the episode."""
+
+    observation: str
+    response: str
+    history: History = ()
+
+    @property
+    def characters(self) -> int:
+        """How long it is."""
+        return sum(len(turn.observation) + len(turn.response) for turn in (self, *self.history))
+
+
 @dataclass(frozen=True, kw_only=True)
 class RandomKeys:
     """Counters that name every random number of an act: see :mod:`lrl.functional.random`.

@@ -18,6 +18,9 @@ class TextCodec(ABC):
     has_expert: bool = False
     """Whether the environment can be asked what its expert would do (:mod:`lrl.envs.advice`)."""
 
+    tags_observations: bool = False
+    """Whether observations stand inside ``<observation></observation>``."""
+
     @property
     @abstractmethod
     def description(self) -> str:
@@ -40,7 +43,10 @@ class TextCodec(ABC):
         return self.action_texts[0]
 
     def context(self, env: gym.Env) -> Any:
-        """What the observation alone does not say (a map, a mission); read from ``env`` after each reset."""
+        """What the observation alone does not say (a map, a mission); read from ``env`` after each reset.
+
+        Data sets keep it with each episode: it must be made of what JSON holds, with tuples for lists.
+        """
         return None
 
     @abstractmethod

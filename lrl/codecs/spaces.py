@@ -104,7 +104,9 @@ class SpaceCodec(TextCodec):
         self._observation = part_for(observation_space, self.numbers, wording, "observation", ranges)
         self._action = part_for(action_space, self.numbers, wording, "action")
         self._description, self._action_space = wording.description, copy.deepcopy(action_space)
-        self._tagged = isinstance(observation_space, spaces.Box) and not (self.numbers.names and wording.names)
+        self.tags_observations = isinstance(observation_space, spaces.Box) and not (
+            self.numbers.names and wording.names
+        )
 
     @property
     def description(self) -> str:
@@ -136,7 +138,7 @@ class SpaceCodec(TextCodec):
     def observation_to_text(self, observation: Any, context: Any = None) -> str:
         """Write all of it."""
         text = self._observation.write(observation)
-        return f"<observation>{text}</observation>" if self._tagged else text
+        return f"<observation>{text}</observation>" if self.tags_observations else text
 
     def text_to_action(self, text: str) -> Any:
         """Read a word, or what stands in the tags."""

@@ -12,16 +12,18 @@ import torch
 from torch.utils.data import DataLoader
 
 from lrl.codecs.codec import TextCodec
-from lrl.data.sources import Demonstrations, ExpertDemonstrations, JsonlDemonstrations
+from lrl.data.sources import Demonstrations, ExpertDemonstrations, JsonlDemonstrations, StreamedTurns
 from lrl.envs.factory import EnvFactory
 from lrl.functional.random import permutation
 from lrl.policies.text import TextPolicy, pad_prompts
-from lrl.types import PastTurn, TurnBatch
+from lrl.types import Demonstration, TurnBatch
 
 __all__ = ["Demonstrations", "DemonstrationsDataModule", "ExpertDemonstrations", "JsonlDemonstrations", "as_batch"]
 
 _WINDOW = 32
 """Batches among which turns are sorted by length, so that a batch holds turns of similar length."""
+_REMEMBERED = 50_000
+"""Answers whose tokens are kept, after which all are forgotten: a data set need not fit in memory."""
 
 
 class DemonstrationsDataModule(L.LightningDataModule):
@@ -72,15 +74,25 @@ class DemonstrationsDataModule(L.LightningDataModule):
         self.validation_episodes, self.validation_seed = validation_episodes, validation_seed
         self.validation_num_envs, self.validation_temperature = validation_num_envs, validation_temperature
         self.clocks: dict[str, float] = {"tokens": 0, "optimizer_steps": 0, "minutes": 0.0}
-        self._turns: dict[Demonstrations, Sequence[PastTurn]] = {}
+        self._turns: dict[Demonstrations, Sequence[Demonstration]] = {}
         self._responses: dict[str, list[int]] = {}
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
+        self._windows: dict[tuple[int, int], np.ndarray] = {}
         self._started = time.monotonic()
 
     @property
     def codec(self) -> TextCodec:
         """Of the environment."""
         return self.env.codec
+
+    def prepare_data(self) -> None:
+        """Fetch the demonstrations, once per machine."""
+        for source in self._sources:
+            source.prepare()
+
+    @property
+    def _sources(self) -> list[Demonstrations]:
+        return [s for s in (self.demonstrations, self.validation_demonstrations) if s is not None]
 
     def setup(self, stage: str) -> None:
         """Read the demonstrations: what is wrong with them is said before a model is loaded."""
@@ -91,9 +103,11 @@ class DemonstrationsDataModule(L.LightningDataModule):
             raise ValueError(
                 f"data.batch_size is {self.batch_size}; it must be at least the {self.trainer.world_size} devices."
             )
-        self.turns(self.demonstrations)
+        for source in self._sources:
+            source.check(self.env)
+            self.turns(source)
 
-    def turns(self, source: Demonstrations) -> Sequence[PastTurn]:
+    def turns(self, source: Demonstrations) -> Sequence[Demonstration]:
         """All demonstrations of a source, made or read once."""
         if source not in self._turns:
             self._turns[source] = source.turns(self.codec, self._policy())
@@ -106,13 +120,15 @@ class DemonstrationsDataModule(L.LightningDataModule):
             raise ValueError(f"model.policy is a {type(policy).__name__}; demonstrations train a TextPolicy.")
         return policy
 
-    def encode(self, turn: PastTurn) -> tuple[list[int], list[int]]:
+    def encode(self, turn: Demonstration) -> tuple[list[int], list[int]]:
         """Ids of the prompt and of the tokens that are trained: the answer, or all but the first of both."""
-        prompt, response = self._policy().encode(turn.observation, ()), self._encode_response(turn.response)
+        prompt, response = self._policy().encode(turn.observation, turn.history), self._encode_response(turn.response)
         return (prompt, response) if self.loss_on == "completion" else (prompt[:1], prompt[1:] + response)
 
     def _encode_response(self, response: str) -> list[int]:
         if response not in self._responses:
+            if len(self._responses) >= _REMEMBERED:
+                self._responses.clear()
             self._responses[response] = self._policy().encode_response(response)
         return self._responses[response]
 
@@ -145,23 +161,34 @@ class DemonstrationsDataModule(L.LightningDataModule):
         start = index - index % self._accumulate
         return range(start, int(min(start + self._accumulate, self.num_batches(), limit)))
 
-    def _chosen(self, epoch: int, index: int) -> list[PastTurn]:
+    def _chosen(self, epoch: int, index: int) -> list[Demonstration]:
         """The demonstrations of a batch."""
-        if self._order[0] != epoch:
-            self._order = (epoch, self._shuffled(epoch))
+        window, place = divmod(index, _WINDOW)
+        if (epoch, window) not in self._windows:
+            if len(self._windows) > 1:  # two are kept: an optimiser step may have batches in both
+                self._windows.pop(next(iter(self._windows)))
+            self._windows[epoch, window] = self._sorted(epoch, window)
         turns = self.turns(self.demonstrations)
-        return [turns[i] for i in self._order[1][index * self.batch_size : (index + 1) * self.batch_size]]
+        return [turns[i] for i in self._windows[epoch, window][place].tolist()]
+
+    def _sorted(self, epoch: int, window: int) -> np.ndarray:
+        """The demonstrations of some batches, int64 ``(batch, batch_size)``: sorted by length, the batches shuffled."""
+        turns, size, start = self.turns(self.demonstrations), self.batch_size, window * _WINDOW * self.batch_size
+        part = self._shuffled(epoch)[start : start + _WINDOW * size]
+        lengths = np.array([turns[i].characters for i in part.tolist()])
+        batches = part[np.argsort(lengths, kind="stable")].reshape(-1, size)
+        return batches[permutation(len(batches), "batches", self.seed, epoch, start)]
 
     def _shuffled(self, epoch: int) -> np.ndarray:
-        """Batches one behind the other, int64: sorted by length inside windows, the batches of a window shuffled."""
-        turns, size = self.turns(self.demonstrations), self.batch_size
-        order = np.resize(permutation(len(turns), "demonstrations", self.seed, epoch), self.num_batches() * size)
-        lengths = np.array([len(turn.observation) + len(turn.response) for turn in turns])
-        for start in range(0, len(order), _WINDOW * size):
-            part = order[start : start + _WINDOW * size]
-            batches = part[np.argsort(lengths[part], kind="stable")].reshape(-1, size)
-            part[:] = batches[permutation(len(batches), "batches", self.seed, epoch, start)].reshape(-1)
-        return order
+        """The order of a pass, int64, in whole batches."""
+        if self._order[0] != epoch:
+            turns = self.turns(self.demonstrations)
+            if isinstance(turns, StreamedTurns):
+                order = turns.shuffled(self.seed, epoch)
+            else:
+                order = permutation(len(turns), "demonstrations", self.seed, epoch)
+            self._order = (epoch, np.resize(order, self.num_batches() * self.batch_size))
+        return self._order[1]
 
     def train_dataloader(self) -> BatchLoader:
         """Batches of this rank."""
@@ -172,11 +199,12 @@ class DemonstrationsDataModule(L.LightningDataModule):
         if self.validation_demonstrations is None:
             return
         turns = self.turns(self.validation_demonstrations)
-        own = sorted(turns[rank::world_size], key=lambda turn: len(turn.observation) + len(turn.response))
-        for start in range(0, len(own), self.batch_size):
-            part = own[start : start + self.batch_size]
-            prompts, responses = zip(*(self.encode(turn) for turn in part), strict=True)
-            yield as_batch(prompts, responses)
+        own, window = range(rank, len(turns), world_size), _WINDOW * self.batch_size
+        for start in range(0, len(own), window):
+            part = sorted((turns[i] for i in own[start : start + window]), key=lambda turn: turn.characters)
+            for first in range(0, len(part), self.batch_size):
+                encoded = [self.encode(turn) for turn in part[first : first + self.batch_size]]
+                yield as_batch(*zip(*encoded, strict=True))
 
     def val_dataloader(self) -> DataLoader:
         """One item: the seeds of the held-out episodes, int64 ``(episode,)``."""

@@ -12,23 +12,63 @@ from typing import Any
 import numpy as np
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
+from lrl.envs.factory import EnvFactory
 from lrl.envs.rows import RowSource
 from lrl.functional.random import counter_hash
 from lrl.policies.text import TextPolicy
-from lrl.types import PastTurn
+from lrl.types import Demonstration
 
 
 class Demonstrations(ABC):
     """A source of demonstrations."""
 
+    def prepare(self) -> None:  # noqa: B027 (most sources have nothing to fetch)
+        """Fetch what is not here. Called once per machine, before anything else; what fails, :meth:`turns` says."""
+
+    def check(self, env: EnvFactory) -> None:  # noqa: B027 (nor to compare)
+        """Whether they can be of this environment; called before :meth:`turns`.
+
+        Raises:
+            ValueError: they cannot.
+        """
+
     @abstractmethod
-    def turns(self, codec: TextCodec, policy: TextPolicy) -> Sequence[PastTurn]:
+    def turns(self, codec: TextCodec, policy: TextPolicy) -> Sequence[Demonstration]:
         """Observations with the answers that should be given to them.
 
         Args:
             codec: the text of the environment that they are of.
             policy: writes answers in its format; its model need not be there yet.
         """
+
+
+class StreamedTurns(Sequence[Demonstration]):
+    """Demonstrations that are not all in memory, in an order that reads each part once per pass."""
+
+    @abstractmethod
+    def shuffled(self, seed: int, epoch: int) -> np.ndarray:
+        """Every place once, int64 ``(turn,)``."""
+
+
+class Reasoning:
+    """What is written before an action, where the format asks for it.
+
+    Args:
+        texts: of which one is drawn per answer; ``{seen}`` stands for the observation's first line.
+
+    Raises:
+        ValueError: there are none.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        if not texts:
+            raise ValueError('demonstrations.reasoning is []; it must hold at least one text, [""] writes none.')
+        self.texts = tuple(texts)
+
+    def answer(self, policy: TextPolicy, observation: str, action_text: str, draw: int) -> str:
+        """An answer in the policy's format; ``draw`` picks the text."""
+        thought = self.texts[draw % len(self.texts)]
+        return policy.write(action_text, thought.replace("{seen}", observation.partition("\n")[0]))
 
 
 class ExpertDemonstrations(Demonstrations):
@@ -47,11 +87,9 @@ class ExpertDemonstrations(Demonstrations):
     ) -> None:
         if repeat < 1:
             raise ValueError(f"demonstrations.repeat is {repeat}; it must be at least 1.")
-        if not reasoning:
-            raise ValueError('demonstrations.reasoning is []; it must hold at least one text, [""] writes none.')
-        self.rows, self.reasoning, self.repeat, self.seed = rows, tuple(reasoning), repeat, seed
+        self.rows, self.reasoning, self.repeat, self.seed = rows, Reasoning(reasoning), repeat, seed
 
-    def turns(self, codec: TextCodec, policy: TextPolicy) -> list[PastTurn]:
+    def turns(self, codec: TextCodec, policy: TextPolicy) -> list[Demonstration]:
         """One turn per row and repetition."""
         rows = self.rows.rows()
         draws = counter_hash("demonstration", self.seed, np.arange(len(rows) * self.repeat))
@@ -60,18 +98,18 @@ class ExpertDemonstrations(Demonstrations):
             row = rows[index % len(rows)]
             best = row.best_actions
             text = codec.action_to_text(best[draw % len(best)])
-            thought = self.reasoning[(draw >> 32) % len(self.reasoning)]
-            seen = row.observation.partition("\n")[0]
-            turns.append(PastTurn(row.observation, policy.write(text, thought.replace("{seen}", seen))))
+            response = self.reasoning.answer(policy, row.observation, text, draw >> 32)
+            turns.append(Demonstration(row.observation, response))
         return turns
 
 
 class JsonlDemonstrations(Demonstrations):
     """One JSON object per line: what was seen, and what was answered.
 
-    What was seen stands under ``observation`` or ``prompt``. An answer stands under ``response`` as it is, or its
-    action under ``action``, with or without ``<action>`` tags, and what was thought under ``reasoning``: these are put
-    into the policy's format. The original's files, ``{"observation": ..., "action": ...}``, are such files.
+    What was seen stands under ``observation``, with or without ``<observation>`` tags, or as it is under ``prompt``. An
+    answer stands under ``response`` as it is, or its action under ``action``, with or without ``<action>`` tags, and
+    what was thought under ``reasoning``: these are put into the policy's format, and tags are there exactly where the
+    environment writes them. The original's files, ``{"observation": ..., "action": ...}``, are such files.
 
     Args:
         path: the file.
@@ -80,7 +118,7 @@ class JsonlDemonstrations(Demonstrations):
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def turns(self, codec: TextCodec, policy: TextPolicy) -> list[PastTurn]:
+    def turns(self, codec: TextCodec, policy: TextPolicy) -> list[Demonstration]:
         """All lines but empty ones.
 
         Raises:
@@ -95,14 +133,16 @@ class JsonlDemonstrations(Demonstrations):
             raise ValueError(f"demonstrations.path is {self.path!r}, which holds no demonstrations; it must hold some.")
         return turns
 
-    def _turn(self, number: int, line: str, codec: TextCodec, policy: TextPolicy) -> PastTurn:
+    def _turn(self, number: int, line: str, codec: TextCodec, policy: TextPolicy) -> Demonstration:
         try:
             record = json.loads(line)
             seen = _text(record, "observation", "prompt")
+            if "observation" in record and not codec.tags_observations:
+                seen = _OBSERVATION_TAGS.sub("", seen)
             if "response" in record:
-                return PastTurn(seen, _text(record, "response"))
-            action = codec.text_to_action(_ACTION_TAGS.sub("", _text(record, "action", "response")))
-            return PastTurn(seen, policy.write(codec.action_to_text(action), record.get("reasoning", "")))
+                return Demonstration(seen, _text(record, "response"))
+            action = _action(codec, _text(record, "action", "response"))
+            return Demonstration(seen, policy.write(codec.action_to_text(action), record.get("reasoning", "")))
         except InvalidActionError as error:
             raise ValueError(f"{self.path}, line {number}: action is {record['action']!r}; {error}.") from error
         except (json.JSONDecodeError, TypeError, AttributeError) as error:
@@ -112,6 +152,15 @@ class JsonlDemonstrations(Demonstrations):
 
 
 _ACTION_TAGS = re.compile(r"^\s*<action>|</action>\s*$")
+_OBSERVATION_TAGS = re.compile(r"^\s*<observation>|</observation>\s*$")
+
+
+def _action(codec: TextCodec, text: str) -> Any:
+    """A native action; numbers stand in tags, as the environment wants them, and words may."""
+    try:
+        return codec.text_to_action(text)
+    except InvalidActionError:
+        return codec.text_to_action(_ACTION_TAGS.sub("", text))
 
 
 def _text(record: dict[str, Any], *keys: str) -> str:

@@ -27,7 +27,7 @@ from lrl.policies.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.response_format import response_format
 from lrl.prompts.template import PromptTemplate
-from lrl.types import PastTurn, SamplingConfig, TurnBatch
+from lrl.types import Demonstration, SamplingConfig, TurnBatch
 
 LR, MAX_GRAD_NORM = 1e-6, 1.0
 THINK = response_format("think_answer")
@@ -39,16 +39,16 @@ class Lakes(Demonstrations):
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def turns(self, codec: TextCodec, policy: TextPolicy) -> Sequence[PastTurn]:
+    def turns(self, codec: TextCodec, policy: TextPolicy) -> Sequence[Demonstration]:
         """Made up from one seed."""
         rng = np.random.default_rng(0)
         return [self._turn(rng, codec) for _ in range(self.count)]
 
-    def _turn(self, rng: np.random.Generator, codec: TextCodec) -> PastTurn:
+    def _turn(self, rng: np.random.Generator, codec: TextCodec) -> Demonstration:
         size = int(rng.integers(2, 11))
         cells = ["".join(rng.choice(["F", "F", "F", "H"], size)) for _ in range(size)]
         text, action = draw(int(rng.integers(size * size)), cells), codec.action_to_text(int(rng.integers(4)))
-        return PastTurn(text, THINK.render(action, f"I see {text.splitlines()[0]}, I choose"))
+        return Demonstration(text, THINK.render(action, f"I see {text.splitlines()[0]}, I choose"))
 
 
 class Clock(L.Callback):
