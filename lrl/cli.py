@@ -22,6 +22,7 @@ import lrl.callbacks.progress
 import lrl.callbacks.rollouts
 import lrl.callbacks.transcripts
 import lrl.data.demonstrations
+import lrl.data.minari
 import lrl.data.rollouts
 import lrl.envs.demonstrations
 import lrl.envs.factory
