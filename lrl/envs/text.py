@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -46,6 +47,24 @@ class AdvisedText(str):
         return advised
 
 
+@dataclass(frozen=True)
+class NativeStart:
+    """What a reset gave, before it was put into words."""
+
+    observation: Any
+    context: Any
+    """The codec's, see :meth:`~lrl.codecs.codec.TextCodec.context`."""
+
+
+@dataclass(frozen=True)
+class NativeStep:
+    """What the native environment was given, and what it gave back."""
+
+    action: Any
+    observation: Any
+    reward: float
+
+
 class TextEnv(gym.Wrapper):
     """A native environment that shows text and takes answers.
 
@@ -66,6 +85,8 @@ class TextEnv(gym.Wrapper):
 
     Attributes:
         advises: whether observations are :class:`AdvisedText`, by :mod:`lrl.envs.advice`. Set it before a reset.
+        records: whether ``info["native"]`` holds a :class:`NativeStart` after a reset and a :class:`NativeStep` after
+            a step; an answer that is not legal has none. Set it before a reset.
     """
 
     def __init__(
@@ -94,6 +115,7 @@ class TextEnv(gym.Wrapper):
         self._context: Any = None
         self._text = ""
         self.advises = False
+        self.records = False
 
     @property
     def noise_seed(self) -> int | None:
@@ -109,6 +131,8 @@ class TextEnv(gym.Wrapper):
         observation, info = self._native.reset(seed=seed, options=options)
         self._invalid = 0
         self._context = self.codec.context(self._native.env)
+        if self.records:
+            info["native"] = NativeStart(observation, self._context)
         return self._show(observation), info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -122,6 +146,8 @@ class TextEnv(gym.Wrapper):
         observation, reward, terminated, truncated, info = self._native.step(native_action)
         if clipped is not None:
             info["clipped_numbers"] = clipped
+        if self.records:
+            info["native"] = NativeStep(native_action, observation, reward)
         return self._show(observation), reward, terminated, truncated, info
 
     def _clip(self, action: Any) -> tuple[Any, int | None]:

@@ -1,0 +1,132 @@
+"""Play episodes and keep them as a Minari data set, or write a data set as JSON lines.
+
+python scripts/collect.py --policy expert --env_id lrl/BabyAI-GoToLocal-v0 --dataset_id lrl/babyai-goto/bot-v0
+python scripts/collect.py --policy runs/frozen_lake/grpo/<run> --env_id FrozenLake-v1 --dataset_id lrl/lake/llm-v0
+python scripts/collect.py --env_id lrl/BabyAI-GoToLocal-v0 --dataset_id lrl/babyai-goto/bot-v0 --jsonl goto.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lrl.data.collection import Collected
+    from lrl.envs.factory import GymnasiumEnvs
+    from lrl.policies.policy import Policy
+
+
+def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--policy", help="expert, random, constant, a checkpoint or a run directory; none plays nothing"
+    )
+    parser.add_argument("--env_id", required=True)
+    parser.add_argument("--dataset_id", required=True, help="Minari's name, such as lrl/babyai-goto/bot-v0")
+    parser.add_argument("--episodes", type=int, default=100, help="to play, one seed each, all to their end")
+    parser.add_argument("--seed", type=int, default=0, help="of the first episode")
+    parser.add_argument("--env_kwargs", default="{}", help="JSON object for --env_id")
+    parser.add_argument("--reset_options", default="{}", help="JSON object for every reset of --env_id")
+    parser.add_argument("--numbers", choices=("decimals", "integers"), help="how a policy's numbers are written")
+    parser.add_argument("--num_envs", type=int, default=1, help="side by side; the data set does not depend on it")
+    parser.add_argument("--vectorization", choices=("sync", "async"), default="sync", help="async: in processes")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of a language model; 0 decodes greedily")
+    parser.add_argument("--successful_only", action="store_true", help="keep what the environment calls a success")
+    parser.add_argument("--jsonl", type=Path, metavar="FILE", help="write the data set as JSON lines as well")
+    return parser, parser.parse_args()
+
+
+def main() -> None:
+    """Collect, then export; a user's mistake is one sentence and exit status 2."""
+    parser, arguments = parse()
+    from lrl.quiet import silence_libraries
+
+    silence_libraries()
+    if arguments.policy is None and arguments.jsonl is None:
+        parser.error("give --policy to collect, --jsonl to export, or both")
+    try:
+        run(arguments)
+    except ValueError as error:
+        parser.exit(2, f"collect.py: {error}\n")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Play, write, say what was written."""
+    policy, env = load(arguments)
+    if policy is not None:
+        collected = play(policy, env, arguments)
+        means = collected.results.means()
+        print(f"{arguments.dataset_id}: {collected.episodes} episodes, {collected.steps} steps")
+        print(f"return {means['return']:.4g}, success {means['success_rate']:.3f} of {arguments.episodes} played")
+    if arguments.jsonl is not None:
+        from lrl.data.minari import write_jsonl
+
+        lines = write_jsonl(arguments.dataset_id, env, arguments.jsonl)
+        print(f"{arguments.jsonl}: {lines} lines")
+
+
+def load(arguments: argparse.Namespace) -> tuple[Policy | None, GymnasiumEnvs]:
+    """What plays, and where."""
+    from lrl.codecs.numbers import NumberFormat
+    from lrl.envs.factory import GymnasiumEnvs
+    from lrl.evaluation.checkpoint import BASELINES, load_baseline, load_policy, saved_numbers
+
+    numbers = NumberFormat(kind=arguments.numbers) if arguments.numbers else None
+    trained = arguments.policy is not None and arguments.policy not in BASELINES
+    if trained:
+        if not Path(arguments.policy).exists():
+            names = ", ".join(BASELINES)
+            raise ValueError(f"--policy is {arguments.policy!r}; it must be {names}, a checkpoint or a run directory.")
+        numbers = saved_numbers(arguments.policy, arguments.numbers)
+    kwargs, options = (json_object(name, getattr(arguments, name)) for name in ("env_kwargs", "reset_options"))
+    vectorization = arguments.vectorization
+    env = GymnasiumEnvs(arguments.env_id, kwargs, vectorization=vectorization, numbers=numbers, reset_options=options)
+    if arguments.policy is None:
+        return None, env
+    return (load_policy if trained else load_baseline)(arguments.policy, env).policy, env
+
+
+def json_object(name: str, text: str) -> dict[str, Any]:
+    """What the user wrote under ``--name``."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--{name} is {text!r}; it must be a JSON object.") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"--{name} is {text!r}; it must be a JSON object.")
+    return value
+
+
+def play(policy: Policy, env: GymnasiumEnvs, arguments: argparse.Namespace) -> Collected:
+    """All episodes, with a progress bar."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from lrl.data.collection import collect
+    from lrl.evaluation.episodes import sampling_at
+    from lrl.run_directory import commit
+
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task(arguments.policy, total=arguments.episodes)
+        return collect(
+            policy,
+            env,
+            arguments.dataset_id,
+            arguments.episodes,
+            arguments.seed,
+            arguments.num_envs,
+            name=arguments.policy,
+            commit=commit(),
+            sampling=sampling_at(policy, arguments.temperature),
+            successful_only=arguments.successful_only,
+            on_episode=lambda: progress.advance(task),
+        )
+
+
+if __name__ == "__main__":
+    main()
