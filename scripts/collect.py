@@ -74,19 +74,20 @@ def load(arguments: argparse.Namespace) -> tuple[Policy | None, GymnasiumEnvs]:
     from lrl.envs.factory import GymnasiumEnvs
     from lrl.evaluation.checkpoint import BASELINES, load_baseline, load_policy, saved_numbers
 
+    name: str | None = arguments.policy
     numbers = NumberFormat(kind=arguments.numbers) if arguments.numbers else None
-    trained = arguments.policy is not None and arguments.policy not in BASELINES
-    if trained:
-        if not Path(arguments.policy).exists():
-            names = ", ".join(BASELINES)
-            raise ValueError(f"--policy is {arguments.policy!r}; it must be {names}, a checkpoint or a run directory.")
-        numbers = saved_numbers(arguments.policy, arguments.numbers)
-    kwargs, options = (json_object(name, getattr(arguments, name)) for name in ("env_kwargs", "reset_options"))
-    vectorization = arguments.vectorization
-    env = GymnasiumEnvs(arguments.env_id, kwargs, vectorization=vectorization, numbers=numbers, reset_options=options)
-    if arguments.policy is None:
+    if name is not None and name not in BASELINES:
+        if not Path(name).exists():
+            known = ", ".join(BASELINES)
+            raise ValueError(f"--policy is {name!r}; it must be {known}, a checkpoint or a run directory.")
+        numbers = saved_numbers(name, arguments.numbers)
+    kwargs, options = (json_object(key, getattr(arguments, key)) for key in ("env_kwargs", "reset_options"))
+    env = GymnasiumEnvs(
+        arguments.env_id, kwargs, vectorization=arguments.vectorization, numbers=numbers, reset_options=options
+    )
+    if name is None:
         return None, env
-    return (load_policy if trained else load_baseline)(arguments.policy, env).policy, env
+    return (load_baseline if name in BASELINES else load_policy)(name, env).policy, env
 
 
 def json_object(name: str, text: str) -> dict[str, Any]:

@@ -203,8 +203,8 @@ class DemonstrationsDataModule(L.LightningDataModule):
         for start in range(0, len(own), window):
             part = sorted((turns[i] for i in own[start : start + window]), key=lambda turn: turn.characters)
             for first in range(0, len(part), self.batch_size):
-                encoded = [self.encode(turn) for turn in part[first : first + self.batch_size]]
-                yield as_batch(*zip(*encoded, strict=True))
+                prompts, responses = zip(*map(self.encode, part[first : first + self.batch_size]), strict=True)
+                yield as_batch(prompts, responses)
 
     def val_dataloader(self) -> DataLoader:
         """One item: the seeds of the held-out episodes, int64 ``(episode,)``."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from types import TracebackType
@@ -235,10 +236,19 @@ def download(dataset_id: str) -> None:
     """
     if data_path(dataset_id).exists():
         return
-    from minari import download_dataset
+    import minari
 
-    with quiet():
+    with quiet(), redirect_stderr(StringIO()):  # progress bars
         try:
-            download_dataset(dataset_id)
+            _check_hub()
+            minari.download_dataset(dataset_id)
         except Exception as error:  # whatever a network, or its absence, makes the client raise
             logging.getLogger("lrl.trace").debug("%s was not downloaded: %s", dataset_id, error)
+
+
+def _check_hub() -> None:
+    """Fail at once where there is no network: Minari's client would try for half a minute, and say so each time."""
+    from huggingface_hub import constants, get_session
+
+    if os.environ.get("MINARI_REMOTE", "hf").startswith("hf"):
+        get_session().head(constants.ENDPOINT, timeout=10)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import h5py
 import minari
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import lrl.data.minari as module
+from lrl.data import minari_storage
 from lrl.codecs.numbers import NumberFormat
 from lrl.data.collection import collect
 from lrl.data.demonstrations import DemonstrationsDataModule, ExpertDemonstrations, JsonlDemonstrations
@@ -25,6 +27,7 @@ from lrl.prompts.template import PromptTemplate
 from lrl.types import RandomKeys, SamplingConfig
 
 LAKES = "lrl/FrozenLakeRandomMaps-v0"
+CHECK_HUB = minari_storage._check_hub
 REASONING = ("I see {seen}, I choose", "so")
 ENVS = {
     "lrl/lakes-v0": GymnasiumEnvs(LAKES, {"size": 4}, max_episode_steps=12),
@@ -41,6 +44,7 @@ def datasets(tmp_path_factory):
         root = tmp_path_factory.mktemp("minari")
         patch.setenv("MINARI_DATASETS_PATH", str(root))
         patch.setattr(minari, "download_dataset", offline)
+        patch.setattr(minari_storage, "_check_hub", lambda: None)
         for dataset_id, env in ENVS.items():
             name = "random" if "pendulum" in dataset_id else "expert"
             collect(load_baseline(name, env).policy, env, dataset_id, 10, 3, 2, name=name, commit="")
@@ -385,6 +389,15 @@ def test_errors_come_before_a_model_is_loaded(model, datasets, tmp_path):
         trainer = L.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
         with pytest.raises(ValueError, match="dataset_id is 'lrl/none-v0', which is neither"):
             trainer.fit(sft, datamodule=data)
+
+
+def test_without_network_nobody_waits(datasets, monkeypatch, capfd, caplog):
+    monkeypatch.setattr(minari_storage, "_check_hub", CHECK_HUB)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    started = time.perf_counter()
+    minari_storage.download("lrl/none-v0")
+    assert time.perf_counter() - started < 10
+    assert capfd.readouterr() == ("", "") and not caplog.records
 
 
 def test_the_path_is_where_minari_looks(datasets, monkeypatch):
