@@ -95,9 +95,14 @@ class ScoringPolicy(Policy):
         self.action_texts = codec.action_texts
 
     def configure(self) -> None:
-        """Load the language model."""
+        """Load the language model.
+
+        Raises:
+            ValueError: its tokenizer cannot tell two actions apart, or has no token for one.
+        """
         self.language_model.configure()
         self._tokens = [self.tokenizer.encode_text(text) for text in self.action_texts]
+        _check_distinct(self.action_texts, self._tokens, self.language_model.config.name)
 
     def build_reference(self, warm_started: bool) -> None:
         """Keep the current weights as the reference."""
@@ -213,3 +218,19 @@ class ScoringPolicy(Policy):
         """Log-probabilities under the policy as it was when this run started."""
         self.eval()
         return self.choices(batch.inputs, reference=True).gather(-1, batch.inputs["choice"][:, None])
+
+
+def _check_distinct(texts: Sequence[str], tokens: Sequence[Sequence[int]], name: str) -> None:
+    """Every action is some tokens, and no other action's."""
+    written: dict[tuple[int, ...], str] = {}
+    for text, ids in zip(texts, tokens, strict=True):
+        if not ids:
+            raise ValueError(
+                f"language_model.name is {name!r}, which has no token for {text!r}; it must know its words."
+            )
+        other = written.setdefault(tuple(ids), text)
+        if other != text:
+            raise ValueError(
+                f"language_model.name is {name!r}, which reads {other!r} and {text!r} as the same tokens; "
+                "it must know the words of all actions."
+            )

@@ -32,6 +32,12 @@ def folder(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
+class Alike(FrozenLakeCodec):
+    """Two actions that this tokenizer does not know."""
+
+    _actions = ("LEFT", "west", "east")
+
+
 def ready(folder, codec=None, normalisation="sum", history=0, temperature=1.0, system="", **model):
     prompt = PromptTemplate(response_format="direct", system=system, history=history)
     model = LanguageModelConfig(name=folder, **{"dtype": "float64"} | model)
@@ -261,3 +267,8 @@ def test_infinitely_many_actions_cannot_be_scored(folder):
     policy = ScoringPolicy(LanguageModelConfig(name=folder), PromptTemplate(response_format="direct"))
     with pytest.raises(ValueError, match="the actions of .* are not finitely many; it must be a TextPolicy"):
         policy.connect(GymnasiumEnvs("Pendulum-v1", numbers=NumberFormat()).codec)
+
+
+def test_actions_that_the_tokenizer_cannot_tell_apart_are_named(folder):
+    with pytest.raises(ValueError, match="reads 'west' and 'east' as the same tokens"):
+        ready(folder, Alike())
