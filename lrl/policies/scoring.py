@@ -1,7 +1,8 @@
 """The language model that chooses among the legal actions by the probability of their text.
 
 Nothing is generated, so nothing illegal can be said: the candidates' texts behind the prompt are scored, and a softmax
-over the scores is the policy (GLAM, arXiv:2302.02662; TWOSOME, arXiv:2401.14151). A turn is one token: the choice.
+over the scores is the policy (GLAM, arXiv:2302.02662; TWOSOME, arXiv:2401.14151). A turn is one token: the choice. Its
+id is the action's place among the candidates.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lrl.codecs.codec import TextCodec
+from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.functional.masking import entropy, selected_logprobs
 from lrl.functional.random import seeded, token_uniforms
 from lrl.policies.chat import ChatTokenizer
@@ -20,6 +21,7 @@ from lrl.policies.decoding import draw_tokens, sampling_dtype, sampling_logprobs
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig
 from lrl.policies.policy import Policy
 from lrl.policies.text import pad_prompts
+from lrl.prompts.response_format import response_format as format_named
 from lrl.prompts.template import PromptTemplate
 from lrl.types import Decisions, Evaluation, History, Inputs, RandomKeys, SamplingConfig, TurnBatch
 
@@ -122,6 +124,26 @@ class ScoringPolicy(Policy):
         self.dropped_turns += dropped
         return ids
 
+    def encode_response(self, response: str) -> list[int]:
+        """The id of an answer: the place of its action among the candidates.
+
+        Raises:
+            ValueError: it is no legal action.
+        """
+        assert self.codec is not None
+        try:
+            action = self.codec.text_to_action(format_named(self.response_format).extract(response))
+        except InvalidActionError as error:
+            raise ValueError(
+                f"data.demonstrations answer {response!r}, which a ScoringPolicy cannot choose: {error}; "
+                "it must be the action alone."
+            ) from error
+        return [self.action_texts.index(self.codec.action_to_text(action))]
+
+    def write(self, action_text: str, reasoning: str) -> str:
+        """An answer in the prompt's format."""
+        return format_named(self.response_format).render(action_text, reasoning)
+
     @torch.no_grad()
     def act(
         self,
@@ -147,7 +169,7 @@ class ScoringPolicy(Policy):
         texts = [self.action_texts[index] for index in choice.tolist()]
         return Decisions(
             actions=texts,
-            inputs=inputs | {"choice": choice},
+            inputs=inputs | {"response_ids": choice[:, None]},
             response_mask=torch.ones(len(texts), 1, dtype=torch.bool, device=scores.device),
             logprobs=logprobs.gather(-1, choice[:, None]),
             memory=[self.prompt.remember(self.codec, *row) for row in zip(memory, observations, texts, strict=True)],
@@ -210,14 +232,14 @@ class ScoringPolicy(Policy):
         self.train(dropout_seed is not None)
         with seeded(dropout_seed, self.language_model.device):
             logprobs = self.choices(batch.inputs)
-        chosen = logprobs.gather(-1, batch.inputs["choice"][:, None])
+        chosen = logprobs.gather(-1, batch.inputs["response_ids"])
         return Evaluation(logprobs=chosen, entropy=entropy(logprobs)[:, None])
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
         """Log-probabilities under the policy as it was when this run started."""
         self.eval()
-        return self.choices(batch.inputs, reference=True).gather(-1, batch.inputs["choice"][:, None])
+        return self.choices(batch.inputs, reference=True).gather(-1, batch.inputs["response_ids"])
 
 
 def _check_distinct(texts: Sequence[str], tokens: Sequence[Sequence[int]], name: str) -> None:
