@@ -49,7 +49,10 @@ class ThinkAnswer(ResponseFormat):
 
     instruction = "Think inside <think></think>, then give the action inside <answer></answer>."
     stop = "</answer>"
-    _pattern = re.compile(r"\s*<think>(.*?)</think>\s*<answer>([^<]*)</answer>\s*", re.DOTALL)
+    # Inside an answer only the tags of several numbers may stand.
+    _pattern = re.compile(
+        r"\s*<think>(.*?)</think>\s*<answer>([^<]*|\s*<action>[^<]*</action>\s*)</answer>\s*", re.DOTALL
+    )
 
     def extract(self, response: str) -> str:
         """What stands between the answer tags; the think tags must come first."""

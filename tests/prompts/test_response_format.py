@@ -57,3 +57,12 @@ def test_final_answer_takes_what_follows_the_last_marker() -> None:
 def test_direct_is_the_whole_response() -> None:
     assert response_format("direct").extract(" UP\n") == "UP"
     assert response_format("direct").render("UP", "ignored") == "UP"
+
+
+def test_several_numbers_stand_in_tags_of_their_own_inside_an_answer() -> None:
+    action = "<action>1,2</action>"
+    for form in RESPONSE_FORMATS.values():
+        assert form.extract(form.render(action, "so")) == action
+    for answer in (f"{action}{action}", f"a{action}", "<action>", "<b>1</b>", f"{action}</answer>"):
+        with pytest.raises(InvalidActionError):
+            RESPONSE_FORMATS["think_answer"].extract(RESPONSE_FORMATS["think_answer"].render(answer))
