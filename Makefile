@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS := dev
 RUN := runs/quickstart
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 .PHONY: quickstart test test-fast test-all lint clean
@@ -33,13 +34,13 @@ lint: $(VENV)/.installed
 	$(BIN)/lint-imports
 
 test-fast: $(VENV)/.installed
-	$(BIN)/python -m pytest -m "not learning and not gpu and not reference and not distributed"
+	$(PYTEST) -m "not learning and not gpu and not reference and not distributed"
 
 test: lint
-	$(BIN)/python -m pytest -m "not gpu and not reference"
+	$(PYTEST) -m "not gpu and not reference"
 
 test-all: lint $(VENV)/.installed-bench
-	$(BIN)/python -m pytest -m "not gpu"
+	$(PYTEST) -m "not gpu"
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .ruff_cache .import_linter_cache

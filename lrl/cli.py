@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
+import torch
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 import lrl.algorithms.grpo
@@ -108,6 +109,11 @@ class LRLCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Add what ``--push_to_hub`` asks for."""
+        accelerator = self._get(self.config, "trainer.accelerator")
+        if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+            raise ValueError(
+                f"trainer.accelerator is {accelerator!r}, which this machine does not have; it must be auto or cpu."
+            )
         trainer = super().instantiate_trainer(**kwargs)
         for logger in trainer.loggers:  # Lightning 2.6.6 hands wandb a setting that wandb 0.31 warns of
             getattr(logger, "_wandb_init", {}).pop("anonymous", None)

@@ -96,6 +96,9 @@ def load(arguments: argparse.Namespace) -> Loaded:
     from lrl.evaluation.checkpoint import load_baseline, load_model, load_policy, saved_numbers
 
     if arguments.checkpoint is not None:
+        for name in ("env_kwargs", "reset_options"):
+            if not arguments.env_id and json_object(name, getattr(arguments, name)):
+                raise ValueError(f"--{name} is given without --env_id; name the environment that it is for.")
         numbers = saved_numbers(arguments.checkpoint, arguments.numbers)
         return load_policy(arguments.checkpoint, envs(arguments, numbers) if arguments.env_id else None)
     if arguments.policy is not None:

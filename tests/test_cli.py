@@ -90,6 +90,14 @@ def test_one_option_exports_the_model_and_pushes_it(monkeypatch):
     assert exports[0] == [] and [(part.repo_id, part.private) for part in exports[1]] == [("me/lake", True)]
 
 
+def test_an_accelerator_that_is_not_here_is_named(monkeypatch):
+    command = ["lrl", "fit", "--config", "configs/frozen_lake/sft.yaml", "--trainer.accelerator", "gpu"]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="trainer.accelerator is 'gpu'"):
+        Made()
+
+
 def test_a_missing_base_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(lrl.cli, "__file__", str(tmp_path / "lrl" / "cli.py"))
     with pytest.raises(ValueError, match=r"base\.yaml is missing"):

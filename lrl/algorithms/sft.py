@@ -10,9 +10,10 @@ Departures from the usual recipe (Hugging Face's ``labels`` loss, TRL's ``SFTTra
 
 1. Only the answer counts, not the prompt; ``DemonstrationsDataModule(loss_on="all")`` counts both.
 2. No label smoothing: the policy is to be as sure as the demonstrations are.
-3. What all prompts of a batch begin with is computed once per packed row (``TextPolicy(pack_tokens=...)``).
-4. pi is the model's own distribution, whatever temperature the policy samples with.
-5. Dropout, the adapters' and the model's own, follows from the run's seed and the batch's place in the run.
+3. An answer of a ``ScoringPolicy`` is one token, the choice: its loss is the cross-entropy over the candidates.
+4. What all prompts of a batch begin with is computed once per packed row (``TextPolicy(pack_tokens=...)``).
+5. pi is the model's own distribution, whatever temperature the policy samples with.
+6. Dropout, the adapters' and the model's own, follows from the run's seed and the batch's place in the run.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from lrl.data.demonstrations import DemonstrationsDataModule
 from lrl.functional.random import seeds
 from lrl.functional.sharding import unsharded
 from lrl.policies.policy import Policy
+from lrl.policies.scoring import ScoringPolicy
 from lrl.policies.text import TextPolicy
 from lrl.types import Rollout, TurnBatch
 
@@ -82,7 +84,7 @@ class SFTModule(PolicyModule):
     def setup(self, stage: str) -> None:
         """Train the distribution at temperature 1; held-out episodes have a temperature of their own."""
         super().setup(stage)
-        if isinstance(self.policy, TextPolicy) and self.policy.sampling.temperature != 1:
+        if isinstance(self.policy, TextPolicy | ScoringPolicy) and self.policy.sampling.temperature != 1:
             ignored = self.policy.sampling.temperature
             logging.getLogger("lrl").warning(
                 "sampling.temperature %g plays no part in SFT, which trains at 1.", ignored

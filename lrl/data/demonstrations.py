@@ -15,6 +15,7 @@ from lrl.codecs.codec import TextCodec
 from lrl.data.sources import Demonstrations, ExpertDemonstrations, JsonlDemonstrations, StreamedTurns
 from lrl.envs.factory import EnvFactory
 from lrl.functional.random import permutation
+from lrl.policies.scoring import ScoringPolicy
 from lrl.policies.text import TextPolicy, pad_prompts
 from lrl.types import Demonstration, TurnBatch
 
@@ -113,11 +114,15 @@ class DemonstrationsDataModule(L.LightningDataModule):
             self._turns[source] = source.turns(self.codec, self._policy())
         return self._turns[source]
 
-    def _policy(self) -> TextPolicy:
+    def _policy(self) -> Any:
+        """A policy that encodes and writes answers."""
         assert self.trainer is not None
         policy = self.trainer.lightning_module.policy
-        if not isinstance(policy, TextPolicy):
-            raise ValueError(f"model.policy is a {type(policy).__name__}; demonstrations train a TextPolicy.")
+        if not isinstance(policy, TextPolicy | ScoringPolicy):
+            name = type(policy).__name__
+            raise ValueError(f"model.policy is a {name}; demonstrations train a TextPolicy or a ScoringPolicy.")
+        if self.loss_on == "all" and isinstance(policy, ScoringPolicy):
+            raise ValueError("data.loss_on is 'all'; it must be completion, a ScoringPolicy says nothing of prompts.")
         return policy
 
     def encode(self, turn: Demonstration) -> tuple[list[int], list[int]]:

@@ -19,6 +19,9 @@ from lrl.codecs.registry import codec_for
 from lrl.envs.native import NativeEnv
 from lrl.envs.text import TextEnv
 
+_TIME_LIMITS = {"CliffWalking-v1": 500, "CliffWalkingSlippery-v1": 500}
+"""Of environments that are registered without one and in which a policy can stay for ever."""
+
 
 class EnvFactory(ABC):
     """Makes vectorised environments that never reset themselves (``AutoresetMode.DISABLED``)."""
@@ -52,7 +55,8 @@ class GymnasiumEnvs(EnvFactory):
         invalid_penalty: reward of an answer that is no legal action.
         max_invalid: invalid answers in a row that end an episode.
         vectorization: ``sync`` steps the copies one after another, ``async`` each in a process of its own.
-        max_episode_steps: steps after which an episode is truncated; None keeps what is registered.
+        max_episode_steps: steps after which an episode is truncated; None keeps what is registered, or 500 for
+            CliffWalking, which has no limit of its own.
         success_return: return from which an episode is a success; None: see :class:`~lrl.envs.native.NativeEnv`.
         codec: the environment's text; None looks it up.
         numbers: how its numbers are written, if it is told in numbers; None takes decimals.
@@ -148,9 +152,12 @@ def _spec(id: str) -> EnvSpec:
     try:
         if module:
             importlib.import_module(module)
-        return copy.deepcopy(gym.spec(name))
+        spec = copy.deepcopy(gym.spec(name))
     except (gym.error.Error, ModuleNotFoundError) as error:
         raise ValueError(f"env.id is {id!r}, which is not registered: {error}") from error
+    if spec.max_episode_steps is None:
+        spec.max_episode_steps = _TIME_LIMITS.get(spec.id)
+    return spec
 
 
 def _make_native(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None) -> gym.Env:

@@ -47,6 +47,8 @@ def summarise(runs: Sequence[Path], metric: str, drawn: str | None = None) -> di
 
 def command_of(run: Path) -> str:
     """The command of a run without what is its own: directory and seed."""
+    if not (run / "command.txt").is_file():
+        raise ValueError(f"run is {str(run)!r}, which is no run directory: it holds no command.txt.")
     words = (run / "command.txt").read_text(encoding="utf-8").strip().split(" ", 1)
     return "python -m lrl" + _OWN_TO_A_RUN.sub("", f" {words[-1]}" if len(words) > 1 else "")
 

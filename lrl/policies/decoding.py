@@ -14,15 +14,13 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from lrl.policies.cache import ReservedLayer
-from lrl.policies.layout import assign_rows
+from lrl.policies.layout import additive_mask, assign_rows
+from lrl.policies.prefill import prefill
 from lrl.types import SamplingConfig
 
 _LEAVE = 0.75
 """Rows leave the cache when fewer than this share of them is still written to: leaving copies the cache."""
 _CANDIDATES = (1, 2, 4, 8, 16, 32)
-_MIN_PREFIX = 16
-"""Prompts that begin with fewer common tokens are computed apart: a pass of its own costs more."""
 _PADDING, _PROMPT, _IDLE = -1, 0, -2
 
 
@@ -80,21 +78,6 @@ def distinct(prompts: Sequence[Sequence[int]]) -> tuple[list[tuple[int, ...]], l
     seen: dict[tuple[int, ...], int] = {}
     index = [seen.setdefault(tuple(prompt), len(seen)) for prompt in prompts]
     return list(seen), index
-
-
-def common_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
-    """How many tokens all prompts begin with, the last token of each left out."""
-    first, last = min(prompts), max(prompts)
-    limit = min(len(prompt) for prompt in prompts) - 1
-    return next((n for n in range(limit) if first[n] != last[n]), limit)
-
-
-def left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids and mask ``(prompt, column)`` of prompts that end in the same column."""
-    width = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
-    return ids, torch.arange(width, device=device)[None] >= width - lengths[:, None]
 
 
 def answers_per_row(counts: Tensor, prompt: int, response: int) -> int:
@@ -188,7 +171,7 @@ class Decoder:
             return Responses(ids=answers.ids[index], mask=answers.mask[index], logprobs=answers.logprobs[index])
         uniforms, stop = uniforms.to(device), self.stop_ids.to(device)
         num_rows, steps = len(prompts), sampling.max_new_tokens
-        logits, mask, cache = self._prefill(unique, device)
+        logits, mask, cache = prefill(self.model, unique, device, self.own_mask)
         board = self._share(torch.tensor(index, device=device), mask, cache, steps)
         logits = logits[board.prompt[board.row]]
         out_ids = torch.zeros(num_rows, steps, dtype=torch.long, device=device)
@@ -211,35 +194,6 @@ class Decoder:
         width = step + 1
         return Responses(ids=out_ids[:, :width], mask=out_mask[:, :width], logprobs=out_logprobs[:, :width])
 
-    def _prefill(self, prompts: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor, DynamicCache]:
-        """Logits ``(prompt, vocabulary)`` behind each prompt, the mask ``(prompt, column)`` of the cache, the cache."""
-        cache = DynamicCache(config=self.model.config)
-        if self.own_mask:
-            cache.layers[:] = [ReservedLayer() for _ in cache.layers]
-        shared = common_prefix(prompts) if self.own_mask and len(prompts) > 1 else 0
-        if shared < _MIN_PREFIX:
-            shared = 0
-        else:
-            prefix = torch.tensor([prompts[0][:shared]], device=device)
-            self._forward(prefix, torch.ones_like(prefix), cache)
-            cache.batch_repeat_interleave(len(prompts))
-        ids, mask = left_pad([prompt[shared:] for prompt in prompts], device)
-        mask = torch.cat([mask.new_ones(len(prompts), shared), mask], dim=1)
-        return self._forward(ids, mask.long(), cache), mask, cache
-
-    def _forward(self, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
-        """Logits behind the last of the columns ``ids``, the last ones of ``mask``."""
-        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        out = self.model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return out.logits[:, -1]
-
     def _share(self, prompt_of: Tensor, mask: Tensor, cache: DynamicCache, steps: int) -> _Board:
         """Give each answer its place, and the cache one row for every few answers to a prompt."""
         counts = torch.bincount(prompt_of)
@@ -255,7 +209,10 @@ class Decoder:
     def _step(self, token: Tensor, board: _Board, step: int, cache: DynamicCache) -> Tensor:
         """Logits ``(answer, vocabulary)`` behind one more token of each answer."""
         ids, slots, place = board.add(token)
-        attention = self._own(board.seen(slots)) if self.own_mask else (board.owner != _PADDING).long()
+        if self.own_mask:
+            attention = additive_mask(board.seen(slots), self.model.dtype)
+        else:
+            attention = (board.owner != _PADDING).long()
         out = self.model(
             input_ids=ids,
             attention_mask=attention,
@@ -264,9 +221,3 @@ class Decoder:
             use_cache=True,
         )
         return out.logits[board.row, place]
-
-    def _own(self, seen: Tensor) -> Tensor:
-        """An additive mask ``(row, 1, place, column)``."""
-        dtype = self.model.dtype
-        additive = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-        return additive.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from lrl.functional.sharding import shard
+from lrl.policies.candidates import candidate_logprobs
 from lrl.policies.chat import ChatTokenizer
 from lrl.policies.decoding import Decoder, Responses
 from lrl.policies.layout import Layout, lay_out
@@ -109,6 +110,13 @@ class LanguageModel(nn.Module):
         stops = self.tokenizer.stops(stop_text)
         decoder = Decoder(self.model, self.tokenizer.stop_ids(stop_text), self.own_mask, stops)
         return decoder(prompts, uniforms, sampling, self.device)
+
+    def candidate_logprobs(self, prompts: Sequence[Sequence[int]], ids: Tensor, mask: Tensor) -> Tensor:
+        """Log-probabilities ``(row, candidate)`` of texts behind prompts, no gradient; only where ``share`` is true.
+
+        See :func:`lrl.policies.candidates.candidate_logprobs`.
+        """
+        return candidate_logprobs(self.model, prompts, ids, mask, self._mask_dtype())
 
     # -- the reference -------------------------------------------------------------------------------------------
 

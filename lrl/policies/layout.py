@@ -45,8 +45,18 @@ class Layout:
         seen = ((key == 0) & (query >= 0)) | (key == query)
         columns = torch.arange(self.segments.shape[1], device=seen.device)
         allowed = seen & (columns[None, :] <= columns[:, None])
-        mask = torch.zeros(allowed.shape, dtype=dtype, device=seen.device)
-        return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+        return additive_mask(allowed, dtype)
+
+
+def additive_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """What attention adds to its scores, ``(row, 1, query, key)``.
+
+    Args:
+        seen: which columns each query attends to, bool ``(row, query, key)``.
+        dtype: of the attention.
+    """
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
 
 def lay_out(

@@ -1,7 +1,8 @@
 """The language model that chooses among the legal actions by the probability of their text.
 
 Nothing is generated, so nothing illegal can be said: the candidates' texts behind the prompt are scored, and a softmax
-over the scores is the policy (GLAM, arXiv:2302.02662; TWOSOME, arXiv:2401.14151). A turn is one token: the choice.
+over the scores is the policy (GLAM, arXiv:2302.02662; TWOSOME, arXiv:2401.14151). A turn is one token: the choice. Its
+id is the action's place among the candidates.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lrl.codecs.codec import TextCodec
+from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.functional.masking import entropy, selected_logprobs
 from lrl.functional.random import seeded, token_uniforms
 from lrl.policies.chat import ChatTokenizer
-from lrl.policies.decoding import draw_tokens
+from lrl.policies.decoding import draw_tokens, sampling_dtype, sampling_logprobs
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig
 from lrl.policies.policy import Policy
 from lrl.policies.text import pad_prompts
+from lrl.prompts.response_format import response_format as format_named
 from lrl.prompts.template import PromptTemplate
-from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
+from lrl.types import Decisions, Evaluation, History, Inputs, RandomKeys, SamplingConfig, TurnBatch
 
 Normalisation = Literal["sum", "token", "word"]
 
@@ -31,7 +33,7 @@ class ScoringPolicy(Policy):
 
     The score of a candidate is the log-probability of its tokens behind the prompt, without an end token, so that
     candidates of one token need no more than the prompt's own forward pass. Equal prompts are computed once; candidates
-    share their prompt.
+    share their prompt, and while acting prompts share what they begin with.
 
     Args:
         language_model: which causal LM.
@@ -66,6 +68,7 @@ class ScoringPolicy(Policy):
         self.sampling = SamplingConfig(temperature=temperature, max_new_tokens=1)
         self.dropped_turns = 0
         self.action_texts: tuple[str, ...] = ()
+        self._tokens: list[list[int]] = []
 
     @property
     def response_format(self) -> str:
@@ -86,12 +89,22 @@ class ScoringPolicy(Policy):
         """
         super().connect(codec)
         if codec.action_texts is None:
-            raise ValueError("model.policy is a ScoringPolicy; it needs an environment with finitely many actions.")
+            name = type(codec).__name__
+            raise ValueError(
+                f"model.policy is a ScoringPolicy, but the actions of {name} are not finitely many; "
+                "it must be a TextPolicy there."
+            )
         self.action_texts = codec.action_texts
 
     def configure(self) -> None:
-        """Load the language model."""
+        """Load the language model.
+
+        Raises:
+            ValueError: its tokenizer cannot tell two actions apart, or has no token for one.
+        """
         self.language_model.configure()
+        self._tokens = [self.tokenizer.encode_text(text) for text in self.action_texts]
+        _check_distinct(self.action_texts, self._tokens, self.language_model.config.name)
 
     def build_reference(self, warm_started: bool) -> None:
         """Keep the current weights as the reference."""
@@ -111,6 +124,26 @@ class ScoringPolicy(Policy):
         self.dropped_turns += dropped
         return ids
 
+    def encode_response(self, response: str) -> list[int]:
+        """The id of an answer: the place of its action among the candidates.
+
+        Raises:
+            ValueError: it is no legal action.
+        """
+        assert self.codec is not None
+        try:
+            action = self.codec.text_to_action(format_named(self.response_format).extract(response))
+        except InvalidActionError as error:
+            raise ValueError(
+                f"data.demonstrations answer {response!r}, which a ScoringPolicy cannot choose: {error}; "
+                "it must be the action alone."
+            ) from error
+        return [self.action_texts.index(self.codec.action_to_text(action))]
+
+    def write(self, action_text: str, reasoning: str) -> str:
+        """An answer in the prompt's format."""
+        return format_named(self.response_format).render(action_text, reasoning)
+
     @torch.no_grad()
     def act(
         self,
@@ -119,34 +152,28 @@ class ScoringPolicy(Policy):
         keys: RandomKeys,
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
-        """Choose one action per row; of ``sampling`` the temperature counts."""
+        """Choose one action per row."""
         assert self.codec is not None
-        temperature = (sampling or self.sampling).temperature
         prompts = [self.encode(text, history) for text, history in zip(observations, memory, strict=True)]
         inputs = pad_prompts(prompts, self.language_model.device)
         was_training = self.training
         self.eval()
-        scores = self.scores(inputs["prompt_ids"], inputs["prompt_mask"])
-        self.train(was_training)
-        if temperature == 0:
-            choice, logprobs = scores.argmax(-1), scores.new_zeros(len(scores))
+        if self.language_model.share:
+            ids, mask = self._candidates()
+            scores = self.language_model.candidate_logprobs(prompts, ids, mask) / self._lengths(mask)
         else:
-            choices = torch.log_softmax(scores / temperature, dim=-1)
-            choice = draw_tokens(choices, token_uniforms(keys, 1)[:, 0].to(scores.device))
-            logprobs = choices.gather(-1, choice[:, None])[:, 0]
+            scores = self.scores(inputs["prompt_ids"], inputs["prompt_mask"])
+        self.train(was_training)
+        logprobs = sampling_logprobs(scores, self.sampling if sampling is None else sampling)
+        choice = draw_tokens(logprobs, token_uniforms(keys, 1)[:, 0].to(scores.device))
         texts = [self.action_texts[index] for index in choice.tolist()]
         return Decisions(
             actions=texts,
-            inputs=inputs | {"choice": choice},
+            inputs=inputs | {"response_ids": choice[:, None]},
             response_mask=torch.ones(len(texts), 1, dtype=torch.bool, device=scores.device),
-            logprobs=logprobs[:, None],
-            memory=[self._remember(*row) for row in zip(memory, observations, texts, strict=True)],
+            logprobs=logprobs.gather(-1, choice[:, None]),
+            memory=[self.prompt.remember(self.codec, *row) for row in zip(memory, observations, texts, strict=True)],
         )
-
-    def _remember(self, history: History, observation: str, response: str) -> History:
-        assert self.codec is not None
-        turn = self.prompt.remembered(self.codec, observation, response)
-        return self.prompt.window((*history, turn)) if self.prompt.history else ()
 
     def scores(self, prompt_ids: Tensor, prompt_mask: Tensor, reference: bool = False) -> Tensor:
         """Normalised log-probabilities ``(turn, candidate)`` of the candidates' texts behind each prompt.
@@ -171,7 +198,7 @@ class ScoringPolicy(Policy):
         layout = self.language_model.lay_out(inputs, response_mask)
         logits = self.language_model.reference_logits(layout) if reference else self.language_model.logits(layout)
         if ids.shape[1] == 1:
-            sums = torch.log_softmax(logits[:, 0].to(_precise(logits)), dim=-1)[:, ids[:, 0]]
+            sums = torch.log_softmax(logits[:, 0].to(sampling_dtype(logits)), dim=-1)[:, ids[:, 0]]
         else:
             each = selected_logprobs(logits, response) * response_mask
             sums = each.sum(-1).view(len(unique), count)
@@ -179,8 +206,7 @@ class ScoringPolicy(Policy):
 
     def _candidates(self) -> tuple[Tensor, Tensor]:
         """Ids and mask ``(candidate, token)`` of the actions' texts."""
-        ids = [self.tokenizer.encode_text(text) for text in self.action_texts]
-        padded = pad_prompts(ids, self.language_model.device)
+        padded = pad_prompts(self._tokens, self.language_model.device)
         return padded["prompt_ids"], padded["prompt_mask"]
 
     def _lengths(self, mask: Tensor) -> Tensor:
@@ -191,22 +217,42 @@ class ScoringPolicy(Policy):
             return torch.tensor([len(text.split()) for text in self.action_texts], device=mask.device)
         return torch.ones(len(mask), device=mask.device)
 
+    def choices(self, inputs: Inputs, reference: bool = False) -> Tensor:
+        """Log-probabilities ``(turn, candidate)`` of all actions, at the temperature of training.
+
+        Args:
+            inputs: ``prompt_ids`` and ``prompt_mask``.
+            reference: whether by the policy as it was when this run started; then without gradient.
+        """
+        scores = self.scores(inputs["prompt_ids"], inputs["prompt_mask"], reference)
+        return torch.log_softmax(scores / self.sampling.temperature, dim=-1)
+
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Log-probability of each choice and entropy over the candidates, ``(turn, 1)``."""
         self.train(dropout_seed is not None)
         with seeded(dropout_seed, self.language_model.device):
-            scores = self.scores(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"])
-        scores = scores / self.sampling.temperature
-        logprobs = selected_logprobs(scores, batch.inputs["choice"])
-        return Evaluation(logprobs=logprobs[:, None], entropy=entropy(scores)[:, None])
+            logprobs = self.choices(batch.inputs)
+        chosen = logprobs.gather(-1, batch.inputs["response_ids"])
+        return Evaluation(logprobs=chosen, entropy=entropy(logprobs)[:, None])
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
         """Log-probabilities under the policy as it was when this run started."""
         self.eval()
-        scores = self.scores(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"], reference=True)
-        return selected_logprobs(scores / self.sampling.temperature, batch.inputs["choice"])[:, None]
+        return self.choices(batch.inputs, reference=True).gather(-1, batch.inputs["response_ids"])
 
 
-def _precise(logits: Tensor) -> torch.dtype:
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+def _check_distinct(texts: Sequence[str], tokens: Sequence[Sequence[int]], name: str) -> None:
+    """Every action is some tokens, and no other action's."""
+    written: dict[tuple[int, ...], str] = {}
+    for text, ids in zip(texts, tokens, strict=True):
+        if not ids:
+            raise ValueError(
+                f"language_model.name is {name!r}, which has no token for {text!r}; it must know its words."
+            )
+        other = written.setdefault(tuple(ids), text)
+        if other != text:
+            raise ValueError(
+                f"language_model.name is {name!r}, which reads {other!r} and {text!r} as the same tokens; "
+                "it must know the words of all actions."
+            )

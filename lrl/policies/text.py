@@ -109,6 +109,7 @@ class TextPolicy(Policy):
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
         """Write one answer per row."""
+        assert self.codec is not None
         sampling = self.sampling if sampling is None else sampling
         prompts = [self.encode(text, history) for text, history in zip(observations, memory, strict=True)]
         was_training = self.training
@@ -118,17 +119,11 @@ class TextPolicy(Policy):
         self.train(was_training)
         lengths = responses.mask.sum(1).tolist()
         texts = [self.tokenizer.decode(ids[:n]) for ids, n in zip(responses.ids.tolist(), lengths)]
-        memory = [self._remember(*row) for row in zip(memory, observations, texts, strict=True)]
+        memory = [self.prompt.remember(self.codec, *row) for row in zip(memory, observations, texts, strict=True)]
         inputs = pad_prompts(prompts, responses.ids.device) | {"response_ids": responses.ids}
         return Decisions(
             actions=texts, inputs=inputs, response_mask=responses.mask, logprobs=responses.logprobs, memory=memory
         )
-
-    def _remember(self, history: History, observation: str, response: str) -> History:
-        if not self.prompt.history:
-            return ()
-        assert self.codec is not None
-        return self.prompt.window((*history, self.prompt.remembered(self.codec, observation, response)))
 
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Teacher-forced log-probabilities at the sampling temperature; dropout off unless a seed names it.

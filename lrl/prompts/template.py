@@ -82,6 +82,12 @@ class PromptTemplate:
                 return PastTurn(observation, HIDDEN)
         return PastTurn(observation, response)
 
+    def remember(self, codec: TextCodec, history: History, observation: str, response: str) -> History:
+        """``history`` and one more turn, as far as later prompts will show them."""
+        if not self.history:
+            return ()
+        return self.window((*history, self.remembered(codec, observation, response)))
+
     def window(self, history: History) -> History:
         """The part of ``history`` that is shown: its last turns, as many as the setting says."""
         return history[max(0, len(history) - self.history) :]

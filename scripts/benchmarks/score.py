@@ -1,99 +1,106 @@
-"""Scoring the legal actions with their prompt shared, against repeating the prompt behind each candidate.
+"""Scoring the legal actions with prompts shared, against repeating the prompt in front of each candidate.
 
-The other side is what GLAM and TWOSOME do: one batched forward pass over rows of prompt and candidate, logits at the
-candidates' tokens only. The same model, prompts and six actions; the probabilities are compared before anything is
-timed. Every prompt of a batch is another one, so nothing is gained by equal prompts.
+The other side is what GLAM, lamorel and TWOSOME do: one batched forward pass over rows of prompt and candidate. It is
+given logits at the candidates' tokens only, which they are not. Both sides play the same episodes with the same model,
+seeds and random numbers, environment included, and differ in nothing but the scores' forward pass. That the
+probabilities are the same is checked before anything is timed, and that the episodes are, after each repeat.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from typing import Any
 
 import numpy as np
 import torch
 from benchmarks.timing import Comparison, alternate, finish, quiet
+from torch import Tensor
 
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
 from lrl.policies.language_model import LanguageModelConfig
 from lrl.policies.scoring import ScoringPolicy
+from lrl.policies.text import pad_prompts
 from lrl.prompts.template import PromptTemplate
 from lrl.types import RandomKeys
 
 
 class Both:
-    """One policy, some observations, and two ways to choose."""
+    """Two policies with the same weights that choose alike, each in its way."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        envs = GymnasiumEnvs(options.env_id)
-        system = PromptTemplate(response_format="direct")
-        self.policy = ScoringPolicy(LanguageModelConfig(name=options.model), system, max_prompt_tokens=2048)
-        self.policy.connect(envs.codec)
-        self.policy.configure()
-        self.policy.eval()
-        env = envs.make(options.num_envs, "direct")
-        seeds: Any = list(range(options.num_envs))  # Gymnasium types one seed only
-        texts, _ = env.reset(seed=seeds)
-        self.observations = list(texts)
-        env.close()
-        self.prompts = [self.policy.encode(text, ()) for text in self.observations]
+        self.envs = GymnasiumEnvs(options.env_id, max_episode_steps=options.steps)
+        self.policy, self.repeating = self._policy(share_prompts=True), self._policy(share_prompts=False)
+        replaced: Any = self.repeating
+        replaced.scores = self.repeated
+        tokens = [self.policy.tokenizer.encode_text(text) for text in self.policy.action_texts]
+        self.candidates, self.mask = pad_prompts(tokens, torch.device("cpu")).values()
+        self.prompt_tokens: list[int] = []
+        self.played: list[EpisodeResults] = []
+
+    def _policy(self, share_prompts: bool) -> ScoringPolicy:
+        prompt = PromptTemplate(response_format="direct", history=self.options.history)
+        model = LanguageModelConfig(name=self.options.model, share_prompts=share_prompts)
+        policy = ScoringPolicy(model, prompt, max_prompt_tokens=2048)
+        policy.connect(self.envs.codec)
+        policy.configure()
+        return policy.eval()
 
     def ours(self) -> float:
-        """Choices per second of :meth:`ScoringPolicy.act`."""
-        rows = np.arange(len(self.observations))
-        keys = RandomKeys(seed=0, purpose="benchmark", collection=0, env=rows, turn=np.zeros_like(rows))
-        started = time.perf_counter()
-        for _ in range(self.options.steps):
-            self.policy.act(self.observations, [()] * len(rows), keys)
-        return self.options.steps * len(rows) / (time.perf_counter() - started)
+        """Env steps per second as ``ScoringPolicy`` plays."""
+        return self._play(self.policy)
 
     def theirs(self) -> float:
-        """Choices per second with a row for each candidate, prompts encoded as ours are."""
-        generator = torch.Generator().manual_seed(0)
-        started = time.perf_counter()
-        for _ in range(self.options.steps):
-            prompts = [self.policy.encode(text, ()) for text in self.observations]
-            torch.multinomial(torch.softmax(self.repeated(prompts), -1), 1, generator=generator)
-        return self.options.steps * len(self.observations) / (time.perf_counter() - started)
+        """Env steps per second with a row for each prompt and candidate."""
+        return self._play(self.repeating)
+
+    def _play(self, policy: ScoringPolicy) -> float:
+        count, seed = self.options.num_envs, self.options.seed
+        self.played.append(evaluate_policy(policy, self.envs, count, seed, count, policy.sampling))
+        assert (self.played[-1].returns == self.played[0].returns).all()
+        assert (self.played[-1].lengths == self.played[0].lengths).all()
+        return self.played[-1].env_steps_per_second
 
     @torch.no_grad()
-    def repeated(self, prompts: list[list[int]]) -> torch.Tensor:
+    def repeated(self, prompt_ids: Tensor, prompt_mask: Tensor) -> Tensor:
         """Scores ``(row, candidate)`` from rows of prompt and candidate, right-padded."""
-        candidates = [self.policy.tokenizer.encode_text(text) for text in self.policy.action_texts]
-        rows = [prompt + candidate for prompt in prompts for candidate in candidates]
-        width, longest = max(map(len, rows)), max(map(len, candidates))
-        ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-        mask = torch.arange(width)[None] < torch.tensor([len(row) for row in rows])[:, None]
-        starts = torch.tensor([len(prompt) - 1 for prompt in prompts for _ in candidates])
-        sizes = torch.tensor([len(candidate) for _ in prompts for candidate in candidates])
-        model: Any = self.policy.language_model.model
-        hidden = model.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
-        columns = (starts[:, None] + torch.arange(longest)).clamp(max=width - 2)
-        picked = hidden.gather(1, columns[:, :, None].expand(-1, -1, hidden.shape[-1]))
+        lengths, (count, longest) = prompt_mask.sum(1), self.candidates.shape
+        self.prompt_tokens += lengths.tolist()
+        columns = (lengths[:, None] + torch.arange(longest)).repeat_interleave(count, 0)
+        ids = torch.nn.functional.pad(prompt_ids, (0, longest)).repeat_interleave(count, 0)
+        told, counts = self.candidates.repeat(len(lengths), 1), self.mask.repeat(len(lengths), 1)
+        ids.scatter_(1, columns, told)
+        seen = torch.arange(ids.shape[1])[None] < columns[:, :1] + counts.sum(1, keepdim=True)
+        model: Any = self.repeating.language_model.model
+        hidden = model.model(input_ids=ids, attention_mask=seen.long()).last_hidden_state
+        picked = hidden.gather(1, (columns - 1)[:, :, None].expand(-1, -1, hidden.shape[-1]))
         logprobs = torch.log_softmax(model.lm_head(picked).float(), -1)
-        told = logprobs.gather(-1, ids.gather(1, columns + 1)[:, :, None])[:, :, 0]
-        sums = (told * (torch.arange(longest)[None] < sizes[:, None])).sum(1)
-        return sums.view(len(prompts), len(candidates))
+        sums = (logprobs.gather(-1, told[:, :, None])[:, :, 0] * counts).sum(1)
+        return sums.view(len(lengths), count)
 
     def check(self) -> float:
-        """The largest difference of a probability.
+        """The largest difference of a probability in the states where episodes begin.
 
         Raises:
-            AssertionError: they are not those of the same policy.
+            AssertionError: it is not the same policy.
         """
-        inputs = self.policy.act(self.observations, [()] * len(self.observations), _keys(len(self.observations))).inputs
+        count = self.options.num_envs
+        envs = self.envs.make(count, self.policy.response_format)
+        seeds: Any = list(range(self.options.seed, self.options.seed + count))
+        texts, _ = envs.reset(seed=seeds)
+        envs.close()
+        prompts = [self.policy.encode(text, ()) for text in texts]
+        rows = np.arange(count)
+        keys = RandomKeys(seed=0, purpose="check", collection=0, env=rows, turn=np.zeros_like(rows))
+        theirs = torch.softmax(self.repeated(*pad_prompts(prompts, torch.device("cpu")).values()), -1)
+        acting = self.policy.language_model.candidate_logprobs(prompts, self.candidates, self.mask)
+        decisions = self.policy.act(texts, [()] * count, keys)
         with torch.no_grad():
-            own = torch.softmax(self.policy.scores(inputs["prompt_ids"], inputs["prompt_mask"]), -1)
-        difference = float((own - torch.softmax(self.repeated(self.prompts), -1)).abs().max())
-        assert difference < 1e-4, difference
+            evaluating = self.policy.choices(decisions.inputs)
+        difference = max(float((own - theirs).abs().max()) for own in (torch.softmax(acting, -1), evaluating.exp()))
+        assert difference < 1e-5, difference
         return difference
-
-
-def _keys(rows: int) -> RandomKeys:
-    index = np.arange(rows)
-    return RandomKeys(seed=0, purpose="benchmark", collection=0, env=index, turn=np.zeros_like(index))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +108,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="assets/tiny-lm")
     parser.add_argument("--env_id", default="lrl/BabyAI-GoToLocal-v0")
     parser.add_argument("--num_envs", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=8, help="turns after which an episode is cut")
+    parser.add_argument("--history", type=int, default=0, help="past turns in the prompt")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=6)
 
 
@@ -109,10 +118,13 @@ def main(options: argparse.Namespace) -> None:
     """Compare."""
     quiet()
     both = Both(options)
-    notes = {"largest_difference": both.check(), "prompt_tokens": float(np.mean([len(p) for p in both.prompts]))}
-    print(f"prompts of {notes['prompt_tokens']:.0f} tokens, probabilities differ by {notes['largest_difference']:.1e}")
+    difference = both.check()
     ours, theirs = alternate(both.ours, both.theirs, options.repeats)
-    name = f"{len(both.policy.action_texts)} actions, prompts of {notes['prompt_tokens']:.0f} tokens"
+    tokens = float(np.mean(both.prompt_tokens))
+    print(f"prompts of {tokens:.0f} tokens, probabilities differ by {difference:.1e}")
+    notes = {"largest_difference": difference, "prompt_tokens": tokens}
+    name = f"{len(both.policy.action_texts)} actions, prompts of {tokens:.0f} tokens"
     comparison = Comparison(name=name, unit="env steps", ours=ours, theirs=theirs, notes=notes)
-    settings = {"num_envs": options.num_envs, "env_id": options.env_id, "dtype": "float32"}
-    finish([comparison], bar=5.0, path=options.json, title="scoring against a row per candidate", settings=settings)
+    settings = {key: getattr(options, key) for key in ("num_envs", "steps", "history", "env_id")}
+    title = "scoring against a row per candidate"
+    finish([comparison], bar=5.0, path=options.json, title=title, settings=settings | {"dtype": "float32"})

@@ -5,6 +5,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.prompts.response_format import response_format
 
 ANSWERS = [f"<think>.</think><answer>{text}</answer>" for text in ("LEFT", "DOWN", "RIGHT", "UP")]
 
@@ -90,3 +91,17 @@ def test_a_bad_setting_is_one_error_that_names_it(settings: dict, message: str) 
 def test_an_unknown_response_format_is_an_error() -> None:
     with pytest.raises(ValueError, match="response_format is 'xml'"):
         GymnasiumEnvs("FrozenLake-v1").make(1, "xml")
+
+
+def test_an_environment_without_time_limit_ends_all_the_same() -> None:
+    env = GymnasiumEnvs("CliffWalking-v1").make(1, "direct")
+    env.reset(seed=[0])
+    assert [bool(env.step(("UP",))[3][0]) for _ in range(500)].index(True) == 499
+
+
+@pytest.mark.parametrize("form", ["direct", "think_answer", "final_answer"])
+def test_several_numbers_are_an_action_in_every_response_format(form: str) -> None:
+    env = GymnasiumEnvs("Pendulum-v1").make(1, form)
+    env.reset(seed=[0])
+    *_, infos = env.step((response_format(form).render("<action>0.5</action>"),))
+    assert infos["action_valid"].all()

@@ -7,7 +7,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import token_uniforms
-from lrl.policies.decoding import Decoder, answers_per_row, common_prefix, draw_tokens, sampling_logprobs
+from lrl.policies.decoding import Decoder, answers_per_row, draw_tokens, sampling_logprobs
+from lrl.policies.prefill import common_prefix
 from lrl.types import RandomKeys, SamplingConfig
 
 PROMPTS = [[1, 2, 3, 4, 5], [6, 7], [1, 2, 3, 4, 5], [8, 9, 10]]

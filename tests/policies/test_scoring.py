@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny_runs import FLOAT64, grpo, make_trainer, rollout_data, save_tiny_model
+from tiny_runs import save_tiny_model
 
 from lrl.codecs.grid import FrozenLakeCodec, draw
 from lrl.codecs.numbers import NumberFormat
@@ -12,10 +12,12 @@ from lrl.evaluation.episodes import evaluate_policy
 from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts.template import PromptTemplate
-from lrl.types import RandomKeys, SamplingConfig, TurnBatch
+from lrl.types import PastTurn, RandomKeys, SamplingConfig, TurnBatch
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
 OBSERVATIONS = [draw(state, MAP) for state in (0, 1, 0, 4, 0, 9)]
+LONG = " ".join("0123" * 6)
+"""A system text with which prompts begin with so many equal tokens that these are computed apart."""
 
 
 class Sentences(FrozenLakeCodec):
@@ -30,8 +32,14 @@ def folder(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def ready(folder, codec=None, normalisation="sum", history=0, temperature=1.0, **model):
-    prompt = PromptTemplate(response_format="direct", system="", history=history)
+class Alike(FrozenLakeCodec):
+    """Two actions that this tokenizer does not know."""
+
+    _actions = ("LEFT", "west", "east")
+
+
+def ready(folder, codec=None, normalisation="sum", history=0, temperature=1.0, system="", **model):
+    prompt = PromptTemplate(response_format="direct", system=system, history=history)
     model = LanguageModelConfig(name=folder, **{"dtype": "float64"} | model)
     policy = ScoringPolicy(model, prompt, temperature, normalisation)
     policy.connect(codec or Sentences())
@@ -43,8 +51,9 @@ def keys(rows, seed=0):
     return RandomKeys(seed=seed, purpose="test", collection=0, env=np.arange(rows), turn=np.zeros(rows, dtype=np.int64))
 
 
-def act(policy, observations=OBSERVATIONS, sampling=None, seed=0):
-    return policy.act(observations, [()] * len(observations), keys(len(observations), seed), sampling)
+def act(policy, observations=OBSERVATIONS, sampling=None, seed=0, memory=None):
+    memory = memory or [()] * len(observations)
+    return policy.act(observations, memory, keys(len(observations), seed), sampling)
 
 
 def as_batch(decisions):
@@ -55,6 +64,33 @@ def as_batch(decisions):
         old_logprobs=decisions.logprobs,
         advantages=zeros + 1,
     )
+
+
+def disturb(policy):
+    with torch.no_grad():
+        for weight in policy.parameters():
+            if weight.requires_grad:
+                weight.add_(0.3)
+
+
+def watch(policy, monkeypatch):
+    """Shapes of what the model is called with, and for how many columns it is asked for logits."""
+    seen, forward = [], policy.language_model.model.forward
+
+    def watched(**given):
+        out = forward(**given)
+        seen.append((tuple(given["input_ids"].shape), out.logits.shape[1]))
+        return out
+
+    monkeypatch.setattr(policy.language_model.model, "forward", watched)
+    return seen
+
+
+def all_by_hand(policy):
+    """Scores of all candidates in all states."""
+    policy.eval()
+    rows = [[by_hand(policy, text, action) for action in policy.action_texts] for text in OBSERVATIONS]
+    return torch.stack([torch.stack(row) for row in rows]).detach()
 
 
 def by_hand(policy, observation, text):
@@ -73,8 +109,7 @@ def test_scores_are_those_of_each_candidate_alone(folder, codec, normalisation, 
     policy = ready(folder, codec, normalisation, share_prompts=share)
     inputs = act(policy).inputs
     scores = policy.scores(inputs["prompt_ids"], inputs["prompt_mask"])
-    wanted = [[by_hand(policy, text, action) for action in codec.action_texts] for text in OBSERVATIONS]
-    torch.testing.assert_close(scores, torch.stack([torch.stack(row) for row in wanted]), atol=1e-10, rtol=0)
+    torch.testing.assert_close(scores, all_by_hand(policy), atol=1e-10, rtol=0)
 
 
 def test_the_gradient_is_that_of_each_candidate_alone(folder):
@@ -83,23 +118,47 @@ def test_the_gradient_is_that_of_each_candidate_alone(folder):
     policy.evaluate(as_batch(decisions)).logprobs.sum().backward()
     ours = [parameter.grad.clone() for parameter in policy.parameters()]
     policy.zero_grad()
-    for observation, choice in zip(OBSERVATIONS, decisions.inputs["choice"], strict=True):
+    for observation, choice in zip(OBSERVATIONS, decisions.inputs["response_ids"][:, 0], strict=True):
         rows = torch.stack([by_hand(policy, observation, text) for text in policy.action_texts])
         torch.log_softmax(rows, -1)[choice].backward()
     for own, parameter in zip(ours, policy.parameters(), strict=True):
         torch.testing.assert_close(own, parameter.grad, atol=1e-6, rtol=1e-3)  # its norms are float32
 
 
+@pytest.mark.parametrize("system", ["", LONG], ids=["short", "long"])
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("normalisation", ["sum", "token", "word"])
 @pytest.mark.parametrize("codec", [Sentences(), FrozenLakeCodec()], ids=["sentences", "words"])
-def test_what_is_recorded_while_acting_is_what_is_said_later(folder, codec):
-    policy = ready(folder, codec, temperature=0.7)
+def test_what_is_recorded_while_acting_is_what_is_said_later(folder, codec, normalisation, share, system):
+    policy = ready(folder, codec, normalisation, temperature=0.7, system=system, share_prompts=share)
     decisions = act(policy)
     evaluation = policy.evaluate(as_batch(decisions))
     torch.testing.assert_close(evaluation.logprobs, decisions.logprobs, atol=1e-12, rtol=0)
     assert evaluation.logprobs.shape == evaluation.entropy.shape == decisions.response_mask.shape == (6, 1)
-    scores = policy.scores(decisions.inputs["prompt_ids"], decisions.inputs["prompt_mask"]) / 0.7
-    dist = torch.distributions.Categorical(logits=scores)
+    dist = torch.distributions.Categorical(logits=all_by_hand(policy) / 0.7)
+    torch.testing.assert_close(policy.choices(decisions.inputs), dist.logits)
+    torch.testing.assert_close(evaluation.logprobs[:, 0], dist.log_prob(decisions.inputs["response_ids"][:, 0]))
     torch.testing.assert_close(evaluation.entropy[:, 0], dist.entropy())
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3_text", "gpt2"])
+def test_a_model_with_a_sliding_window_scores_without_sharing(tmp_path, kind):
+    changes = {} if kind == "gpt2" else {"sliding_window": 4}
+    policy = ready(save_tiny_model(tmp_path / kind, kind, **changes), system=LONG)
+    assert policy.language_model.share == (kind == "gpt2")
+    decisions = act(policy)
+    logprobs = torch.log_softmax(all_by_hand(policy), -1).gather(1, decisions.inputs["response_ids"])
+    for given in (decisions.logprobs, policy.evaluate(as_batch(decisions)).logprobs.detach()):
+        torch.testing.assert_close(given, logprobs, atol=1e-6, rtol=0)  # some layers compute in float32
+
+
+def test_half_precision_chooses_by_float32_probabilities(folder):
+    policy = ready(folder, dtype="float32")
+    with torch.autocast("cpu", torch.bfloat16):
+        decisions = act(policy)
+        evaluation = policy.evaluate(as_batch(decisions))
+    assert decisions.logprobs.dtype == evaluation.logprobs.dtype == torch.float32
+    torch.testing.assert_close(evaluation.logprobs, decisions.logprobs, atol=0.1, rtol=0)
 
 
 def test_choices_do_not_depend_on_who_else_is_asked(folder):
@@ -116,27 +175,42 @@ def test_actions_are_drawn_as_often_as_they_are_probable(folder):
     policy = ready(folder)
     decisions = act(policy, OBSERVATIONS[:1] * 4000)
     scores = policy.scores(decisions.inputs["prompt_ids"][:1], decisions.inputs["prompt_mask"][:1])
-    shares = torch.bincount(decisions.inputs["choice"], minlength=4) / 4000
+    shares = torch.bincount(decisions.inputs["response_ids"][:, 0], minlength=4) / 4000
     torch.testing.assert_close(shares.double(), torch.softmax(scores[0], -1), atol=0.03, rtol=0)
     greedy = act(policy, sampling=SamplingConfig(temperature=0.0))
     assert (
-        greedy.inputs["choice"].tolist()
+        greedy.inputs["response_ids"][:, 0].tolist()
         == policy.scores(greedy.inputs["prompt_ids"], greedy.inputs["prompt_mask"]).argmax(-1).tolist()
     )
 
 
 def test_candidates_of_one_token_cost_no_column(folder, monkeypatch):
     policy = ready(folder, FrozenLakeCodec())
-    seen = []
-    forward = policy.language_model.model.forward
-    monkeypatch.setattr(
-        policy.language_model.model,
-        "forward",
-        lambda **given: seen.append(given["input_ids"].shape) or forward(**given),
-    )
+    seen, prompts = watch(policy, monkeypatch), {tuple(policy.encode(text, ())) for text in OBSERVATIONS}
+    policy.evaluate(as_batch(act(policy)))
+    assert seen == [((len(prompts), max(map(len, prompts))), 1)] * 2
+
+
+def test_what_prompts_and_candidates_begin_with_is_computed_once(folder, monkeypatch):
+    policy = ready(folder, system=LONG)
     prompts = {tuple(policy.encode(text, ())) for text in OBSERVATIONS}
+    seen = watch(policy, monkeypatch)
     act(policy)
-    assert seen == [(len(prompts), max(map(len, prompts)))]
+    (prefix, _), (rest, _), (further, kept) = seen
+    assert prefix[0] == 1 and prefix[1] > 24 and prefix[1] + rest[1] == max(map(len, prompts))
+    beginnings = ("LEFT", "UP", "UP UP", "DOWN")
+    assert rest[0] == len(prompts) and further == (len(prompts), len(beginnings)) and kept == len(beginnings)
+
+
+def test_past_choices_stand_in_the_prompt_as_far_as_the_window_goes(folder):
+    policy = ready(folder, history=1)
+    first = act(policy)
+    assert first.memory == [(PastTurn(text, said),) for text, said in zip(OBSERVATIONS, first.actions, strict=True)]
+    second = act(policy, memory=first.memory)
+    for row, (observation, memory) in enumerate(zip(OBSERVATIONS, first.memory, strict=True)):
+        ids = second.inputs["prompt_ids"][row][second.inputs["prompt_mask"][row]].tolist()
+        assert ids == policy.encode(observation, memory) != policy.encode(observation, ())
+    assert all(len(memory) == 1 for memory in second.memory)
 
 
 def test_nothing_illegal_is_ever_said(folder):
@@ -146,19 +220,17 @@ def test_nothing_illegal_is_ever_said(folder):
 
 
 @pytest.mark.parametrize("lora", [None, LoRAConfig(r=2)])
-def test_it_is_trained_by_grpo_from_a_ratio_of_one(folder, tmp_path, lora):
-    module = grpo(folder, model={})
-    module.policy = ScoringPolicy(
-        LanguageModelConfig(name=folder, lora=lora, **FLOAT64["model"]),
-        PromptTemplate(response_format="direct", system=""),
-    )
-    trainer = make_trainer(tmp_path, enable_checkpointing=False)
-    trainer.fit(module, datamodule=rollout_data("prompts", num_epochs=1, num_minibatches=1))
-    first = trainer.logger.rows[0][1]
-    assert first["train/ratio_error"] == pytest.approx(0, abs=1e-12)
-    assert first["train/kl_to_reference"] == pytest.approx(0, abs=1e-12)
-    assert all(row["rollout/invalid_action_rate"] == 0 for _, row in trainer.logger.rows)
-    assert trainer.logger.rows[-1][1]["train/kl_to_reference"] > 0
+def test_the_reference_is_the_policy_that_the_run_started_from(folder, lora):
+    policy = ready(folder, lora=lora)
+    bare = act(policy).logprobs
+    disturb(policy)  # as after a warm start
+    decisions = act(policy)
+    policy.build_reference(warm_started=True)
+    disturb(policy)
+    batch = as_batch(decisions)
+    torch.testing.assert_close(policy.reference_logprobs(batch), decisions.logprobs, atol=1e-12, rtol=0)
+    for other in (bare, policy.evaluate(batch).logprobs):
+        assert not torch.allclose(other, decisions.logprobs)
 
 
 @pytest.mark.parametrize(
@@ -177,5 +249,10 @@ def test_wrong_settings_are_named(folder, settings, named):
 
 def test_infinitely_many_actions_cannot_be_scored(folder):
     policy = ScoringPolicy(LanguageModelConfig(name=folder), PromptTemplate(response_format="direct"))
-    with pytest.raises(ValueError, match="finitely many actions"):
+    with pytest.raises(ValueError, match="the actions of .* are not finitely many; it must be a TextPolicy"):
         policy.connect(GymnasiumEnvs("Pendulum-v1", numbers=NumberFormat()).codec)
+
+
+def test_actions_that_the_tokenizer_cannot_tell_apart_are_named(folder):
+    with pytest.raises(ValueError, match="reads 'west' and 'east' as the same tokens"):
+        ready(folder, Alike())
