@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import lrl.data.minari as module
-from lrl.data import minari_storage
 from lrl.codecs.numbers import NumberFormat
+from lrl.data import minari_storage
 from lrl.data.collection import collect
 from lrl.data.demonstrations import DemonstrationsDataModule, ExpertDemonstrations, JsonlDemonstrations
 from lrl.data.minari import MinariDemonstrations, write_jsonl
