@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.registry import codec_for
 from lrl.envs.native import NativeEnv
+from lrl.envs.processes import OnDeath, ProcessEnvs
 from lrl.envs.text import TextEnv
 
 _TIME_LIMITS = {"CliffWalking-v1": 500, "CliffWalkingSlippery-v1": 500}
@@ -55,6 +56,8 @@ class GymnasiumEnvs(EnvFactory):
         invalid_penalty: reward of an answer that is no legal action.
         max_invalid: invalid answers in a row that end an episode.
         vectorization: ``sync`` steps the copies one after another, ``async`` each in a process of its own.
+        on_death: of such a process: ``fail`` ends the run, ``restart`` starts it again and plays its episode up to
+            where it was.
         max_episode_steps: steps after which an episode is truncated; None keeps what is registered, or 500 for
             CliffWalking, which has no limit of its own.
         success_return: return from which an episode is a success; None: see :class:`~lrl.envs.native.NativeEnv`.
@@ -70,6 +73,7 @@ class GymnasiumEnvs(EnvFactory):
         invalid_penalty: float = -0.1,
         max_invalid: int = 5,
         vectorization: Literal["sync", "async"] = "sync",
+        on_death: OnDeath = "fail",
         max_episode_steps: int | None = None,
         success_return: float | None = None,
         codec: TextCodec | None = None,
@@ -86,7 +90,10 @@ class GymnasiumEnvs(EnvFactory):
         self.kwargs = dict(kwargs or {})
         self.invalid_penalty = invalid_penalty
         self.max_invalid = max_invalid
-        self.vectorization = vectorization
+        if on_death not in ("fail", "restart"):
+            raise ValueError(f"env.on_death is {on_death!r}; it must be fail or restart.")
+        self.vectorization: Literal["sync", "async"] = vectorization
+        self.on_death: OnDeath = on_death
         self.max_episode_steps = max_episode_steps
         self.success_return = success_return
         self._codec, self.numbers, self.reset_options = codec, numbers, dict(reset_options or {})
@@ -121,8 +128,7 @@ class GymnasiumEnvs(EnvFactory):
         """See :meth:`EnvFactory.make`."""
         if num_envs < 1:
             raise ValueError(f"num_envs is {num_envs}; it must be at least 1.")
-        first = self.make_native()  # a bad setting is one error here, not one per process
-        first.close()
+        self.make_native().close()  # a bad setting is one error here, not one per process
         native = functools.partial(_make_native, self.id, self.kwargs, self.max_episode_steps)
         if response_format is None:
             make_one = functools.partial(_make_measured, native, self.success_return, self.reset_options)
@@ -132,19 +138,7 @@ class GymnasiumEnvs(EnvFactory):
         copies = [make_one] * num_envs
         if self.vectorization == "sync":
             return SyncVectorEnv(copies, copy=response_format is None, autoreset_mode=AutoresetMode.DISABLED)
-        return AsyncVectorEnv(
-            copies,
-            shared_memory=response_format is None and not _has_text(first.observation_space),
-            context="forkserver",  # forking a process that runs torch's threads can hang
-            autoreset_mode=AutoresetMode.DISABLED,
-        )
-
-
-def _has_text(space: gym.Space) -> bool:
-    """Whether texts are observed: Gymnasium 1.4 reads them back wrong from shared memory."""
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        return any(map(_has_text, space.values() if isinstance(space, gym.spaces.Dict) else space))
-    return isinstance(space, gym.spaces.Text)
+        return ProcessEnvs(copies, self.id, self.on_death)
 
 
 def _spec(id: str) -> EnvSpec:

@@ -1,0 +1,72 @@
+"""Environments in processes: a death is one sentence, or made good."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.processes import EnvironmentDiedError
+
+ANSWERS = ("LEFT", "DOWN", "RIGHT", "UP")
+
+
+def walk(on_death="fail", deaths=(), steps=30):
+    """What three lakes tell, with the process of number 1 killed before the turns ``deaths``."""
+    env = GymnasiumEnvs("FrozenLake-v1", vectorization="async", on_death=on_death).make(3, "direct")
+    trace, rng = [], np.random.default_rng(0)
+    try:
+        env.set_attr("noise_seed", [7, 8, 9])
+        trace.append(env.reset(seed=[0, 1, 2], options={"episode": np.arange(3)})[0])
+        for turn in range(steps):
+            if turn in deaths:
+                os.kill(env.processes[1].pid, signal.SIGKILL)
+                env.processes[1].join()
+            observations, rewards, terminated, truncated, infos = env.step(tuple(rng.choice(ANSWERS, size=3).tolist()))
+            ended = terminated | truncated
+            trace.append((observations, rewards.tolist(), ended.tolist(), infos["success"].tolist()))
+            if ended.any():
+                env.reset(seed=[turn, turn, turn], options={"reset_mask": ended, "episode": np.arange(3)})
+    finally:
+        env.close()
+    return trace, env
+
+
+def test_a_death_names_the_environment_its_seed_and_the_signal_and_leaves_no_process():
+    with pytest.raises(
+        EnvironmentDiedError, match=r"environment 1 of FrozenLake-v1 \(episode's seed 1\) died.*signal 9"
+    ):
+        walk(deaths=[2])
+
+
+@pytest.mark.parametrize("deaths", [(0,), (2,), (3, 20)])
+def test_after_a_restart_nothing_is_different(deaths):
+    assert walk("restart", deaths)[0] == walk()[0]
+
+
+def test_a_second_death_in_an_episode_is_the_end():
+    with pytest.raises(EnvironmentDiedError, match="twice in one episode"):
+        walk("restart", (0, 1))
+
+
+def test_a_death_between_episodes_is_noticed_by_settings_and_resets():
+    env = GymnasiumEnvs("FrozenLake-v1", vectorization="async").make(2, "direct")
+    os.kill(env.processes[0].pid, signal.SIGKILL)
+    with pytest.raises(EnvironmentDiedError, match=r"environment 0 of FrozenLake-v1 \(episode's seed None\)"):
+        env.set_attr("noise_seed", [1, 2])
+    assert not any(process.is_alive() for process in env.processes)
+    env.close()
+
+
+def test_an_error_inside_an_environment_names_it_too():
+    env = GymnasiumEnvs("FrozenLake-v1", vectorization="async").make(2, None)
+    env.reset(seed=[3, 4])
+    with pytest.raises(EnvironmentDiedError, match=r"environment 1 .*\(episode's seed 4\) raised KeyError: .*99"):
+        env.step(np.array([0, 99]))
+    assert not any(process.is_alive() for process in env.processes)
+
+
+def test_what_a_death_does_must_be_known():
+    with pytest.raises(ValueError, match="env.on_death is 'ignore'"):
+        GymnasiumEnvs("FrozenLake-v1", on_death="ignore")  # pyright: ignore[reportArgumentType]
