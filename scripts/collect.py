@@ -34,6 +34,7 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--num_envs", type=int, default=1, help="side by side; the data set does not depend on it")
     parser.add_argument("--vectorization", choices=("sync", "async"), default="sync", help="async: in processes")
     parser.add_argument("--temperature", type=float, default=0.0, help="of a language model; 0 decodes greedily")
+    parser.add_argument("--random_share", type=float, default=0.0, help="of turns with a random action, not learned")
     parser.add_argument("--successful_only", action="store_true", help="keep what the environment calls a success")
     parser.add_argument("--jsonl", type=Path, metavar="FILE", help="write the data set as JSON lines as well")
     return parser, parser.parse_args()
@@ -124,6 +125,7 @@ def play(policy: Policy, env: GymnasiumEnvs, arguments: argparse.Namespace) -> C
             name=arguments.policy,
             commit=commit(),
             sampling=sampling_at(policy, arguments.temperature),
+            random_share=arguments.random_share,
             successful_only=arguments.successful_only,
             on_episode=lambda: progress.advance(task),
         )

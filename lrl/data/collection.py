@@ -15,6 +15,7 @@ from lrl.data.minari_storage import DatasetWriter
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.text import NativeStart, NativeStep
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
+from lrl.policies.noisy import NoisyPolicy, RandomAnswer
 from lrl.policies.policy import Policy
 from lrl.types import SamplingConfig
 
@@ -36,9 +37,13 @@ class RecordedEpisode:
     terminations: list[bool] = field(default_factory=list)
     truncations: list[bool] = field(default_factory=list)
     success: bool = False
+    random_steps: list[int] = field(default_factory=list)
+    """Where :class:`~lrl.policies.noisy.NoisyPolicy` put an action in."""
 
-    def add(self, step: NativeStep, terminated: bool, truncated: bool) -> None:
+    def add(self, step: NativeStep, terminated: bool, truncated: bool, random: bool = False) -> None:
         """One more step. Copied: an environment may go on writing into what it has handed out."""
+        if random:
+            self.random_steps.append(len(self.actions))
         self.actions.append(copy.deepcopy(step.action))
         self.observations.append(copy.deepcopy(step.observation))
         self.rewards.append(step.reward)
@@ -89,7 +94,8 @@ class EpisodeRecorder(VectorWrapper):
         legal = infos.get("_native", np.zeros(self.num_envs, dtype=bool))
         for slot, episode in list(self._running.items()):
             if legal[slot]:
-                episode.add(infos["native"][slot], bool(terminated[slot]), bool(truncated[slot]))
+                ended = bool(terminated[slot]), bool(truncated[slot])
+                episode.add(infos["native"][slot], *ended, isinstance(actions[slot], RandomAnswer))
             if terminated[slot] or truncated[slot]:
                 episode.end(bool(infos["success"][slot]))
                 self._on_episode(self._running.pop(slot))
@@ -150,6 +156,7 @@ def collect(
     name: str,
     commit: str,
     sampling: SamplingConfig | None = None,
+    random_share: float = 0.0,
     successful_only: bool = False,
     on_episode: Callable[[], None] | None = None,
 ) -> Collected:
@@ -167,6 +174,8 @@ def collect(
         name: of the policy, for the metadata.
         commit: of the code, for the metadata.
         sampling: how the policy decides; None takes its own way.
+        random_share: of turns in which a random action is taken instead; such steps are kept, and marked as no
+            demonstrations.
         successful_only: keep only what the environment calls a success.
         on_episode: called at the end of each episode.
 
@@ -175,6 +184,7 @@ def collect(
     """
     native = env.make_native()
     native.close()
+    policy = NoisyPolicy(policy, random_share)
     with DatasetWriter(dataset_id, native.observation_space, native.action_space, native.spec) as writer:
         kept = _InOrder(writer, successful_only)
         results = evaluate_policy(
@@ -186,7 +196,7 @@ def collect(
                 f"--episodes is {episodes}, of which none can be kept: {int(results.successes.sum())} were successful "
                 f"and {int((results.lengths > results.invalid_actions).sum())} had a legal action."
             )
-        about = {"policy": name, "commit": commit, "successful_only": successful_only}
+        about = {"policy": name, "commit": commit, "random_share": random_share, "successful_only": successful_only}
         writer.finish(_metadata(kept, results, env, about))
     return Collected(results=results, episodes=len(kept.returns), steps=kept.steps)
 

@@ -26,7 +26,8 @@ class MinariDemonstrations(Demonstrations):
     """The actions of a Minari data set, each with the prompt that the environment would have shown.
 
     A data set is of native observations and actions; the environment's codec puts them into words, and the prompt's
-    history is that of the episode. Episodes are read when they are needed.
+    history is that of the episode. Episodes are read when they are needed. Random actions that were put in
+    (``collect.py --random_share``) are no demonstrations; they stand in the history.
 
     Args:
         dataset_id: Minari's name, local or to be downloaded.
@@ -107,10 +108,10 @@ class MinariDemonstrations(Demonstrations):
 
     def _take(self) -> tuple[np.ndarray, np.ndarray]:
         """Episodes and how many of their steps, each int64 ``(episode,)``."""
-        lengths = self.reader.lengths
-        episodes = self._split(len(lengths))
-        episodes = episodes[lengths[episodes] > 0]
-        steps = lengths[episodes]
+        counts = self.reader.counts
+        episodes = self._split(len(counts))
+        episodes = episodes[counts[episodes] > 0]
+        steps = counts[episodes]
         available = {"num_episodes": len(steps), "num_rows": int(steps.sum())}
         for name, there in available.items():
             asked = getattr(self, name) or 1
@@ -169,7 +170,8 @@ class EpisodeTurns(StreamedTurns):
             return [self[index] for index in range(len(self))[place]]
         place = range(len(self))[place]
         number = int(np.searchsorted(self._starts, place, side="right")) - 1
-        turns, step = self._turns(number), place - int(self._starts[number])
+        turns = self._turns(number)
+        step = int(self._source.reader.demonstrated(int(self.episodes[number]))[place - self._starts[number]])
         history = turns[max(0, step - self._policy.prompt.history) : step]
         return Demonstration(turns[step].observation, turns[step].response, history)
 

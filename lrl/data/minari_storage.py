@@ -27,6 +27,8 @@ from lrl.data.minari_spaces import columns, row, storable
 
 CONTEXT = "context"
 """Where an episode's metadata hold the codec's context, as JSON."""
+RANDOM_STEPS = "random_steps"
+"""And the steps at which a random action was put in, as JSON: what such an action was the policy did not choose."""
 
 
 @contextmanager
@@ -92,7 +94,7 @@ class DatasetWriter:
 
         Args:
             episodes: each with ``seed``, ``context``, ``success``, and lists of native ``observations`` (one more than
-                steps), ``actions``, ``rewards``, ``terminations`` and ``truncations``.
+                steps), ``actions``, ``rewards``, ``terminations``, ``truncations`` and ``random_steps``.
         """
         from minari.data_collector import EpisodeBuffer
 
@@ -139,6 +141,8 @@ def _episode_metadata(episode: Mapping[str, Any]) -> dict[str, Any]:
     figures = {name: float(getattr(rewards, name)()) for name in ("sum", "mean", "std", "max", "min")}
     about: dict[str, Any] = {f"rewards_{name}": value for name, value in figures.items()}
     about["success"] = bool(episode["success"])
+    if episode["random_steps"]:
+        about[RANDOM_STEPS] = json.dumps(episode["random_steps"])
     return about if episode["context"] is None else about | {CONTEXT: json.dumps(episode["context"])}
 
 
@@ -153,6 +157,7 @@ class DatasetReader:
 
     Attributes:
         lengths: steps of each episode, int64 ``(episode,)``.
+        counts: how many of them are demonstrations, int64 ``(episode,)``.
     """
 
     def __init__(self, dataset_id: str) -> None:
@@ -169,8 +174,10 @@ class DatasetReader:
             dataset = MinariDataset(path)
             self._storage = dataset.storage
             self.observation_space, self.action_space = dataset.observation_space, dataset.action_space
-            found = self._storage.get_episode_metadata(range(dataset.total_episodes))
+            found = list(self._storage.get_episode_metadata(range(dataset.total_episodes)))
             self.lengths = np.array([about["total_steps"] for about in found], dtype=np.int64)
+            self._random: list[list[int]] = [json.loads(about.get(RANDOM_STEPS, "[]")) for about in found]
+            self.counts = self.lengths - np.array([len(steps) for steps in self._random], dtype=np.int64)
         if not self.lengths.sum():
             raise ValueError(f"dataset_id is {dataset_id!r}, which holds no steps; collect some.")
 
@@ -178,6 +185,10 @@ class DatasetReader:
     def metadata(self) -> dict[str, Any]:
         """What is said of the data set as a whole."""
         return self._storage.metadata
+
+    def demonstrated(self, index: int) -> np.ndarray:
+        """The steps of an episode that its policy chose, int64 ``(step,)``."""
+        return np.setdiff1d(np.arange(self.lengths[index]), self._random[index])
 
     def episode(self, index: int) -> StoredEpisode:
         """Read one episode.

@@ -1,5 +1,6 @@
 """Collecting: real Minari data sets of native observations and actions, the same for any number of environments."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.text import TextEnv
 from lrl.evaluation.checkpoint import load_baseline
 from lrl.policies.fixed import FixedPolicy
+from lrl.policies.noisy import NoisyPolicy, RandomAnswer
+from lrl.types import PastTurn, RandomKeys
 
 LAKES = GymnasiumEnvs("lrl/FrozenLakeRandomMaps-v0")
 
@@ -45,6 +48,25 @@ class Stubborn(FixedPolicy):
         return 1.0
 
 
+class Remembering(FixedPolicy):
+    """Says one thing and remembers it."""
+
+    def __init__(self):
+        super().__init__("direct")
+        self.connect(LAKES.codec)
+
+    def choose(self, observations, keys):
+        return ["stay"] * len(observations)
+
+    def act(self, observations, memory, keys, sampling=None):
+        turns = [(PastTurn(text, "stay"),) for text in observations]
+        return dataclasses.replace(super().act(observations, memory, keys, sampling), memory=turns)
+
+    @property
+    def probability(self):
+        return 1.0
+
+
 def test_what_is_kept_is_what_the_native_environment_gave():
     gather(policy="random")
     dataset = minari.load_dataset("lrl/test-v0")
@@ -62,6 +84,36 @@ def test_what_is_kept_is_what_the_native_environment_gave():
         assert episode.observations.tolist() == seen
         assert list(zip(episode.rewards, episode.terminations, episode.truncations)) == ends
         assert any(ends[-1][1:]) and about["success"] == (ends[-1][0] > 0)
+
+
+def test_random_actions_are_put_in_and_marked():
+    gather(episodes=30, random_share=0.3)
+    reader, codec = DatasetReader("lrl/test-v0"), LAKES.codec
+    expert, chosen, put_in = load_baseline("expert", LAKES).policy, [], []
+    for index in range(30):
+        episode, own = reader.episode(index), set(reader.demonstrated(index).tolist())
+        for step, (seen, action) in enumerate(zip(episode.observations, episode.actions, strict=True)):
+            best = codec.action_to_text(expert.expert(codec.observation_to_text(seen, episode.context)))
+            (chosen if step in own else put_in).append(codec.action_to_text(action) == best)
+    assert all(chosen), "what is demonstrated is the expert's choice"
+    assert reader.counts.sum() == len(chosen) and reader.lengths.sum() == len(chosen) + len(put_in)
+    assert 0.2 < len(put_in) / reader.lengths.sum() < 0.4
+    assert 0.1 < np.mean(put_in) < 0.4, "a random action of four is at times the best"
+
+
+def test_a_random_action_stands_in_the_history_that_a_language_model_reads():
+    policy = NoisyPolicy(Remembering(), 0.5)
+    keys = RandomKeys(seed=0, purpose="x", collection=0, env=np.arange(64), turn=np.zeros(64, dtype=np.int64))
+    decisions = policy.act(["here"] * 64, [()] * 64, keys)
+    assert [memory[-1].response for memory in decisions.memory] == list(decisions.actions)
+    noise = [isinstance(action, RandomAnswer) for action in decisions.actions]
+    assert 16 < sum(noise) < 48 and {a for a, n in zip(decisions.actions, noise) if not n} == {"stay"}
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_a_share_that_is_none_is_one_sentence(share):
+    with pytest.raises(ValueError, match="random_share is"):
+        gather(random_share=share)
 
 
 def test_the_codecs_context_is_kept_with_every_episode():

@@ -23,6 +23,7 @@ from lrl.evaluation.checkpoint import load_baseline
 from lrl.policies.decoding import Responses
 from lrl.policies.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
+from lrl.prompts.response_format import response_format as format_named
 from lrl.prompts.template import PromptTemplate
 from lrl.types import RandomKeys, SamplingConfig
 
@@ -199,6 +200,20 @@ def test_equal_seeds_give_equal_batches_to_a_run_that_is_resumed(model, datasets
     for index in (5, 3):
         for name, tensor in whole.batch(1, index).inputs.items():
             assert torch.equal(tensor, resumed.batch(1, index).inputs[name])
+
+
+def test_actions_that_were_put_in_are_history_and_no_demonstrations(model, datasets):
+    env = ENVS["lrl/lakes-v0"]
+    expert = load_baseline("expert", env).policy
+    collect(expert, env, "lrl/noisy-v0", 12, 0, name="expert", commit="abc", random_share=0.4)
+    policy = connected(model, history=3)
+    turns = MinariDemonstrations("lrl/noisy-v0", split="all").turns(env.codec, policy)
+    reader, best = DatasetReader("lrl/noisy-v0"), expert.expert
+    assert len(turns) == reader.counts.sum() < reader.lengths.sum()
+    extract = format_named(policy.response_format).extract
+    assert all(extract(turn.response) == env.codec.action_to_text(best(turn.observation)) for turn in turns)
+    past = [was for turn in turns for was in turn.history]
+    assert any(extract(was.response) != env.codec.action_to_text(best(was.observation)) for was in past)
 
 
 def test_reasoning_is_drawn_per_answer_and_quotes_what_is_seen(model, datasets):

@@ -1,0 +1,87 @@
+"""A policy that now and then takes a random action, so that demonstrations hold what to do after a mistake.
+
+Noise in the demonstrator's way, and not in what is learned from it: DART (arXiv:1703.09327).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from gymnasium.vector import VectorEnv
+from torch import Tensor
+
+from lrl.functional.random import token_uniforms
+from lrl.policies.policy import Policy
+from lrl.prompts.response_format import response_format as format_named
+from lrl.types import Decisions, Evaluation, History, PastTurn, RandomKeys, SamplingConfig, TurnBatch
+
+
+class RandomAnswer(str):
+    """An answer that nobody would give; a plain text to whoever reads it."""
+
+
+class NoisyPolicy(Policy):
+    """Another policy, a share of whose answers is replaced by random legal actions.
+
+    Args:
+        policy: connected and configured.
+        random_share: probability of a random action in each turn.
+
+    Raises:
+        ValueError: the share is no probability below 1.
+    """
+
+    def __init__(self, policy: Policy, random_share: float) -> None:
+        super().__init__()
+        if not 0 <= random_share < 1:
+            raise ValueError(f"random_share is {random_share}; it must be in [0, 1).")
+        self.policy, self.random_share, self.codec = policy, random_share, policy.codec
+        self._format = format_named(policy.response_format)
+
+    @property
+    def response_format(self) -> str:
+        """The other policy's."""
+        return self.policy.response_format
+
+    def configure(self) -> None:
+        """The other policy is."""
+
+    def prepare(self, envs: VectorEnv) -> None:
+        """As the other policy does."""
+        self.policy.prepare(envs)
+
+    def act(
+        self,
+        observations: Sequence[Any],
+        memory: list[History],
+        keys: RandomKeys,
+        sampling: SamplingConfig | None = None,
+    ) -> Decisions:
+        """Ask the other policy, then replace."""
+        assert self.codec is not None
+        decisions = self.policy.act(observations, memory, keys, sampling)
+        actions, memory = list(decisions.actions), list(decisions.memory)
+        draws = token_uniforms(replace(keys, purpose=f"noise of {keys.purpose}"), 2).tolist()
+        for row, (whether, which) in enumerate(draws):
+            if whether < self.random_share:
+                actions[row] = RandomAnswer(self._format.render(self.codec.random_action_text(which)))
+                memory[row] = _answered(memory[row], actions[row])
+        return replace(decisions, actions=actions, memory=memory)
+
+    def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
+        """Always a ValueError."""
+        raise ValueError("model.policy is a NoisyPolicy, which cannot be trained; it must be the policy inside.")
+
+    def reference_logprobs(self, batch: TurnBatch) -> Tensor:
+        """Always a ValueError."""
+        raise ValueError("model.policy is a NoisyPolicy, which cannot be trained; it must be the policy inside.")
+
+    def build_reference(self, warm_started: bool) -> None:
+        """There is none."""
+
+
+def _answered(history: History, answer: str) -> History:
+    """A history whose last turn was answered otherwise."""
+    return (*history[:-1], PastTurn(history[-1].observation, str(answer))) if history else history
