@@ -19,6 +19,7 @@ def silence_libraries() -> None:
         "lightning.fabric": logging.WARNING,  # "Seed set to 0"
         "bitsandbytes": logging.ERROR,  # advises optional kernels on import
         "httpx": logging.WARNING,  # one line per request
+        "absl": logging.ERROR,  # dm_control hands on what MuJoCo deprecates
     }.items():
         logging.getLogger(name).setLevel(level)
     # LightningCLI 2.6.6 still calls what jsonargparse 4.49 deprecated (Lightning #21906).
@@ -34,3 +35,5 @@ def silence_libraries() -> None:
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
     # The run directory is where Lightning is told to write.
     warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
+    # dm_control looks for a screen when it is imported, and does without.
+    warnings.filterwarnings("ignore", message=".*DISPLAY environment variable.*")

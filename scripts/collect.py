@@ -8,9 +8,8 @@ python scripts/collect.py --env_id lrl/BabyAI-GoToLocal-v0 --dataset_id lrl/baby
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lrl.data.collection import Collected
@@ -20,17 +19,16 @@ if TYPE_CHECKING:
 
 def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """The command line."""
+    from lrl.evaluation.arguments import add_env_arguments
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--policy", help="expert, random, constant, a checkpoint or a run directory; none plays nothing"
     )
-    parser.add_argument("--env_id", required=True)
+    add_env_arguments(parser, required=True)
     parser.add_argument("--dataset_id", required=True, help="Minari's name, such as lrl/babyai-goto/bot-v0")
     parser.add_argument("--episodes", type=int, default=100, help="to play, one seed each, all to their end")
     parser.add_argument("--seed", type=int, default=0, help="of the first episode")
-    parser.add_argument("--env_kwargs", default="{}", help="JSON object for --env_id")
-    parser.add_argument("--reset_options", default="{}", help="JSON object for every reset of --env_id")
-    parser.add_argument("--numbers", choices=("decimals", "integers"), help="how a policy's numbers are written")
     parser.add_argument("--num_envs", type=int, default=1, help="side by side; the data set does not depend on it")
     parser.add_argument("--vectorization", choices=("sync", "async"), default="sync", help="async: in processes")
     parser.add_argument("--temperature", type=float, default=0.0, help="of a language model; 0 decodes greedily")
@@ -71,35 +69,20 @@ def run(arguments: argparse.Namespace) -> None:
 
 def load(arguments: argparse.Namespace) -> tuple[Policy | None, GymnasiumEnvs]:
     """What plays, and where."""
-    from lrl.codecs.numbers import NumberFormat
-    from lrl.envs.factory import GymnasiumEnvs
+    from lrl.evaluation.arguments import envs_of
     from lrl.evaluation.checkpoint import BASELINES, load_baseline, load_policy, saved_numbers
 
     name: str | None = arguments.policy
-    numbers = NumberFormat(kind=arguments.numbers) if arguments.numbers else None
+    numbers = None
     if name is not None and name not in BASELINES:
         if not Path(name).exists():
             known = ", ".join(BASELINES)
             raise ValueError(f"--policy is {name!r}; it must be {known}, a checkpoint or a run directory.")
         numbers = saved_numbers(name, arguments.numbers)
-    kwargs, options = (json_object(key, getattr(arguments, key)) for key in ("env_kwargs", "reset_options"))
-    env = GymnasiumEnvs(
-        arguments.env_id, kwargs, vectorization=arguments.vectorization, numbers=numbers, reset_options=options
-    )
+    env = envs_of(arguments, numbers, vectorization=arguments.vectorization)
     if name is None:
         return None, env
     return (load_baseline if name in BASELINES else load_policy)(name, env).policy, env
-
-
-def json_object(name: str, text: str) -> dict[str, Any]:
-    """What the user wrote under ``--name``."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--{name} is {text!r}; it must be a JSON object.") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"--{name} is {text!r}; it must be a JSON object.")
-    return value
 
 
 def play(policy: Policy, env: GymnasiumEnvs, arguments: argparse.Namespace) -> Collected:

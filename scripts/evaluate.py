@@ -8,35 +8,34 @@ python scripts/evaluate.py --policy expert --json expert.json
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-    from lrl.codecs.numbers import NumberFormat
-    from lrl.envs.factory import EnvFactory
     from lrl.evaluation.checkpoint import Loaded
     from lrl.evaluation.episodes import EpisodeResults
 
 
 def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """The command line."""
+    from lrl.evaluation.arguments import add_env_arguments
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     subject = parser.add_mutually_exclusive_group(required=True)
     subject.add_argument("--checkpoint", help="a checkpoint or a run directory")
     subject.add_argument("--model", help="any causal language model as it is: hub name or folder")
     subject.add_argument("--policy", help="a baseline: random, constant or expert")
-    parser.add_argument("--env_id", help="default: where the checkpoint was validated, or FrozenLake-v1")
-    parser.add_argument("--env_kwargs", default="{}", help="JSON object for --env_id")
-    parser.add_argument("--reset_options", default="{}", help="JSON object for every reset of --env_id")
-    parser.add_argument("--numbers", choices=("decimals", "integers"), help="default: what the checkpoint saved")
+    add_env_arguments(parser)
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
     parser.add_argument("--num_envs", type=int, default=16, help="side by side; the result does not depend on it")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and episodes")
+    parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="log the figures there")
+    parser.add_argument("--capture_video", type=Path, metavar="FOLDER", help="write an mp4 of the first episodes")
+    parser.add_argument("--num_videos", type=int, default=3, help="with --capture_video")
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--devices", default="1", help="episodes are split over them")
     model = parser.add_argument_group("with --model")
@@ -89,10 +88,36 @@ def run(fabric: Fabric, arguments: argparse.Namespace) -> None:
         if arguments.json is not None:
             report = rows[subject].report(loaded.info["env_id"], loaded.info["name"])
             write_json(report, arguments.json)
+        if arguments.tensorboard is not None:
+            log_figures(rows[subject], loaded, arguments.tensorboard)
+        if arguments.capture_video is not None:
+            capture(loaded, arguments)
+
+
+def log_figures(results: EpisodeResults, loaded: Loaded, folder: Path) -> None:
+    """For TensorBoard, at the environment step of the checkpoint."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder)) as writer:
+        for name, value in results.means().items():
+            writer.add_scalar(f"evaluation/{name}", value, loaded.info.get("env_steps", 0))
+
+
+def capture(loaded: Loaded, arguments: argparse.Namespace) -> None:
+    """Play the first episodes again, the very same, and film them."""
+    from lrl.evaluation.episodes import sampling_at
+    from lrl.evaluation.follow import film
+
+    sampling = sampling_at(loaded.policy, arguments.temperature)
+    for index in range(min(arguments.num_videos, arguments.episodes)):
+        path = arguments.capture_video / f"seed{arguments.seed + index}.mp4"
+        turns = film(loaded.policy, loaded.env_factory, index, arguments.seed, path, sampling)
+        print(f"{path}: {turns} turns")
 
 
 def load(arguments: argparse.Namespace) -> Loaded:
     """What is evaluated, and where."""
+    from lrl.evaluation.arguments import envs_of, json_object
     from lrl.evaluation.checkpoint import load_baseline, load_model, load_policy, saved_numbers
 
     if arguments.checkpoint is not None:
@@ -100,39 +125,17 @@ def load(arguments: argparse.Namespace) -> Loaded:
             if not arguments.env_id and json_object(name, getattr(arguments, name)):
                 raise ValueError(f"--{name} is given without --env_id; name the environment that it is for.")
         numbers = saved_numbers(arguments.checkpoint, arguments.numbers)
-        return load_policy(arguments.checkpoint, envs(arguments, numbers) if arguments.env_id else None)
+        return load_policy(arguments.checkpoint, envs_of(arguments, numbers) if arguments.env_id else None)
     if arguments.policy is not None:
-        return load_baseline(arguments.policy, envs(arguments))
+        return load_baseline(arguments.policy, envs_of(arguments))
     return load_model(
         arguments.model,
-        envs(arguments),
+        envs_of(arguments),
         {"response_format": arguments.response_format, "num_examples": arguments.num_examples},
         chat_template=arguments.chat_template,
         dtype=arguments.dtype,
         max_new_tokens=arguments.max_new_tokens,
     )
-
-
-def envs(arguments: argparse.Namespace, numbers: NumberFormat | None = None) -> EnvFactory:
-    """The environment of ``--env_id``."""
-    from lrl.codecs.numbers import NumberFormat
-    from lrl.envs.factory import GymnasiumEnvs
-
-    if numbers is None and arguments.numbers is not None:
-        numbers = NumberFormat(kind=arguments.numbers)
-    kwargs, options = (json_object(name, getattr(arguments, name)) for name in ("env_kwargs", "reset_options"))
-    return GymnasiumEnvs(arguments.env_id or "FrozenLake-v1", kwargs, numbers=numbers, reset_options=options)
-
-
-def json_object(name: str, text: str) -> dict[str, Any]:
-    """What the user wrote under ``--name``."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--{name} is {text!r}; it must be a JSON object.") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"--{name} is {text!r}; it must be a JSON object.")
-    return value
 
 
 def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> EpisodeResults:

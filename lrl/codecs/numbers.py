@@ -86,11 +86,12 @@ class Decimals(Numbers):
     def __init__(self, size: int, precision: int = 3) -> None:
         self.size, self.precision = size, precision
         self._form = f"%.{precision}f"
+        self._zeros = {self._form % -0.0: self._form % 0.0}
 
     def write(self, values: Sequence[float]) -> list[str]:
-        """What is not finite is written ``inf``, ``-inf`` and ``nan``."""
-        form = self._form
-        return [form % value for value in values]
+        """What is not finite is written ``inf``, ``-inf`` and ``nan``; zero has no sign."""
+        form, zeros = self._form, self._zeros
+        return [zeros.get(text, text) for text in [form % value for value in values]]
 
     def read(self, texts: Sequence[str]) -> np.ndarray:
         """Any number of digits will do; what is not finite is refused."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,8 @@ class Wording:
     """Of the observed dimensions."""
     actions: tuple[str, ...] | None = None
     """Words for its actions."""
-    ranges: tuple[Range, ...] | None = None
-    """Where its observations stay, or all that matters of them, per dimension; one for all dimensions alike."""
+    ranges: tuple[Range, ...] | Callable[[Any], tuple[Range, ...] | None] | None = None
+    """Where its observations stay, or all that matters of them, per dimension; or what tells it of the environment."""
     has_expert: bool = False
     """Whether it can be asked what its expert would do."""
 
@@ -100,6 +100,8 @@ class SpaceCodec(TextCodec):
     ) -> None:
         self.numbers, wording = numbers or NumberFormat(), wording or Wording()
         self.has_expert = wording.has_expert
+        if callable(wording.ranges):
+            raise TypeError("The wording's ranges depend on the environment; codec_for asks it for them.")
         ranges = self.numbers.ranges or wording.ranges
         self._observation = part_for(observation_space, self.numbers, wording, "observation", ranges)
         self._action = part_for(action_space, self.numbers, wording, "action")

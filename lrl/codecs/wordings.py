@@ -6,13 +6,14 @@ that happens: the ends of an episode where there are some, else values that a go
 
 from __future__ import annotations
 
+from lrl.codecs.mujoco import mujoco_ranges
 from lrl.codecs.spaces import Wording
 
 MUJOCO = Wording(
     description="A simulated body with motors at its joints. The observation lists positions, then velocities.",
-    ranges=((-10.0, 10.0),),
+    ranges=mujoco_ranges,
 )
-"""Every MuJoCo body; one range for all dimensions, beyond which integers are clipped."""
+"""Every MuJoCo body."""
 
 WORDINGS: dict[str, Wording] = {
     "gymnasium.envs.classic_control.cartpole:CartPoleEnv": Wording(

@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.registry import codec_for
+from lrl.envs.mujoco_warnings import redirect_mujoco_warnings
 from lrl.envs.native import NativeEnv
 from lrl.envs.processes import OnDeath, ProcessEnvs
 from lrl.envs.text import TextEnv
@@ -148,7 +149,8 @@ def _spec(id: str) -> EnvSpec:
             importlib.import_module(module)
         spec = copy.deepcopy(gym.spec(name))
     except (gym.error.Error, ModuleNotFoundError) as error:
-        raise ValueError(f"env.id is {id!r}, which is not registered: {error}") from error
+        hint = f"; it is 'shimmy:{id}' with lrl[dm-control]" if id.startswith("dm_control/") else ""
+        raise ValueError(f"env.id is {id!r}, which is not registered{hint}: {error}") from error
     if spec.max_episode_steps is None:
         spec.max_episode_steps = _TIME_LIMITS.get(spec.id)
     return spec
@@ -157,6 +159,8 @@ def _spec(id: str) -> EnvSpec:
 def _make_native(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None) -> gym.Env:
     spec = _spec(id)
     spec.order_enforce = False  # like the checker, it slows a small environment and finds no fault of a user's
+    if "mujoco" in str(spec.entry_point):
+        redirect_mujoco_warnings()
     try:
         return gym.make(spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **kwargs)
     except (TypeError, KeyError, ValueError) as error:

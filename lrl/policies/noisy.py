@@ -37,13 +37,16 @@ class NoisyPolicy(Policy):
         super().__init__()
         if not 0 <= random_share < 1:
             raise ValueError(f"random_share is {random_share}; it must be in [0, 1).")
+        if policy.response_format is None:
+            raise ValueError(f"{type(policy).__name__} does not answer in text; it must, to take random actions.")
         self.policy, self.random_share, self.codec = policy, random_share, policy.codec
+        self._response_format = policy.response_format
         self._format = format_named(policy.response_format)
 
     @property
     def response_format(self) -> str:
         """The other policy's."""
-        return self.policy.response_format
+        return self._response_format
 
     def configure(self) -> None:
         """The other policy is."""

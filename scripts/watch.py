@@ -1,0 +1,135 @@
+"""Follow one episode in the terminal, turn by turn, or play it yourself.
+
+python scripts/watch.py --policy expert --env_id FrozenLake-v1 --seed 3
+python scripts/watch.py --checkpoint runs/frozen_lake/grpo/<run>
+python scripts/watch.py --human --env_id lrl/BabyAI-GoToLocal-v0
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lrl.evaluation.checkpoint import Loaded
+    from lrl.evaluation.follow import WatchedTurn
+    from lrl.policies.policy import Policy
+
+
+def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """The command line."""
+    from lrl.evaluation.arguments import add_env_arguments
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    subject = parser.add_mutually_exclusive_group(required=True)
+    subject.add_argument("--checkpoint", help="a checkpoint or a run directory")
+    subject.add_argument("--policy", help="a baseline: random, constant or expert")
+    subject.add_argument("--human", action="store_true", help="type the answers yourself; an empty line ends the game")
+    add_env_arguments(parser)
+    parser.add_argument("--seed", type=int, default=10_000)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
+    parser.add_argument("--turns", type=int, help="stop after so many")
+    parser.add_argument("--frames", type=Path, metavar="FOLDER", help="write a picture of each turn")
+    return parser, parser.parse_args()
+
+
+def main() -> None:
+    """Play; a user's mistake is one sentence and exit status 2."""
+    parser, arguments = parse()
+    from lrl.quiet import silence_libraries
+
+    silence_libraries()
+    try:
+        run(arguments)
+    except ValueError as error:
+        parser.exit(2, f"watch.py: {error}\n")
+    except (EOFError, KeyboardInterrupt):
+        parser.exit(0, "\nleft\n")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Turn by turn."""
+    from lrl.evaluation.episodes import sampling_at
+    from lrl.evaluation.follow import follow, render_modes
+
+    loaded = load(arguments)
+    modes = render_modes(loaded.env_factory)
+    mode = "rgb_array" if arguments.frames else "ansi" if "ansi" in modes and not arguments.human else None
+    sampling = sampling_at(loaded.policy, arguments.temperature)
+    print(f"{loaded.info['name']} in {loaded.info['env_id']}, seed {arguments.seed}")
+    total, turn = 0.0, None
+    for turn in follow(loaded.policy, loaded.env_factory, 0, arguments.seed, sampling, mode):
+        total += turn.reward
+        show(turn, arguments)
+        if arguments.turns is not None and turn.number + 1 >= arguments.turns:
+            break
+    assert turn is not None
+    print(f"\n{turn.number + 1} turns, return {total:g}, {ending(turn)}")
+
+
+def ending(turn: WatchedTurn) -> str:
+    """How it came out."""
+    if not (turn.terminated or turn.truncated):
+        return "stopped"
+    how = "terminated" if turn.terminated else "truncated"
+    return f"{how}, {'success' if turn.success else 'no success'}"
+
+
+def show(turn: WatchedTurn, arguments: argparse.Namespace) -> None:
+    """One turn; a person has seen the observation already."""
+    if isinstance(turn.picture, str):
+        print(f"\n{turn.picture.rstrip()}")
+    if arguments.frames:
+        import imageio.v3
+
+        arguments.frames.mkdir(parents=True, exist_ok=True)
+        imageio.v3.imwrite(arguments.frames / f"{turn.number:04d}.png", turn.picture)
+    if not arguments.human:
+        print(f"\n--- turn {turn.number}\n{turn.prompt or turn.observation}\nanswer: {turn.answer}")
+    print(f"action: {turn.action or f'none, {turn.reason}'}   reward: {turn.reward:g}")
+
+
+def load(arguments: argparse.Namespace) -> Loaded:
+    """Who plays, and where."""
+    from lrl.evaluation.arguments import envs_of
+    from lrl.evaluation.checkpoint import Loaded, env_id, load_baseline, load_policy, saved_numbers
+
+    if arguments.checkpoint is not None:
+        numbers = saved_numbers(arguments.checkpoint, arguments.numbers)
+        return load_policy(arguments.checkpoint, envs_of(arguments, numbers) if arguments.env_id else None)
+    env = envs_of(arguments)
+    if arguments.policy is not None:
+        return load_baseline(arguments.policy, env)
+    policy = human()
+    policy.connect(env.codec)
+    print(env.codec.description)
+    return Loaded(policy, env, {"name": "you", "env_id": env_id(env)})
+
+
+def human() -> Policy:
+    """A policy that asks."""
+    from lrl.policies.fixed import FixedPolicy
+
+    class HumanPolicy(FixedPolicy):
+        """Whoever sits at the keyboard."""
+
+        def choose(self, observations: Sequence[str], keys: Any) -> list[str]:
+            """Show what is seen, take what is typed."""
+            print(f"\n{observations[0]}")
+            answer = input("> ").strip()
+            if not answer:
+                raise EOFError
+            return [answer]
+
+        @property
+        def probability(self) -> float:
+            """Nobody knows."""
+            return 1.0
+
+    return HumanPolicy("direct")
+
+
+if __name__ == "__main__":
+    main()
