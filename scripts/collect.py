@@ -35,6 +35,7 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--random_share", type=float, default=0.0, help="of turns with a random action, not learned")
     parser.add_argument("--successful_only", action="store_true", help="keep what the environment calls a success")
     parser.add_argument("--jsonl", type=Path, metavar="FILE", help="write the data set as JSON lines as well")
+    parser.add_argument("--ranges", action="store_true", help="print what its observations span, for env.numbers")
     return parser, parser.parse_args()
 
 
@@ -44,8 +45,8 @@ def main() -> None:
     from lrl.quiet import silence_libraries
 
     silence_libraries()
-    if arguments.policy is None and arguments.jsonl is None:
-        parser.error("give --policy to collect, --jsonl to export, or both")
+    if arguments.policy is None and arguments.jsonl is None and not arguments.ranges:
+        parser.error("give --policy to collect, --jsonl to export, --ranges to measure, or several")
     try:
         run(arguments)
     except ValueError as error:
@@ -65,6 +66,11 @@ def run(arguments: argparse.Namespace) -> None:
 
         lines = write_jsonl(arguments.dataset_id, env, arguments.jsonl)
         print(f"{arguments.jsonl}: {lines} lines")
+    if arguments.ranges:
+        from lrl.data.statistics import observation_ranges
+
+        ends = ", ".join(f"[{low:.6g}, {high:.6g}]" for low, high in observation_ranges(arguments.dataset_id))
+        print(f"numbers: {{kind: integers, ranges: [{ends}]}}")
 
 
 def load(arguments: argparse.Namespace) -> tuple[Policy | None, GymnasiumEnvs]:

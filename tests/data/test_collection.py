@@ -259,6 +259,8 @@ def test_the_script_collects_and_exports(tmp_path):
         "collect.py: dataset_id is 'lrl/lake/bot-v0', which exists"
     )
     assert len(again.stderr.splitlines()) == 1
+    spans = run("--ranges")
+    assert spans.returncode == 2 and "it must be a Box" in spans.stderr
 
 
 def test_an_unfinished_data_set_is_removed(datasets):

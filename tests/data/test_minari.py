@@ -17,6 +17,7 @@ from lrl.data.collection import collect
 from lrl.data.demonstrations import DemonstrationsDataModule, ExpertDemonstrations, JsonlDemonstrations
 from lrl.data.minari import MinariDemonstrations, write_jsonl
 from lrl.data.minari_storage import DatasetReader, data_path
+from lrl.data.statistics import observation_ranges
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake_rows import ExpertQRows
 from lrl.evaluation.checkpoint import load_baseline
@@ -420,3 +421,16 @@ def test_the_path_is_where_minari_looks(datasets, monkeypatch):
     monkeypatch.delenv("MINARI_DATASETS_PATH")
     monkeypatch.setenv("HOME", str(datasets / "home"))
     assert data_path("lrl/lakes-v0") == datasets / "home" / ".minari" / "datasets" / "lrl" / "lakes-v0" / "data"
+
+
+def test_ranges_are_what_the_data_set_spans(datasets, monkeypatch):
+    found = observation_ranges("lrl/cartpole-v0")
+    reader = DatasetReader("lrl/cartpole-v0")
+    seen = np.concatenate([np.array(reader.episode(index).observations) for index in range(10)])
+    np.testing.assert_array_equal(np.array(found).T, [seen.min(0), seen.max(0)])
+    envs = GymnasiumEnvs("CartPole-v1", numbers=NumberFormat(kind="integers", ranges=found))
+    texts = [envs.codec.observation_to_text(row) for row in seen]
+    written = np.array([[int(number) for number in text[13:-14].split(",")] for text in texts])
+    assert (written.min(0) == 0).all() and (written.max(0) == 999).all()
+    with pytest.raises(ValueError, match="lrl/lakes-v0', observed as .*; it must be a Box"):
+        observation_ranges("lrl/lakes-v0")
