@@ -16,8 +16,8 @@ class NativeEnv(gym.Wrapper):
     its own only ``reward_<term>`` as ``reward/<term>``: the rest costs more to vectorise than its step. ``success`` is
     meaningful at an episode's end; it is the first of these that exists: the environment's own verdict
     (``info["success"]`` or ``info["is_success"]``); return >= ``success_return``; return >= the reward threshold that
-    the environment is registered with; a positive reward at a terminal state. The return is undiscounted and holds
-    native rewards only.
+    the environment is registered with; a first positive reward at a terminal state. The return is undiscounted and
+    holds native rewards only.
 
     Args:
         env: a native environment.
@@ -39,13 +39,14 @@ class NativeEnv(gym.Wrapper):
         registered = None if spec is None else spec.reward_threshold
         self._success_return = registered if success_return is None else success_return
         self._return = 0.0
+        self._rewarded = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the native environment, then its noise. Options that it does not know are passed on untouched."""
         observation, _ = self.env.reset(seed=seed, options=self._reset_options | (options or {}))
         if self.noise_seed is not None:
             self.env.unwrapped.np_random = seeding.np_random(int(self.noise_seed))[0]
-        self._return = 0.0
+        self._return, self._rewarded = 0.0, False
         return observation, {"action_valid": True, "success": False, "invalid_reason": ""}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -54,6 +55,7 @@ class NativeEnv(gym.Wrapper):
         reward = float(reward)
         self._return += reward
         success = (terminated or truncated) and self._succeeded(reward, terminated, info)
+        self._rewarded |= reward > 0
         return (
             observation,
             reward,
@@ -68,7 +70,7 @@ class NativeEnv(gym.Wrapper):
             return bool(verdict)
         if self._success_return is not None:
             return self._return >= self._success_return
-        return terminated and reward > 0
+        return terminated and reward > 0 and not self._rewarded
 
 
 def reward_terms(info: Mapping[str, Any]) -> dict[str, float]:

@@ -105,3 +105,21 @@ def test_several_numbers_are_an_action_in_every_response_format(form: str) -> No
     env.reset(seed=[0])
     *_, infos = env.step((response_format(form).render("<action>0.5</action>"),))
     assert infos["action_valid"].all()
+
+
+def test_a_dense_reward_at_the_end_is_no_success():
+    env = GymnasiumEnvs("Humanoid-v5").make(1, None)
+    env.reset(seed=[0])
+    env.action_space.seed(0)
+    ended = np.array([False])
+    while not ended[0]:
+        _, rewards, ended, _, infos = env.step(env.action_space.sample())
+    assert rewards[0] > 0 and not infos["success"][0]
+    env.close()
+    straight = GymnasiumEnvs("FrozenLake-v1", {"is_slippery": False}).make(1, "direct")
+    straight.reset(seed=[0])
+    for answer in ("DOWN", "DOWN", "RIGHT", "DOWN", "RIGHT", "RIGHT"):
+        _, rewards, ended, _, infos = straight.step((answer,))
+        assert infos["success"][0] == ended[0]
+    assert ended[0] and rewards[0] == 1
+    straight.close()
