@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 import lrl.algorithms.grpo
+import lrl.algorithms.ppo
 import lrl.algorithms.sft
 import lrl.callbacks.checkpoint
 import lrl.callbacks.evaluation
@@ -29,6 +30,7 @@ import lrl.envs.demonstrations
 import lrl.envs.factory
 import lrl.envs.frozen_lake_rows
 import lrl.envs.prompt_env
+import lrl.policies.mlp
 import lrl.policies.scoring
 import lrl.policies.text
 import lrl.rewards.expert_q

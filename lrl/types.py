@@ -8,7 +8,7 @@ being collected and ``(turn, token)`` once they are trained on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -143,6 +143,9 @@ class Rollout:
     metrics: Mapping[str, Tensor]
     """Named figures of single turns or episodes (``success``, ``action_valid``, ``reward/format`` ...), 1-D."""
     values: Tensor | None = None
+    """``(time, env, token)`` value of the state before each token, where the policy has a critic."""
+    final_values: Tensor | None = None
+    """``(time, env)`` value of the state behind a turn that was truncated or the last of its environment."""
 
     @property
     def num_turns(self) -> int:
@@ -158,6 +161,10 @@ class Rollout:
     def lengths(self) -> Tensor:
         """Turns of each environment's episode, ``(env,)``."""
         return self.active.sum(0)
+
+    def replace(self, **changes: Any) -> Rollout:
+        """A copy with some fields replaced."""
+        return replace(self, **changes)
 
     def turn_batch(self, advantages: Tensor) -> TurnBatch:
         """Pick the turns that were taken.
@@ -185,14 +192,18 @@ class TurnBatch:
         old_logprobs: ``(turn, token)`` log-probabilities recorded while sampling.
         advantages: ``(turn, token)``.
         ref_logprobs: ``(turn, token)`` of the reference policy, where one is asked for.
+        returns: ``(turn, token)`` what a critic should say, where there is one.
+        old_values: ``(turn, token)`` what it said when these turns were credited.
     """
 
-    __slots__ = ("advantages", "inputs", "old_logprobs", "ref_logprobs", "response_mask")
+    __slots__ = ("advantages", "inputs", "old_logprobs", "old_values", "ref_logprobs", "response_mask", "returns")
     inputs: Inputs
     response_mask: Tensor
     old_logprobs: Tensor
     advantages: Tensor
     ref_logprobs: Tensor | None
+    returns: Tensor | None
+    old_values: Tensor | None
 
     def __init__(
         self,
@@ -202,9 +213,11 @@ class TurnBatch:
         old_logprobs: Tensor,
         advantages: Tensor,
         ref_logprobs: Tensor | None = None,
+        returns: Tensor | None = None,
+        old_values: Tensor | None = None,
     ) -> None:
         fields = {"inputs": dict(inputs), "response_mask": response_mask, "old_logprobs": old_logprobs}
-        fields |= {"advantages": advantages, "ref_logprobs": ref_logprobs}
+        fields |= {"advantages": advantages, "ref_logprobs": ref_logprobs, "returns": returns, "old_values": old_values}
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 

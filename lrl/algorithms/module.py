@@ -85,6 +85,8 @@ class PolicyModule(L.LightningModule, ABC):
         """Tell the policy what environment it acts in, and show it examples from there, if its prompt wants some."""
         data: Any = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         self.policy.connect(data.codec)
+        if self.policy.response_format is None:
+            self.policy.connect_spaces(*data.env.spaces)
         if wants_examples(self.policy):
             add_examples(self.policy, data.env)
 

@@ -13,6 +13,7 @@ from lrl.algorithms.module import PolicyModule
 from lrl.data.rollouts import RolloutDataModule
 from lrl.functional.sharding import unsharded
 from lrl.rollouts.collector import CollectionPlan, Collector
+from lrl.rollouts.continuing import ContinuingCollector
 from lrl.types import Rollout
 
 
@@ -21,6 +22,7 @@ class VectorEnvRollouts(L.Callback):
 
     def __init__(self) -> None:
         self.envs: gym.vector.VectorEnv | None = None
+        self._continuing: ContinuingCollector | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Make the environments; say what is wrong before a model is loaded."""
@@ -28,8 +30,9 @@ class VectorEnvRollouts(L.Callback):
         if stage != "fit" or data is None:
             return
         if data.num_groups % trainer.world_size:
+            name = "num_groups" if data.num_steps is None else "num_envs"
             raise ValueError(
-                f"data.num_groups is {data.num_groups}; it must be a multiple of the {trainer.world_size} devices."
+                f"data.{name} is {data.num_groups}; it must be a multiple of the {trainer.world_size} devices."
             )
         assert isinstance(pl_module, PolicyModule)
         num_envs = data.num_groups // trainer.world_size * data.group_size
@@ -64,17 +67,31 @@ class VectorEnvRollouts(L.Callback):
             rank=trainer.global_rank,
             share_noise=data.share_noise,
             max_turns=data.max_turns,
+            num_steps=data.num_steps,
         )
         with trainer.precision_plugin.forward_context(), unsharded(pl_module):
-            rollout = Collector(pl_module.policy, self.envs, trainer.world_size).collect(plan)
+            rollout = self._collector(pl_module, plan, trainer.world_size, data).collect(plan)
             seconds = time.monotonic() - started
             batch = pl_module.turn_batch(rollout)
         data.fill(trainer.current_epoch, rollout, batch)
-        totals = torch.tensor(
-            [rollout.num_turns, plan.num_envs, int(rollout.response_mask.sum())], device=pl_module.device
-        )
+        ends = int((rollout.terminated | rollout.truncated).sum())
+        totals = torch.tensor([rollout.num_turns, ends, int(rollout.response_mask.sum())], device=pl_module.device)
         data.tick(*trainer.strategy.reduce(totals.double(), reduce_op="sum").tolist())
         record_rollout(pl_module, rollout, seconds)
+
+    def _collector(
+        self, module: PolicyModule, plan: CollectionPlan, world_size: int, data: RolloutDataModule
+    ) -> Collector | ContinuingCollector:
+        assert self.envs is not None
+        if plan.num_steps is None:
+            return Collector(module.policy, self.envs, world_size)
+        if self._continuing is None:
+            total = plan.num_envs * world_size
+            self._continuing = ContinuingCollector(module.policy, self.envs, plan.seed, plan.env, total)
+            data.running_episodes = self._continuing.state
+            if data.restored_episodes is not None:
+                self._continuing.restore(data.restored_episodes)
+        return self._continuing
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Count the parts that are trained."""
@@ -92,7 +109,7 @@ class VectorEnvRollouts(L.Callback):
         """Close the environments."""
         if self.envs is not None:
             self.envs.close()
-            self.envs = None
+            self.envs = self._continuing = None
 
 
 def rollout_data(trainer: L.Trainer) -> RolloutDataModule | None:
@@ -104,8 +121,9 @@ def rollout_data(trainer: L.Trainer) -> RolloutDataModule | None:
 def record_rollout(module: PolicyModule, rollout: Rollout, seconds: float) -> None:
     """Record what was collected as metrics."""
     tokens = rollout.response_mask.sum(-1)[rollout.active].float()
-    module.record("rollout/return", rollout.returns)
-    module.record("rollout/length", rollout.lengths.float())
+    whole = {"episode_return": rollout.returns, "episode_length": rollout.lengths.float()}
+    for name, values in whole.items():
+        module.record(name.replace("episode_", "rollout/"), rollout.metrics.get(name, values))
     module.record("rollout/response_tokens", tokens)
     if module.max_response_tokens > 1:  # one token is a choice, not a limit
         module.record("rollout/token_limit_rate", (tokens >= module.max_response_tokens).float())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning as L
@@ -27,8 +27,11 @@ class RolloutDataModule(L.LightningDataModule):
 
     Args:
         env: where training episodes are played.
-        num_groups: groups per collection, over all ranks.
+        num_groups: groups per collection, over all ranks; each plays whole episodes.
         group_size: episodes per group; they start from the same state.
+        num_envs: environments over all ranks, in place of groups.
+        num_steps: turns that each of ``num_envs`` plays per collection, its episodes going on from one collection to
+            the next; null plays one whole episode in each.
         num_epochs: passes over each collection.
         num_minibatches: parts of a pass.
         share_noise: whether the episodes of a group share the environment's noise as well.
@@ -45,8 +48,10 @@ class RolloutDataModule(L.LightningDataModule):
     def __init__(
         self,
         env: EnvFactory,
-        num_groups: int,
+        num_groups: int | None = None,
         group_size: int = 1,
+        num_envs: int | None = None,
+        num_steps: int | None = None,
         num_epochs: int = 1,
         num_minibatches: int = 1,
         share_noise: bool = False,
@@ -60,12 +65,19 @@ class RolloutDataModule(L.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        sizes = {"num_groups": num_groups, "group_size": group_size, "num_epochs": num_epochs}
-        for name, value in (sizes | {"num_minibatches": num_minibatches}).items():
-            if value < 1:
+        sizes = {"num_groups": num_groups, "group_size": group_size, "num_envs": num_envs, "num_steps": num_steps}
+        for name, value in (sizes | {"num_epochs": num_epochs, "num_minibatches": num_minibatches}).items():
+            if value is not None and value < 1:
                 raise ValueError(f"data.{name} is {value}; it must be at least 1.")
+        if (num_groups is None) == (num_envs is None):
+            raise ValueError(f"data.num_groups is {num_groups}, num_envs {num_envs}; one of them must be set.")
+        if num_envs is not None and group_size > 1:
+            raise ValueError(f"data.group_size is {group_size} with num_envs; groups need num_groups.")
+        if num_steps is not None and num_envs is None:
+            raise ValueError(f"data.num_steps is {num_steps} with num_groups; groups play whole episodes.")
         self.env, self.validation_env = env, validation_env or env
-        self.num_groups, self.group_size = num_groups, group_size
+        self.num_groups: int = num_groups or num_envs or 0
+        self.group_size, self.num_steps = group_size, num_steps
         self.num_epochs, self.num_minibatches = num_epochs, num_minibatches
         self.share_noise, self.max_turns, self.max_env_steps = share_noise, max_turns, max_env_steps
         self.validation_episodes, self.validation_seed = validation_episodes, validation_seed
@@ -75,6 +87,10 @@ class RolloutDataModule(L.LightningDataModule):
         self.collection = -1
         self.trained_parts = 0
         self.clocks: Clocks = {"env_steps": 0, "episodes": 0, "tokens": 0, "minutes": 0.0}
+        self.running_episodes: Callable[[], dict[str, Any]] | None = None
+        """Tells of episodes that go on in the next collection, for checkpoints."""
+        self.restored_episodes: dict[str, Any] | None = None
+        """What a checkpoint told of them."""
         self._batch: TurnBatch | None = None
         self._started = time.monotonic()
 
@@ -103,6 +119,11 @@ class RolloutDataModule(L.LightningDataModule):
         """
         self.collection, self.rollout, self._batch = collection, rollout, batch
         self.trained_parts = 0
+
+    @property
+    def collected(self) -> TurnBatch | None:
+        """What is in the buffer."""
+        return self._batch
 
     @property
     def position(self) -> int:
@@ -161,6 +182,9 @@ class RolloutDataModule(L.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """The clocks; off a collection boundary also what each rank collected, and how much of it is trained."""
         state: dict[str, Any] = {"clocks": dict(self.clocks), "collection": self.collection}
+        if self.num_steps is not None:
+            running = self.restored_episodes if self.running_episodes is None else self.running_episodes()
+            state["running_episodes"] = gather_ranks(running)
         if self.filled:
             assert self._batch is not None
             state["batches"], state["trained_parts"] = gather_ranks(self._batch.fields()), self.trained_parts
@@ -175,6 +199,8 @@ class RolloutDataModule(L.LightningDataModule):
         self.clocks, self.collection = dict(state_dict["clocks"]), state_dict["collection"]
         self._started = time.monotonic()
         fits = self.trainer is None or self.trainer.state.fn == "fit"
+        if state_dict.get("running_episodes") and fits:
+            self.restored_episodes = own_part(state_dict["running_episodes"])
         if "batches" in state_dict and fits:
             self._batch = TurnBatch(**own_part(state_dict["batches"]))
             self.trained_parts = state_dict["trained_parts"]

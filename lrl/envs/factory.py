@@ -43,6 +43,13 @@ class EnvFactory(ABC):
                 ``num_envs`` strings, as are actions. None gives native observations and actions.
         """
 
+    @property
+    def spaces(self) -> tuple[gym.Space, gym.Space]:
+        """What a policy that acts natively sees of one environment, and what it answers."""
+        envs: Any = self.make(1, None)
+        envs.close()
+        return envs.single_observation_space, envs.single_action_space
+
     def training_levels(self) -> EnvFactory:
         """The same environments without anything that is held out for testing."""
         return self

@@ -50,6 +50,8 @@ def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Load
     if env_factory is None:
         env_factory = _training_env(config["data"]["init_args"], file)
     policy.connect(env_factory.codec)
+    if policy.response_format is None:
+        policy.connect_spaces(*env_factory.spaces)
     if wants_examples(policy):  # those of its training, wherever it is evaluated
         add_examples(policy, _build(EnvFactory, config["data"]["init_args"]["env"], file))
     policy.configure()

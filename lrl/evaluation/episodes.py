@@ -17,6 +17,7 @@ import numpy as np
 from lrl.envs.factory import EnvFactory
 from lrl.evaluation.statistics import interquartile_mean, mean_interval, ratio_interval, wilson_interval
 from lrl.policies.policy import Policy
+from lrl.rollouts.collector import rows_of
 from lrl.types import History, RandomKeys, SamplingConfig
 
 Answer = tuple[Any, History]
@@ -239,6 +240,7 @@ class _Play:
             options["reset_mask"] = mask
         seeds: Any = [int(self.seed + i) for i in episode]
         observations, _ = self.envs.reset(seed=seeds, options=options)
+        observations = rows_of(observations, self.envs)
         if mask.all():
             self.observations = observations
         else:
@@ -252,7 +254,8 @@ class _Play:
         for slot, (_, history) in zip(slots, answers, strict=True):
             self.memory[slot] = history
         actions = self._spread([action for action, _ in answers], slots)
-        self.observations, rewards, terminated, truncated, infos = self.envs.step(actions)
+        observations, rewards, terminated, truncated, infos = self.envs.step(actions)
+        self.observations = rows_of(observations, self.envs)
         valid = np.asarray(infos.get("action_valid", np.ones(len(self.row), dtype=bool)), dtype=bool)
         self.table.add(rows, rewards[slots], valid[slots])
         self.table.successes[rows] = np.asarray(infos.get("success", np.zeros(len(self.row))), dtype=bool)[slots]

@@ -21,6 +21,23 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_h
     return torch.min(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
 
 
+def value_loss(values: Tensor, returns: Tensor, old_values: Tensor | None, clip_range: float | None) -> Tensor:
+    """Half the squared error of a critic, pessimistic about moves beyond ``clip_range`` (as in OpenAI's baselines).
+
+    Args:
+        values: ``(turn, token)``.
+        returns: ``(turn, token)``.
+        old_values: ``(turn, token)`` what the critic said when it was asked first; used with ``clip_range`` only.
+        clip_range: how far a value may move; None is the plain error.
+    """
+    error = (values - returns).square()
+    if clip_range is not None:
+        assert old_values is not None
+        clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
+        error = torch.max(error, (clipped - returns).square())
+    return error / 2
+
+
 def normalise(
     values: Tensor, mask: Tensor, how: str, num_sequences: Tensor, num_tokens: Tensor, max_tokens: int
 ) -> Tensor:

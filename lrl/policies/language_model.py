@@ -99,6 +99,21 @@ class LanguageModel(nn.Module):
             )
         return out.logits[layout.row[:, None], layout.kept]
 
+    def logits_and_states(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        """:meth:`logits`, and the hidden states ``(turn, token, hidden)`` that they are made from."""
+        states: list[Tensor] = []
+        handle = self.model.get_output_embeddings().register_forward_pre_hook(lambda _, args: states.append(args[0]))
+        try:
+            logits = self.logits(layout)
+        finally:
+            handle.remove()
+        return logits, states[0][layout.row[:, None], layout.kept]
+
+    @property
+    def hidden_size(self) -> int:
+        """Of the states; there after :meth:`configure`."""
+        return int(self.model.get_output_embeddings().weight.shape[-1])
+
     def generate(
         self, prompts: Sequence[Sequence[int]], uniforms: Tensor, sampling: SamplingConfig, stop_text: str | None
     ) -> Responses:

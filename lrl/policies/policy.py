@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import gymnasium as gym
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
@@ -24,6 +25,9 @@ class Policy(nn.Module, ABC):
     answers_by_text: bool = False
     """Whether the observation's text and the history alone decide what it does at temperature 0."""
 
+    has_critic: bool = False
+    """Whether it says what states are worth."""
+
     @property
     @abstractmethod
     def response_format(self) -> str | None:
@@ -32,6 +36,9 @@ class Policy(nn.Module, ABC):
     def connect(self, codec: TextCodec) -> None:
         """Tell the policy what environment it acts in. Called once, before :meth:`configure`."""
         self.codec = codec
+
+    def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
+        """Tell a policy that acts natively what it sees and does. Called once, before :meth:`configure`."""
 
     def prepare(self, envs: VectorEnv) -> None:
         """Ask the environments for what acting needs beside text; called before their first reset."""
@@ -64,6 +71,26 @@ class Policy(nn.Module, ABC):
         Args:
             batch: the turns.
             dropout_seed: names what is dropped out; None drops nothing, which RL needs: its first ratio is 1.
+        """
+
+    def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
+        """What states are worth in which nothing was decided yet, ``(row,)``, no gradient.
+
+        Args:
+            observations: one per row.
+            memory: one history per row.
+
+        Raises:
+            ValueError: the policy has no critic.
+        """
+        raise ValueError(f"model.policy is a {type(self).__name__} without critic; it must have one.")
+
+    def learn_statistics(self, batch: TurnBatch, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Let running statistics take in a collection that was trained on; before, they must stay as they were.
+
+        Args:
+            batch: the collection.
+            reduce: sums a tensor over ranks; None takes it as it is.
         """
 
     @abstractmethod

@@ -20,7 +20,8 @@ from lrl.policies.chat import ChatTokenizer
 from lrl.policies.decoding import draw_tokens, sampling_dtype, sampling_logprobs
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig
 from lrl.policies.policy import Policy
-from lrl.policies.text import pad_prompts
+from lrl.policies.text import pad_prompts, prompt_values
+from lrl.policies.value_head import ValueHead, ValueHeadConfig
 from lrl.prompts.response_format import response_format as format_named
 from lrl.prompts.template import PromptTemplate
 from lrl.types import Decisions, Evaluation, History, Inputs, RandomKeys, SamplingConfig, TurnBatch
@@ -42,6 +43,7 @@ class ScoringPolicy(Policy):
         normalisation: ``sum`` of the tokens' log-probabilities (GLAM), or their mean per ``token`` or per ``word``
             (TWOSOME), which does not favour short texts.
         max_prompt_tokens: a longer prompt loses its oldest history first.
+        value_head: a critic on the trunk; null has none.
     """
 
     answers_by_text = True
@@ -53,6 +55,7 @@ class ScoringPolicy(Policy):
         temperature: float = 1.0,
         normalisation: Normalisation = "sum",
         max_prompt_tokens: int = 1024,
+        value_head: ValueHeadConfig | None = None,
     ) -> None:
         super().__init__()
         if prompt.response_format != "direct":
@@ -66,6 +69,8 @@ class ScoringPolicy(Policy):
         self.language_model = LanguageModel(language_model)
         self.prompt, self.normalisation, self.max_prompt_tokens = prompt, normalisation, max_prompt_tokens
         self.sampling = SamplingConfig(temperature=temperature, max_new_tokens=1)
+        self.critic, self.value_head = value_head, None
+        self.has_critic = value_head is not None
         self.dropped_turns = 0
         self.action_texts: tuple[str, ...] = ()
         self._tokens: list[list[int]] = []
@@ -105,6 +110,8 @@ class ScoringPolicy(Policy):
         self.language_model.configure()
         self._tokens = [self.tokenizer.encode_text(text) for text in self.action_texts]
         _check_distinct(self.action_texts, self._tokens, self.language_model.config.name)
+        if self.critic is not None and self.value_head is None:
+            self.value_head = ValueHead(self.critic, self.language_model.hidden_size)
 
     def build_reference(self, warm_started: bool) -> None:
         """Keep the current weights as the reference."""
@@ -183,6 +190,12 @@ class ScoringPolicy(Policy):
             prompt_mask: bool ``(turn, prompt)``.
             reference: whether by the policy as it was when this run started; then without gradient.
         """
+        return self._scores_and_states(prompt_ids, prompt_mask, reference)[0]
+
+    def _scores_and_states(
+        self, prompt_ids: Tensor, prompt_mask: Tensor, reference: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """:meth:`scores`, and the hidden states ``(turn, hidden)`` at the prompts' ends if they are wanted."""
         ids, mask = self._candidates()
         prompt_ids = prompt_ids * prompt_mask
         keyed = torch.cat([prompt_mask.sum(1, keepdim=True), prompt_ids], dim=1)
@@ -196,13 +209,20 @@ class ScoringPolicy(Policy):
             response, response_mask = ids.repeat(len(unique), 1), mask.repeat(len(unique), 1)
         inputs = {"prompt_ids": prompts, "prompt_mask": columns, "response_ids": response}
         layout = self.language_model.lay_out(inputs, response_mask)
-        logits = self.language_model.reference_logits(layout) if reference else self.language_model.logits(layout)
+        states = None
+        if reference:
+            logits = self.language_model.reference_logits(layout)
+        elif self.value_head is None:
+            logits = self.language_model.logits(layout)
+        else:
+            logits, states = self.language_model.logits_and_states(layout)
+            states = states.view(len(unique), -1, *states.shape[1:])[index, 0, 0]
         if ids.shape[1] == 1:
             sums = torch.log_softmax(logits[:, 0].to(sampling_dtype(logits)), dim=-1)[:, ids[:, 0]]
         else:
             each = selected_logprobs(logits, response) * response_mask
             sums = each.sum(-1).view(len(unique), count)
-        return (sums / self._lengths(mask))[index]
+        return (sums / self._lengths(mask))[index], states
 
     def _candidates(self) -> tuple[Tensor, Tensor]:
         """Ids and mask ``(candidate, token)`` of the actions' texts."""
@@ -227,13 +247,25 @@ class ScoringPolicy(Policy):
         scores = self.scores(inputs["prompt_ids"], inputs["prompt_mask"], reference)
         return torch.log_softmax(scores / self.sampling.temperature, dim=-1)
 
+    @torch.no_grad()
+    def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
+        """The value head's, at the last token of each prompt."""
+        if self.value_head is None:
+            return super().state_values(observations, memory)
+        prompts = [self.encode(text, history) for text, history in zip(observations, memory, strict=True)]
+        return prompt_values(self.language_model, self.value_head, prompts)
+
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Log-probability of each choice and entropy over the candidates, ``(turn, 1)``."""
         self.train(dropout_seed is not None)
         with seeded(dropout_seed, self.language_model.device):
-            logprobs = self.choices(batch.inputs)
+            scores, states = self._scores_and_states(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"])
+        logprobs = torch.log_softmax(scores / self.sampling.temperature, dim=-1)
+        values = None
+        if self.value_head is not None and states is not None:
+            values = self.value_head(states[:, None], batch.response_mask)
         chosen = logprobs.gather(-1, batch.inputs["response_ids"])
-        return Evaluation(logprobs=chosen, entropy=entropy(logprobs)[:, None])
+        return Evaluation(logprobs=chosen, entropy=entropy(logprobs)[:, None], values=values)
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:

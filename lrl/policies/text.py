@@ -14,6 +14,7 @@ from lrl.functional.random import seeded, token_uniforms
 from lrl.policies.chat import ChatTokenizer
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig
 from lrl.policies.policy import Policy
+from lrl.policies.value_head import ValueHead, ValueHeadConfig
 from lrl.prompts.response_format import response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
@@ -30,6 +31,7 @@ class TextPolicy(Policy):
         max_prompt_tokens: a longer prompt loses its oldest history first.
         pack_tokens: lay several turns out in one row of this many tokens when they are evaluated, none seeing another;
             null shares equal prompts instead. Pays where prompts differ in length.
+        value_head: a critic on the trunk; null has none.
     """
 
     answers_by_text = True
@@ -41,6 +43,7 @@ class TextPolicy(Policy):
         sampling: SamplingConfig,
         max_prompt_tokens: int = 1024,
         pack_tokens: int | None = None,
+        value_head: ValueHeadConfig | None = None,
     ) -> None:
         super().__init__()
         if sampling.temperature == 0:
@@ -50,6 +53,8 @@ class TextPolicy(Policy):
         self.language_model = LanguageModel(language_model)
         self.prompt, self.sampling, self.max_prompt_tokens = prompt, sampling, max_prompt_tokens
         self.pack_tokens = pack_tokens
+        self.critic, self.value_head = value_head, None
+        self.has_critic = value_head is not None
         self.dropped_turns = 0
 
     @property
@@ -64,8 +69,10 @@ class TextPolicy(Policy):
         return self.language_model.tokenizer
 
     def configure(self) -> None:
-        """Load the language model."""
+        """Load the language model, and draw the value head's weights."""
         self.language_model.configure()
+        if self.critic is not None and self.value_head is None:
+            self.value_head = ValueHead(self.critic, self.language_model.hidden_size)
 
     def build_reference(self, warm_started: bool) -> None:
         """Keep the current weights as the reference."""
@@ -132,12 +139,24 @@ class TextPolicy(Policy):
         """
         self.train(dropout_seed is not None)
         layout = self.language_model.lay_out(batch.inputs, batch.response_mask, pack_tokens=self.pack_tokens)
+        mask, values = batch.response_mask, None
         with seeded(dropout_seed, self.language_model.device):
-            logits = self.language_model.logits(layout)
+            if self.value_head is None:
+                logits = self.language_model.logits(layout)
+            else:
+                logits, states = self.language_model.logits_and_states(layout)
+                values = self.value_head(states, mask)
         logits = logits / self.sampling.temperature
-        width = batch.response_mask.shape[1]
-        logprobs, entropy = selected_logprobs_and_entropy(logits, batch.inputs["response_ids"][:, :width])
-        return Evaluation(logprobs=logprobs * batch.response_mask, entropy=entropy * batch.response_mask)
+        logprobs, entropy = selected_logprobs_and_entropy(logits, batch.inputs["response_ids"][:, : mask.shape[1]])
+        return Evaluation(logprobs=logprobs * mask, entropy=entropy * mask, values=values)
+
+    @torch.no_grad()
+    def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
+        """The value head's, at the last token of each prompt."""
+        if self.value_head is None:
+            return super().state_values(observations, memory)
+        prompts = [self.encode(text, history) for text, history in zip(observations, memory, strict=True)]
+        return prompt_values(self.language_model, self.value_head, prompts)
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
@@ -150,6 +169,18 @@ class TextPolicy(Policy):
     def with_sampling(self, **changes: Any) -> SamplingConfig:
         """This policy's sampling with some values changed, for evaluation."""
         return replace(self.sampling, **changes)
+
+
+def prompt_values(model: LanguageModel, head: ValueHead, prompts: Sequence[Sequence[int]]) -> Tensor:
+    """Values ``(row,)`` of the states that prompts end in, without dropout."""
+    inputs = pad_prompts(prompts, model.device)
+    inputs["response_ids"] = inputs["prompt_ids"].new_zeros(len(prompts), 1)
+    mask = torch.ones(len(prompts), 1, dtype=torch.bool, device=model.device)
+    was_training = model.training
+    model.eval()
+    _, states = model.logits_and_states(model.lay_out(inputs, mask))
+    model.train(was_training)
+    return head(states, mask)[:, 0]
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:

@@ -9,11 +9,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.vector.utils import iterate
 from torch import Tensor
 
 from lrl.functional.random import seeds
 from lrl.policies.policy import Policy
 from lrl.types import Decisions, History, RandomKeys, Rollout
+
+_OF_EPISODES = ("success", "episode_return", "episode_length")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,8 @@ class CollectionPlan:
     """Whether the episodes of a group also share the environment's noise."""
     max_turns: int | None = None
     """Cut (truncate) episodes after this many turns; None leaves it to the environment."""
+    num_steps: int | None = None
+    """Turns per environment, in episodes that go on from one collection to the next; None plays whole episodes."""
 
     @property
     def num_envs(self) -> int:
@@ -65,6 +70,8 @@ class Step:
     terminated: np.ndarray
     truncated: np.ndarray
     infos: Mapping[str, Any]
+    turn: np.ndarray
+    """Index of the turn in its episode, int64 ``(row,)``."""
 
 
 class Collector:
@@ -86,6 +93,7 @@ class Collector:
         active = np.ones(plan.num_envs, dtype=bool)
         memory: list[History] = [()] * plan.num_envs
         steps: list[Step] = []
+        final_values: list[tuple[np.ndarray, Tensor]] = []
         while active.any():
             rows = np.flatnonzero(active)
             keys = RandomKeys(
@@ -98,6 +106,7 @@ class Collector:
             seen = [observations[int(row)] for row in rows]
             decisions = self.policy.act(seen, [memory[row] for row in rows], keys)
             observations, rewards, terminated, truncated, infos = self.envs.step(self._spread(decisions, rows, plan))
+            observations = rows_of(observations, self.envs)
             finished = terminated | truncated
             if plan.max_turns is not None and len(steps) + 1 >= plan.max_turns:
                 truncated = truncated | (active & ~terminated)
@@ -111,15 +120,32 @@ class Collector:
                     terminated=terminated[rows],
                     truncated=truncated[rows],
                     infos={name: value[rows] for name, value in numeric_infos(infos, plan.num_envs).items()},
+                    turn=keys.turn,
                 )
             )
             for row, history in zip(rows, decisions.memory, strict=True):
                 memory[row] = history
+            final_values.append((rows, self._values_behind(rows, observations, memory, truncated & ~terminated)))
             active = active & ~(terminated | truncated)
             if finished.any() and active.any():
                 # A finished environment must not be stepped: it starts over and is masked from now on.
                 observations = self._reset(plan, finished, observations)
-        return assemble(steps, plan)
+        rollout = assemble(steps, plan)
+        return rollout.replace(final_values=scatter(final_values, plan.num_envs)) if self.policy.has_critic else rollout
+
+    def _values_behind(
+        self, rows: np.ndarray, observations: Sequence[Any], memory: list[History], truncated: np.ndarray
+    ) -> Tensor:
+        """What the states are worth in which episodes of ``rows`` were cut, ``(row,)``; 0 elsewhere."""
+        values = torch.zeros(len(rows))
+        cut = np.flatnonzero(truncated[rows])
+        if len(cut) and self.policy.has_critic:
+            picked = rows[cut]
+            seen = [observations[int(row)] for row in picked]
+            values[torch.from_numpy(cut)] = (
+                self.policy.state_values(seen, [memory[row] for row in picked]).float().cpu()
+            )
+        return values
 
     def _reset(self, plan: CollectionPlan, mask: np.ndarray | None = None, kept: Any = None) -> Sequence[Any]:
         options: dict[str, Any] = {"episode": plan.episode(self.world_size)}
@@ -131,6 +157,7 @@ class Collector:
         envs.set_attr("noise_seed", [int(s) for s in noise_seeds])
         reset_seeds = seeds("reset", plan.seed, plan.collection, plan.group)
         observations, _ = envs.reset(seed=[int(s) for s in reset_seeds], options=options)
+        observations = rows_of(observations, self.envs)
         return observations if mask is None else [new if m else old for new, old, m in zip(observations, kept, mask)]
 
     def _spread(self, decisions: Decisions, rows: np.ndarray, plan: CollectionPlan) -> Any:
@@ -139,6 +166,11 @@ class Collector:
         for row, action in zip(rows, decisions.actions, strict=True):
             actions[row] = action
         return tuple(actions) if isinstance(actions[0], str) else np.asarray(actions)
+
+
+def rows_of(observations: Any, envs: gym.vector.VectorEnv) -> Sequence[Any]:
+    """Observations of all environments as a sequence, one per environment."""
+    return list(iterate(envs.observation_space, observations)) if isinstance(observations, dict) else observations
 
 
 def numeric_infos(infos: Mapping[str, Any], num_envs: int) -> dict[str, np.ndarray]:
@@ -160,7 +192,6 @@ def assemble(steps: Sequence[Step], plan: CollectionPlan) -> Rollout:
         return scatter([(step.rows, pick(step)) for step in steps], plan.num_envs)
 
     names = steps[0].decisions.inputs
-    turns = [torch.full((len(step.rows),), time) for time, step in enumerate(steps)]
     values = None if steps[0].decisions.values is None else stack(lambda s: s.decisions.values)
     return Rollout(
         inputs={name: stack(lambda s, name=name: s.decisions.inputs[name]) for name in names},
@@ -171,7 +202,7 @@ def assemble(steps: Sequence[Step], plan: CollectionPlan) -> Rollout:
         terminated=stack(lambda s: torch.from_numpy(s.terminated)),
         truncated=stack(lambda s: torch.from_numpy(s.truncated)),
         active=stack(lambda s: torch.ones(len(s.rows), dtype=torch.bool)),
-        turn=scatter([(step.rows, turn) for step, turn in zip(steps, turns, strict=True)], plan.num_envs),
+        turn=stack(lambda s: torch.from_numpy(s.turn)),
         group=torch.from_numpy(plan.group),
         observations=[spread_texts(s.rows, s.observations, plan.num_envs) for s in steps],
         responses=[spread_texts(s.rows, [str(a) for a in s.decisions.actions], plan.num_envs) for s in steps],
@@ -184,8 +215,10 @@ def scatter(parts: Sequence[tuple[np.ndarray, Tensor]], num_envs: int) -> Tensor
 
     Trailing axes of different length are padded on the right.
     """
-    shape = [max(sizes) for sizes in zip(*(tensor.shape[1:] for _, tensor in parts), strict=True)]
     first = parts[0][1]
+    if all(len(rows) == num_envs and tensor.shape == first.shape for rows, tensor in parts):
+        return torch.stack([tensor for _, tensor in parts])
+    shape = [max(sizes) for sizes in zip(*(tensor.shape[1:] for _, tensor in parts), strict=True)]
     out = torch.zeros(len(parts), num_envs, *shape, dtype=first.dtype, device=first.device)
     for time, (rows, tensor) in enumerate(parts):
         window = (time, torch.from_numpy(rows).to(first.device), *(slice(size) for size in tensor.shape[1:]))
@@ -202,12 +235,12 @@ def spread_texts(rows: np.ndarray, texts: Sequence[str], num_envs: int) -> list[
 
 
 def turn_metrics(steps: Sequence[Step]) -> dict[str, Tensor]:
-    """Figures that the environment reports: of every turn, but ``success`` of every episode."""
+    """Figures that the environment reports: of every turn, but ``success`` and the like of every episode."""
     names = sorted({name for step in steps for name in step.infos})
     figures: dict[str, Tensor] = {}
     for name in names:
         of_turns = [
-            step.infos[name][step.terminated | step.truncated] if name == "success" else step.infos[name]
+            step.infos[name][step.terminated | step.truncated] if name in _OF_EPISODES else step.infos[name]
             for step in steps
             if name in step.infos
         ]

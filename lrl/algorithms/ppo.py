@@ -1,0 +1,276 @@
+"""PPO with a value head (arXiv:1707.06347) for policies whose turn is one token or many.
+
+Objective, for the tokens m of the turns t of an episode:
+
+    r    = pi(a | s) / pi_old(a | s)
+    J    = mean  min(r A, clip(r, 1 - clip_range, 1 + clip_range) A)  +  ent_coef H(pi)  -  old_kl_coef KL(pi_old || pi)
+    L_V  = mean  1/2 max((V - R)^2, (V_old + clip(V - V_old, -clip_range_vf, clip_range_vf) - R)^2)
+    loss = -J + vf_coef L_V
+
+Credit. A turn is paid r_t by the environment, a token -kl_coef log(pi_old / pi_ref). V_t is the value before the first
+token of turn t, V_t^m before its token m. With G' = G, or with ``local_penalties`` G' as G with max(0, r_t):
+
+    turn      G_t = r_t + gamma ((1 - gae_lambda) V_{t+1} + gae_lambda G'_{t+1}),  A_t^m = G_t - V_t,  R_t^m = G_t
+    nested    G_t as above is the reward of the turn's last token; inside the turn
+              A_t^m = d^m + token_gamma token_lambda A_t^{m+1},  d^m = r^m + token_gamma V_t^{m+1} - V_t^m,
+              nothing behind the last token; R = A + V
+    token     one chain of all tokens of the episode: discounts of tokens inside a turn, of turns between turns
+    bandit    as nested, but G_t is the reward of the episode's last turn: the contextual-bandit baseline
+
+With one token per turn and no KL term the first three are one and the same: the PPO of the paper.
+
+Departures from the paper, and from RL-LLM's nested PPO:
+
+1. V_{t+1} is read before the first token of the next turn, a position that is trained, and not behind its last, which
+   never was. ``bootstrap_last`` reads it before the last token instead: it has seen the action, as RL-LLM's had.
+2. An episode that is truncated, or goes on in the next collection, is bootstrapped with the value of the state that it
+   stopped in. RL-LLM dropped episodes that had not ended.
+3. ``local_penalties`` (RL-LLM's max(0, r_t), which keeps a penalty at its own turn) is off: it would hide every
+   negative reward of an environment from the turns before.
+4. The clip, or a penalty on KL(pi_old || pi) with ``clip_range: null``, or both (section 4 of the paper, fixed weight).
+5. The weight of the KL term to the reference can follow a target (arXiv:1909.08593, section 2.2).
+6. The value head's dropout is left out: with it the values that credit rests on would not be those that are trained.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from lrl.algorithms.module import OptimizerFactory, PolicyModule
+from lrl.algorithms.schedule import Schedule
+from lrl.functional.credit import CREDITS, Discounts, Turns, assign_credit, explained_variance, whiten
+from lrl.functional.losses import clipped_surrogate, normalise, value_loss
+from lrl.functional.masking import masked_mean
+from lrl.policies.policy import Policy
+from lrl.types import Rollout, TurnBatch
+
+_CHUNK = 256
+"""Turns whose values are computed at a time."""
+
+
+class PPOValueHeadModule(PolicyModule):
+    """Trains a policy that has a critic by PPO.
+
+    Args:
+        policy: what is trained.
+        lr: learning rate.
+        credit: ``turn``, ``token``, ``nested`` or ``bandit``.
+        gamma: discount per turn.
+        gae_lambda: per turn.
+        token_gamma: discount per token inside a turn.
+        token_lambda: per token inside a turn.
+        local_penalties: negative rewards count for their own turn only.
+        bootstrap_last: the next turn's value is read before its last token, not before its first.
+        normalise_advantages: to mean 0 and standard deviation 1 over the tokens of a collection.
+        clip_range: of the ratio; null clips nothing, then ``old_kl_coef`` must be positive.
+        old_kl_coef: weight of KL(pi_old || pi).
+        clip_range_vf: how far a value may move from what it was; null lets it.
+        vf_coef: weight of the value loss.
+        ent_coef: weight of the entropy bonus, in nats per token.
+        kl_coef: weight of the KL term to the policy at the start of this run; 0 keeps no reference.
+        kl_target: nats per turn that ``kl_coef`` is steered towards; null leaves it fixed.
+        kl_horizon: turns over which it is steered.
+        loss_normalisation: ``token`` weighs all tokens alike, ``sequence`` all turns.
+        target_kl: remaining parts of a collection are skipped once the mean KL(old || new) of a part exceeds it.
+        optimizer: makes the optimiser; null takes AdamW.
+        weight_decay: of the default optimiser.
+        schedule: of the learning rate.
+        warmup: share of the run.
+        init_from: weights to start from.
+    """
+
+    current_kl_coef: Tensor
+
+    def __init__(
+        self,
+        policy: Policy,
+        lr: float = 3e-4,
+        credit: Literal["turn", "token", "nested", "bandit"] = "nested",
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        token_gamma: float = 1.0,
+        token_lambda: float = 0.98,
+        local_penalties: bool = False,
+        bootstrap_last: bool = False,
+        normalise_advantages: bool = True,
+        clip_range: float | None = 0.2,
+        old_kl_coef: float = 0.0,
+        clip_range_vf: float | None = None,
+        vf_coef: float = 0.5,
+        ent_coef: float = 0.0,
+        kl_coef: float = 0.0,
+        kl_target: float | None = None,
+        kl_horizon: int = 10_000,
+        loss_normalisation: Literal["token", "sequence"] = "token",
+        target_kl: float | None = None,
+        optimizer: OptimizerFactory | None = None,
+        weight_decay: float = 0.0,
+        schedule: Schedule = "constant",
+        warmup: float = 0.0,
+        init_from: str | None = None,
+    ) -> None:
+        super().__init__(policy, lr, optimizer, weight_decay, schedule, warmup, init_from)
+        _check(policy, credit, clip_range, old_kl_coef, kl_coef, kl_target)
+        for name, value in {"gamma": gamma, "gae_lambda": gae_lambda, "token_lambda": token_lambda}.items():
+            if not 0 <= value <= 1:
+                raise ValueError(f"model.{name} is {value}; it must be in [0, 1].")
+        self.credit, self.normalise_advantages = credit, normalise_advantages
+        self.discounts = Discounts(
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            token_gamma=token_gamma,
+            token_lambda=token_lambda,
+            local_penalties=local_penalties,
+            bootstrap_last=bootstrap_last,
+        )
+        self.clip_range, self.clip_range_vf, self.old_kl_coef = clip_range, clip_range_vf, old_kl_coef
+        self.vf_coef, self.ent_coef, self.kl_target, self.kl_horizon = vf_coef, ent_coef, kl_target, kl_horizon
+        self.loss_normalisation, self.target_kl = loss_normalisation, target_kl
+        self.keeps_reference = kl_coef > 0
+        self.register_buffer("current_kl_coef", torch.tensor(float(kl_coef)))
+
+    @property
+    def needs_reference(self) -> bool:
+        """Only where the KL term counts."""
+        return self.keeps_reference
+
+    def turn_batch(self, rollout: Rollout) -> TurnBatch:
+        """Value every token that was sampled, then credit it."""
+        self.skip_updates = False
+        active = rollout.active.to(torch.bool)
+        batch = rollout.turn_batch(torch.zeros_like(rollout.logprobs))
+        values = self._values(batch) if rollout.values is None else rollout.values[active]
+        token_rewards = torch.zeros_like(values)
+        if self.needs_reference:
+            batch = batch.replace(ref_logprobs=self.policy.reference_logprobs(batch))
+            token_rewards = self._kl_penalty(batch)
+        assert rollout.final_values is not None
+        turns = Turns(
+            rewards=rollout.rewards,
+            token_rewards=_spread(token_rewards, active),
+            values=_spread(values, active),
+            final_values=rollout.final_values,
+            mask=rollout.response_mask,
+            terminated=rollout.terminated,
+            truncated=rollout.truncated,
+            active=active,
+        )
+        advantages, returns = (part[active] for part in assign_credit(self.credit, turns, self.discounts))
+        mask = batch.response_mask
+        self.record("train/explained_variance", explained_variance(values[mask], returns[mask])[None])
+        self.record("train/advantage_std", advantages[mask].std(correction=0)[None])
+        if self.normalise_advantages:
+            advantages = whiten(advantages, mask, self._reduce_sum)
+        return batch.replace(advantages=advantages, returns=returns, old_values=values)
+
+    @torch.no_grad()
+    def _values(self, batch: TurnBatch) -> Tensor:
+        """Of all sampled tokens ``(turn, token)``, by the weights that sampled them."""
+        parts = torch.arange(len(batch), device=batch.response_mask.device).split(_CHUNK)
+        return torch.cat([cast(Tensor, self.policy.evaluate(batch[part]).values) for part in parts]).float()
+
+    def _kl_penalty(self, batch: TurnBatch) -> Tensor:
+        """What each token is paid for staying near the reference; steers its weight for the next collection."""
+        assert batch.ref_logprobs is not None
+        kl = (batch.old_logprobs - batch.ref_logprobs) * batch.response_mask
+        penalty = -self.current_kl_coef * kl
+        self.record("train/kl_to_reference", kl.sum(-1))
+        self.record("train/kl_coef", self.current_kl_coef[None])
+        if self.kl_target is not None:
+            total, count = self._reduce_sum(torch.stack([kl.sum(), kl.new_tensor(float(len(kl)))]))
+            error = (total / count / self.kl_target - 1).clamp(-0.2, 0.2)
+            self.current_kl_coef *= 1 + error * count / self.kl_horizon
+        return penalty
+
+    def training_step(self, batch: TurnBatch) -> Tensor:
+        """One part of the buffer: the surrogate and the value loss."""
+        if self.skip_updates:
+            return self.zero_loss(batch)
+        mask = batch.response_mask
+        sizes = self._reduce_sum(torch.tensor([len(mask), int(mask.sum())], dtype=torch.float32, device=mask.device))
+        turns, tokens = (sizes / self._world).clamp(min=1)
+        if len(batch) == 0:  # other ranks may have turns: the same collective calls, in the same order
+            loss = self.zero_loss(batch)
+            self._skip_beyond_target(loss.detach())
+            return loss
+        policy = self.policy.evaluate(batch)
+        assert policy.values is not None
+        assert batch.returns is not None
+        ratio = (policy.logprobs - batch.old_logprobs).exp()
+        objective = self._surrogate(ratio, batch.advantages) + self.ent_coef * policy.entropy
+        if self.old_kl_coef:
+            objective = objective - self.old_kl_coef * (ratio - 1 - ratio.log())
+        error = value_loss(policy.values, batch.returns, batch.old_values, self.clip_range_vf)
+        loss = normalise(self.vf_coef * error - objective, mask, self.loss_normalisation, turns, tokens, 1)
+        self._record_step(loss, ratio, policy.entropy, error, mask)
+        return loss
+
+    def _surrogate(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        if self.clip_range is None:
+            return ratio * advantages
+        return clipped_surrogate(ratio, advantages, self.clip_range, self.clip_range)
+
+    @torch.no_grad()
+    def _record_step(self, loss: Tensor, ratio: Tensor, entropy: Tensor, error: Tensor, mask: Tensor) -> None:
+        approx_kl = masked_mean(ratio - 1 - ratio.log(), mask)
+        self.record("train/loss", loss)
+        self.record("train/value_loss", error[mask])
+        self.record("train/approx_kl", approx_kl)
+        self.record("train/entropy", entropy[mask])
+        self.record("train/ratio_error", (ratio - 1).abs()[mask].max())
+        if self.clip_range is not None:
+            self.record("train/clip_fraction", ((ratio - 1).abs() > self.clip_range)[mask].float())
+        self._skip_beyond_target(approx_kl)
+
+    def _skip_beyond_target(self, approx_kl: Tensor) -> None:
+        """Make the rest of the collection no-ops, on all ranks or on none."""
+        if self.target_kl is not None:
+            self.skip_updates = bool(self._reduce_sum(approx_kl) / self._world > self.target_kl)
+
+    def on_train_epoch_end(self) -> None:
+        """Let running statistics take in what was trained on, then log."""
+        data: Any = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        if data.collected is not None:
+            self.policy.learn_statistics(data.collected, self._reduce_sum)
+        super().on_train_epoch_end()
+
+    @property
+    def _world(self) -> int:
+        return self.trainer.world_size if self._trainer else 1
+
+    def _reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Over ranks."""
+        return cast(Tensor, self.trainer.strategy.reduce(tensor, reduce_op="sum")) if self._world > 1 else tensor
+
+
+def _check(
+    policy: Policy, credit: str, clip_range: float | None, old_kl_coef: float, kl_coef: float, kl_target: float | None
+) -> None:
+    """Settings that make no sense alone or together."""
+    if not policy.has_critic:
+        raise ValueError(
+            f"model.policy is a {type(policy).__name__} without critic; PPO needs one: set policy.init_args.value_head "
+            "of a language model, critic of an MLP."
+        )
+    if credit not in CREDITS:
+        raise ValueError(f"model.credit is {credit!r}; it must be one of {', '.join(CREDITS)}.")
+    if clip_range is not None and clip_range <= 0:
+        raise ValueError(f"model.clip_range is {clip_range}; it must be positive, or null.")
+    if clip_range is None and old_kl_coef <= 0:
+        raise ValueError(
+            f"model.clip_range is null and old_kl_coef {old_kl_coef}; one of them must hold the policy back."
+        )
+    if kl_coef < 0 or old_kl_coef < 0:
+        raise ValueError(f"model.kl_coef is {kl_coef}, old_kl_coef {old_kl_coef}; both must be 0 or positive.")
+    if kl_target is not None and (kl_target <= 0 or kl_coef == 0):
+        raise ValueError(f"model.kl_target is {kl_target}, kl_coef {kl_coef}; both must be positive.")
+
+
+def _spread(values: Tensor, active: Tensor) -> Tensor:
+    """``(turn, token)`` back to ``(time, env, token)``, 0 where no turn was taken."""
+    out = values.new_zeros(*active.shape, values.shape[-1])
+    out[active] = values
+    return out

@@ -1,0 +1,249 @@
+"""Credit against plain loops over single episodes, and what must not change it."""
+
+import pytest
+import torch
+
+from lrl.functional.credit import Discounts, Turns, assign_credit, explained_variance, whiten
+
+GAMMA, LAMBDA = 0.9, 0.8
+
+
+def turns_of(columns, width=3, **changes):
+    """Columns of ``(reward, values, end)`` per turn; ``end`` is "", "terminated", "truncated" or "cut"."""
+    time, env = max(map(len, columns)), len(columns)
+    zeros = torch.zeros(time, env, dtype=torch.float64)
+    fields = {name: zeros.clone() for name in ("rewards", "final_values", "terminated", "truncated", "active")}
+    fields |= {name: torch.zeros(time, env, width, dtype=torch.float64) for name in ("token_rewards", "values", "mask")}
+    for column, rows in enumerate(columns):
+        for row, (reward, values, end, *final) in enumerate(rows):
+            fields["rewards"][row, column], fields["active"][row, column] = reward, 1
+            fields["values"][row, column, : len(values)] = torch.tensor(values, dtype=torch.float64)
+            fields["mask"][row, column, : len(values)] = 1
+            if end in ("terminated", "truncated"):
+                fields[end][row, column] = 1
+            if final:
+                fields["final_values"][row, column] = final[0]
+    booleans = ("terminated", "truncated", "active", "mask")
+    return Turns(**{name: field.bool() if name in booleans else field for name, field in fields.items()} | changes)
+
+
+def random_columns(seed, width=3):
+    generator = torch.Generator().manual_seed(seed)
+
+    def number():
+        return float(torch.randn((), generator=generator, dtype=torch.float64))
+
+    def choose(n):
+        return int(torch.randint(n, (), generator=generator))
+
+    columns = []
+    for _ in range(4):
+        rows = []
+        for row in range(7):
+            end = ("", "", "terminated", "truncated")[choose(4)]
+            final = [number()] if end == "truncated" or row == 6 else []
+            rows.append((number(), [number() for _ in range(1 + choose(width))], end, *final))
+        columns.append(rows)
+    return columns
+
+
+def episodes(column):
+    """The column's episodes, each with the value behind its last turn."""
+    episode = []
+    for reward, values, end, *final in column:
+        episode.append((reward, values))
+        if end:
+            yield episode, final[0] if end == "truncated" else 0.0
+            episode = []
+    if episode:
+        yield episode, final[0]
+
+
+def loop_turn_returns(episode, behind, local=False, last=False):
+    """Recursion over one episode, written from the formula."""
+
+    def step(t):
+        if t == len(episode):
+            return behind, behind, behind
+        reward, values = episode[t]
+        value, _, inherited = step(t + 1)
+        beyond = GAMMA * (1 - LAMBDA) * value + GAMMA * LAMBDA * inherited
+        inherited = (max(0.0, reward) if local else reward) + beyond
+        return values[-1 if last else 0], reward + beyond, inherited
+
+    return [step(t)[1] for t in range(len(episode))]
+
+
+def loop_tokens(rewards, values, gamma, lam):
+    """GAE of one turn."""
+    out = []
+    for m in range(len(values)):
+        total = 0.0
+        for k in range(m, len(values)):
+            following = values[k + 1] if k + 1 < len(values) else 0.0
+            total += (gamma * lam) ** (k - m) * (rewards[k] + gamma * following - values[k])
+        out.append(total)
+    return out
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("local", "last"), [(False, False), (True, True)])
+def test_nested_credit_is_the_plain_loop(seed, local, last):
+    columns = random_columns(seed)
+    turns = turns_of(columns)
+    noise = torch.randn(turns.values.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    turns = turns_of(columns, token_rewards=noise * turns.mask)
+    discounts = Discounts(
+        gamma=GAMMA, gae_lambda=LAMBDA, token_gamma=0.97, token_lambda=0.7, local_penalties=local, bootstrap_last=last
+    )
+    advantages, returns = assign_credit("nested", turns, discounts)
+    for env, column in enumerate(columns):
+        row = 0
+        for episode, behind in episodes(column):
+            for (_, values), target in zip(episode, loop_turn_returns(episode, behind, local, last), strict=True):
+                rewards = turns.token_rewards[row, env, : len(values)].tolist()
+                rewards[-1] += target
+                expected = torch.tensor(loop_tokens(rewards, values, 0.97, 0.7), dtype=torch.float64)
+                torch.testing.assert_close(advantages[row, env, : len(values)], expected)
+                torch.testing.assert_close(
+                    returns[row, env, : len(values)], expected + torch.tensor(values, dtype=torch.float64)
+                )
+                assert not advantages[row, env, len(values) :].any() and not returns[row, env, len(values) :].any()
+                row += 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_turn_credit_gives_every_token_the_turns_advantage(seed):
+    columns = random_columns(seed)
+    discounts = Discounts(gamma=GAMMA, gae_lambda=LAMBDA)
+    advantages, returns = assign_credit("turn", turns_of(columns), discounts)
+    for env, column in enumerate(columns):
+        row = 0
+        for episode, behind in episodes(column):
+            for (_, values), target in zip(episode, loop_turn_returns(episode, behind), strict=True):
+                assert advantages[row, env, : len(values)].tolist() == pytest.approx([target - values[0]] * len(values))
+                assert returns[row, env, : len(values)].tolist() == pytest.approx([target] * len(values))
+                row += 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_token_credit_is_gae_over_the_chain_of_all_tokens(seed):
+    columns = random_columns(seed)
+    discounts = Discounts(gamma=GAMMA, gae_lambda=LAMBDA, token_gamma=0.97, token_lambda=0.7)
+    advantages, _ = assign_credit("token", turns_of(columns), discounts)
+    for env, column in enumerate(columns):
+        row = 0
+        for episode, behind in episodes(column):
+            chain = []  # of (reward, value, discount to the next, decay to the next)
+            for reward, values in episode:
+                chain += [(0.0, value, 0.97, 0.97 * 0.7) for value in values[:-1]]
+                chain.append((reward, values[-1], GAMMA, GAMMA * LAMBDA))
+            expected, carry, following = [], 0.0, behind
+            for reward, value, discount, decay in reversed(chain):
+                carry = reward + discount * following - value + decay * carry
+                following = value
+                expected.insert(0, carry)
+            mask = turns_of(columns).mask[row : row + len(episode), env]
+            torch.testing.assert_close(
+                advantages[row : row + len(episode), env][mask], torch.tensor(expected, dtype=torch.float64)
+            )
+            row += len(episode)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_one_token_per_turn_all_three_are_one(seed):
+    turns = turns_of(random_columns(seed, width=1), width=1)
+    discounts = Discounts(gamma=GAMMA, gae_lambda=LAMBDA)
+    expected = assign_credit("turn", turns, discounts)
+    for how in ("token", "nested"):
+        for ours, theirs in zip(assign_credit(how, turns, discounts), expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_by_hand():
+    """Two turns of one token: r = 1, 2 and V = .5, .25, then the end."""
+    turns = turns_of([[(1.0, [0.5], ""), (2.0, [0.25], "terminated")]], width=1)
+    advantages, returns = assign_credit("turn", turns, Discounts(gamma=0.5, gae_lambda=0.5))
+    # A_1 = 2 - .25; A_0 = (1 + .5 * .25 - .5) + .25 * A_1
+    assert advantages.flatten().tolist() == pytest.approx([0.625 + 0.25 * 1.75, 1.75])
+    assert returns.flatten().tolist() == pytest.approx([0.625 + 0.25 * 1.75 + 0.5, 2.0])
+
+
+def test_a_perfect_constant_critic_leaves_no_advantage():
+    """Reward 1 for ever is worth 1 / (1 - gamma); a truncated or unfinished episode keeps that worth."""
+    worth = 1 / (1 - GAMMA)
+    for end in ("truncated", "cut"):
+        turns = turns_of([[(1.0, [worth], "")] * 4 + [(1.0, [worth], end, worth)]], width=1)
+        for how in ("turn", "token", "nested"):
+            advantages, _ = assign_credit(how, turns, Discounts(gamma=GAMMA, gae_lambda=LAMBDA))
+            assert advantages.abs().max() < 1e-12
+
+
+def test_termination_cuts_the_bootstrap_and_truncation_does_not():
+    for end, beyond in (("terminated", 0.0), ("truncated", GAMMA * 7.0)):
+        turns = turns_of([[(1.0, [0.0], end, 7.0), (100.0, [50.0], "terminated")]], width=1)
+        advantages, _ = assign_credit("nested", turns, Discounts(gamma=GAMMA, gae_lambda=LAMBDA))
+        assert float(advantages[0, 0, 0]) == pytest.approx(1.0 + beyond)  # whatever the next episode is paid
+
+
+def test_padding_changes_nothing():
+    columns = random_columns(1)
+    for how in ("turn", "token", "nested"):
+        narrow, wide = (assign_credit(how, turns_of(columns, width), Discounts()) for width in (3, 6))
+        for one, other in zip(narrow, wide, strict=True):
+            torch.testing.assert_close(one, other[..., :3])
+            assert not other[..., 3:].any()
+
+
+def test_columns_of_whole_episodes_may_differ_in_length():
+    short, long = random_columns(2)[:2]
+    short, long = short[:1], long[:4]
+    short[0] = (*short[0][:2], "terminated")
+    long[3] = (*long[3][:2], "terminated")
+    together = assign_credit("nested", turns_of([short, long]), Discounts())[0]
+    alone = assign_credit("nested", turns_of([short]), Discounts())[0]
+    torch.testing.assert_close(together[:1, :1], alone)
+    assert not together[1:, 0].any()
+
+
+def test_an_episode_without_any_reward_is_fine():
+    turns = turns_of([[(0.0, [0.0, 0.0], "")] * 3 + [(0.0, [0.0], "terminated")]])
+    for how in ("turn", "token", "nested", "bandit"):
+        advantages, returns = assign_credit(how, turns, Discounts())
+        assert not advantages.any() and not returns.any()
+        assert torch.isfinite(whiten(advantages, turns.mask)).all()
+
+
+def test_the_bandit_pays_every_turn_the_last_reward():
+    turns = turns_of([[(5.0, [0.0], ""), (0.5, [0.0], "terminated"), (0.0, [0.0], ""), (0.25, [0.0], "truncated")]], 1)
+    advantages, _ = assign_credit("bandit", turns, Discounts())
+    assert advantages.flatten().tolist() == pytest.approx([0.5, 0.5, 0.25, 0.25])
+    with pytest.raises(ValueError, match="needs whole episodes"):
+        assign_credit("bandit", turns_of([[(1.0, [0.0], "cut", 0.0)]], 1), Discounts())
+
+
+def test_a_local_penalty_stays_with_its_turn():
+    rows = [(0.0, [0.0], ""), (-1.0, [0.0], ""), (1.0, [0.0], "terminated")]
+    local = assign_credit("nested", turns_of([rows], 1), Discounts(gamma=1.0, gae_lambda=1.0, local_penalties=True))[0]
+    shared = assign_credit("nested", turns_of([rows], 1), Discounts(gamma=1.0, gae_lambda=1.0))[0]
+    assert local.flatten().tolist() == pytest.approx([1.0, 0.0, 1.0])
+    assert shared.flatten().tolist() == pytest.approx([0.0, 0.0, 1.0])
+
+
+def test_unknown_credit_names_the_four():
+    with pytest.raises(ValueError, match="credit is 'episode'; it must be one of turn, token, nested, bandit"):
+        assign_credit("episode", turns_of(random_columns(0)), Discounts())
+
+
+def test_whitening_looks_at_the_mask_only():
+    values = torch.tensor([[1.0, 2.0, 99.0], [3.0, 50.0, 70.0]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    out = whiten(values, mask)
+    assert out[mask].tolist() == pytest.approx([-1.0, 0.0, 1.0], abs=1e-6) and not out[~mask].any()
+
+
+def test_explained_variance():
+    targets = torch.tensor([1.0, 2.0, 3.0])
+    assert float(explained_variance(targets, targets)) == 1
+    assert float(explained_variance(torch.full((3,), 2.0), targets)) == 0
+    assert torch.isnan(explained_variance(targets, torch.ones(3)))
