@@ -15,6 +15,8 @@ from lrl.policies.policy import Policy
 from lrl.rollouts.collector import CollectionPlan, Step, assemble, numeric_infos, rows_of
 from lrl.types import Decisions, History, PastTurn, RandomKeys, Rollout
 
+Figures = dict[str, np.ndarray]
+
 
 class ContinuingCollector:
     """Plays ``num_steps`` turns in each environment, resetting what ends, and goes on where it stopped.
@@ -46,7 +48,7 @@ class ContinuingCollector:
             self._reset(np.ones(len(self.env), dtype=bool))
         steps, final_values = [], []
         for step in range(plan.num_steps):
-            seen, turn = self._observations, self._lengths.copy()
+            seen, turn = self._seen(), self._lengths.copy()
             keys = RandomKeys(
                 seed=plan.seed,
                 purpose="rollout",
@@ -102,6 +104,9 @@ class ContinuingCollector:
             values = self.policy.state_values(observations, [self._memory[row] for row in rows])
             out[torch.from_numpy(rows)] = values.float().cpu()
         return out
+
+    def _seen(self) -> Sequence[Any]:
+        return self._observations
 
     def _restart(self, ended: np.ndarray) -> None:
         if not ended.any():
