@@ -88,17 +88,33 @@ def architecture(kind, **changes):
     return AutoConfig.for_model(kind, **sizes | changes)
 
 
-def text_policy(folder, history=0, temperature=1.0, max_prompt_tokens=256, max_new_tokens=2, **model):
+def text_policy(folder, history=0, temperature=1.0, max_prompt_tokens=256, max_new_tokens=2, value_head=None, **model):
     """Answers with one word or two."""
     prompt = PromptTemplate(response_format="direct", system="", history=history)
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
-    return TextPolicy(LanguageModelConfig(name=folder, **model), prompt, sampling, max_prompt_tokens)
+    model = LanguageModelConfig(name=folder, **model)
+    return TextPolicy(model, prompt, sampling, max_prompt_tokens, value_head=value_head)
 
 
 def grpo(folder, history=0, temperature=1.0, model=None, **changes):
     """GRPO with a reference."""
     settings = {"lr": 1e-2, "kl_coef": 0.1, "ent_coef": 0.01, "schedule": "linear"} | changes
     return GRPOModule(text_policy(folder, history, temperature, **model or {}), **settings)
+
+
+def ppo(folder, history=0, **changes):
+    """PPO with nested credit, a value head and a reference, in episodes that go on."""
+    from lrl.algorithms.ppo import PPOValueHeadModule
+    from lrl.policies.value_head import ValueHeadConfig
+
+    policy = text_policy(folder, history, value_head=ValueHeadConfig(hidden_sizes=(8,), init_seed=0))
+    settings = {"lr": 1e-2, "kl_coef": 0.1, "kl_target": 0.01, "ent_coef": 0.01, "schedule": "linear"}
+    return PPOValueHeadModule(policy, **settings | changes)
+
+
+def module_of(folder, kind, **changes):
+    """The algorithm of a kind of run."""
+    return {"continuing": ppo}.get(kind, grpo)(folder, **OPTIONS[kind] | changes)
 
 
 def sft(folder, **changes):
@@ -116,12 +132,15 @@ def demonstrations():
 
 
 def rollout_data(kind, **changes):
-    """``prompts``: one turn per episode. ``episodes``: several, of different numbers."""
+    """``prompts``: one turn per episode. ``episodes``: several, of different numbers; ``continuing``: they go on."""
+    sizes = SIZES
+    if kind == "continuing":
+        sizes = {"num_envs": 12, "num_steps": 4, "num_epochs": 2, "num_minibatches": 2}
     if kind == "prompts":
         env = PromptEnvs(ExpertQRows(), [QGapReward()])
     else:
         env = GymnasiumEnvs("FrozenLake-v1", {"is_slippery": True}, max_invalid=3, max_episode_steps=6)
-    return RolloutDataModule(env, **SIZES | {"validation_episodes": 2} | changes)
+    return RolloutDataModule(env, **sizes | {"validation_episodes": 2} | changes)
 
 
 class Rows(Logger):
@@ -220,9 +239,9 @@ def cut_writing(trainer):
 def run_until_stopped(folder, kind, root, moment):
     """For a process of its own."""
     torch.set_num_threads(1)
-    module, data = grpo(folder, **OPTIONS[kind]), rollout_data(kind)
+    module, data = module_of(folder, kind), rollout_data(kind)
     make_trainer(root, CollectionCheckpoint(every_n_collections=1), Stop(moment)).fit(module, datamodule=data)
 
 
 FLOAT64 = {"model": {"dtype": "float64"}, "optimizer": lambda weights: torch.optim.SGD(weights, lr=0.1)}
-OPTIONS = {"prompts": {}, "episodes": {"history": 1}}
+OPTIONS = {"prompts": {}, "episodes": {"history": 1}, "continuing": {"history": 1}}

@@ -38,6 +38,8 @@ class ContinuingCollector:
         self._memory: list[History] = [()] * len(env)
         self._returns, self._lengths = np.zeros(len(env)), np.zeros(len(env), dtype=np.int64)
         self._observations: Any = None
+        self._collecting: dict[str, Any] | None = None
+        """Where the running collection began."""
         policy.prepare(envs)
 
     def collect(self, plan: CollectionPlan) -> Rollout:
@@ -46,6 +48,7 @@ class ContinuingCollector:
         everyone = np.arange(len(self.env))
         if self._observations is None:
             self._reset(np.ones(len(self.env), dtype=bool))
+        self._collecting = self._progress()
         steps, final_values = [], []
         for step in range(plan.num_steps):
             seen, turn = self._seen(), self._lengths.copy()
@@ -73,6 +76,7 @@ class ContinuingCollector:
                 )
             )
             self._restart(terminated | truncated)
+        self._collecting = None
         rollout = assemble(steps, plan)
         return rollout if final_values[0] is None else rollout.replace(final_values=torch.stack(final_values))
 
@@ -133,18 +137,21 @@ class ContinuingCollector:
 
     # -- resume ---------------------------------------------------------------------------------------------------
 
+    def _progress(self) -> dict[str, Any]:
+        actions = [list(played) for played in self._actions]
+        return {"episode": self._episode, "actions": actions, "memory": list(self._memory), "returns": self._returns}
+
     def state(self) -> dict[str, Any]:
-        """The running episodes as plain data: how many came before, the actions so far, what the policy remembers."""
-        actions = [
-            [action if isinstance(action, str) else np.asarray(action).tolist() for action in played]
-            for played in self._actions
-        ]
-        memory = [[[turn.observation, turn.response] for turn in history] for history in self._memory]
+        """The running episodes as plain data: how many came before, the actions so far, what the policy remembers.
+
+        In the middle of a collection: as they were at its beginning, since a resume plays it again.
+        """
+        now = self._progress() if self._collecting is None else self._collecting
         return {
-            "episode": self._episode.tolist(),
-            "actions": actions,
-            "memory": memory,
-            "returns": self._returns.tolist(),
+            "episode": now["episode"].tolist(),
+            "returns": now["returns"].tolist(),
+            "actions": [[_plain(action) for action in played] for played in now["actions"]],
+            "memory": [[[turn.observation, turn.response] for turn in history] for history in now["memory"]],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -181,3 +188,7 @@ class ContinuingCollector:
         observations, _, terminated, truncated, _ = self.envs.step(given)
         self._observations = rows_of(observations, self.envs)
         return terminated | truncated
+
+
+def _plain(action: Any) -> Any:
+    return action if isinstance(action, str) else np.asarray(action).tolist()

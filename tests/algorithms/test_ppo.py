@@ -1,0 +1,241 @@
+"""What PPO must do and must not do, on a network, a scoring and a writing language model."""
+
+import math
+
+import pytest
+import torch
+from tiny_runs import make_trainer, ppo, rollout_data, save_tiny_model, text_policy
+
+from lrl.algorithms.ppo import PPOValueHeadModule
+from lrl.data.rollouts import RolloutDataModule
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.functional.losses import value_loss
+from lrl.policies.language_model import LanguageModelConfig
+from lrl.policies.mlp import MLPPolicy
+from lrl.policies.scoring import ScoringPolicy
+from lrl.policies.value_head import ValueHeadConfig
+from lrl.prompts.template import PromptTemplate
+from lrl.rollouts.collector import CollectionPlan, Collector
+from lrl.types import Evaluation, TurnBatch
+
+LAKE = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def policy_of(kind, folder):
+    """A policy with a critic, connected to FrozenLake."""
+    if kind == "mlp":
+        policy = MLPPolicy(hidden_sizes=(8,), init_seed=0)
+        policy.connect_spaces(*LAKE.spaces)
+    elif kind == "text":
+        policy = text_policy(folder, value_head=ValueHeadConfig(init_seed=0))
+    else:
+        prompt = PromptTemplate(response_format="direct", system="")
+        policy = ScoringPolicy(LanguageModelConfig(name=folder), prompt, value_head=ValueHeadConfig(init_seed=0))
+    policy.connect(LAKE.codec)
+    policy.configure()
+    return policy
+
+
+def rollout_of(policy, groups=6):
+    envs = LAKE.make(groups, policy.response_format)
+    rollout = Collector(policy, envs).collect(CollectionPlan(seed=0, collection=0, num_groups=groups, group_size=1))
+    envs.close()
+    return rollout
+
+
+@pytest.mark.parametrize("kind", ["mlp", "text", "scoring"])
+@pytest.mark.parametrize("credit", ["turn", "token", "nested", "bandit"])
+def test_the_first_ratio_is_one_and_the_values_are_those_that_were_credited(folder, kind, credit):
+    policy = policy_of(kind, folder)
+    module = PPOValueHeadModule(policy, credit=credit, normalise_advantages=False)
+    batch = module.turn_batch(rollout_of(policy))
+    evaluation = policy.evaluate(batch)
+    mask = batch.response_mask
+    ratio = (evaluation.logprobs - batch.old_logprobs).exp()[mask]
+    assert (ratio - 1).abs().max() < 1e-5
+    torch.testing.assert_close(evaluation.values[mask], batch.old_values[mask], atol=1e-5, rtol=1e-5)
+    for tensor in (batch.advantages, batch.returns):
+        assert tensor.shape == mask.shape and not tensor[~mask].any()
+    assert batch.advantages[mask].any()
+
+
+@pytest.mark.parametrize("kind", ["mlp", "text", "scoring"])
+def test_a_state_is_worth_what_the_value_before_its_first_token_says(folder, kind):
+    policy = policy_of(kind, folder)
+    rollout = rollout_of(policy)
+    first = policy.evaluate(rollout.turn_batch(rollout.logprobs)).values[:, 0]
+    if kind == "mlp":
+        seen = list(rollout.inputs["observation"][rollout.active].argmax(-1).numpy())
+    else:
+        seen = [text for row, active in zip(rollout.observations, rollout.active) for text in row if text]
+    torch.testing.assert_close(policy.state_values(seen, [()] * len(seen)), first.detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_what_stands_behind_a_truncated_episode_is_worth_its_state(folder):
+    policy = policy_of("mlp", folder)
+    rollout = rollout_of(policy, groups=16)
+    cut = rollout.truncated & ~rollout.terminated
+    assert cut.any() and not rollout.final_values[~cut].any() and rollout.final_values[cut].abs().min() > 0
+
+
+class Two(torch.nn.Module):
+    """Hands out what a test wrote down."""
+
+    has_critic, response_format, sampling = True, None, None
+
+    def __init__(self, logprobs, entropy, values):
+        super().__init__()
+        self.given = Evaluation(logprobs=logprobs, entropy=entropy, values=values)
+
+    def evaluate(self, batch, dropout_seed=None):
+        return self.given
+
+
+def test_the_loss_is_the_formula_written_out():
+    """Two turns of three tokens, the last of which is padding in the second."""
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda: torch.randn(2, 3, generator=generator, dtype=torch.float64)  # noqa: E731
+    logprobs, old, values, old_values, returns, advantages = (draw() * 0.3 for _ in range(6))
+    entropy, mask = draw().abs(), torch.tensor([[True, True, True], [True, True, False]])
+    batch = TurnBatch(
+        inputs={}, response_mask=mask, old_logprobs=old, advantages=advantages, returns=returns, old_values=old_values
+    )
+    module = PPOValueHeadModule(
+        Two(logprobs, entropy, values), clip_range=0.1, clip_range_vf=0.05, old_kl_coef=0.7, ent_coef=0.02, vf_coef=0.4
+    )
+    total = 0.0
+    for turn, token in mask.nonzero().tolist():
+        ratio = math.exp(logprobs[turn, token] - old[turn, token])
+        advantage = float(advantages[turn, token])
+        total -= min(ratio * advantage, min(max(ratio, 0.9), 1.1) * advantage) + 0.02 * float(entropy[turn, token])
+        total += 0.7 * (ratio - 1 - math.log(ratio))
+        value, before, target = (float(t[turn, token]) for t in (values, old_values, returns))
+        moved = before + min(max(value - before, -0.05), 0.05)
+        total += 0.4 * 0.5 * max((value - target) ** 2, (moved - target) ** 2)
+    assert float(module.training_step(batch)) == pytest.approx(total / 5)
+
+
+def test_the_value_loss_without_a_range_is_half_the_squared_error():
+    values, returns = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 1.0]])
+    assert value_loss(values, returns, None, None).tolist() == [[0.5, 2.0]]
+
+
+def test_the_reference_is_paid_for_by_token_and_its_weight_follows_the_target(folder):
+    module = ppo(folder, normalise_advantages=False)
+    policy = module.policy
+    policy.connect(LAKE.codec)
+    module.configure_model()
+    rollout = rollout_of(policy)
+    with torch.no_grad():
+        for parameter in policy.language_model.model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    moved = rollout_of(policy)
+    batch = module.turn_batch(moved)
+    kl = (batch.old_logprobs - batch.ref_logprobs) * batch.response_mask
+    assert kl.abs().max() > 0.01
+    error = (kl.sum(-1).mean() / 0.01 - 1).clamp(-0.2, 0.2)
+    assert float(module.current_kl_coef) == pytest.approx(0.1 * (1 + float(error) * len(batch) / 10_000))
+    free = ppo(folder, normalise_advantages=False, kl_coef=0.0, kl_target=None)
+    free.policy.connect(LAKE.codec)
+    free.policy = policy
+    difference = batch.returns - free.turn_batch(moved).returns
+    assert difference[kl.abs() > 1e-3].abs().min() > 0
+    assert module.turn_batch(rollout).ref_logprobs.shape == rollout.turn_batch(rollout.logprobs).old_logprobs.shape
+
+
+def test_normalised_advantages_have_mean_0_and_deviation_1_over_what_was_sampled(folder):
+    batch = PPOValueHeadModule(policy_of("text", folder)).turn_batch(rollout_of(policy_of("text", folder), groups=12))
+    picked = batch.advantages[batch.response_mask]
+    assert abs(float(picked.mean())) < 1e-5 and float(picked.std()) == pytest.approx(1, abs=1e-4)
+
+
+def chain_data(**changes):
+    """FrozenLake without slipping, two rows of two: right, then down."""
+    lake = GymnasiumEnvs("FrozenLake-v1", {"desc": ["SF", "HG"], "is_slippery": False}, max_episode_steps=6)
+    sizes = {"num_envs": 8, "num_steps": 16, "num_epochs": 4, "num_minibatches": 2, "validation_episodes": 8}
+    return RolloutDataModule(lake, **sizes | {"validation_num_envs": 8} | changes)
+
+
+def reward_of(module, data, root, epochs=25):
+    trainer = make_trainer(root, max_epochs=epochs, limit_val_batches=1, check_val_every_n_epoch=epochs)
+    trainer.fit(module, datamodule=data)
+    (found,) = [row["val/return"] for _, row in trainer.logger.rows if "val/return" in row]
+    return found
+
+
+@pytest.mark.parametrize("credit", ["turn", "token", "nested"])
+def test_a_network_solves_a_lake_of_four_fields(tmp_path, credit):
+    module = PPOValueHeadModule(MLPPolicy((16,), init_seed=0), lr=1e-2, credit=credit)
+    assert reward_of(module, chain_data(), tmp_path) == 1
+
+
+def test_with_its_sign_flipped_it_does_not(tmp_path):
+    class Flipped(PPOValueHeadModule):
+        def _surrogate(self, ratio, advantages):
+            return -super()._surrogate(ratio, advantages)
+
+    module = Flipped(MLPPolicy((16,), init_seed=0), lr=1e-2)
+    assert reward_of(module, chain_data(), tmp_path, epochs=8) == 0
+
+
+def test_a_part_beyond_the_target_skips_the_rest(tmp_path):
+    module = PPOValueHeadModule(MLPPolicy((16,), init_seed=0), lr=5e-2, target_kl=1e-4)
+    trainer = make_trainer(tmp_path, max_epochs=2)
+    trainer.fit(module, datamodule=chain_data())
+    steps = {float(state["step"]) for state in trainer.optimizers[0].state.values()}
+    assert max(steps) < 2 * 8
+
+
+def test_statistics_of_observations_change_between_collections_only(tmp_path):
+    policy = MLPPolicy((8,), normalise_observations=True, init_seed=0)
+    env = GymnasiumEnvs("Pendulum-v1", max_episode_steps=20)
+    data = RolloutDataModule(env, num_envs=4, num_steps=16, num_epochs=2, validation_episodes=1)
+    trainer = make_trainer(tmp_path, max_epochs=3)
+    trainer.fit(PPOValueHeadModule(policy), datamodule=data)
+    assert float(policy.norm.count) == 3 * 64
+    for _, row in trainer.logger.rows:
+        assert row["train/ratio_error"] < 0.5 and row.get("rollout/return", -1) < 0
+    seen = data.collected.inputs["observation"]
+    assert seen.std(0).max() > 1.5 * policy.norm(seen).std(0).max()
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"policy": MLPPolicy(critic=False)}, "model.policy is a MLPPolicy without critic"),
+        ({"credit": "episode"}, "model.credit is 'episode'; it must be one of turn, token, nested, bandit"),
+        ({"clip_range": 0.0}, "model.clip_range is 0.0"),
+        ({"clip_range": None}, "one of them must hold the policy back"),
+        ({"kl_coef": -1.0}, "model.kl_coef is -1.0"),
+        ({"kl_target": 6.0}, "model.kl_target is 6.0, kl_coef 0.0"),
+        ({"gamma": 1.5}, "model.gamma is 1.5"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(settings, complaint):
+    with pytest.raises(ValueError) as error:
+        PPOValueHeadModule(**{"policy": MLPPolicy()} | settings)
+    assert complaint in str(error.value)
+
+
+def test_unfinished_episodes_and_the_bandit_do_not_go_together(tmp_path):
+    module = PPOValueHeadModule(MLPPolicy((8,), init_seed=0), credit="bandit")
+    with pytest.raises(ValueError, match="needs whole episodes; data.num_steps must be null"):
+        make_trainer(tmp_path, max_epochs=3).fit(module, datamodule=chain_data(num_steps=2))
+
+
+def test_rollout_data_names_what_does_not_go_together():
+    for changes, complaint in (
+        ({"num_groups": 2}, "one of them must be set"),
+        ({"num_envs": None}, "one of them must be set"),
+        ({"group_size": 2}, "groups need num_groups"),
+        ({"num_envs": None, "num_groups": 2}, "groups play whole episodes"),
+        ({"num_steps": 0}, "data.num_steps is 0"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            chain_data(**changes)
+    assert rollout_data("continuing").num_steps == 4
