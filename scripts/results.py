@@ -15,6 +15,7 @@ from typing import Any
 from lrl.evaluation.plots import draw_curves
 from lrl.evaluation.results import (
     ENVIRONMENTS_HEAD,
+    baselines_table,
     benchmark_table,
     environment_row,
     fill,
@@ -23,6 +24,7 @@ from lrl.evaluation.results import (
     result_curve,
     result_text,
     summarise,
+    text_cost_table,
 )
 
 RESULTS, PICTURES = Path("assets/results"), Path("assets/pictures")
@@ -92,6 +94,12 @@ def filled(path: Path) -> str:
         if "environments" in result and f"<!-- {result_path.stem} -->" in page:
             rows = [environment_row(report) for report in result["environments"]]
             page = fill(page, result_path.stem, "\n".join([ENVIRONMENTS_HEAD, *rows]))
+    by_name = {result_path.stem: result for result_path, result in kept()}
+    if "<!-- baselines -->" in page:
+        policies = {name: by_name[f"baselines_{name}"] for name in ("random", "constant")}
+        page = fill(page, "baselines", baselines_table(policies))
+    if "<!-- text cost -->" in page:
+        page = fill(page, "text cost", text_cost_table(by_name["benchmark_text"]))
     if "<!-- benchmarks -->" in page:
         page = fill(page, "benchmarks", benchmark_table([result for result in results if "comparisons" in result]))
     return page

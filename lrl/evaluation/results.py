@@ -156,6 +156,33 @@ def benchmark_table(reports: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def text_cost_table(report: dict[str, Any]) -> str:
+    """Markdown: what text costs in each environment of ``scripts/benchmark.py text``."""
+    lines = ["| environment | text layer, microseconds per step | steps/s in text | native |", "|---|---|---|---|"]
+    for one in report["environments_in_text"]:
+        cost = np.array(one["text_layer_us"])
+        spread = f"{np.median(cost):.1f} ({cost.min():.1f} to {cost.max():.1f})"
+        rates = (f"{np.median(one[name]):,.0f}" for name in ("steps_per_second", "native_steps_per_second"))
+        lines.append(f"| `{one['env_id']}` | {spread} | {' | '.join(rates)} |")
+    return "\n".join(lines)
+
+
+def baselines_table(reports: dict[str, dict[str, Any]]) -> str:
+    """Markdown: the return of several policies in the same environments.
+
+    Args:
+        reports: policy to what ``scripts/success_table.py`` wrote of it.
+    """
+    lines = [f"| environment | {' | '.join(reports)} |", "|---" * (len(reports) + 1) + "|"]
+    for rows in zip(*(report["environments"] for report in reports.values()), strict=True):
+        cells = []
+        for row in rows:
+            low, high = row["return_ci95"]
+            cells.append(f"{row['return_mean'] + 0.0:.2f} ({low:.2f} to {high:.2f})".replace("-0.00", "0.00"))
+        lines.append(f"| `{rows[0]['env_id']}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def fill(page: str, name: str, table: str) -> str:
     """``page`` with what stands between ``<!-- name -->`` and ``<!-- end name -->`` replaced.
 
