@@ -60,10 +60,13 @@ def base_config() -> Path:
 class SaveRunConfig(SaveConfigCallback):
     """Writes the resolved configuration to the run directory and into every checkpoint."""
 
+    _text = ""
+
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Make the checkpoint loadable without the run directory."""
-        text = self.parser.dump(self.config, skip_none=False)
-        checkpoint["lrl"] = checkpoint.get("lrl", {}) | {"config": text}
+        if not self._text:  # half a second, and the same for the whole run
+            self._text = self.parser.dump(self.config, skip_none=False)
+        checkpoint["lrl"] = checkpoint.get("lrl", {}) | {"config": self._text}
 
 
 class LRLCLI(LightningCLI):

@@ -4,59 +4,49 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchmetrics import MeanMetric
 
 from lrl.functional.sharding import gather_ranks
 
+State = dict[str, list[Tensor]]
+"""Sum and number of what was recorded, by name."""
+
 
 class Meters:
-    """Means by name, over all ranks, of what was recorded since they were last asked for."""
+    """Means by name, over all ranks, of what was recorded since they were last asked for.
+
+    What is recorded in every training step must cost next to nothing: a sum, which stays on its device until the mean
+    is asked for.
+    """
 
     def __init__(self) -> None:
-        self._means: dict[str, MeanMetric] = {}
-        self._recorded: list[tuple[str, Tensor]] = []
+        self._counted: State = {}
+        self._recorded: list[tuple[str, Tensor, int]] = []
 
     def record(self, name: str, values: Tensor) -> None:
         """Add values of any shape, which count from the next :meth:`settle` on."""
-        self._recorded.append((name, values.detach().float()))
+        if values.numel():
+            self._recorded.append((name, values.detach().double().sum(), values.numel()))
 
-    def settle(self, device: torch.device) -> None:
+    def settle(self) -> None:
         """Count what was recorded."""
-        for name, values in self._recorded:
-            meter = self._meter(name, device)
-            if values.numel():
-                meter.update(values.to(device))
+        for name, total, count in self._recorded:
+            counted = self._counted.setdefault(name, [torch.zeros_like(total), torch.zeros((), dtype=torch.float64)])
+            counted[0], counted[1] = counted[0] + total, counted[1] + count
         self._recorded.clear()
 
-    def flush(self, device: torch.device) -> dict[str, float]:
+    def flush(self) -> dict[str, float]:
         """The means; all is forgotten. All ranks must call it, whatever each has recorded."""
-        self.settle(device)
-        names = sorted(set().union(*gather_ranks(set(self._used()))))
-        for name in names:
-            self._add(name, torch.zeros(()), torch.zeros(()), device)  # a rank without values takes part in the sum
-        means = {name: float(self._means[name].compute()) for name in names}
-        for meter in self._means.values():
-            meter.reset()
-        return means
+        self.settle()
+        ranks = gather_ranks(self.state())
+        self._counted.clear()
+        names = sorted(set().union(*ranks))
+        parts = {name: [rank[name] for rank in ranks if name in rank] for name in names}
+        return {name: float(sum(p[0] for p in part) / sum(p[1] for p in part)) for name, part in parts.items()}
 
-    def state(self) -> dict[str, list[Tensor]]:
-        """Weighted sum and weight by name, on this rank."""
-        return {name: [meter.mean_value.cpu(), meter.weight.cpu()] for name, meter in self._used().items()}
+    def state(self) -> State:
+        """What counts on this rank."""
+        return {name: [total.cpu(), count] for name, (total, count) in self._counted.items()}
 
-    def load(self, state: dict[str, list[Tensor]], device: torch.device) -> None:
-        """Add what :meth:`state` returned."""
-        for name, (total, weight) in state.items():
-            self._add(name, total, weight, device)
-
-    def _used(self) -> dict[str, MeanMetric]:
-        return {name: meter for name, meter in self._means.items() if meter.update_called}
-
-    def _meter(self, name: str, device: torch.device) -> MeanMetric:
-        meter = self._means.setdefault(name, MeanMetric())
-        return meter if meter.device == device else meter.to(device)
-
-    def _add(self, name: str, total: Tensor, weight: Tensor, device: torch.device) -> None:
-        meter = self._meter(name, device)
-        meter.update(0.0, weight=0.0)
-        meter.mean_value = meter.mean_value + total.to(device)
-        meter.weight = meter.weight + weight.to(device)
+    def load(self, state: State) -> None:
+        """Take what :meth:`state` returned."""
+        self._counted = {name: list(counted) for name, counted in state.items()}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from lrl.algorithms.meters import Meters
+from lrl.algorithms.meters import Meters, State
 from lrl.algorithms.resume import check_start, mend_loops
 from lrl.algorithms.schedule import Schedule, learning_rate_factor
 from lrl.algorithms.weights import initial_weights, take_weights
@@ -161,7 +161,7 @@ class PolicyModule(L.LightningModule, ABC):
             self._validated = saved.get("validated", -1)
             mend_loops(checkpoint["loops"], self._validated)
             if any(saved.get("meters", ())):
-                self._meters.load(own_part(saved["meters"]), self.device)
+                self._meters.load(own_part(saved["meters"]))
 
     @property
     def strict_loading(self) -> bool:
@@ -229,19 +229,19 @@ class PolicyModule(L.LightningModule, ABC):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Count what the part before recorded; what this one records counts once it is through."""
-        self._meters.settle(self.device)
+        self._meters.settle()
 
     def flush(self) -> dict[str, float]:
         """Reduce what was recorded over ranks and forget it. All ranks must call it, whatever each has recorded."""
-        return self._meters.flush(self.device)
+        return self._meters.flush()
 
-    def _meter_states(self) -> list[dict[str, list[Tensor]]]:
+    def _meter_states(self) -> list[State]:
         """What was recorded, by rank; not by a part that is not through, which a resume does again."""
         loop = self.trainer.fit_loop
         epoch: Any = loop.epoch_progress.current
         part: Any = loop.epoch_loop.batch_progress.current
         if part.started == part.processed:
-            self._meters.settle(self.device)
+            self._meters.settle()
         return gather_ranks({} if epoch.ready == epoch.processed else self._meters.state())
 
     def publish(self, means: dict[str, float]) -> None:

@@ -135,6 +135,6 @@ class SFTModule(PolicyModule):
             for held_out in self._demonstrations.validation_batches(self.global_rank, self.trainer.world_size):
                 batch = held_out.to(self.device)
                 losses.record("val/loss", -self.policy.evaluate(batch).logprobs[batch.response_mask])
-        means = losses.flush(self.device)
+        means = losses.flush()
         if means:
             self.publish(means)
