@@ -240,11 +240,9 @@ class _Play:
             options["reset_mask"] = mask
         seeds: Any = [int(self.seed + i) for i in episode]
         observations, _ = self.envs.reset(seed=seeds, options=options)
-        observations = rows_of(observations, self.envs)
-        if mask.all():
-            self.observations = observations
-        else:
-            self.observations = [new if m else old for new, old, m in zip(observations, self.observations, mask)]
+        new = rows_of(observations, self.envs)
+        whole = mask.all()
+        self.observations = new if whole else [n if m else o for n, o, m in zip(new, self.observations, mask)]
 
     def _turn(self) -> np.ndarray:
         """Decide and step; which slots have ended, bool ``(slot,)``."""
