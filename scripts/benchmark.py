@@ -15,6 +15,7 @@ BENCHMARKS = {
     "sft": "supervised fine-tuning against TRL's SFTTrainer: tokens per second, padding not counted",
     "evaluate": "batched evaluation against one episode at a time: env steps per second",
     "score": "choosing among legal actions against a row per candidate: env steps per second",
+    "ppo_mlp": "a whole PPO run of a small network against Stable-Baselines3: env steps per second",
     "text": "what text costs in an environment, without a model: microseconds per step",
 }
 

@@ -180,7 +180,7 @@ class PolicyModule(L.LightningModule, ABC):
         if self.optimizer_factory is not None:
             optimizer = self.optimizer_factory(trainable)
         else:
-            optimizer = torch.optim.AdamW(trainable, lr=self.lr, weight_decay=self.weight_decay)
+            optimizer = torch.optim.AdamW(trainable, lr=self.lr, weight_decay=self.weight_decay, fused=True)
         if self.schedule == "constant" and self.warmup == 0:
             return optimizer
         total = self.trainer.estimated_stepping_batches
@@ -250,7 +250,8 @@ class PolicyModule(L.LightningModule, ABC):
         if self._trainer is not None and not self.trainer.sanity_checking:
             for logger in self.trainer.loggers:
                 logger.log_metrics(row, step=int(self.clocks.get("env_steps", 0)))
-        self.log_dict(means, logger=False, batch_size=1)
+            # What log_dict would do, at a tenth of the time that it adds to a small collection.
+            self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in means.items()})
 
     def on_train_epoch_end(self) -> None:
         """Log once per collection."""
