@@ -71,12 +71,11 @@ class MLPPolicy(Policy):
         Raises:
             ValueError: the observations are no numbers, or the actions neither Discrete nor a Box.
         """
-        try:
-            self._size = int(np.prod(spaces.flatten_space(observation_space).shape or ()))
-        except NotImplementedError as error:
+        if not _is_numbers(observation_space):
             raise ValueError(
                 f"model.policy is an MLPPolicy, but observations are {observation_space}; they must be numbers."
-            ) from error
+            )
+        self._size = int(np.prod(spaces.flatten_space(observation_space).shape or ()))
         if not isinstance(action_space, (spaces.Discrete, spaces.Box)):
             raise ValueError(
                 f"model.policy is an MLPPolicy, but actions are {action_space}; they must be Discrete or a Box."
@@ -208,3 +207,9 @@ def log_density(actions: Tensor, means: Tensor, log_std: Tensor) -> Tensor:
     """Of a Gaussian with independent dimensions, ``(row, 1)``."""
     each = -0.5 * ((actions - means) / log_std.exp()).square() - log_std - 0.5 * math.log(2 * math.pi)
     return each.sum(-1, keepdim=True)
+
+
+def _is_numbers(space: gym.Space) -> bool:
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return all(_is_numbers(part) for part in (space.values() if isinstance(space, spaces.Dict) else space))
+    return isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))

@@ -1,0 +1,174 @@
+"""The small network: what it samples is what it evaluates, and its statistics are saved with it."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.evaluation.episodes import evaluate_policy
+from lrl.policies.mlp import MLPPolicy, log_density
+from lrl.policies.networks import RunningNorm, mlp
+from lrl.types import RandomKeys, SamplingConfig, TurnBatch
+
+
+def network(observation_space, action_space, **settings):
+    policy = MLPPolicy(**{"hidden_sizes": (8, 8), "init_seed": 0} | settings)
+    policy.connect_spaces(observation_space, action_space)
+    policy.configure()
+    return policy
+
+
+def keys(rows, collection=0):
+    return RandomKeys(seed=0, purpose="rollout", collection=collection, env=np.arange(rows), turn=np.zeros(rows, int))
+
+
+def batch_of(decisions):
+    nothing = torch.zeros_like(decisions.logprobs)
+    return TurnBatch(
+        inputs=decisions.inputs,
+        response_mask=decisions.response_mask,
+        old_logprobs=decisions.logprobs,
+        advantages=nothing,
+    )
+
+
+BOX = spaces.Box(-1, 1, (3,), np.float32)
+SPACES = {
+    "discrete": (BOX, spaces.Discrete(4)),
+    "shifted": (BOX, spaces.Discrete(4, start=-1)),
+    "box": (BOX, spaces.Box(-2.0, 2.0, (2,), np.float32)),
+    "one-hot": (spaces.Discrete(5), spaces.Discrete(3)),
+    "dict": (spaces.Dict(a=BOX, b=spaces.MultiBinary(2)), spaces.Discrete(3)),
+}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kind", SPACES)
+def test_what_is_evaluated_is_what_was_sampled(kind, shared):
+    observed, acted = SPACES[kind]
+    policy = network(observed, acted, shared_value_network=shared)
+    observed.seed(0)
+    seen = [observed.sample() for _ in range(50)]
+    decisions = policy.act(seen, [()] * 50, keys(50))
+    assert all(acted.contains(action) for action in np.asarray(decisions.actions, dtype=acted.dtype))
+    evaluation = policy.evaluate(batch_of(decisions))
+    torch.testing.assert_close(evaluation.logprobs, decisions.logprobs)
+    torch.testing.assert_close(evaluation.values, decisions.values)
+    torch.testing.assert_close(policy.state_values(seen, [()] * 50), decisions.values[:, 0])
+    assert evaluation.entropy.shape == evaluation.logprobs.shape == (50, 1)
+
+
+def test_a_gaussian_is_that_of_torch():
+    generator = torch.Generator().manual_seed(0)
+    actions, means, log_std = (torch.randn(size, generator=generator) for size in ((5, 3), (5, 3), (3,)))
+    theirs = torch.distributions.Normal(means, log_std.exp()).log_prob(actions).sum(-1, keepdim=True)
+    torch.testing.assert_close(log_density(actions, means, log_std), theirs)
+    policy = network(*SPACES["box"], initial_log_std=-0.3)
+    decisions = policy.act([BOX.sample() for _ in range(4000)], [()] * 4000, keys(4000))
+    noise = decisions.inputs["action"] - policy(decisions.inputs["observation"])[0].detach()
+    assert noise.std(0) == pytest.approx([np.exp(-0.3)] * 2, rel=0.05) and noise.mean(0).abs().max() < 0.05
+    entropy = policy.evaluate(batch_of(decisions)).entropy[0]
+    assert float(entropy.detach()) == pytest.approx(2 * float(torch.distributions.Normal(0.0, np.exp(-0.3)).entropy()))
+
+
+def test_shares_of_samples_are_their_probabilities():
+    policy = network(*SPACES["discrete"])
+    with torch.no_grad():
+        policy.actor[-1].bias.copy_(torch.tensor([0.0, 1.0, 2.0, -1.0]))
+    seen = [np.zeros(3, np.float32)] * 8000
+    actions = policy.act(seen, [()] * 8000, keys(8000)).inputs["action"]
+    wanted = torch.softmax(policy(torch.zeros(1, 3))[0][0], -1)
+    assert (torch.bincount(actions, minlength=4) / 8000 - wanted).abs().max() < 0.02
+    greedy = policy.act(seen[:3], [()] * 3, keys(3), SamplingConfig(temperature=0)).actions
+    assert greedy.tolist() == [2, 2, 2]
+
+
+def test_a_box_is_answered_inside_and_trained_on_outside():
+    policy = network(*SPACES["box"], initial_log_std=2.0)
+    decisions = policy.act([BOX.sample() for _ in range(100)], [()] * 100, keys(100))
+    assert np.abs(decisions.actions).max() == 2 and decisions.inputs["action"].abs().max() > 2
+    calm = policy.act([BOX.sample()], [()], keys(1), SamplingConfig(temperature=0))
+    torch.testing.assert_close(calm.inputs["action"], policy(calm.inputs["observation"])[0].detach())
+
+
+def test_statistics_are_those_of_all_that_was_learned_and_are_saved():
+    policy = network(BOX, spaces.Discrete(2), normalise_observations=True)
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(n, 3, generator=generator) * 5 + 2 for n in (7, 1, 40)]
+    for part in parts:
+        decisions = policy.act(list(part.numpy()), [()] * len(part), keys(len(part)))
+        policy.learn_statistics(batch_of(decisions))
+    seen = torch.cat(parts).double()
+    torch.testing.assert_close(policy.norm.mean, seen.mean(0), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        (policy.norm.squares / policy.norm.count).sqrt(), seen.std(0, correction=0), atol=1e-5, rtol=1e-5
+    )
+    other = network(BOX, spaces.Discrete(2), normalise_observations=True, init_seed=1)
+    other.load_state_dict(policy.state_dict())
+    torch.testing.assert_close(other(parts[2])[0], policy(parts[2])[0])
+    halves = RunningNorm(3)
+    for part in parts[2].double().split(20):  # two ranks, each of which sums over both
+        halves.learn(part.sum(0), part.square().sum(0), torch.tensor(float(len(part)), dtype=torch.float64))
+    torch.testing.assert_close(halves.mean, parts[2].double().mean(0))
+
+
+def test_the_reference_stays_what_it_was():
+    policy = network(*SPACES["discrete"])
+    policy.build_reference(warm_started=False)
+    decisions = policy.act([BOX.sample() for _ in range(10)], [()] * 10, keys(10))
+    with torch.no_grad():
+        policy.actor[-1].weight.add_(1.0)
+    torch.testing.assert_close(policy.reference_logprobs(batch_of(decisions)), decisions.logprobs)
+    assert not any(name.startswith("_reference") for name, _ in policy.named_parameters())
+
+
+def test_weights_are_orthogonal_and_biases_zero():
+    layers = mlp((16, 8, 8, 1), "tanh", output_gain=0.01)
+    assert [type(layer).__name__ for layer in layers] == ["Linear", "Tanh", "Linear", "Tanh", "Linear"]
+    for layer, gain in ((layers[2], 5 / 3), (layers[4], 0.01)):
+        product = layer.weight @ layer.weight.T
+        torch.testing.assert_close(product, gain**2 * torch.eye(len(product)), atol=1e-5, rtol=1e-5)
+        assert not layer.bias.any()
+
+
+def test_two_seeds_give_two_networks_and_one_gives_one():
+    first, same, other = (network(*SPACES["discrete"], init_seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(first.actor[0].weight, same.actor[0].weight)
+    assert not torch.equal(first.actor[0].weight, other.actor[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("spaces_", "complaint"),
+    [
+        ((BOX, spaces.MultiDiscrete([2, 2])), "they must be Discrete or a Box"),
+        ((spaces.Text(5), spaces.Discrete(2)), "they must be numbers"),
+        ((spaces.Dict(a=BOX, b=spaces.Sequence(BOX)), spaces.Discrete(2)), "they must be numbers"),
+    ],
+)
+def test_spaces_that_it_cannot_do_are_named(spaces_, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        network(*spaces_)
+
+
+def test_settings_out_of_range_are_named():
+    with pytest.raises(ValueError, match=r"policy.hidden_sizes is \[\]"):
+        MLPPolicy(hidden_sizes=())
+    with pytest.raises(ValueError, match="policy.activation is 'swish'; it must be one of relu, tanh, gelu, silu"):
+        MLPPolicy(activation="swish")
+
+
+def test_it_is_evaluated_as_any_policy():
+    envs = GymnasiumEnvs("CartPole-v1")
+    policy = network(*envs.spaces)
+    results = [evaluate_policy(policy, envs, 6, 100, count, SamplingConfig(temperature=0)) for count in (1, 4)]
+    assert results[0].returns.tolist() == results[1].returns.tolist()
+    native = gym.make("CartPole-v1")
+    observation, _ = native.reset(seed=100)
+    total, ended = 0.0, False
+    while not ended:
+        action = int(policy(torch.as_tensor(observation)[None])[0].argmax())
+        observation, reward, terminated, truncated, _ = native.step(action)
+        total, ended = total + reward, terminated or truncated
+    assert results[0].returns[0] == total

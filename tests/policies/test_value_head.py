@@ -1,0 +1,92 @@
+"""A critic on the trunk: which hidden state it reads."""
+
+import pytest
+import torch
+from tiny_runs import save_tiny_model, text_policy
+
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.policies.language_model import LoRAConfig
+from lrl.policies.text import pad_prompts
+from lrl.policies.value_head import ValueHead, ValueHeadConfig
+from lrl.types import TurnBatch
+
+LAKE = GymnasiumEnvs("FrozenLake-v1")
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def folder(request, tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("models") / request.param, request.param)
+
+
+def connected(folder, model=None, **head):
+    policy = text_policy(folder, value_head=ValueHeadConfig(init_seed=0, **head), **model or {})
+    policy.connect(LAKE.codec)
+    policy.configure()
+    return policy
+
+
+def turns(policy):
+    """Three turns of one to three tokens behind prompts of different length."""
+    prompts = [[5, 6, 7], [8, 9, 10, 11, 12], [5, 6, 7]]
+    mask = torch.tensor([[True, True, True], [True, False, False], [True, True, False]])
+    responses = torch.tensor([[7, 8, 3], [9, 0, 0], [10, 3, 0]])
+    inputs = pad_prompts(prompts, torch.device("cpu")) | {"response_ids": responses}
+    nothing = torch.zeros(mask.shape)
+    return prompts, TurnBatch(inputs=inputs, response_mask=mask, old_logprobs=nothing, advantages=nothing)
+
+
+@pytest.mark.parametrize("model", [{}, {"lora": LoRAConfig(r=2)}, {"share_prompts": False}])
+def test_a_value_is_of_the_state_before_its_token(folder, model):
+    policy = connected(folder, model, hidden_sizes=(4,))
+    prompts, batch = turns(policy)
+    values = policy.evaluate(batch).values
+    trunk = policy.language_model.model
+    for row, prompt in enumerate(prompts):
+        ids = prompt + batch.inputs["response_ids"][row, : int(batch.response_mask[row].sum())].tolist()
+        hidden = trunk(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0]
+        for token in range(len(ids) - len(prompt)):
+            expected = policy.value_head.layers(hidden[len(prompt) - 1 + token])
+            torch.testing.assert_close(values[row, token], expected[0], atol=1e-5, rtol=1e-5)
+    assert not values[~batch.response_mask].any()
+
+
+def test_packing_changes_no_value(folder):
+    plain, packed = connected(folder), connected(folder)
+    packed.pack_tokens = 32
+    _, batch = turns(plain)
+    torch.testing.assert_close(plain.evaluate(batch).values, packed.evaluate(batch).values, atol=1e-5, rtol=1e-5)
+
+
+def test_one_value_per_turn_is_that_of_the_prompt(folder):
+    each, whole = connected(folder), connected(folder, per_token=False)
+    _, batch = turns(each)
+    first = each.evaluate(batch).values[:, :1] * batch.response_mask
+    torch.testing.assert_close(whole.evaluate(batch).values, first)
+
+
+def test_its_gradient_reaches_the_trunk(folder):
+    policy = connected(folder)
+    _, batch = turns(policy)
+    policy.evaluate(batch).values.sum().backward()
+    trunk = [p.grad for p in policy.language_model.model.parameters() if p.grad is not None]
+    assert sum(float(gradient.abs().sum()) for gradient in trunk) > 0
+
+
+def test_it_computes_in_float32_under_autocast():
+    head = ValueHead(ValueHeadConfig(init_seed=0), 6)
+    states, mask = torch.randn(2, 3, 6), torch.ones(2, 3, dtype=torch.bool)
+    with torch.autocast("cpu", torch.bfloat16):
+        values = head(states.to(torch.bfloat16), mask)
+    assert values.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"hidden_sizes": (0,)}, r"value_head.hidden_sizes is \[0\]"),
+        ({"activation": "sin"}, "value_head.activation is"),
+    ],
+)
+def test_settings_out_of_range_are_named(settings, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        ValueHeadConfig(**settings)
