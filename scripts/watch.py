@@ -87,7 +87,8 @@ def show(turn: WatchedTurn, arguments: argparse.Namespace) -> None:
         arguments.frames.mkdir(parents=True, exist_ok=True)
         imageio.v3.imwrite(arguments.frames / f"{turn.number:04d}.png", turn.picture)
     if not arguments.human:
-        print(f"\n--- turn {turn.number}\n{turn.prompt or turn.observation}\nanswer: {turn.answer}")
+        answer = f"\nanswer: {turn.answer}" if turn.answer else ""
+        print(f"\n--- turn {turn.number}\n{turn.prompt or turn.observation}{answer}")
     print(f"action: {turn.action or f'none, {turn.reason}'}   reward: {turn.reward:g}")
 
 

@@ -82,8 +82,6 @@ class PPOValueHeadModule(PolicyModule):
         init_from: weights to start from.
     """
 
-    current_kl_coef: Tensor
-
     def __init__(
         self,
         policy: Policy,
@@ -129,8 +127,7 @@ class PPOValueHeadModule(PolicyModule):
         self.clip_range, self.clip_range_vf, self.old_kl_coef = clip_range, clip_range_vf, old_kl_coef
         self.vf_coef, self.ent_coef, self.kl_target, self.kl_horizon = vf_coef, ent_coef, kl_target, kl_horizon
         self.loss_normalisation, self.target_kl = loss_normalisation, target_kl
-        self.keeps_reference = kl_coef > 0
-        self.register_buffer("current_kl_coef", torch.tensor(float(kl_coef)))
+        self.keeps_reference, self.current_kl_coef = kl_coef > 0, float(kl_coef)
 
     @property
     def needs_reference(self) -> bool:
@@ -178,10 +175,10 @@ class PPOValueHeadModule(PolicyModule):
         kl = (batch.old_logprobs - batch.ref_logprobs) * batch.response_mask
         penalty = -self.current_kl_coef * kl
         self.record("train/kl_to_reference", kl.sum(-1))
-        self.record("train/kl_coef", self.current_kl_coef[None])
+        self.record("train/kl_coef", kl.new_tensor([self.current_kl_coef]))
         if self.kl_target is not None:
-            total, count = self._reduce_sum(torch.stack([kl.sum(), kl.new_tensor(float(len(kl)))]))
-            error = (total / count / self.kl_target - 1).clamp(-0.2, 0.2)
+            total, count = self._reduce_sum(torch.stack([kl.sum(), kl.new_tensor(float(len(kl)))])).tolist()
+            error = min(max(total / count / self.kl_target - 1, -0.2), 0.2)
             self.current_kl_coef *= 1 + error * count / self.kl_horizon
         return penalty
 
@@ -229,6 +226,16 @@ class PPOValueHeadModule(PolicyModule):
         """Make the rest of the collection no-ops, on all ranks or on none."""
         if self.target_kl is not None:
             self.skip_updates = bool(self._reduce_sum(approx_kl) / self._world > self.target_kl)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the weight of the KL term."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["lrl"]["kl_coef"] = self.current_kl_coef
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take it back."""
+        super().on_load_checkpoint(checkpoint)
+        self.current_kl_coef = checkpoint["lrl"].get("kl_coef", self.current_kl_coef)
 
     def on_train_epoch_end(self) -> None:
         """Let running statistics take in what was trained on, then log."""

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from lrl.codecs.codec import InvalidActionError
+from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.policies.policy import Policy
 from lrl.prompts.response_format import response_format as format_named
+from lrl.rollouts.collector import rows_of
 from lrl.types import History, RandomKeys, SamplingConfig
 
 
@@ -54,7 +55,7 @@ def follow(
     """Play episode ``index`` as :func:`~lrl.evaluation.episodes.evaluate_policy` does.
 
     Args:
-        policy: connected and configured; it answers in text.
+        policy: connected and configured.
         env_factory: where to play.
         index: of the episode; it is reset with ``seed + index``.
         seed: of episode 0, and of the policy's random numbers.
@@ -72,18 +73,21 @@ def follow(
         memory: list[History] = [()]
         ended, turn = False, 0
         while not ended:
-            observation, picture = observations[0], _picture(envs, render_mode)
+            observation, picture = rows_of(observations, envs)[0], _picture(envs, render_mode)
             prompt = _prompt(policy, observation, memory[0])
             keys = RandomKeys(seed=seed, purpose="evaluation", collection=0, env=number, turn=np.array([turn]))
             decisions = policy.act([observation], memory, keys, sampling)
             memory, answer = decisions.memory, decisions.actions[0]
-            observations, rewards, terminated, truncated, infos = envs.step((answer,))
+            native = policy.response_format is None
+            observations, rewards, terminated, truncated, infos = envs.step(
+                np.asarray([answer]) if native else (answer,)
+            )
             ended = bool(terminated[0] or truncated[0])
             yield WatchedTurn(
                 number=turn,
-                observation=observation,
+                observation=_text(policy).observation_to_text(observation) if native else observation,
                 prompt=prompt,
-                answer=answer,
+                answer="" if native else answer,
                 action=_understood(policy, answer),
                 reason=str(infos["invalid_reason"][0]),
                 reward=float(rewards[0]),
@@ -189,11 +193,16 @@ def _prompt(policy: Any, observation: str, history: History) -> str:
     return policy.tokenizer.decode(policy.encode(observation, history))
 
 
-def _understood(policy: Policy, answer: str) -> str:
-    assert policy.codec is not None
-    assert policy.response_format is not None
+def _text(policy: Policy) -> TextCodec:
+    assert policy.codec is not None, "connect() comes first"
+    return policy.codec
+
+
+def _understood(policy: Policy, answer: Any) -> str:
+    if policy.response_format is None:
+        return _text(policy).action_to_text(answer)
     try:
-        action = policy.codec.text_to_action(format_named(policy.response_format).extract(answer))
+        action = _text(policy).text_to_action(format_named(policy.response_format).extract(answer))
     except InvalidActionError:
         return ""
-    return policy.codec.action_to_text(action)
+    return _text(policy).action_to_text(action)

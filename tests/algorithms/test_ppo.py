@@ -1,14 +1,20 @@
 """What PPO must do and must not do, on a network, a scoring and a writing language model."""
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from tiny_runs import make_trainer, ppo, rollout_data, save_tiny_model, text_policy
 
 from lrl.algorithms.ppo import PPOValueHeadModule
+from lrl.algorithms.weights import initial_weights, take_weights
 from lrl.data.rollouts import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.evaluation.checkpoint import load_policy
+from lrl.evaluation.episodes import evaluate_policy
 from lrl.functional.losses import value_loss
 from lrl.policies.language_model import LanguageModelConfig
 from lrl.policies.mlp import MLPPolicy
@@ -239,3 +245,32 @@ def test_rollout_data_names_what_does_not_go_together():
         with pytest.raises(ValueError, match=complaint):
             chain_data(**changes)
     assert rollout_data("continuing").num_steps == 4
+
+
+def test_a_checkpoint_is_evaluated_and_started_from(tmp_path):
+    command = [sys.executable, "-m", "lrl", "fit", "--config", "configs/cartpole/ppo_mlp.yaml"]
+    command += ["--trainer.max_epochs", "2", "--trainer.check_val_every_n_epoch", "3"]
+    command += ["--run_directory", str(tmp_path / "run")]
+    clean = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    loaded = load_policy(tmp_path / "run")
+    assert evaluate_policy(loaded.policy, loaded.env_factory, 3, 0, 3).returns.min() >= 8
+    other = MLPPolicy(init_seed=7)
+    other.connect_spaces(*loaded.env_factory.spaces)
+    other.configure()
+    take_weights(other, initial_weights(str(tmp_path / "run")), "run")
+    assert all(torch.equal(other.state_dict()[name], value) for name, value in loaded.policy.state_dict().items())
+
+
+def test_a_value_head_starts_afresh_on_a_model_that_was_cloned(folder, tmp_path):
+    cloned = text_policy(folder)
+    cloned.connect(LAKE.codec)
+    cloned.configure()
+    torch.save(
+        {"state_dict": {f"policy.{n}": p for n, p in cloned.state_dict().items()}, "lrl": {}}, tmp_path / "c.ckpt"
+    )
+    module = ppo(folder, init_from=str(tmp_path / "c.ckpt"))
+    module.policy.connect(LAKE.codec)
+    module.configure_model()
+    assert module.policy.value_head is not None

@@ -9,6 +9,7 @@ from lrl.evaluation.checkpoint import load_baseline
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.follow import film, follow, write_video
 from lrl.policies.fixed import FixedPolicy
+from lrl.policies.mlp import MLPPolicy
 
 SEED = 20
 
@@ -32,6 +33,19 @@ def test_it_is_the_episode_that_was_evaluated(name, id):
         assert turns[-1].success == results.successes[index]
         assert turns[-1].terminated or turns[-1].truncated
         assert not any(turn.terminated or turn.truncated for turn in turns[:-1])
+
+
+def test_a_network_acts_natively_and_is_told_in_text():
+    envs = GymnasiumEnvs("CartPole-v1")
+    policy = MLPPolicy((4,), init_seed=0)
+    policy.connect(envs.codec)
+    policy.connect_spaces(*envs.spaces)
+    policy.configure()
+    results = evaluate_policy(policy, envs, 3, SEED, 2)
+    turns = list(follow(policy, envs, 2, SEED))
+    assert len(turns) == results.lengths[2] and sum(turn.reward for turn in turns) == results.returns[2]
+    assert {turn.action for turn in turns} <= {"left", "right"}
+    assert all(turn.observation.startswith("<observation>") and not turn.answer for turn in turns)
 
 
 class Stubborn(FixedPolicy):
