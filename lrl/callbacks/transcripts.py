@@ -55,35 +55,47 @@ def write_episodes(folder: Path, collection: int, rollout: Rollout, limit: int) 
 
 
 def episodes_of(rollout: Rollout, limit: int) -> Iterator[dict[str, Any]]:
-    """Episodes as plain data, spread evenly over the environments."""
+    """Episodes of some environments, spread evenly, as plain data.
+
+    Where episodes go on from one collection to the next, the first and the last of an environment may be a part.
+    """
     num_envs = rollout.active.shape[1]
     for env in sorted({index * num_envs // limit for index in range(min(limit, num_envs))}):
-        turns = [
+        yield from _episodes_of_env(rollout, env)
+
+
+def _episodes_of_env(rollout: Rollout, env: int) -> Iterator[dict[str, Any]]:
+    turns: list[dict[str, Any]] = []
+    times = rollout.active[:, env].nonzero()[:, 0].tolist()
+    for time in times:
+        turns.append(
             {
+                "turn": int(rollout.turn[time, env]),
                 "observation": rollout.observations[time][env],
                 "response": rollout.responses[time][env],
                 "reward": float(rollout.rewards[time, env]),
                 "response_tokens": int(rollout.response_mask[time, env].sum()),
             }
-            for time in range(rollout.active.shape[0])
-            if rollout.active[time, env]
-        ]
-        yield {
-            "env": env,
-            "group": int(rollout.group[env]),
-            "return": float(rollout.returns[env]),
-            "terminated": bool(rollout.terminated[:, env].any()),
-            "truncated": bool(rollout.truncated[:, env].any()),
-            "turns": turns,
-        }
+        )
+        terminated, truncated = bool(rollout.terminated[time, env]), bool(rollout.truncated[time, env])
+        if terminated or truncated or time == times[-1]:
+            yield {
+                "env": env,
+                "group": int(rollout.group[env]),
+                "return": sum(turn["reward"] for turn in turns),
+                "terminated": terminated,
+                "truncated": truncated,
+                "turns": turns,
+            }
+            turns = []
 
 
 def readable(collection: int, episode: dict[str, Any]) -> str:
     """One episode as a person reads it."""
-    end = "terminated" if episode["terminated"] else "truncated"
+    end = next((end for end in ("terminated", "truncated") if episode[end]), "goes on")
     head = f"=== collection {collection}, environment {episode['env']}: return {episode['return']:.3f}, {end}\n"
     turns = [
-        f"--- turn {number}\n{turn['observation']}\n>>> {turn['response']}\n    reward {turn['reward']:.3f}\n"
-        for number, turn in enumerate(episode["turns"])
+        f"--- turn {turn['turn']}\n{turn['observation']}\n>>> {turn['response']}\n    reward {turn['reward']:.3f}\n"
+        for turn in episode["turns"]
     ]
     return head + "".join(turns) + "\n"
