@@ -68,8 +68,8 @@ class Both:
 
     def theirs(self) -> float:
         """Env steps per second of Stable-Baselines3."""
-        from stable_baselines3 import PPO
-        from stable_baselines3.common.env_util import make_vec_env
+        from stable_baselines3 import PPO  # pyright: ignore[reportMissingImports]
+        from stable_baselines3.common.env_util import make_vec_env  # pyright: ignore[reportMissingImports]
 
         started = time.perf_counter()
         envs = make_vec_env("CartPole-v1", n_envs=self.data["num_envs"], seed=self.seed["theirs"])
