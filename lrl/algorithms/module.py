@@ -11,16 +11,14 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from lrl.algorithms.meters import Meters, State
 from lrl.algorithms.resume import check_start, mend_loops
 from lrl.algorithms.schedule import Schedule, learning_rate_factor
-from lrl.algorithms.weights import initial_weights, take_weights
+from lrl.algorithms.weights import initial_weights, shard_weights, take_weights
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, gather
 from lrl.functional.frozen import frozen_names, without
 from lrl.functional.sharding import gather_ranks, own_part, unsharded
-from lrl.policies.language_model import LanguageModel
 from lrl.policies.loading import fingerprint
 from lrl.policies.policy import Policy
 from lrl.rollouts.examples import add_examples, wants_examples
@@ -103,23 +101,12 @@ class PolicyModule(L.LightningModule, ABC):
         if self.needs_reference:
             self.policy.build_reference(warm_started=self.init_from is not None)
         if self.device_mesh is not None:
-            self._shard(self.device_mesh)
+            shard_weights(self.policy, self.device_mesh)
 
     @property
     def base_is_overwritten(self) -> bool:
         """Whether ``init_from`` replaced frozen weights, which the name of the base then no longer stands for."""
         return bool(self._overwritten)
-
-    def _shard(self, mesh: DeviceMesh) -> None:
-        """Under ``ModelParallelStrategy``."""
-        if mesh["tensor_parallel"].size() > 1:
-            raise ValueError(
-                f"trainer.strategy.tensor_parallel_size is {mesh['tensor_parallel'].size()}; it must be 1, and "
-                "data_parallel_size the number of devices."
-            )
-        for part in list(self.policy.modules()):
-            if isinstance(part, LanguageModel):
-                part.shard(mesh["data_parallel"])
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What is trained: a frozen base, its quantisation constants included, can be had again by its name.

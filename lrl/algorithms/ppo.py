@@ -145,15 +145,16 @@ class PPOValueHeadModule(PolicyModule):
             batch = batch.replace(ref_logprobs=self.policy.reference_logprobs(batch))
             token_rewards = self._kl_penalty(batch)
         assert rollout.final_values is not None
+        device = values.device  # what environments say is on the CPU
         turns = Turns(
-            rewards=rollout.rewards,
+            rewards=rollout.rewards.to(device),
             token_rewards=_spread(token_rewards, active),
             values=_spread(values, active),
-            final_values=rollout.final_values,
+            final_values=rollout.final_values.to(device),
             mask=rollout.response_mask,
-            terminated=rollout.terminated,
-            truncated=rollout.truncated,
-            active=active,
+            terminated=rollout.terminated.to(device),
+            truncated=rollout.truncated.to(device),
+            active=active.to(device),
         )
         advantages, returns = (part[active] for part in assign_credit(self.credit, turns, self.discounts))
         mask = batch.response_mask

@@ -1,4 +1,4 @@
-"""Starting a run from the weights of another: ``init_from``, which is not a resume."""
+"""Where weights come from and where they are: ``init_from``, which is not a resume, and shards."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
-from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
+from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint, shard
+from lrl.policies.language_model import LanguageModel
+from lrl.policies.value_head import ValueHead
 
 _PREFIX = "policy."
 
@@ -109,3 +113,23 @@ def _check_complete(policy: nn.Module, given: list[Tensor], source: str) -> None
     ]
     if missing:
         raise ValueError(f"model.init_from is {source!r}; it lacks {missing[:3]}, which this policy has.")
+
+
+def shard_weights(policy: nn.Module, mesh: DeviceMesh) -> None:
+    """Spread language models and value heads over ranks, under ``ModelParallelStrategy``.
+
+    Raises:
+        ValueError: tensors should be cut as well, or something that is trained would stay whole.
+    """
+    if mesh["tensor_parallel"].size() > 1:
+        raise ValueError(
+            f"trainer.strategy.tensor_parallel_size is {mesh['tensor_parallel'].size()}; it must be 1, and "
+            "data_parallel_size the number of devices."
+        )
+    for part in list(policy.modules()):
+        if isinstance(part, LanguageModel):
+            part.shard(mesh["data_parallel"])
+        elif isinstance(part, ValueHead):
+            shard(part, mesh["data_parallel"])
+    if any(weight.requires_grad and not isinstance(weight, DTensor) for weight in policy.parameters()):
+        raise ValueError(f"trainer.strategy shards, which {type(policy).__name__} cannot be; it must be ddp.")

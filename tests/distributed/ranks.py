@@ -11,7 +11,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
-from tiny_runs import FLOAT64, SIZES, demonstrations, grpo, make_trainer, rollout_data, sft
+from tiny_runs import FLOAT64, SIZES, demonstrations, grpo, make_trainer, ppo, rollout_data, sft
 
 from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.callbacks.export import ExportModel
@@ -24,6 +24,8 @@ RUNS = {
     "ddp_full": ("ddp", {}),
     "ddp_lora": ("ddp", LORA),
     "ddp_sft": ("ddp", {"algorithm": "sft"}),
+    "ddp_ppo": ("ddp", {"algorithm": "ppo"}),
+    "fsdp2_ppo": ("fsdp2", {"algorithm": "ppo"}),
     "fsdp2_full": ("fsdp2", {}),
     "fsdp2_lora": ("fsdp2", LORA),
     "fsdp2_sft": ("fsdp2", {"algorithm": "sft"}),
@@ -47,8 +49,11 @@ def make_strategy(name):
 
 def fit(folder, root, strategy, *callbacks, sizes=None, ckpt_path=None, limit_val_batches=0, **module):
     """Three collections of episodes, of which ranks play different numbers of turns; or three passes of SFT."""
-    if module.pop("algorithm", "grpo") == "sft":
+    algorithm = module.pop("algorithm", "grpo")
+    if algorithm == "sft":
         module, data = sft(folder), demonstrations()
+    elif algorithm == "ppo":
+        module, data = ppo(folder, schedule="constant"), rollout_data("continuing")
     else:
         module, data = grpo(folder, schedule="constant", **module), rollout_data("episodes", **SIZES | (sizes or {}))
     trainer = make_trainer(
