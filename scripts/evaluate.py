@@ -23,10 +23,9 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     from lrl.evaluation.arguments import add_env_arguments
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    subject = parser.add_mutually_exclusive_group(required=True)
-    subject.add_argument("--checkpoint", help="a checkpoint or a run directory")
-    subject.add_argument("--model", help="any causal language model as it is: hub name or folder")
-    subject.add_argument("--policy", help="a baseline: random, constant or expert")
+    parser.add_argument("--checkpoint", help="a checkpoint or a run directory")
+    parser.add_argument("--model", help="any causal language model as it is: hub name or folder")
+    parser.add_argument("--policy", help="a baseline: random, constant or expert; mlp says what --checkpoint must be")
     add_env_arguments(parser)
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
@@ -120,12 +119,17 @@ def load(arguments: argparse.Namespace) -> Loaded:
     from lrl.evaluation.arguments import envs_of, json_object
     from lrl.evaluation.checkpoint import load_baseline, load_model, load_policy, saved_numbers
 
+    check_subject(arguments)
     if arguments.checkpoint is not None:
         for name in ("env_kwargs", "reset_options"):
             if not arguments.env_id and json_object(name, getattr(arguments, name)):
                 raise ValueError(f"--{name} is given without --env_id; name the environment that it is for.")
         numbers = saved_numbers(arguments.checkpoint, arguments.numbers)
-        return load_policy(arguments.checkpoint, envs_of(arguments, numbers) if arguments.env_id else None)
+        loaded = load_policy(arguments.checkpoint, envs_of(arguments, numbers) if arguments.env_id else None)
+        kind = type(loaded.policy).__name__
+        if arguments.policy == "mlp" and kind != "MLPPolicy":
+            raise ValueError(f"--policy is 'mlp', but --checkpoint holds a {kind}; leave --policy out.")
+        return loaded
     if arguments.policy is not None:
         return load_baseline(arguments.policy, envs_of(arguments))
     return load_model(
@@ -136,6 +140,20 @@ def load(arguments: argparse.Namespace) -> Loaded:
         dtype=arguments.dtype,
         max_new_tokens=arguments.max_new_tokens,
     )
+
+
+def check_subject(arguments: argparse.Namespace) -> None:
+    """One thing is evaluated.
+
+    Raises:
+        ValueError: nothing is, or several are.
+    """
+    given = [name for name in ("checkpoint", "model", "policy") if getattr(arguments, name) is not None]
+    if arguments.policy == "mlp":
+        if given != ["checkpoint", "policy"]:
+            raise ValueError("--policy is 'mlp', which needs weights; give --checkpoint as well, and no --model.")
+    elif len(given) != 1:
+        raise ValueError(f"{len(given)} of --checkpoint, --model and --policy are given; it must be one of them.")
 
 
 def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> EpisodeResults:
