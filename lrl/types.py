@@ -83,7 +83,7 @@ class RandomKeys:
     env: np.ndarray
     """Global environment (or episode) index, int64 ``(row,)``."""
     turn: np.ndarray
-    """Index of the turn in its episode, int64 ``(row,)``."""
+    """Index of the turn in its episode, or in its collection where episodes go on, int64 ``(row,)``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +154,12 @@ class Rollout:
 
     @property
     def returns(self) -> Tensor:
-        """Undiscounted return of each environment's episode, ``(env,)``."""
+        """Undiscounted return of each environment's episode, ``(env,)``; a sum of several where episodes go on."""
         return (self.rewards * self.active).sum(0)
 
     @property
     def lengths(self) -> Tensor:
-        """Turns of each environment's episode, ``(env,)``."""
+        """Turns of each environment's episode, ``(env,)``; of all of them where episodes go on."""
         return self.active.sum(0)
 
     def replace(self, **changes: Any) -> Rollout:

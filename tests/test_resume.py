@@ -133,6 +133,14 @@ class SaveAt(Callback):
             return decide(*args, **kwargs)
 
         pl_module.policy.act = act
+        credit = pl_module.turn_batch
+
+        def turn_batch(rollout):
+            credited = credit(rollout)
+            self.save(trainer, "credited")
+            return credited
+
+        pl_module.turn_batch = turn_batch
 
     def on_train_epoch_start(self, trainer, pl_module):
         self.save(trainer, "epoch_start")
@@ -168,6 +176,7 @@ class SaveFirst(SaveAt):
 
 MOMENTS = [
     ("collecting", 0, SaveAt),
+    ("credited", 0, SaveAt),
     ("epoch_start", 0, SaveFirst),
     ("epoch_start", 0, SaveAt),
     ("batch_start", 0, SaveAt),
@@ -189,7 +198,13 @@ RARELY = [moment for moment in MOMENTS if "validation" not in moment[0]]
 
 
 CASES = [("episodes", *moment, 1) for moment in MOMENTS] + [("episodes", *moment, 3) for moment in RARELY]
-CASES += [("continuing", *moment, 1) for moment in MOMENTS if moment[:2] in (("collecting", 0), ("batch_start", 2))]
+CASES += [
+    (kind, *moment, 1)
+    for kind in ("continuing", "network")
+    for moment in MOMENTS
+    if moment[0] in ("collecting", "credited", "epoch_start", "validation_end", "epoch_end")
+    or moment[:2] in (("batch_start", 2), ("batch_end", PARTS - 1))
+]
 
 
 @pytest.mark.parametrize(("kind", "moment", "part", "saver", "every"), CASES)

@@ -112,9 +112,18 @@ def ppo(folder, history=0, **changes):
     return PPOValueHeadModule(policy, **settings | changes)
 
 
+def network(folder, **changes):
+    """PPO of a small network whose observations are normalised."""
+    from lrl.algorithms.ppo import PPOValueHeadModule
+    from lrl.policies.mlp import MLPPolicy
+
+    policy = MLPPolicy((8,), normalise_observations=True, init_seed=0)
+    return PPOValueHeadModule(policy, **{"lr": 1e-2, "schedule": "linear"} | changes)
+
+
 def module_of(folder, kind, **changes):
     """The algorithm of a kind of run."""
-    return {"continuing": ppo}.get(kind, grpo)(folder, **OPTIONS[kind] | changes)
+    return {"continuing": ppo, "network": network}.get(kind, grpo)(folder, **OPTIONS.get(kind, {}) | changes)
 
 
 def sft(folder, **changes):
@@ -132,11 +141,14 @@ def demonstrations():
 
 
 def rollout_data(kind, **changes):
-    """``prompts``: one turn per episode. ``episodes``: several, of different numbers; ``continuing``: they go on."""
+    """``prompts``: one turn per episode. ``episodes``: several, of different numbers; ``continuing``: they go on,
+    and do for a ``network``."""
     sizes = SIZES
-    if kind == "continuing":
+    if kind in ("continuing", "network"):
         sizes = {"num_envs": 12, "num_steps": 4, "num_epochs": 2, "num_minibatches": 2}
-    if kind == "prompts":
+    if kind == "network":
+        env = GymnasiumEnvs("CartPole-v1", max_episode_steps=9)
+    elif kind == "prompts":
         env = PromptEnvs(ExpertQRows(), [QGapReward()])
     else:
         env = GymnasiumEnvs("FrozenLake-v1", {"is_slippery": True}, max_invalid=3, max_episode_steps=6)

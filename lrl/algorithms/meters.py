@@ -43,6 +43,11 @@ class Meters:
         parts = {name: [rank[name] for rank in ranks if name in rank] for name in names}
         return {name: float(sum(p[0] for p in part) / sum(p[1] for p in part)) for name, part in parts.items()}
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._counted.clear()
+        self._recorded.clear()
+
     def state(self) -> State:
         """What counts on this rank."""
         return {name: [total.cpu(), count] for name, (total, count) in self._counted.items()}

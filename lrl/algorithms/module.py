@@ -213,6 +213,10 @@ class PolicyModule(L.LightningModule, ABC):
         """Add values (any shape) to the mean that is logged under ``name`` at the end of this collection."""
         self._meters.record(name, values)
 
+    def forget(self) -> None:
+        """Drop what was recorded of a collection that was broken off and is made again."""
+        self._meters.clear()
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Count what the part before recorded; what this one records counts once it is through."""
         self._meters.settle()

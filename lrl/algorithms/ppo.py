@@ -7,8 +7,9 @@ Objective, for the tokens m of the turns t of an episode:
     L_V  = mean  1/2 max((V - R)^2, (V_old + clip(V - V_old, -clip_range_vf, clip_range_vf) - R)^2)
     loss = -J + vf_coef L_V
 
-Credit. A turn is paid r_t by the environment, a token -kl_coef log(pi_old / pi_ref). V_t is the value before the first
-token of turn t, V_t^m before its token m. With G' = G, or with ``local_penalties`` G' as G with max(0, r_t):
+Credit. A turn is paid r_t by the environment, a token -kl_coef log(pi_old / pi_ref), which turn credit adds to r_t. V_t
+is the value before the first token of turn t, V_t^m before its token m. G' = G, or with ``local_penalties`` as G with
+max(0, r_t):
 
     turn      G_t = r_t + gamma ((1 - gae_lambda) V_{t+1} + gae_lambda G'_{t+1}),  A_t^m = G_t - V_t,  R_t^m = G_t
     nested    G_t as above is the reward of the turn's last token; inside the turn
@@ -28,12 +29,14 @@ Departures from the paper, and from RL-LLM's nested PPO:
 3. ``local_penalties`` (RL-LLM's max(0, r_t), which keeps a penalty at its own turn) is off: it would hide every
    negative reward of an environment from the turns before.
 4. The clip, or a penalty on KL(pi_old || pi) with ``clip_range: null``, or both (section 4 of the paper, fixed weight).
-5. The weight of the KL term to the reference can follow a target (arXiv:1909.08593, section 2.2).
+5. The weight of the KL term to the reference can follow a target (arXiv:1909.08593, section 2.2), by an exponential
+   where the paper has its first two terms: it stays positive.
 6. The value head's dropout is left out: with it the values that credit rests on would not be those that are trained.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, cast
 
 import torch
@@ -42,6 +45,7 @@ from torch import Tensor
 from lrl.algorithms.module import OptimizerFactory, PolicyModule
 from lrl.algorithms.schedule import Schedule
 from lrl.functional.credit import CREDITS, Discounts, Turns, assign_credit, explained_variance, whiten
+from lrl.functional.kl import kl_estimate
 from lrl.functional.losses import clipped_surrogate, normalise, value_loss
 from lrl.functional.masking import masked_mean
 from lrl.policies.policy import Policy
@@ -111,10 +115,6 @@ class PPOValueHeadModule(PolicyModule):
         init_from: str | None = None,
     ) -> None:
         super().__init__(policy, lr, optimizer, weight_decay, schedule, warmup, init_from)
-        _check(policy, credit, clip_range, old_kl_coef, kl_coef, kl_target)
-        for name, value in {"gamma": gamma, "gae_lambda": gae_lambda, "token_lambda": token_lambda}.items():
-            if not 0 <= value <= 1:
-                raise ValueError(f"model.{name} is {value}; it must be in [0, 1].")
         self.credit, self.normalise_advantages = credit, normalise_advantages
         self.discounts = Discounts(
             gamma=gamma,
@@ -124,10 +124,12 @@ class PPOValueHeadModule(PolicyModule):
             local_penalties=local_penalties,
             bootstrap_last=bootstrap_last,
         )
+        _check(policy, credit, self.discounts)
+        _check_leash(clip_range, old_kl_coef, kl_coef, kl_target, kl_horizon)
         self.clip_range, self.clip_range_vf, self.old_kl_coef = clip_range, clip_range_vf, old_kl_coef
         self.vf_coef, self.ent_coef, self.kl_target, self.kl_horizon = vf_coef, ent_coef, kl_target, kl_horizon
         self.loss_normalisation, self.target_kl = loss_normalisation, target_kl
-        self.keeps_reference, self.current_kl_coef = kl_coef > 0, float(kl_coef)
+        self.keeps_reference, self.current_kl_coef, self._next_kl_coef = kl_coef > 0, float(kl_coef), float(kl_coef)
 
     @property
     def needs_reference(self) -> bool:
@@ -140,6 +142,7 @@ class PPOValueHeadModule(PolicyModule):
         active = rollout.active.to(torch.bool)
         batch = rollout.turn_batch(torch.zeros_like(rollout.logprobs))
         values = self._values(batch) if rollout.values is None else rollout.values[active]
+        self.policy.learn_statistics(batch, self.current_epoch, self._reduce_sum)
         token_rewards = torch.zeros_like(values)
         if self.needs_reference:
             batch = batch.replace(ref_logprobs=self.policy.reference_logprobs(batch))
@@ -180,11 +183,12 @@ class PPOValueHeadModule(PolicyModule):
         if self.kl_target is not None:
             total, count = self._reduce_sum(torch.stack([kl.sum(), kl.new_tensor(float(len(kl)))])).tolist()
             error = min(max(total / count / self.kl_target - 1, -0.2), 0.2)
-            self.current_kl_coef *= 1 + error * count / self.kl_horizon
+            self._next_kl_coef = self.current_kl_coef * math.exp(error * count / self.kl_horizon)
         return penalty
 
     def training_step(self, batch: TurnBatch) -> Tensor:
         """One part of the buffer: the surrogate and the value loss."""
+        self.current_kl_coef = self._next_kl_coef  # credit is given: the next collection is paid by the next weight
         if self.skip_updates:
             return self.zero_loss(batch)
         mask = batch.response_mask
@@ -197,13 +201,13 @@ class PPOValueHeadModule(PolicyModule):
         policy = self.policy.evaluate(batch)
         assert policy.values is not None
         assert batch.returns is not None
-        ratio = (policy.logprobs - batch.old_logprobs).exp()
-        objective = self._surrogate(ratio, batch.advantages) + self.ent_coef * policy.entropy
+        log_ratio = policy.logprobs - batch.old_logprobs
+        objective = self._surrogate(log_ratio.exp(), batch.advantages) + self.ent_coef * policy.entropy
         if self.old_kl_coef:
-            objective = objective - self.old_kl_coef * (ratio - 1 - ratio.log())
+            objective = objective - self.old_kl_coef * kl_estimate(batch.old_logprobs, policy.logprobs)
         error = value_loss(policy.values, batch.returns, batch.old_values, self.clip_range_vf)
         loss = normalise(self.vf_coef * error - objective, mask, self.loss_normalisation, turns, tokens, 1)
-        self._record_step(loss, ratio, policy.entropy, error, mask)
+        self._record_step(loss, log_ratio, policy.entropy, error, mask)
         return loss
 
     def _surrogate(self, ratio: Tensor, advantages: Tensor) -> Tensor:
@@ -212,8 +216,9 @@ class PPOValueHeadModule(PolicyModule):
         return clipped_surrogate(ratio, advantages, self.clip_range, self.clip_range)
 
     @torch.no_grad()
-    def _record_step(self, loss: Tensor, ratio: Tensor, entropy: Tensor, error: Tensor, mask: Tensor) -> None:
-        approx_kl = masked_mean(ratio - 1 - ratio.log(), mask)
+    def _record_step(self, loss: Tensor, log_ratio: Tensor, entropy: Tensor, error: Tensor, mask: Tensor) -> None:
+        ratio = log_ratio.exp()
+        approx_kl = masked_mean(ratio - 1 - log_ratio, mask)
         self.record("train/loss", loss)
         self.record("train/value_loss", error[mask])
         self.record("train/approx_kl", approx_kl)
@@ -231,19 +236,14 @@ class PPOValueHeadModule(PolicyModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the weight of the KL term."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["lrl"]["kl_coef"] = self.current_kl_coef
+        checkpoint["lrl"]["kl_coefs"] = [self.current_kl_coef, self._next_kl_coef]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take it back."""
+        """Take it back where it follows a target; else the configured one counts."""
         super().on_load_checkpoint(checkpoint)
-        self.current_kl_coef = checkpoint["lrl"].get("kl_coef", self.current_kl_coef)
-
-    def on_train_epoch_end(self) -> None:
-        """Let running statistics take in what was trained on, then log."""
-        data: Any = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        if data.collected is not None:
-            self.policy.learn_statistics(data.collected, self._reduce_sum)
-        super().on_train_epoch_end()
+        if self.kl_target is not None:
+            saved = checkpoint["lrl"].get("kl_coefs", [self.current_kl_coef, self._next_kl_coef])
+            self.current_kl_coef, self._next_kl_coef = saved
 
     @property
     def _world(self) -> int:
@@ -254,10 +254,8 @@ class PPOValueHeadModule(PolicyModule):
         return cast(Tensor, self.trainer.strategy.reduce(tensor, reduce_op="sum")) if self._world > 1 else tensor
 
 
-def _check(
-    policy: Policy, credit: str, clip_range: float | None, old_kl_coef: float, kl_coef: float, kl_target: float | None
-) -> None:
-    """Settings that make no sense alone or together."""
+def _check(policy: Policy, credit: str, discounts: Discounts) -> None:
+    """What credit rests on."""
     if not policy.has_critic:
         raise ValueError(
             f"model.policy is a {type(policy).__name__} without critic; PPO needs one: set policy.init_args.value_head "
@@ -265,6 +263,18 @@ def _check(
         )
     if credit not in CREDITS:
         raise ValueError(f"model.credit is {credit!r}; it must be one of {', '.join(CREDITS)}.")
+    for name in ("gamma", "gae_lambda", "token_gamma", "token_lambda"):
+        if not 0 <= getattr(discounts, name) <= 1:
+            raise ValueError(f"model.{name} is {getattr(discounts, name)}; it must be in [0, 1].")
+    for name in ("local_penalties", "bootstrap_last"):
+        if getattr(discounts, name) and credit not in ("turn", "nested"):
+            raise ValueError(f"model.{name} is true with credit {credit}, which has no use for it; it must be false.")
+
+
+def _check_leash(
+    clip_range: float | None, old_kl_coef: float, kl_coef: float, kl_target: float | None, kl_horizon: int
+) -> None:
+    """What holds the policy back."""
     if clip_range is not None and clip_range <= 0:
         raise ValueError(f"model.clip_range is {clip_range}; it must be positive, or null.")
     if clip_range is None and old_kl_coef <= 0:
@@ -275,6 +285,8 @@ def _check(
         raise ValueError(f"model.kl_coef is {kl_coef}, old_kl_coef {old_kl_coef}; both must be 0 or positive.")
     if kl_target is not None and (kl_target <= 0 or kl_coef == 0):
         raise ValueError(f"model.kl_target is {kl_target}, kl_coef {kl_coef}; both must be positive.")
+    if kl_horizon < 1:
+        raise ValueError(f"model.kl_horizon is {kl_horizon}; it must be at least 1.")
 
 
 def _spread(values: Tensor, active: Tensor) -> Tensor:

@@ -69,6 +69,8 @@ class VectorEnvRollouts(L.Callback):
             max_turns=data.max_turns,
             num_steps=data.num_steps,
         )
+        pl_module.policy.settle_statistics(trainer.current_epoch)
+        pl_module.forget()
         with trainer.precision_plugin.forward_context(), unsharded(pl_module):
             rollout = self._collector(pl_module, plan, trainer.world_size, data).collect(plan)
             seconds = time.monotonic() - started
@@ -87,10 +89,10 @@ class VectorEnvRollouts(L.Callback):
             return Collector(module.policy, self.envs, world_size)
         if self._continuing is None:
             total = plan.num_envs * world_size
-            self._continuing = ContinuingCollector(module.policy, self.envs, plan.seed, plan.env, total)
-            data.running_episodes = self._continuing.state
+            continuing = ContinuingCollector(module.policy, self.envs, plan.seed, plan.env, total)
             if data.restored_episodes is not None:
-                self._continuing.restore(data.restored_episodes)
+                continuing.restore(data.restored_episodes)
+            self._continuing, data.running_episodes = continuing, continuing.state
         return self._continuing
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:

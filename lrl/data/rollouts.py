@@ -73,6 +73,8 @@ class RolloutDataModule(L.LightningDataModule):
             raise ValueError(f"data.num_groups is {num_groups}, num_envs {num_envs}; one of them must be set.")
         if num_envs is not None and group_size > 1:
             raise ValueError(f"data.group_size is {group_size} with num_envs; groups need num_groups.")
+        if num_envs is not None and share_noise:
+            raise ValueError("data.share_noise is true with num_envs; only groups share anything.")
         if num_steps is not None and num_envs is None:
             raise ValueError(f"data.num_steps is {num_steps} with num_groups; groups play whole episodes.")
         self.env, self.validation_env = env, validation_env or env
@@ -87,7 +89,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.collection = -1
         self.trained_parts = 0
         self.clocks: Clocks = {"env_steps": 0, "episodes": 0, "tokens": 0, "minutes": 0.0}
-        self.running_episodes: Callable[[], dict[str, Any]] | None = None
+        self.running_episodes: Callable[[int], dict[str, Any]] | None = None
         """Tells of episodes that go on in the next collection, for checkpoints."""
         self.restored_episodes: dict[str, Any] | None = None
         """What a checkpoint told of them."""
@@ -119,11 +121,6 @@ class RolloutDataModule(L.LightningDataModule):
         """
         self.collection, self.rollout, self._batch = collection, rollout, batch
         self.trained_parts = 0
-
-    @property
-    def collected(self) -> TurnBatch | None:
-        """What is in the buffer."""
-        return self._batch
 
     @property
     def position(self) -> int:
@@ -183,7 +180,8 @@ class RolloutDataModule(L.LightningDataModule):
         """The clocks; off a collection boundary also what each rank collected, and how much of it is trained."""
         state: dict[str, Any] = {"clocks": dict(self.clocks), "collection": self.collection}
         if self.num_steps is not None:
-            running = self.restored_episodes if self.running_episodes is None else self.running_episodes()
+            tell = self.running_episodes
+            running = self.restored_episodes if tell is None else tell(self.collection)
             state["running_episodes"] = gather_ranks(running)
         if self.filled:
             assert self._batch is not None

@@ -115,7 +115,6 @@ def own_part(values: Sequence[Any]) -> Any:
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if initialised else (0, 1)
     if len(values) != world_size:
         raise ValueError(
-            f"ckpt_path was written in the middle of a collection by {len(values)} ranks; resume it with as many, "
-            f"not {world_size}."
+            f"ckpt_path holds what each of {len(values)} ranks was doing; resume it with as many, not {world_size}."
         )
     return values[rank]

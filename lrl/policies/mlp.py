@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -106,11 +106,15 @@ class MLPPolicy(Policy):
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits or means ``(row, action)`` and values ``(row, 1)`` of observations ``(row, size)``."""
         assert self.actor is not None, "configure() comes first"
-        seen = self.norm(observations)
-        outputs = self.actor(seen)
-        if self.critic is not None:
-            return outputs, self.critic(seen)
-        return (outputs[:, :-1], outputs[:, -1:]) if self.has_critic else (outputs, None)
+        with torch.autocast(observations.device.type, enabled=False):  # a probability in half precision is none
+            seen = self.norm(observations)
+            outputs = self.actor(seen)
+            values = self.critic(seen) if self.critic is not None else None
+        outputs, values = (None if tensor is None else at_least_float32(tensor) for tensor in (outputs, values))
+        assert outputs is not None
+        if self.has_critic and values is None:
+            return outputs[:, :-1], outputs[:, -1:]
+        return outputs, values
 
     @torch.no_grad()
     def act(
@@ -187,20 +191,22 @@ class MLPPolicy(Policy):
         reference = self._reference[0].to(batch.response_mask.device)
         return reference.evaluate(batch).logprobs
 
-    def learn_statistics(self, batch: TurnBatch, reduce: Any = None) -> None:
-        """Let the observations of a collection count from now on.
+    def learn_statistics(
+        self, batch: TurnBatch, collection: int, reduce: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """Take in the observations of a collection."""
+        if isinstance(self.norm, RunningNorm):
+            self.norm.learn(batch.inputs["observation"], collection, reduce)
 
-        Args:
-            batch: the collection.
-            reduce: sums a tensor over ranks; None takes it as it is.
-        """
-        if not isinstance(self.norm, RunningNorm):
-            return
-        seen = batch.inputs["observation"].double()
-        sums = torch.cat([seen.sum(0), seen.square().sum(0), seen.new_tensor([len(seen)])])
-        sums = sums if reduce is None else reduce(sums)
-        size = seen.shape[1]
-        self.norm.learn(sums[:size], sums[size : 2 * size], sums[-1])
+    def settle_statistics(self, collection: int) -> None:
+        """Normalise by what was learned before."""
+        if isinstance(self.norm, RunningNorm):
+            self.norm.settle(collection)
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Half precision is widened, double stays."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def log_density(actions: Tensor, means: Tensor, log_std: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -48,39 +48,58 @@ def drawn_from(seed: int | None) -> Iterator[None]:
 
 
 class RunningNorm(nn.Module):
-    """``(x - mean) / std`` by the statistics of all that was learned so far, clipped; saved with the policy.
+    """``(x - mean) / std`` by the statistics of all that counts so far, clipped; saved with the policy.
+
+    What is learned counts from the next :meth:`settle` on: while a collection is made and trained on, nothing changes.
 
     Args:
         size: of the vectors.
         clip: largest absolute value that is handed on.
     """
 
-    count: Tensor
-    mean: Tensor
-    squares: Tensor
+    counting: Tensor
+    learned: Tensor
+    learned_in: Tensor
 
     def __init__(self, size: int, clip: float = 10.0) -> None:
         super().__init__()
         self.clip = clip
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
-        self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
+        for name in ("counting", "learned"):  # number of vectors, mean and sum of squared deviations by dimension
+            self.register_buffer(name, torch.zeros(3, size, dtype=torch.float64))
+        self.register_buffer("learned_in", torch.tensor(-1))
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Normalise ``(row, size)``; as it is while nothing was learned."""
-        if self.count < 2:
+        """Normalise ``(row, size)``; as it is while nothing counts."""
+        count, mean, squares = self.counting
+        if count[0] < 2:
             return vectors
-        std = (self.squares / self.count).sqrt() + 1e-8
-        return ((vectors - self.mean) / std).clamp(-self.clip, self.clip).to(vectors.dtype)
+        std = (squares / count).sqrt() + 1e-8
+        return ((vectors - mean) / std).clamp(-self.clip, self.clip).to(vectors.dtype)
 
     @torch.no_grad()
-    def learn(self, sums: Tensor, squares: Tensor, count: Tensor) -> None:
-        """Add vectors by their sum, their sum of squares and their number (Chan et al., 1979)."""
-        if count == 0:
+    def learn(self, vectors: Tensor, collection: int, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Add vectors ``(row, size)`` to what counts (Chan et al., 1979); doing it again changes nothing.
+
+        Args:
+            vectors: of this rank.
+            collection: that they are from.
+            reduce: sums a tensor over ranks; None takes it as it is.
+        """
+        reduce = reduce or (lambda tensor: tensor)
+        vectors = vectors.to(self.counting)
+        number = reduce(vectors.new_tensor(float(len(vectors))))
+        if number == 0:
             return
-        mean = sums / count
-        total = self.count + count
-        shift = mean - self.mean
-        self.squares += squares - count * mean.square() + shift.square() * self.count * count / total
-        self.mean += shift * count / total
-        self.count.copy_(total)
+        count, mean, squares = self.counting
+        own_mean = reduce(vectors.sum(0)) / number
+        own_squares = reduce((vectors - own_mean).square().sum(0))
+        total, shift = count + number, own_mean - mean
+        squares = squares + own_squares + shift.square() * count * number / total
+        self.learned.copy_(torch.stack([total, mean + shift * number / total, squares]))
+        self.learned_in.fill_(collection)
+
+    @torch.no_grad()
+    def settle(self, collection: int) -> None:
+        """Let what was learned count from a collection on; not what was learned in it, if it is made again."""
+        if self.learned_in < collection:
+            self.counting.copy_(self.learned)

@@ -85,13 +85,19 @@ class Policy(nn.Module, ABC):
         """
         raise ValueError(f"model.policy is a {type(self).__name__} without critic; it must have one.")
 
-    def learn_statistics(self, batch: TurnBatch, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Let running statistics take in a collection that was trained on; before, they must stay as they were.
+    def learn_statistics(
+        self, batch: TurnBatch, collection: int, reduce: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """Take in a collection, which changes nothing before :meth:`settle_statistics`; twice is as good as once.
 
         Args:
-            batch: the collection.
+            batch: what was collected.
+            collection: its index in the run.
             reduce: sums a tensor over ranks; None takes it as it is.
         """
+
+    def settle_statistics(self, collection: int) -> None:
+        """Let what was learned before a collection count; called when that one begins."""
 
     @abstractmethod
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:

@@ -170,7 +170,9 @@ class Collector:
 
 def rows_of(observations: Any, envs: gym.vector.VectorEnv) -> Sequence[Any]:
     """Observations of all environments as a sequence, one per environment."""
-    return list(iterate(envs.observation_space, observations)) if isinstance(observations, dict) else observations
+    if isinstance(envs.single_observation_space, (gym.spaces.Dict, gym.spaces.Tuple)):
+        return list(iterate(envs.observation_space, observations))
+    return observations
 
 
 def numeric_infos(infos: Mapping[str, Any], num_envs: int) -> dict[str, np.ndarray]:

@@ -38,8 +38,8 @@ class ContinuingCollector:
         self._memory: list[History] = [()] * len(env)
         self._returns, self._lengths = np.zeros(len(env)), np.zeros(len(env), dtype=np.int64)
         self._observations: Any = None
-        self._collecting: dict[str, Any] | None = None
-        """Where the running collection began."""
+        self._before, self._begun = self._progress(), -1
+        """Where the collection that was begun last started, and its index."""
         policy.prepare(envs)
 
     def collect(self, plan: CollectionPlan) -> Rollout:
@@ -48,7 +48,7 @@ class ContinuingCollector:
         everyone = np.arange(len(self.env))
         if self._observations is None:
             self._reset(np.ones(len(self.env), dtype=bool))
-        self._collecting = self._progress()
+        self._before, self._begun = self._progress(), plan.collection
         steps, final_values = [], []
         for step in range(plan.num_steps):
             seen, turn = self._seen(), self._lengths.copy()
@@ -76,7 +76,6 @@ class ContinuingCollector:
                 )
             )
             self._restart(terminated | truncated)
-        self._collecting = None
         rollout = assemble(steps, plan)
         return rollout if final_values[0] is None else rollout.replace(final_values=torch.stack(final_values))
 
@@ -141,12 +140,14 @@ class ContinuingCollector:
         actions = [list(played) for played in self._actions]
         return {"episode": self._episode, "actions": actions, "memory": list(self._memory), "returns": self._returns}
 
-    def state(self) -> dict[str, Any]:
+    def state(self, collection: int) -> dict[str, Any]:
         """The running episodes as plain data: how many came before, the actions so far, what the policy remembers.
 
-        In the middle of a collection: as they were at its beginning, since a resume plays it again.
+        Args:
+            collection: the last one that counts. If another was begun, it is played again after a resume: the state is
+                that at its beginning.
         """
-        now = self._progress() if self._collecting is None else self._collecting
+        now = self._progress() if self._begun == collection else self._before
         return {
             "episode": now["episode"].tolist(),
             "returns": now["returns"].tolist(),
@@ -159,7 +160,15 @@ class ContinuingCollector:
 
         Episodes differ in length, and all environments are stepped together: each is reset when as many turns are
         left as its episode has. What it does before that, nobody looks at.
+
+        Raises:
+            ValueError: there are more or fewer environments now.
         """
+        if len(state["episode"]) != len(self.env):
+            raise ValueError(
+                f"ckpt_path holds the episodes of {len(state['episode'])} environments per device, here are "
+                f"{len(self.env)}; resume with the same data.num_envs and devices."
+            )
         self._episode = np.array(state["episode"], dtype=np.int64)
         self._actions = [list(played) for played in state["actions"]]
         self._lengths = np.array([len(played) for played in self._actions], dtype=np.int64)
@@ -181,6 +190,7 @@ class ContinuingCollector:
             self._reset(ended | (self._lengths == 0))
         self._memory = [tuple(PastTurn(*turn) for turn in history) for history in state["memory"]]
         self._returns = np.array(state["returns"])
+        self._before = self._progress()
 
     def _replay(self, actions: Sequence[Any]) -> np.ndarray:
         space: Any = self.envs.single_action_space

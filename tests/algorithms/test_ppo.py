@@ -145,7 +145,8 @@ def test_the_reference_is_paid_for_by_token_and_its_weight_follows_the_target(fo
     kl = (batch.old_logprobs - batch.ref_logprobs) * batch.response_mask
     assert kl.abs().max() > 0.01
     error = (kl.sum(-1).mean() / 0.01 - 1).clamp(-0.2, 0.2)
-    assert float(module.current_kl_coef) == pytest.approx(0.1 * (1 + float(error) * len(batch) / 10_000))
+    assert module.current_kl_coef == 0.1
+    assert module._next_kl_coef == pytest.approx(0.1 * math.exp(float(error) * len(batch) / 10_000))
     free = ppo(folder, normalise_advantages=False, kl_coef=0.0, kl_target=None)
     free.policy.connect(LAKE.codec)
     free.policy = policy
@@ -203,10 +204,10 @@ def test_statistics_of_observations_change_between_collections_only(tmp_path):
     data = RolloutDataModule(env, num_envs=4, num_steps=16, num_epochs=2, validation_episodes=1)
     trainer = make_trainer(tmp_path, max_epochs=3)
     trainer.fit(PPOValueHeadModule(policy), datamodule=data)
-    assert float(policy.norm.count) == 3 * 64
+    assert policy.norm.counting[0, 0] == 2 * 64 and policy.norm.learned[0, 0] == 3 * 64
     for _, row in trainer.logger.rows:
         assert row["train/ratio_error"] < 0.5 and row.get("rollout/return", -1) < 0
-    seen = data.collected.inputs["observation"]
+    seen = data.rollout.inputs["observation"].flatten(0, 1)
     assert seen.std(0).max() > 1.5 * policy.norm(seen).std(0).max()
 
 
@@ -219,7 +220,11 @@ def test_statistics_of_observations_change_between_collections_only(tmp_path):
         ({"clip_range": None}, "one of them must hold the policy back"),
         ({"kl_coef": -1.0}, "model.kl_coef is -1.0"),
         ({"kl_target": 6.0}, "model.kl_target is 6.0, kl_coef 0.0"),
+        ({"kl_horizon": 0}, "model.kl_horizon is 0"),
         ({"gamma": 1.5}, "model.gamma is 1.5"),
+        ({"token_gamma": -1.0}, "model.token_gamma is -1.0"),
+        ({"credit": "token", "local_penalties": True}, "model.local_penalties is true with credit token"),
+        ({"credit": "bandit", "bootstrap_last": True}, "model.bootstrap_last is true with credit bandit"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(settings, complaint):
@@ -239,6 +244,7 @@ def test_rollout_data_names_what_does_not_go_together():
         ({"num_groups": 2}, "one of them must be set"),
         ({"num_envs": None}, "one of them must be set"),
         ({"group_size": 2}, "groups need num_groups"),
+        ({"share_noise": True}, "only groups share anything"),
         ({"num_envs": None, "num_groups": 2}, "groups play whole episodes"),
         ({"num_steps": 0}, "data.num_steps is 0"),
     ):

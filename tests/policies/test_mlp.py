@@ -97,21 +97,52 @@ def test_statistics_are_those_of_all_that_was_learned_and_are_saved():
     policy = network(BOX, spaces.Discrete(2), normalise_observations=True)
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randn(n, 3, generator=generator) * 5 + 2 for n in (7, 1, 40)]
-    for part in parts:
+    for number, part in enumerate(parts):
         decisions = policy.act(list(part.numpy()), [()] * len(part), keys(len(part)))
-        policy.learn_statistics(batch_of(decisions))
+        before = policy(part)[0]
+        for _ in range(2):  # a collection that is credited again after a resume counts once
+            policy.settle_statistics(number)
+            policy.learn_statistics(batch_of(decisions), number)
+        assert torch.equal(policy(part)[0], before)
+        policy.settle_statistics(number + 1)
     seen = torch.cat(parts).double()
-    torch.testing.assert_close(policy.norm.mean, seen.mean(0), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(
-        (policy.norm.squares / policy.norm.count).sqrt(), seen.std(0, correction=0), atol=1e-5, rtol=1e-5
-    )
+    count, mean, squares = policy.norm.counting
+    torch.testing.assert_close(mean, seen.mean(0), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close((squares / count).sqrt(), seen.std(0, correction=0), atol=1e-6, rtol=1e-6)
     other = network(BOX, spaces.Discrete(2), normalise_observations=True, init_seed=1)
     other.load_state_dict(policy.state_dict())
     torch.testing.assert_close(other(parts[2])[0], policy(parts[2])[0])
-    halves = RunningNorm(3)
-    for part in parts[2].double().split(20):  # two ranks, each of which sums over both
-        halves.learn(part.sum(0), part.square().sum(0), torch.tensor(float(len(part)), dtype=torch.float64))
-    torch.testing.assert_close(halves.mean, parts[2].double().mean(0))
+
+
+def test_two_ranks_learn_what_one_would():
+    vectors = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    together, ranks = RunningNorm(3), [RunningNorm(3), RunningNorm(3)]
+    together.learn(vectors, 0)
+    own = vectors.split([10, 30])
+    whole = [torch.tensor(40.0, dtype=torch.float64), vectors.sum(0), (vectors - vectors.mean(0)).square().sum(0)]
+    for norm, part in zip(ranks, own, strict=True):
+        sums = iter(whole)
+        norm.learn(part, 0, lambda tensor, sums=sums: next(sums))
+        torch.testing.assert_close(norm.learned, together.learned)
+
+
+def test_a_number_that_never_changes_is_no_reason_for_nan():
+    for rows in (300, 77, 1001):
+        norm = RunningNorm(1)
+        for number in range(3):
+            norm.learn(torch.full((rows, 1), 0.1), number)
+            norm.settle(number + 1)
+        assert torch.isfinite(norm(torch.tensor([[0.1], [0.2]]))).all()
+
+
+def test_half_precision_leaves_probabilities_and_values_whole():
+    policy = network(*SPACES["box"])
+    seen = [BOX.sample() for _ in range(5)]
+    with torch.autocast("cpu", torch.bfloat16):
+        decisions = policy.act(seen, [()] * 5, keys(5), SamplingConfig(temperature=0))
+        evaluation = policy.evaluate(batch_of(policy.act(seen, [()] * 5, keys(5))))
+    assert decisions.values.dtype == evaluation.logprobs.dtype == evaluation.values.dtype == torch.float32
+    assert not torch.equal(decisions.values, decisions.values.bfloat16().float())
 
 
 def test_the_reference_stays_what_it_was():

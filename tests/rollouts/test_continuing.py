@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.functional.random import seeds
@@ -94,7 +95,7 @@ def test_a_resumed_collector_goes_on_as_if_nothing_had_happened(id, vectorizatio
     playing = collector(policy, envs, num_envs=4)
     for number in range(3):
         playing.collect(plan(number, num_envs=4, num_steps=7))
-    state = playing.state()
+    state = playing.state(2)
     expected = [playing.collect(plan(number, num_envs=4, num_steps=7)) for number in (3, 4, 5)]
     resumed = collector(policy, envs, num_envs=4)
     resumed.restore(torch.load(_saved(state), weights_only=True))
@@ -111,6 +112,52 @@ def _saved(state):
     torch.save(state, file)
     file.seek(0)
     return file
+
+
+def test_a_collection_that_does_not_count_is_played_again():
+    envs = GymnasiumEnvs("CartPole-v1")
+    policy = network(envs)
+    playing = collector(policy, envs)
+    playing.collect(plan(0))
+    expected = playing.collect(plan(1))
+    assert playing.state(0) != playing.state(1)
+    resumed = collector(policy, envs)
+    resumed.restore(playing.state(0))
+    same(resumed.collect(plan(1)), expected)
+    with pytest.raises(ValueError, match="holds the episodes of 3 environments per device, here are 2"):
+        collector(policy, envs, num_envs=2).restore(playing.state(0))
+
+
+class Pair(gym.Env):
+    """Sees its own number twice."""
+
+    observation_space = gym.spaces.Tuple((gym.spaces.Box(-9, 9, (2,)), gym.spaces.Discrete(3)))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.number = int(self.np_random.integers(3))
+        return self.seen(), {"action_valid": True}
+
+    def seen(self):
+        return np.full(2, self.number, np.float32), self.number
+
+    def step(self, action):
+        return self.seen(), 0.0, False, False, {"action_valid": True}
+
+
+def test_observations_in_parts_stay_with_their_environment():
+    class Pairs(GymnasiumEnvs):
+        def make(self, num_envs, response_format):
+            return SyncVectorEnv([Pair] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+
+    envs = Pairs("CartPole-v1")
+    policy = network(envs)
+    seen = collector(policy, envs, num_envs=9).collect(plan(0, num_envs=9)).inputs["observation"]
+    assert seen.shape == (16, 9, 5)
+    numbers = seen[..., 0].long()
+    assert torch.equal(seen[..., :2], numbers[..., None].expand(-1, -1, 2).float())
+    assert torch.equal(seen[..., 2:].argmax(-1), numbers) and len(numbers.unique()) > 1
 
 
 def test_an_environment_plays_the_same_beside_any_others():
