@@ -46,9 +46,11 @@ class _Beginnings:
 
 @torch.no_grad()
 def candidate_logprobs(
-    model: Any, prompts: Sequence[Sequence[int]], ids: Tensor, mask: Tensor, mask_dtype: torch.dtype
-) -> Tensor:
+    model: Any, prompts: Sequence[Sequence[int]], ids: Tensor, mask: Tensor, mask_dtype: torch.dtype, groups: int = 1
+) -> tuple[Tensor, Tensor]:
     """Sums of the log-probabilities of each candidate's tokens behind each prompt, ``(row, candidate)``.
+
+    With the hidden states at the prompts' ends, ``(row, hidden)``.
 
     Args:
         model: called as a Hugging Face causal LM is; every layer attends fully.
@@ -56,16 +58,26 @@ def candidate_logprobs(
         ids: the candidates' tokens, int64 ``(candidate, token)``, right-padded.
         mask: bool ``(candidate, token)``; no candidate is empty.
         mask_dtype: of the attention's mask.
+        groups: prompts of like length are computed together, in this many passes.
     """
     unique, index = distinct(prompts)
+    by_length = sorted(range(len(unique)), key=lambda row: len(unique[row]))
+    place = torch.empty(len(unique), dtype=torch.long, device=ids.device)
+    place[torch.tensor(by_length, device=ids.device)] = torch.arange(len(unique), device=ids.device)
+    parts = [part.tolist() for part in torch.tensor(by_length).tensor_split(groups) if len(part)]
     candidates = [row[:size] for row, size in zip(ids.tolist(), mask.sum(1).tolist(), strict=True)]
     beginnings = _Beginnings(candidates, ids.shape[1], ids.device)
-    begun = prefill(model, unique, ids.device, own_mask=True)
-    logits = begun.logits[:, None]
-    if len(beginnings.ids):
-        logits = torch.cat([logits, _further_logits(model, begun, beginnings, mask_dtype)], dim=1)
-    logprobs = torch.log_softmax(logits.to(sampling_dtype(logits)), dim=-1)
-    return (logprobs[:, beginnings.before, ids] * mask).sum(-1)[index]
+    sums, states = [], []
+    for part in parts:
+        begun = prefill(model, [unique[row] for row in part], ids.device, own_mask=True)
+        logits = begun.logits[:, None]
+        if len(beginnings.ids):
+            logits = torch.cat([logits, _further_logits(model, begun, beginnings, mask_dtype)], dim=1)
+        logprobs = torch.log_softmax(logits.to(sampling_dtype(logits)), dim=-1)
+        sums.append((logprobs[:, beginnings.before, ids] * mask).sum(-1))
+        states.append(begun.states)
+    row = place[index]
+    return torch.cat(sums)[row], torch.cat(states)[row]
 
 
 def _further_logits(model: Any, begun: Prefilled, beginnings: _Beginnings, mask_dtype: torch.dtype) -> Tensor:

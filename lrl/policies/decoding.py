@@ -171,7 +171,7 @@ class Decoder:
             return Responses(ids=answers.ids[index], mask=answers.mask[index], logprobs=answers.logprobs[index])
         uniforms, stop = uniforms.to(device), self.stop_ids.to(device)
         num_rows, steps = len(prompts), sampling.max_new_tokens
-        logits, mask, cache = prefill(self.model, unique, device, self.own_mask)
+        logits, mask, cache, _ = prefill(self.model, unique, device, self.own_mask)
         board = self._share(torch.tensor(index, device=device), mask, cache, steps)
         logits = logits[board.prompt[board.row]]
         out_ids = torch.zeros(num_rows, steps, dtype=torch.long, device=device)

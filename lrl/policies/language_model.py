@@ -29,6 +29,7 @@ from lrl.policies.loading import (
 )
 from lrl.policies.model_config import DTYPES, LanguageModelConfig, LoRAConfig
 from lrl.policies.packing import pack
+from lrl.policies.prefill import head_inputs
 from lrl.types import SamplingConfig
 
 __all__ = ["LanguageModel", "LanguageModelConfig", "LoRAConfig"]
@@ -101,12 +102,8 @@ class LanguageModel(nn.Module):
 
     def logits_and_states(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """:meth:`logits`, and the hidden states ``(turn, token, hidden)`` that they are made from."""
-        states: list[Tensor] = []
-        handle = self.model.get_output_embeddings().register_forward_pre_hook(lambda _, args: states.append(args[0]))
-        try:
+        with head_inputs(self.model) as states:
             logits = self.logits(layout)
-        finally:
-            handle.remove()
         return logits, states[0][layout.row[:, None], layout.kept]
 
     @property
@@ -126,12 +123,16 @@ class LanguageModel(nn.Module):
         decoder = Decoder(self.model, self.tokenizer.stop_ids(stop_text), self.own_mask, stops)
         return decoder(prompts, uniforms, sampling, self.device)
 
-    def candidate_logprobs(self, prompts: Sequence[Sequence[int]], ids: Tensor, mask: Tensor) -> Tensor:
+    def candidate_logprobs(
+        self, prompts: Sequence[Sequence[int]], ids: Tensor, mask: Tensor, groups: int = 1
+    ) -> tuple[Tensor, Tensor]:
         """Log-probabilities ``(row, candidate)`` of texts behind prompts, no gradient; only where ``share`` is true.
+
+        With the hidden states ``(row, hidden)`` at the prompts' ends.
 
         See :func:`lrl.policies.candidates.candidate_logprobs`.
         """
-        return candidate_logprobs(self.model, prompts, ids, mask, self._mask_dtype())
+        return candidate_logprobs(self.model, prompts, ids, mask, self._mask_dtype(), groups)
 
     # -- the reference -------------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,8 @@ class Prefilled(NamedTuple):
     """bool ``(prompt, column)``: the cache's columns that hold a token; prompts end in the last column."""
     cache: DynamicCache
     """Their keys and values."""
+    states: Tensor
+    """``(prompt, hidden)``: what the logits are made from."""
 
 
 @torch.no_grad()
@@ -44,25 +47,38 @@ def prefill(model: Any, prompts: Sequence[tuple[int, ...]], device: torch.device
         shared = 0
     else:
         prefix = torch.tensor([prompts[0][:shared]], device=device)
-        _last_logits(model, prefix, torch.ones_like(prefix), cache)
+        _read(model, prefix, torch.ones_like(prefix), cache)
         cache.batch_repeat_interleave(len(prompts))
     ids, mask = left_pad([prompt[shared:] for prompt in prompts], device)
     mask = torch.cat([mask.new_ones(len(prompts), shared), mask], dim=1)
-    return Prefilled(logits=_last_logits(model, ids, mask.long(), cache), mask=mask, cache=cache)
+    logits, states = _read(model, ids, mask.long(), cache)
+    return Prefilled(logits=logits, mask=mask, cache=cache, states=states)
 
 
-def _last_logits(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
-    """Logits behind the last of the columns ``ids``, the last ones of ``mask``."""
+def _read(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache) -> tuple[Tensor, Tensor]:
+    """Logits and states behind the last of the columns ``ids``, the last ones of ``mask``."""
     positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-    out = model(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    return out.logits[:, -1]
+    with head_inputs(model) as states:
+        out = model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+    return out.logits[:, -1], states[0][:, -1]
+
+
+@contextmanager
+def head_inputs(model: Any) -> Iterator[list[Tensor]]:
+    """The hidden states ``(row, column, hidden)`` that each pass makes logits from."""
+    states: list[Tensor] = []
+    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, args: states.append(args[0]))
+    try:
+        yield states
+    finally:
+        handle.remove()
 
 
 def common_prefix(prompts: Sequence[tuple[int, ...]]) -> int:

@@ -8,7 +8,7 @@ id is the action's place among the candidates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ class ScoringPolicy(Policy):
         normalisation: ``sum`` of the tokens' log-probabilities (GLAM), or their mean per ``token`` or per ``word``
             (TWOSOME), which does not favour short texts.
         max_prompt_tokens: a longer prompt loses its oldest history first.
+        length_groups: prompts of like length are computed together, in this many passes, so that short ones are not
+            padded to the longest.
         value_head: a critic on the trunk; null has none.
     """
 
@@ -55,6 +57,7 @@ class ScoringPolicy(Policy):
         temperature: float = 1.0,
         normalisation: Normalisation = "sum",
         max_prompt_tokens: int = 1024,
+        length_groups: int = 1,
         value_head: ValueHeadConfig | None = None,
     ) -> None:
         super().__init__()
@@ -66,7 +69,10 @@ class ScoringPolicy(Policy):
             raise ValueError(f"policy.temperature is {temperature}; training samples, so it must be positive.")
         if normalisation not in ("sum", "token", "word"):
             raise ValueError(f"policy.normalisation is {normalisation!r}; it must be sum, token or word.")
+        if length_groups < 1:
+            raise ValueError(f"policy.length_groups is {length_groups}; it must be at least 1.")
         self.language_model = LanguageModel(language_model)
+        self.length_groups = length_groups
         self.prompt, self.normalisation, self.max_prompt_tokens = prompt, normalisation, max_prompt_tokens
         self.sampling = SamplingConfig(temperature=temperature, max_new_tokens=1)
         self.critic, self.value_head = value_head, None
@@ -167,9 +173,12 @@ class ScoringPolicy(Policy):
         self.eval()
         if self.language_model.share:
             ids, mask = self._candidates()
-            scores = self.language_model.candidate_logprobs(prompts, ids, mask) / self._lengths(mask)
+            sums, states = self.language_model.candidate_logprobs(prompts, ids, mask, self.length_groups)
+            scores = sums / self._lengths(mask)
         else:
-            scores = self.scores(inputs["prompt_ids"], inputs["prompt_mask"])
+            scores, states = self._scores_and_states(inputs["prompt_ids"], inputs["prompt_mask"])
+        mask = torch.ones(len(prompts), 1, dtype=torch.bool, device=scores.device)
+        values = None if self.value_head is None else self.value_head(cast(Tensor, states)[:, None], mask)
         self.train(was_training)
         logprobs = sampling_logprobs(scores, self.sampling if sampling is None else sampling)
         choice = draw_tokens(logprobs, token_uniforms(keys, 1)[:, 0].to(scores.device))
@@ -177,7 +186,8 @@ class ScoringPolicy(Policy):
         return Decisions(
             actions=texts,
             inputs=inputs | {"response_ids": choice[:, None]},
-            response_mask=torch.ones(len(texts), 1, dtype=torch.bool, device=scores.device),
+            response_mask=mask,
+            values=values,
             logprobs=logprobs.gather(-1, choice[:, None]),
             memory=[self.prompt.remember(self.codec, *row) for row in zip(memory, observations, texts, strict=True)],
         )
@@ -196,11 +206,20 @@ class ScoringPolicy(Policy):
         self, prompt_ids: Tensor, prompt_mask: Tensor, reference: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """:meth:`scores`, and the hidden states ``(turn, hidden)`` at the prompts' ends if they are wanted."""
-        ids, mask = self._candidates()
         prompt_ids = prompt_ids * prompt_mask
         keyed = torch.cat([prompt_mask.sum(1, keepdim=True), prompt_ids], dim=1)
         unique, index = torch.unique(keyed, dim=0, return_inverse=True)
-        lengths, prompts, count = unique[:, 0], unique[:, 1:], len(ids)
+        # Ordered by length. Ranks that share weights make as many passes each: fewer prompts than passes are repeated.
+        order = torch.arange(max(len(unique), self.length_groups), device=unique.device) % len(unique)
+        parts = [self._score_unique(unique[part], reference) for part in order.tensor_split(self.length_groups)]
+        sums = torch.cat([part for part, _ in parts])
+        states = None if parts[0][1] is None else torch.cat([cast(Tensor, part) for _, part in parts])[index]
+        return (sums / self._lengths(self._candidates()[1]))[index], states
+
+    def _score_unique(self, unique: Tensor, reference: bool) -> tuple[Tensor, Tensor | None]:
+        """Sums of log-probabilities behind prompts ``(prompt, 1 + token)`` that their lengths stand before."""
+        ids, mask = self._candidates()
+        lengths, prompts, count = unique[:, 0], unique[:, 1 : 1 + int(unique[:, 0].max())], len(ids)
         columns = torch.arange(prompts.shape[1], device=prompts.device)[None] < lengths[:, None]
         if ids.shape[1] == 1:  # the prompt's last column tells it all
             response, response_mask = prompts.new_zeros(len(prompts), 1), columns.new_zeros(len(prompts), 1)
@@ -216,13 +235,13 @@ class ScoringPolicy(Policy):
             logits = self.language_model.logits(layout)
         else:
             logits, states = self.language_model.logits_and_states(layout)
-            states = states.view(len(unique), -1, *states.shape[1:])[index, 0, 0]
+            states = states.view(len(unique), -1, *states.shape[1:])[:, 0, 0]
         if ids.shape[1] == 1:
             sums = torch.log_softmax(logits[:, 0].to(sampling_dtype(logits)), dim=-1)[:, ids[:, 0]]
         else:
             each = selected_logprobs(logits, response) * response_mask
             sums = each.sum(-1).view(len(unique), count)
-        return (sums / self._lengths(mask))[index], states
+        return sums, states
 
     def _candidates(self) -> tuple[Tensor, Tensor]:
         """Ids and mask ``(candidate, token)`` of the actions' texts."""

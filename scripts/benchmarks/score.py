@@ -94,7 +94,7 @@ class Both:
         rows = np.arange(count)
         keys = RandomKeys(seed=0, purpose="check", collection=0, env=rows, turn=np.zeros_like(rows))
         theirs = torch.softmax(self.repeated(*pad_prompts(prompts, torch.device("cpu")).values()), -1)
-        acting = self.policy.language_model.candidate_logprobs(prompts, self.candidates, self.mask)
+        acting, _ = self.policy.language_model.candidate_logprobs(prompts, self.candidates, self.mask)
         decisions = self.policy.act(texts, [()] * count, keys)
         with torch.no_grad():
             evaluating = self.policy.choices(decisions.inputs)

@@ -11,6 +11,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
 from lrl.policies.scoring import ScoringPolicy
+from lrl.policies.value_head import ValueHeadConfig
 from lrl.prompts.template import PromptTemplate
 from lrl.types import PastTurn, RandomKeys, SamplingConfig, TurnBatch
 
@@ -38,10 +39,22 @@ class Alike(FrozenLakeCodec):
     _actions = ("LEFT", "west", "east")
 
 
-def ready(folder, codec=None, normalisation="sum", history=0, temperature=1.0, system="", **model):
+def ready(
+    folder,
+    codec=None,
+    normalisation="sum",
+    history=0,
+    temperature=1.0,
+    system="",
+    value_head=None,
+    length_groups=1,
+    **model,
+):
     prompt = PromptTemplate(response_format="direct", system=system, history=history)
     model = LanguageModelConfig(name=folder, **{"dtype": "float64"} | model)
-    policy = ScoringPolicy(model, prompt, temperature, normalisation)
+    policy = ScoringPolicy(
+        model, prompt, temperature, normalisation, length_groups=length_groups, value_head=value_head
+    )
     policy.connect(codec or Sentences())
     policy.configure()
     return policy
@@ -256,3 +269,42 @@ def test_infinitely_many_actions_cannot_be_scored(folder):
 def test_actions_that_the_tokenizer_cannot_tell_apart_are_named(folder):
     with pytest.raises(ValueError, match="reads 'west' and 'east' as the same tokens"):
         ready(folder, Alike())
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 9])
+@pytest.mark.parametrize("share", [True, False])
+def test_prompts_of_like_length_are_computed_together_and_nothing_changes(folder, groups, share):
+    """As many passes as groups, also where prompts are fewer; scores, values and gradients stay, in the rows' order."""
+    memory = [(), (PastTurn("0", "UP"),), (), (PastTurn("0 1 2 3", "LEFT"),), (), ()]
+    plain, grouped = (
+        ready(folder, history=1, share_prompts=share, value_head=ValueHeadConfig(hidden_sizes=[4]), length_groups=n)
+        for n in (1, groups)
+    )
+    grouped.load_state_dict(plain.state_dict())
+    want, got = act(plain, memory=memory), act(grouped, memory=memory)
+    torch.testing.assert_close(got.logprobs, want.logprobs)
+    torch.testing.assert_close(got.values, want.values)
+    results = []
+    for policy in (plain, grouped):
+        evaluation = policy.evaluate(as_batch(want))
+        torch.testing.assert_close(evaluation.values, want.values)
+        torch.testing.assert_close(evaluation.logprobs, want.logprobs)
+        (evaluation.logprobs + evaluation.values).sum().backward()
+        results.append([weight.grad for weight in policy.parameters()])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_each_group_is_as_wide_as_its_longest_prompt(folder, monkeypatch):
+    memory = [(), (), (PastTurn("0 1 2 3", "LEFT"),), (PastTurn("0 1 2 3", "LEFT"),)]
+    policy = ready(folder, history=1, length_groups=2)
+    decisions = act(policy, [draw(state, MAP) for state in (0, 1, 4, 9)], memory=memory)
+    shapes = watch(policy, monkeypatch)
+    policy.evaluate(as_batch(decisions))
+    (short, *_), (long, *_) = shapes
+    assert short[1] < long[1]
+
+
+def test_length_groups_must_be_positive(folder):
+    with pytest.raises(ValueError, match=r"policy.length_groups is 0; it must be at least 1\."):
+        ready(folder, length_groups=0)
