@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ OBJECTS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "go
 DOOR_STATES = ("open", "closed", "locked")
 """MiniGrid's states 0 to 2 of a door."""
 
+_NAMED = re.compile(rf"((?:(?:{'|'.join(COLORS)}) )?(?:{'|'.join(OBJECTS[4:8])}))\b")
+"""An object in a goal, with its colour where it has one."""
 _EMPTY, _WALL, _DOOR = OBJECTS.index("empty"), OBJECTS.index("wall"), OBJECTS.index("door")
 _MIDDLE, _LAST = VIEW // 2, VIEW - 1
 _AGENT = _MIDDLE * VIEW + _LAST
@@ -62,6 +65,26 @@ class BabyAICodec(TextCodec):
             ValueError: the image is not one of MiniGrid's.
         """
         return "\n".join((f"Goal: {observation['mission']}", *sentences(observation["image"])))
+
+    def gist(self, text: str) -> str:
+        """Where the object is that the goal names first: ``red ball left 2 forward 1``.
+
+        ``carry red ball`` where it is carried, ``no red ball`` where it is not in sight. At most seven words, so that
+        there are three left for the action. Of several that look the same, the nearest counts.
+        """
+        goal, *lines = text.split("\n")
+        named = _NAMED.search(goal)
+        if named is None:
+            return lines[0] if lines else goal
+        name = named.group(1)
+        if any(line == f"You carry a {name}" for line in lines):
+            return f"carry {name}"
+        places = [found.group(1) for line in lines if (found := re.fullmatch(rf"You see a .*\b{name} (.+)", line))]
+        if not places:
+            return f"no {name}"
+        parts = [re.findall(r"(\d+) steps? (\w+)", place) for place in places]
+        nearest = min(parts, key=lambda part: sum(int(number) for number, _ in part))
+        return " ".join([name, *(f"{direction} {number}" for number, direction in nearest)])
 
     def text_to_action(self, text: str) -> int:
         """The index of an action's name; nothing but the exact name counts."""

@@ -53,6 +53,10 @@ class TextCodec(ABC):
     def observation_to_text(self, observation: Any, context: Any = None) -> str:
         """Describe one native observation."""
 
+    def gist(self, text: str) -> str:
+        """What matters most in an observation's ``text``, in a few words: a demonstrator's reasoning says it."""
+        return text.partition("\n")[0]
+
     @abstractmethod
     def text_to_action(self, text: str) -> Any:
         """Parse the text of an action, strictly.

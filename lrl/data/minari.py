@@ -36,7 +36,7 @@ class MinariDemonstrations(Demonstrations):
         num_episodes: how many of the split to take; null takes all. A larger number takes the same ones and more.
         num_rows: how many steps of the split to take, of whole episodes but the last; null takes all.
         reasoning: written before the action where the format asks for it, one drawn per answer; ``{seen}`` stands for
-            the observation's first line.
+            the codec's gist of the observation, ``{action}`` for the action.
         seed: of the split, of what is taken, and of the draws.
     """
 
@@ -194,7 +194,7 @@ class EpisodeTurns(StreamedTurns):
         try:
             for seen, action, draw in zip(stored.observations, stored.actions, draws, strict=True):
                 text = codec.observation_to_text(seen, stored.context)
-                answer = source.reasoning.answer(self._policy, text, codec.action_to_text(action), draw)
+                answer = source.reasoning.answer(self._policy, codec, text, codec.action_to_text(action), draw)
                 turns.append(PastTurn(text, answer))
         except (ValueError, LookupError, TypeError) as error:  # a codec meets what it does not speak of
             raise ValueError(

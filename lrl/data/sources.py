@@ -54,7 +54,8 @@ class Reasoning:
     """What is written before an action, where the format asks for it.
 
     Args:
-        texts: of which one is drawn per answer; ``{seen}`` stands for the observation's first line.
+        texts: of which one is drawn per answer; ``{seen}`` stands for the codec's gist of the observation, ``{action}``
+            for the action.
 
     Raises:
         ValueError: there are none.
@@ -65,10 +66,10 @@ class Reasoning:
             raise ValueError('demonstrations.reasoning is []; it must hold at least one text, [""] writes none.')
         self.texts = tuple(texts)
 
-    def answer(self, policy: TextPolicy, observation: str, action_text: str, draw: int) -> str:
+    def answer(self, policy: TextPolicy, codec: TextCodec, observation: str, action_text: str, draw: int) -> str:
         """An answer in the policy's format; ``draw`` picks the text."""
-        thought = self.texts[draw % len(self.texts)]
-        return policy.write(action_text, thought.replace("{seen}", observation.partition("\n")[0]))
+        thought = self.texts[draw % len(self.texts)].replace("{action}", action_text)
+        return policy.write(action_text, thought.replace("{seen}", codec.gist(observation)))
 
 
 class ExpertDemonstrations(Demonstrations):
@@ -77,7 +78,7 @@ class ExpertDemonstrations(Demonstrations):
     Args:
         rows: states with expert Q-values.
         reasoning: written before the action where the format asks for it, one drawn per answer; ``{seen}`` stands for
-            the observation's first line.
+            the codec's gist of the observation, ``{action}`` for the action.
         repeat: how many answers per row, with ties drawn anew.
         seed: of the draws.
     """
@@ -98,7 +99,7 @@ class ExpertDemonstrations(Demonstrations):
             row = rows[index % len(rows)]
             best = row.best_actions
             text = codec.action_to_text(best[draw % len(best)])
-            response = self.reasoning.answer(policy, row.observation, text, draw >> 32)
+            response = self.reasoning.answer(policy, codec, row.observation, text, draw >> 32)
             turns.append(Demonstration(row.observation, response))
         return turns
 

@@ -122,3 +122,29 @@ def test_an_image_of_another_size_or_with_an_unknown_cell_is_named() -> None:
     image[2, 2] = 77, 0, 0
     with pytest.raises(ValueError, match=r"holds the cell \[77, 0, 0\]"):
         sentences(image)
+
+
+@pytest.mark.parametrize(
+    ("lines", "gist"),
+    [
+        (
+            ["Goal: go to the red ball", "You see a red ball 2 steps left and 1 step forward"],
+            "red ball left 2 forward 1",
+        ),
+        (["Goal: pick up a red ball", "You see a red ball 1 step forward"], "red ball forward 1"),
+        (
+            ["Goal: go to a red ball", "You see a red box 1 step forward", "You see a blue ball 2 steps right"],
+            "no red ball",
+        ),
+        (["Goal: go to a key", "You see a red key 3 steps left", "You see a grey key 2 steps left"], "key left 2"),
+        (
+            ["Goal: open the grey door", "You carry a grey key", "You see a locked grey door 1 step left"],
+            "grey door left 1",
+        ),
+        (["Goal: put the red box next to a key", "You carry a red box", "You see a key 1 step left"], "carry red box"),
+        (["Goal: pick up a red ball"], "no red ball"),
+    ],
+)
+def test_the_gist_is_where_the_goal_is(lines, gist):
+    assert BabyAICodec().gist("\n".join(lines)) == gist
+    assert len(gist.split()) <= 7
