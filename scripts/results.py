@@ -14,10 +14,9 @@ from typing import Any
 
 from lrl.evaluation.plots import draw_curves
 from lrl.evaluation.results import (
-    ENVIRONMENTS_HEAD,
     baselines_table,
     benchmark_table,
-    environment_row,
+    environments_table,
     fill,
     learning_table,
     read_result,
@@ -41,6 +40,7 @@ def main() -> None:
     keep_parser.add_argument("--title", required=True)
     keep_parser.add_argument("--metric", default="val/exact_success")
     keep_parser.add_argument("--drawn", help="another metric for the picture")
+    keep_parser.add_argument("--picture", help="of several results: all that name it are drawn into it")
     keep_parser.add_argument("--machine", default="2-core x86-64 virtual machine")
     keep_parser.add_argument("--bar", type=float, help="what a run should reach")
     keep_parser.add_argument("--baseline", action="append", default=[], metavar="LABEL=VALUE")
@@ -58,6 +58,8 @@ def keep(arguments: argparse.Namespace) -> None:
     """Write ``assets/results/<name>.json``."""
     baselines = {label: float(value) for label, value in (text.rsplit("=", 1) for text in arguments.baseline)}
     about = {"title": arguments.title, "machine": arguments.machine, "baselines": baselines, "note": arguments.note}
+    if arguments.picture is not None:
+        about["picture"] = arguments.picture
     if arguments.bar is not None:
         about["bar"] = arguments.bar
     path = RESULTS / f"{arguments.name}.json"
@@ -71,11 +73,12 @@ def write(arguments: argparse.Namespace) -> None:
     """Fill the tables, draw the pictures."""
     for path in PAGES:
         path.write_text(filled(path), encoding="utf-8")
-    for path, result in kept():
-        if "metric" in result:
-            clock = "env_steps" if "env_steps" in result["runs"][0]["curve"] else "minutes"
-            curve = result_curve(result, clock)
-            draw_curves([curve], result["drawn"], clock, PICTURES / f"{path.stem}.png", result["baselines"])
+    for name, results in pictures(kept()).items():
+        first = results[0]
+        clock = "env_steps" if "env_steps" in first["runs"][0]["curve"] else "minutes"
+        curves = [result_curve(result, clock) for result in results]
+        baselines = {label: height for result in results for label, height in result["baselines"].items()}
+        draw_curves(curves, first["drawn"], clock, PICTURES / f"{name}.png", baselines)
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -92,8 +95,7 @@ def filled(path: Path) -> str:
     page = fill(page, "results", learning_table([result for result in results if "metric" in result]))
     for result_path, result in kept():
         if "environments" in result and f"<!-- {result_path.stem} -->" in page:
-            rows = [environment_row(report) for report in result["environments"]]
-            page = fill(page, result_path.stem, "\n".join([ENVIRONMENTS_HEAD, *rows]))
+            page = fill(page, result_path.stem, environments_table(result["environments"]))
     by_name = {result_path.stem: result for result_path, result in kept()}
     if "<!-- baselines -->" in page:
         policies = {name: by_name[f"baselines_{name}"] for name in ("random", "constant")}
@@ -103,6 +105,15 @@ def filled(path: Path) -> str:
     if "<!-- benchmarks -->" in page:
         page = fill(page, "benchmarks", benchmark_table([result for result in results if "comparisons" in result]))
     return page
+
+
+def pictures(results: list[tuple[Path, dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """Experiments by the picture that they are drawn into: one of their own, or one that several name."""
+    drawn: dict[str, list[dict[str, Any]]] = {}
+    for path, result in results:
+        if "metric" in result:
+            drawn.setdefault(result.get("picture", path.stem), []).append(result)
+    return drawn
 
 
 def kept() -> list[tuple[Path, dict[str, Any]]]:

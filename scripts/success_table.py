@@ -1,6 +1,10 @@
-"""One policy in many environments: return, length and success of each as a Markdown table, with 95% intervals.
+"""Policies in many environments as a Markdown table with 95% intervals.
+
+One policy: return, length and success. Several, or several settings of an environment: the success of each.
 
 python scripts/success_table.py --policy expert --env_id lrl/BabyAI-{GoTo,Pickup}Local-v0 --json table.json
+python scripts/success_table.py --checkpoint before=runs/babyai/sft/x after=runs/babyai/ppo/y --temperature 1 \\
+    --env_id lrl/BabyAI-{GoTo,Pickup,GoToTest,PickupTest}Local-v0 --env_kwargs '{"num_distractors": '{0,3,5}'}'
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import json
 import shlex
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +26,10 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     subject = parser.add_mutually_exclusive_group(required=True)
-    subject.add_argument("--checkpoint", help="a checkpoint or a run directory")
+    subject.add_argument("--checkpoint", nargs="+", metavar="[LABEL=]RUN", help="checkpoints or run directories")
     subject.add_argument("--policy", help="a baseline: random, constant or expert")
     parser.add_argument("--env_id", nargs="+", required=True)
-    parser.add_argument("--env_kwargs", type=json.loads, default={}, help="JSON object for all of them")
+    parser.add_argument("--env_kwargs", type=json.loads, nargs="+", default=[{}], help="JSON objects for each of them")
     parser.add_argument("--episodes", type=int, default=200, help="in each environment")
     parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
     parser.add_argument("--num_envs", type=int, default=16, help="side by side; the result does not depend on it")
@@ -34,23 +39,26 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     return parser, parser.parse_args()
 
 
-def load(env_id: str, arguments: argparse.Namespace) -> Loaded:
-    """The policy in one environment."""
+def load(subject: str, env_id: str, env_kwargs: dict[str, Any], arguments: argparse.Namespace) -> Loaded:
+    """One policy in one environment."""
     from lrl.envs.factory import GymnasiumEnvs
     from lrl.evaluation.checkpoint import load_baseline, load_policy
 
-    envs = GymnasiumEnvs(env_id, arguments.env_kwargs)
-    return load_baseline(arguments.policy, envs) if arguments.policy else load_policy(arguments.checkpoint, envs)
+    envs = GymnasiumEnvs(env_id, env_kwargs)
+    return load_baseline(subject, envs) if arguments.policy else load_policy(subject, envs)
 
 
-def row(env_id: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Figures of one environment; of its episodes only the seeds that failed."""
+def row(subject: str, env_id: str, env_kwargs: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Figures of one policy in one environment; of its episodes only the seeds that failed."""
     from lrl.evaluation.episodes import evaluate_policy, sampling_at
 
-    policy, envs, _ = load(env_id, arguments)
+    label, _, path = subject.rpartition("=")
+    policy, envs, _ = load(path, env_id, env_kwargs, arguments)
     sampling = sampling_at(policy, arguments.temperature)
     results = evaluate_policy(policy, envs, arguments.episodes, arguments.seed, arguments.num_envs, sampling)
-    report = results.report(env_id, arguments.policy or arguments.checkpoint)
+    report = results.report(env_id, label or path)
+    if env_kwargs:
+        report["env_kwargs"] = env_kwargs
     failed = [episode["seed"] for episode in report.pop("per_episode") if not episode["success"]]
     return report | {"length_ci95": list(results.intervals()["length"]), "failed_seeds": failed}
 
@@ -58,17 +66,20 @@ def row(env_id: str, arguments: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Play everywhere, print as it comes, write at the end."""
     parser, arguments = parse()
-    from lrl.evaluation.results import ENVIRONMENTS_HEAD, environment_row
+    from lrl.evaluation.results import environments_table
     from lrl.evaluation.table import write_json
     from lrl.quiet import silence_libraries
 
     silence_libraries()
-    print(ENVIRONMENTS_HEAD)
     rows: list[dict[str, Any]] = []
+    subjects = [arguments.policy] if arguments.policy else arguments.checkpoint
+    told = 0
     try:
-        for env_id in arguments.env_id:
-            rows.append(row(env_id, arguments))
-            print(environment_row(rows[-1]), flush=True)
+        for env_id, env_kwargs in product(arguments.env_id, arguments.env_kwargs):
+            rows += [row(subject, env_id, env_kwargs, arguments) for subject in subjects]
+            lines = environments_table(rows).split("\n")
+            print("\n".join(lines[told:]), flush=True)
+            told = len(lines)
     except ValueError as error:
         parser.exit(2, f"success_table.py: {error}\n")
     if arguments.json is not None:

@@ -130,19 +130,36 @@ def _row(result: dict[str, Any]) -> str:
     return f"| {result['title']} | {name} {values.mean():.3f}{spread} | {reached} | {spent} | `{result['command']}` |"
 
 
-ENVIRONMENTS_HEAD = "| environment | return | length | success |\n|---|---|---|---|"
-"""Of a table of :func:`environment_row`."""
+def environments_table(reports: Sequence[dict[str, Any]]) -> str:
+    """Markdown: policies in environments, as ``EpisodeResults.report`` tells of them, with the intervals.
+
+    Return, length and success of a single policy; the success of each where there are several. A column for every
+    setting that an environment was made with.
+
+    Args:
+        reports: of each environment one per policy, next to each other.
+    """
+    policies = list(dict.fromkeys(report["policy"] for report in reports))
+    settings = list(dict.fromkeys(name for report in reports for name in report.get("env_kwargs", {})))
+    compared = len(policies) > 1
+    heads = ["environment", *(name.replace("_", " ") for name in settings)]
+    heads += policies if compared else ["return", "length", "success"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for start in range(0, len(reports), len(policies)):
+        first, *_ = alike = reports[start : start + len(policies)]
+        cells = [f"`{first['env_id']}`", *(str(first.get("env_kwargs", {}).get(name, "")) for name in settings)]
+        if compared:
+            cells += [_with_interval(report, "success", 3) for report in alike]
+        else:
+            cells += [_with_interval(first, *column) for column in (("return", 3), ("length", 1), ("success", 3))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def environment_row(report: dict[str, Any]) -> str:
-    """Markdown: one policy in one environment, as ``EpisodeResults.report`` tells of it, with its length's interval."""
-
-    def cell(name: str, decimals: int) -> str:
-        low, high = (f"{bound:.{decimals}f}" for bound in report[f"{name}_ci95"])
-        mean = report["success_rate"] if name == "success" else report[f"{name}_mean"]
-        return f"{mean:.{decimals}f} ({low} to {high})"
-
-    return f"| `{report['env_id']}` | {cell('return', 3)} | {cell('length', 1)} | {cell('success', 3)} |"
+def _with_interval(report: dict[str, Any], name: str, decimals: int) -> str:
+    low, high = (f"{bound:.{decimals}f}" for bound in report[f"{name}_ci95"])
+    mean = report["success_rate"] if name == "success" else report[f"{name}_mean"]
+    return f"{mean:.{decimals}f} ({low} to {high})"
 
 
 def benchmark_table(reports: Sequence[dict[str, Any]]) -> str:

@@ -6,6 +6,7 @@ import pytest
 from lrl.evaluation.results import (
     benchmark_table,
     command_of,
+    environments_table,
     fill,
     final_values,
     learning_table,
@@ -101,3 +102,31 @@ def test_a_broken_result_is_one_sentence(tmp_path):
     (tmp_path / "r.json").write_text(json.dumps([1]))
     with pytest.raises(ValueError, match="no JSON object"):
         read_result(tmp_path / "r.json")
+
+
+def cell(env_id, policy, success, **env_kwargs):
+    means = {"return_mean": 2 * success, "length_mean": 7.25, "success_rate": success}
+    intervals = {"return_ci95": [0, 1], "length_ci95": [6, 8.5], "success_ci95": [success - 0.125, success + 0.125]}
+    return {"env_id": env_id, "policy": policy} | means | intervals | ({"env_kwargs": env_kwargs} if env_kwargs else {})
+
+
+def test_one_policy_has_return_length_and_success_of_each_environment():
+    table = environments_table([cell("a", "p", 0.5), cell("b", "p", 0.25)])
+    assert table.split("\n") == [
+        "| environment | return | length | success |",
+        "|---|---|---|---|",
+        "| `a` | 1.000 (0.000 to 1.000) | 7.2 (6.0 to 8.5) | 0.500 (0.375 to 0.625) |",
+        "| `b` | 0.500 (0.000 to 1.000) | 7.2 (6.0 to 8.5) | 0.250 (0.125 to 0.375) |",
+    ]
+
+
+def test_several_policies_stand_side_by_side_with_a_column_per_setting():
+    rows = [
+        cell("a", policy, rate, num_things=n) for n in (0, 3) for policy, rate in (("before", 0.25), ("after", 0.5))
+    ]
+    assert environments_table(rows).split("\n") == [
+        "| environment | num things | before | after |",
+        "|---|---|---|---|",
+        "| `a` | 0 | 0.250 (0.125 to 0.375) | 0.500 (0.375 to 0.625) |",
+        "| `a` | 3 | 0.250 (0.125 to 0.375) | 0.500 (0.375 to 0.625) |",
+    ]
