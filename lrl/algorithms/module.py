@@ -24,7 +24,7 @@ from lrl.policies.policy import Policy
 from lrl.rollouts.examples import add_examples, wants_examples
 from lrl.types import Rollout, SamplingConfig, TurnBatch
 
-OptimizerFactory = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+OptimizerFactory = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
 
 
 class PolicyModule(L.LightningModule, ABC):
@@ -162,11 +162,11 @@ class PolicyModule(L.LightningModule, ABC):
 
     def configure_optimizers(self) -> Any:
         """The optimiser over trainable weights, and its schedule by optimiser step."""
-        trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        groups = self.parameter_groups()
         if self.optimizer_factory is not None:
-            optimizer = self.optimizer_factory(trainable)
+            optimizer = self.optimizer_factory(groups)
         else:
-            optimizer = torch.optim.AdamW(trainable, lr=self.lr, weight_decay=self.weight_decay, fused=True)
+            optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay, fused=True)
         if self.schedule == "constant" and self.warmup == 0:
             return optimizer
         total = self.trainer.estimated_stepping_batches
@@ -175,6 +175,10 @@ class PolicyModule(L.LightningModule, ABC):
         factor = learning_rate_factor(self.schedule, int(total), self.warmup)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Trainable weights as an optimiser takes them, those with a learning rate of their own apart."""
+        return [{"params": [parameter for parameter in self.parameters() if parameter.requires_grad]}]
 
     def zero_loss(self, batch: TurnBatch) -> Tensor:
         """0, attached to the graph: a part that changes nothing still takes part in every collective call.

@@ -61,6 +61,7 @@ class PPOValueHeadModule(PolicyModule):
     Args:
         policy: what is trained.
         lr: learning rate.
+        critic_lr: of the weights that the critic shares with nothing; null takes ``lr``.
         credit: ``turn``, ``token``, ``nested`` or ``bandit``.
         gamma: discount per turn.
         gae_lambda: per turn.
@@ -90,6 +91,7 @@ class PPOValueHeadModule(PolicyModule):
         self,
         policy: Policy,
         lr: float = 3e-4,
+        critic_lr: float | None = None,
         credit: Literal["turn", "token", "nested", "bandit"] = "nested",
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
@@ -115,7 +117,9 @@ class PPOValueHeadModule(PolicyModule):
         init_from: str | None = None,
     ) -> None:
         super().__init__(policy, lr, optimizer, weight_decay, schedule, warmup, init_from)
-        self.credit, self.normalise_advantages = credit, normalise_advantages
+        if critic_lr is not None and critic_lr <= 0:
+            raise ValueError(f"model.critic_lr is {critic_lr}; it must be positive, or null.")
+        self.critic_lr, self.credit, self.normalise_advantages = critic_lr, credit, normalise_advantages
         self.discounts = Discounts(
             gamma=gamma,
             gae_lambda=gae_lambda,
@@ -130,6 +134,24 @@ class PPOValueHeadModule(PolicyModule):
         self.vf_coef, self.ent_coef, self.kl_target, self.kl_horizon = vf_coef, ent_coef, kl_target, kl_horizon
         self.loss_normalisation, self.target_kl = loss_normalisation, target_kl
         self.keeps_reference, self.current_kl_coef, self._next_kl_coef = kl_coef > 0, float(kl_coef), float(kl_coef)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The critic's own weights apart, where they have a learning rate of their own.
+
+        Raises:
+            ValueError: they should, and there are none.
+        """
+        groups = super().parameter_groups()
+        if self.critic_lr is None:
+            return groups
+        own = {id(parameter) for parameter in self.policy.critic_parameters()}
+        if not own:
+            raise ValueError(
+                f"model.critic_lr is {self.critic_lr}, but actor and critic share all weights; it must be null."
+            )
+        weights = groups[0]["params"]
+        actor, critic = ([p for p in weights if (id(p) in own) == part] for part in (False, True))
+        return [{"params": actor}, {"params": critic, "lr": self.critic_lr}]
 
     @property
     def needs_reference(self) -> bool:

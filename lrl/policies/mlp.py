@@ -166,6 +166,10 @@ class MLPPolicy(Policy):
             rows = np.stack([np.asarray(spaces.flatten(space, observation)) for observation in observations])
         return torch.as_tensor(rows, dtype=weights.dtype, device=weights.device).reshape(len(observations), -1)
 
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Those of a separate value network."""
+        return [] if self.critic is None else list(self.critic.parameters())
+
     def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
         """Of states in which nothing was decided yet, ``(row,)``, no gradient."""
         with torch.no_grad():

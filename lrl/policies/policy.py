@@ -85,6 +85,10 @@ class Policy(nn.Module, ABC):
         """
         raise ValueError(f"model.policy is a {type(self).__name__} without critic; it must have one.")
 
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Weights that the critic shares with nothing."""
+        return []
+
     def learn_statistics(
         self, batch: TurnBatch, collection: int, reduce: Callable[[Tensor], Tensor] | None = None
     ) -> None:

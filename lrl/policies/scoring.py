@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.functional.masking import entropy, selected_logprobs
@@ -265,6 +265,10 @@ class ScoringPolicy(Policy):
         """
         scores = self.scores(inputs["prompt_ids"], inputs["prompt_mask"], reference)
         return torch.log_softmax(scores / self.sampling.temperature, dim=-1)
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """The value head's."""
+        return [] if self.value_head is None else list(self.value_head.parameters())
 
     @torch.no_grad()
     def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lrl.functional.masking import selected_logprobs, selected_logprobs_and_entropy
 from lrl.functional.random import seeded, token_uniforms
@@ -149,6 +149,10 @@ class TextPolicy(Policy):
         logits = logits / self.sampling.temperature
         logprobs, entropy = selected_logprobs_and_entropy(logits, batch.inputs["response_ids"][:, : mask.shape[1]])
         return Evaluation(logprobs=logprobs * mask, entropy=entropy * mask, values=values)
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """The value head's."""
+        return [] if self.value_head is None else list(self.value_head.parameters())
 
     @torch.no_grad()
     def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:

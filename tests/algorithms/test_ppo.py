@@ -190,6 +190,28 @@ def test_with_its_sign_flipped_it_does_not(tmp_path):
     assert reward_of(module, chain_data(), tmp_path, epochs=8) == 0
 
 
+@pytest.mark.parametrize("kind", ["text", "scoring", "mlp"])
+def test_the_critics_own_weights_may_have_a_learning_rate_of_their_own(folder, kind):
+    policy = policy_of(kind, folder)
+    actor, critic = PPOValueHeadModule(policy, lr=1e-3, critic_lr=1e-2).parameter_groups()
+    assert critic["lr"] == 1e-2 and "lr" not in actor
+    apart = {id(weight) for weight in critic["params"]}
+    assert (
+        apart == {id(w) for n, w in policy.named_parameters() if n.split(".")[0] in ("value_head", "critic")} != set()
+    )
+    assert apart.isdisjoint(id(weight) for weight in actor["params"])
+    everything = PPOValueHeadModule(policy).parameter_groups()[0]["params"]
+    assert len(actor["params"]) + len(critic["params"]) == len(everything)
+
+
+def test_a_shared_critic_has_no_learning_rate_of_its_own(tmp_path):
+    module = PPOValueHeadModule(MLPPolicy((16,), shared_value_network=True), critic_lr=1e-2)
+    with pytest.raises(
+        ValueError, match=r"model.critic_lr is 0.01, but actor and critic share all weights; it must be"
+    ):
+        reward_of(module, chain_data(), tmp_path, epochs=1)
+
+
 def test_a_part_beyond_the_target_skips_the_rest(tmp_path):
     module = PPOValueHeadModule(MLPPolicy((16,), init_seed=0), lr=5e-2, target_kl=1e-4)
     trainer = make_trainer(tmp_path, max_epochs=2)
@@ -221,6 +243,7 @@ def test_statistics_of_observations_change_between_collections_only(tmp_path):
         ({"kl_coef": -1.0}, "model.kl_coef is -1.0"),
         ({"kl_target": 6.0}, "model.kl_target is 6.0, kl_coef 0.0"),
         ({"kl_horizon": 0}, "model.kl_horizon is 0"),
+        ({"critic_lr": 0.0}, "model.critic_lr is 0.0; it must be positive, or null."),
         ({"gamma": 1.5}, "model.gamma is 1.5"),
         ({"token_gamma": -1.0}, "model.token_gamma is -1.0"),
         ({"credit": "token", "local_penalties": True}, "model.local_penalties is true with credit token"),
