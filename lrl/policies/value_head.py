@@ -21,6 +21,8 @@ class ValueHeadConfig:
     """Between them."""
     per_token: bool = True
     """Whether each token of an answer has a value of its own; else all have that of the prompt's last token."""
+    detach: bool = False
+    """Whether the value loss stops at the head: the trunk then learns from the policy's loss alone."""
     init_seed: int | None = None
     """Of the weights; null draws them from the run's seed."""
 
@@ -43,7 +45,7 @@ class ValueHead(nn.Module):
 
     def __init__(self, config: ValueHeadConfig, hidden_size: int) -> None:
         super().__init__()
-        self.per_token = config.per_token
+        self.per_token, self.detach = config.per_token, config.detach
         with drawn_from(config.init_seed):
             self.layers = mlp((hidden_size, *config.hidden_sizes, 1), config.activation, 0.01)
 
@@ -54,6 +56,8 @@ class ValueHead(nn.Module):
             states: ``(turn, token, hidden)``.
             mask: bool ``(turn, token)``.
         """
+        if self.detach:
+            states = states.detach()
         if not self.per_token:
             states = states[:, :1]
         with torch.autocast(states.device.type, enabled=False):

@@ -90,3 +90,12 @@ def test_it_computes_in_float32_under_autocast():
 def test_settings_out_of_range_are_named(settings, complaint):
     with pytest.raises(ValueError, match=complaint):
         ValueHeadConfig(**settings)
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_a_detached_head_leaves_the_trunk_alone(detach):
+    head = ValueHead(ValueHeadConfig(hidden_sizes=[4], detach=detach, init_seed=0), 3)
+    states = torch.ones(2, 1, 3, requires_grad=True)
+    head(states, torch.ones(2, 1, dtype=torch.bool)).sum().backward()
+    assert (states.grad is None) == detach
+    assert all(weight.grad is not None for weight in head.parameters())
