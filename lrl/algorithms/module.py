@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
 from lrl.algorithms.meters import Meters, State
@@ -166,7 +167,8 @@ class PolicyModule(L.LightningModule, ABC):
         if self.optimizer_factory is not None:
             optimizer = self.optimizer_factory(groups)
         else:
-            optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay, fused=True)
+            fused = not isinstance(self.trainer.precision_plugin, MixedPrecision)  # which then refuses to clip gradients
+            optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
         if self.schedule == "constant" and self.warmup == 0:
             return optimizer
         total = self.trainer.estimated_stepping_batches

@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_runs import demonstrations, grpo, make_trainer, rollout_data, save_tiny_model, sft
+from tiny_runs import demonstrations, grpo, make_trainer, rollout_data, save_tiny_model, sft, text_policy
 
+from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.policies.language_model import LoRAConfig
+from lrl.policies.value_head import ValueHeadConfig
 from lrl.rollouts.examples import draw_examples
 
 LORA = {"lora": LoRAConfig(r=2, alpha=4)}
@@ -245,3 +247,18 @@ def test_a_metric_is_the_mean_of_all_values_since_it_was_last_asked_for(folder):
     assert module.flush() == {}
     module.record("train/loss", torch.tensor(1.0))
     assert module.flush() == {"train/loss": 1.0}
+
+
+@pytest.mark.parametrize("kind", ["grpo", "sft", "ppo"])
+def test_gradients_are_clipped_in_mixed_precision(folder, tmp_path, kind):
+    """Lightning refuses that with a fused optimiser."""
+    module = {
+        "grpo": lambda: grpo(folder),
+        "sft": lambda: sft(folder),
+        "ppo": lambda: PPOValueHeadModule(text_policy(folder, value_head=ValueHeadConfig())),
+    }[kind]()
+    data = demonstrations() if kind == "sft" else rollout_data("prompts" if kind == "grpo" else "episodes")
+    trainer = make_trainer(tmp_path, max_epochs=1, precision="bf16-mixed", gradient_clip_val=0.5)
+    trainer.fit(module, datamodule=data)
+    assert any("train/loss" in row for _, row in trainer.logger.rows)
+    assert all(torch.isfinite(weight).all() for weight in module.parameters())
