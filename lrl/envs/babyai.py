@@ -64,7 +64,8 @@ class LocalLevel(RoomGridLevel):
     Args:
         tasks: one of them is drawn at each reset.
         split: which objects missions name.
-        num_distractors: objects beside those that the mission needs; some may look the same.
+        num_distractors: objects beside those that the mission needs; some may look the same. Of several numbers one is
+            drawn at each reset.
         room_size: cells per side, walls included.
         max_steps: None takes the number above.
         render_mode: as in MiniGrid; None draws nothing.
@@ -77,15 +78,18 @@ class LocalLevel(RoomGridLevel):
         self,
         tasks: Sequence[Task] = get_args(Task),
         split: Split = "train",
-        num_distractors: int = 8,
+        num_distractors: int | Sequence[int] = 8,
         room_size: int = 8,
         max_steps: int | None = None,
         render_mode: str | None = None,
     ) -> None:
-        _check(tasks, split, num_distractors, room_size)
+        distractors = (num_distractors,) if isinstance(num_distractors, int) else tuple(num_distractors)
+        _check(tasks, split, distractors, room_size)
         if max_steps is not None and max_steps < 1:
             raise ValueError(f"max_steps is {max_steps}; it must be at least 1, or null.")
-        self.tasks, self.split, self.num_distractors = tuple(tasks), split, num_distractors
+        self.tasks, self.split, self.distractors = tuple(tasks), split, distractors
+        self.num_distractors = distractors[0]
+        """Of the running episode."""
         self.task: Task = self.tasks[0]
         """Of the running episode."""
         super().__init__(room_size=room_size, num_rows=1, num_cols=1, max_steps=max_steps, render_mode=render_mode)
@@ -149,6 +153,8 @@ class LocalLevel(RoomGridLevel):
         MiniGrid's own loop prints each one that does not: it may not ask to put things together that already are.
         """
         self.task = self._rand_elem(self.tasks)
+        if len(self.distractors) > 1:
+            self.num_distractors = self._rand_elem(self.distractors)
         self.num_cols = 2 if self.task == "open" else 1
         self.width = (self.room_size - 1) * self.num_cols + 1
         while True:
@@ -247,7 +253,7 @@ class LocalLevel(RoomGridLevel):
             self.get_room(room, 0).objs.append(thing)
 
 
-def _check(tasks: Sequence[str], split: str, num_distractors: int, room_size: int) -> None:
+def _check(tasks: Sequence[str], split: str, distractors: Sequence[int], room_size: int) -> None:
     known = get_args(Task)
     if isinstance(tasks, str) or not tasks or set(tasks) - set(known):
         raise ValueError(f"tasks is {tasks!r}; it must be a list of some of {', '.join(known)}.")
@@ -256,5 +262,8 @@ def _check(tasks: Sequence[str], split: str, num_distractors: int, room_size: in
     if room_size < 5:
         raise ValueError(f"room_size is {room_size}; it must be at least 5.")
     most = (room_size - 2) ** 2 // 2 - 2
-    if not 0 <= num_distractors <= most:
-        raise ValueError(f"num_distractors is {num_distractors}; it must be from 0 to {most} in a room this small.")
+    if not distractors:
+        raise ValueError("num_distractors is []; it must be a number or a list of some.")
+    for number in distractors:
+        if not 0 <= number <= most:
+            raise ValueError(f"num_distractors is {number}; it must be from 0 to {most} in a room this small.")

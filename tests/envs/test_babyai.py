@@ -290,6 +290,26 @@ def test_the_bot_succeeds_through_text(name: str) -> None:
     assert bot_success(name, 10) == []
 
 
+def test_of_several_numbers_of_distractors_one_is_drawn_at_each_reset() -> None:
+    env, counts = level("GoTo", num_distractors=[0, 3, 5]), []
+    for seed in range(60):
+        env.reset(seed=seed)
+        counts.append(sum(thing is not None and thing.type != "wall" for thing in env.grid.grid) - 1)
+        assert counts[-1] == env.num_distractors
+    assert set(counts) == {0, 3, 5} and min(map(counts.count, (0, 3, 5))) >= 10
+    env.reset(seed=7)
+    assert env.num_distractors == counts[7], "it follows from the seed"
+
+
+def test_one_number_in_a_list_is_that_number() -> None:
+    rooms = []
+    for number in (3, [3]):
+        env = level("Pickup", num_distractors=number)
+        env.reset(seed=1)
+        rooms.append(str(env))
+    assert rooms[0] == rooms[1]
+
+
 @pytest.mark.learning
 @pytest.mark.parametrize("name", TRAIN + TEST)
 def test_the_bot_succeeds_through_text_on_200_seeds(name: str) -> None:
@@ -305,6 +325,8 @@ def test_the_bot_succeeds_through_text_on_200_seeds(name: str) -> None:
         ({"room_size": 4}, "room_size is 4; it must be at least 5"),
         ({"max_steps": 0}, "max_steps is 0; it must be at least 1"),
         ({"num_distractors": -1}, "num_distractors is -1; it must be from 0 to 16"),
+        ({"num_distractors": []}, "num_distractors is []; it must be a number or a list of some"),
+        ({"num_distractors": [0, 17]}, "num_distractors is 17; it must be from 0 to 16"),
         ({"num_distractors": 17}, "num_distractors is 17; it must be from 0 to 16"),
     ],
 )
