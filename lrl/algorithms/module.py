@@ -167,7 +167,9 @@ class PolicyModule(L.LightningModule, ABC):
         if self.optimizer_factory is not None:
             optimizer = self.optimizer_factory(groups)
         else:
-            fused = not isinstance(self.trainer.precision_plugin, MixedPrecision)  # which then refuses to clip gradients
+            fused = not isinstance(
+                self.trainer.precision_plugin, MixedPrecision
+            )  # which then refuses to clip gradients
             optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
         if self.schedule == "constant" and self.warmup == 0:
             return optimizer

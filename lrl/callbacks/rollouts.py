@@ -133,6 +133,8 @@ def record_rollout(module: PolicyModule, rollout: Rollout, seconds: float) -> No
     for name, values in rollout.metrics.items():
         if name == "action_valid":
             module.record("rollout/invalid_action_rate", 1 - values)
+        elif name == "reasoning_agrees":
+            module.record("rollout/reasoning_agrees", values)
         elif name == "success":
             module.record("rollout/success_rate", values)
         elif name.startswith("reward/"):

@@ -53,6 +53,15 @@ class TextCodec(ABC):
     def observation_to_text(self, observation: Any, context: Any = None) -> str:
         """Describe one native observation."""
 
+    def mentioned_action(self, text: str) -> str | None:
+        """The one of finitely many actions that ``text`` names last, in whatever case; None where it names none."""
+        named: tuple[int, int, str | None] = (0, 0, None)
+        for action in self.action_texts or ():
+            start = text.lower().rfind(action.lower())
+            if start >= 0:  # of two that end in one place, the longer
+                named = max(named, (start + len(action), len(action), action), key=lambda one: one[:2])
+        return named[2]
+
     def gist(self, text: str) -> str:
         """What matters most in an observation's ``text``, in a few words: a demonstrator's reasoning says it."""
         return text.partition("\n")[0]

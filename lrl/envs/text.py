@@ -72,7 +72,8 @@ class TextEnv(gym.Wrapper):
     stepped, the reward is ``invalid_penalty``, the observation says what was wrong above the unchanged text, and
     the episode terminates after ``max_invalid`` such answers in a row. Numbers beyond a Box are clipped to it, and
     counted as ``clipped_numbers``. ``info`` always holds ``action_valid``,
-    ``success`` and ``invalid_reason`` (see :class:`~lrl.envs.native.NativeEnv`).
+    ``success`` and ``invalid_reason`` (see :class:`~lrl.envs.native.NativeEnv`). Where the format has reasoning and
+    actions are finitely many, ``reasoning_agrees`` says whether the action it names last is the one that was taken.
 
     Args:
         env: a native environment.
@@ -108,7 +109,7 @@ class TextEnv(gym.Wrapper):
         self._bounds = (space.low, space.high) if isinstance(space, gym.spaces.Box) else None
         self.observation_space = AnyText()
         self.action_space = AnyText()
-        self._extract = format_named(response_format).extract
+        self._format = format_named(response_format)
         self._penalty = float(invalid_penalty)
         self._max_invalid = max_invalid
         self._invalid = 0
@@ -138,9 +139,10 @@ class TextEnv(gym.Wrapper):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take one answer, whatever its text."""
         try:
-            native_action = self.codec.text_to_action(self._extract(action))
+            native_action = self.codec.text_to_action(self._format.extract(action))
         except InvalidActionError as error:
-            return self._refuse(str(error))
+            observation, reward, terminated, truncated, info = self._refuse(str(error))
+            return observation, reward, terminated, truncated, info | self._agreement(action, None)
         self._invalid = 0
         native_action, clipped = self._clip(native_action)
         observation, reward, terminated, truncated, info = self._native.step(native_action)
@@ -148,7 +150,16 @@ class TextEnv(gym.Wrapper):
             info["clipped_numbers"] = clipped
         if self.records:
             info["native"] = NativeStep(native_action, observation, reward)
+        info |= self._agreement(action, native_action)
         return self._show(observation), reward, terminated, truncated, info
+
+    def _agreement(self, answer: str, native_action: Any) -> dict[str, bool]:
+        """Whether the reasoning names the action that was taken; nothing where there is none to name."""
+        thought = self._format.reasoning(answer)
+        if thought is None or self.codec.action_texts is None:
+            return {}
+        taken = None if native_action is None else self.codec.action_to_text(native_action)
+        return {"reasoning_agrees": taken is not None and self.codec.mentioned_action(thought) == taken}
 
     def _clip(self, action: Any) -> tuple[Any, int | None]:
         """An action inside the native space, and how many of its numbers were not; None where it is no Box."""

@@ -28,6 +28,10 @@ class ResponseFormat(ABC):
     def render(self, action_text: str, reasoning: str = "") -> str:
         """An answer in this format, as :meth:`extract` reads it."""
 
+    def reasoning(self, response: str) -> str | None:
+        """What ``response`` says before its action; None where the format has no room for it."""
+        return None
+
 
 class Direct(ResponseFormat):
     """The action and nothing else."""
@@ -61,6 +65,10 @@ class ThinkAnswer(ResponseFormat):
             raise InvalidActionError("the answer is not of the form <think>...</think><answer>...</answer>")
         return match.group(2).strip()
 
+    def reasoning(self, response: str) -> str:
+        """What stands between the think tags."""
+        return response.partition("</think>")[0].partition("<think>")[2]
+
     def render(self, action_text: str, reasoning: str = "") -> str:
         """The reasoning and the action in their tags."""
         return f"<think>{reasoning}</think><answer>{action_text}</answer>"
@@ -79,6 +87,10 @@ class FinalAnswer(ResponseFormat):
         if not marker:
             raise InvalidActionError('the answer does not contain "final answer:"')
         return answer.strip()
+
+    def reasoning(self, response: str) -> str:
+        """What precedes the last ``final answer:``."""
+        return response.rpartition(self._marker)[0]
 
     def render(self, action_text: str, reasoning: str = "") -> str:
         """The reasoning, then the marked action."""

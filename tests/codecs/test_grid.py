@@ -42,3 +42,11 @@ def test_no_text_raises_anything_but_an_invalid_action() -> None:
 def test_a_state_without_its_map_is_an_error() -> None:
     with pytest.raises(ValueError, match="map"):
         FrozenLakeCodec().observation_to_text(3)
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [("first LEFT, then up", "UP"), ("LEFT LEFT", "LEFT"), ("no idea", None), ("", None), ("go Down.", "DOWN")],
+)
+def test_the_action_that_a_text_names_last(text, action):
+    assert FrozenLakeCodec().mentioned_action(text) == action

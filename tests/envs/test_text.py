@@ -135,3 +135,16 @@ def test_the_registered_threshold_is_used() -> None:
 def test_max_invalid_below_one_is_an_error() -> None:
     with pytest.raises(ValueError, match="max_invalid is 0"):
         text_env(max_invalid=0)
+
+
+def test_whether_the_reasoning_names_the_action_that_was_taken() -> None:
+    env = TextEnv(gym.make("FrozenLake-v1"), FrozenLakeCodec(), "final_answer")
+    env.reset(seed=0)
+    answers = {
+        "up is a wall, so left final answer: LEFT": True,
+        "so left, or up final answer: LEFT": False,
+        "no idea final answer: LEFT": False,
+        "left final answer: jump": False,
+        "left": False,
+    }
+    assert {text: env.step(text)[4]["reasoning_agrees"] for text in answers} == answers

@@ -66,3 +66,17 @@ def test_several_numbers_stand_in_tags_of_their_own_inside_an_answer() -> None:
     for answer in (f"{action}{action}", f"a{action}", "<action>", "<b>1</b>", f"{action}</answer>"):
         with pytest.raises(InvalidActionError):
             RESPONSE_FORMATS["think_answer"].extract(RESPONSE_FORMATS["think_answer"].render(answer))
+
+
+@pytest.mark.parametrize(
+    ("name", "response", "reasoning"),
+    [
+        ("direct", "LEFT", None),
+        ("think_answer", "<think>so LEFT</think><answer>UP</answer>", "so LEFT"),
+        ("think_answer", "LEFT", ""),
+        ("final_answer", "see a ball, so LEFT final answer: UP", "see a ball, so LEFT "),
+        ("final_answer", "LEFT", ""),
+    ],
+)
+def test_the_reasoning_is_what_precedes_the_action(name, response, reasoning):
+    assert response_format(name).reasoning(response) == reasoning
