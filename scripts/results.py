@@ -18,6 +18,7 @@ from lrl.evaluation.results import (
     benchmark_table,
     environments_table,
     fill,
+    first_episode,
     learning_table,
     read_result,
     result_curve,
@@ -43,6 +44,7 @@ def main() -> None:
     keep_parser.add_argument("--picture", help="of several results: all that name it are drawn into it")
     keep_parser.add_argument("--machine", default="2-core x86-64 virtual machine")
     keep_parser.add_argument("--bar", type=float, help="what a run should reach")
+    keep_parser.add_argument("--reach", type=float, help="keep when the mean of 25 training episodes first reaches this")
     keep_parser.add_argument("--baseline", action="append", default=[], metavar="LABEL=VALUE")
     keep_parser.add_argument("--note", default="")
     parsers.add_parser("write", help="tables and pictures")
@@ -65,6 +67,9 @@ def keep(arguments: argparse.Namespace) -> None:
     path = RESULTS / f"{arguments.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     result = about | summarise(arguments.runs, arguments.metric, arguments.drawn)
+    if arguments.reach is not None:
+        first = [first_episode(run, arguments.reach) for run in arguments.runs]
+        result["first_episode_with_25_episode_mean"] = {f"{arguments.reach:g}": first}
     path.write_text(result_text(result), encoding="utf-8")
     print(f"wrote {path}")
 

@@ -77,6 +77,26 @@ def _curve(file: Path, metric: str) -> dict[str, list[float]]:
     return curve | {metric: [round(float(row[metric]), 5) for row in rows]}
 
 
+def first_episode(run: Path, value: float, window: int = 25) -> int | None:
+    """The episode at which the mean return of the last ``window`` training episodes first reaches ``value``.
+
+    Episodes that ended in one collection count with that collection's mean. None where it never does.
+    """
+    returns: list[float] = []
+    before = 0
+    with metrics_file(run).open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            if not row.get("clock/episodes"):
+                continue
+            episodes = int(float(row["clock/episodes"]))
+            for _ in range(before, episodes if row.get("rollout/return") else before):
+                returns.append(float(row["rollout/return"]))
+                if len(returns) >= window and np.mean(returns[-window:]) >= value - 1e-6:
+                    return len(returns)
+            before = episodes
+    return None
+
+
 def result_text(result: dict[str, Any]) -> str:
     """A result as JSON, each list of numbers on one line."""
     text = json.dumps(result, indent=1)

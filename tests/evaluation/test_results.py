@@ -9,6 +9,7 @@ from lrl.evaluation.results import (
     environments_table,
     fill,
     final_values,
+    first_episode,
     learning_table,
     read_result,
     result_text,
@@ -130,3 +131,12 @@ def test_several_policies_stand_side_by_side_with_a_column_per_setting():
         "| `a` | 0 | 0.250 (0.125 to 0.375) | 0.500 (0.375 to 0.625) |",
         "| `a` | 3 | 0.250 (0.125 to 0.375) | 0.500 (0.375 to 0.625) |",
     ]
+
+
+def test_the_first_episode_at_which_the_mean_of_the_last_ones_is_reached(tmp_path):
+    rows = ["clock/episodes,rollout/return,other", "1,10,", "1,,5", "3,4,", "4,10,", "4,,", "6,10,"]
+    (tmp_path / "metrics.csv").write_text("\n".join(rows))  # returns: 10 4 4 10 10 10
+    assert first_episode(tmp_path, 4, window=2) == 2
+    assert first_episode(tmp_path, 10, window=2) == 5
+    assert first_episode(tmp_path, 10, window=3) == 6
+    assert first_episode(tmp_path, 11, window=2) is None
