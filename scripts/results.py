@@ -44,7 +44,9 @@ def main() -> None:
     keep_parser.add_argument("--picture", help="of several results: all that name it are drawn into it")
     keep_parser.add_argument("--machine", default="2-core x86-64 virtual machine")
     keep_parser.add_argument("--bar", type=float, help="what a run should reach")
-    keep_parser.add_argument("--reach", type=float, help="keep when the mean of 25 training episodes first reaches this")
+    keep_parser.add_argument(
+        "--reach", type=float, help="keep when the mean of 25 training episodes first reaches this"
+    )
     keep_parser.add_argument("--baseline", action="append", default=[], metavar="LABEL=VALUE")
     keep_parser.add_argument("--note", default="")
     parsers.add_parser("write", help="tables and pictures")
