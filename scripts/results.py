@@ -18,7 +18,6 @@ from lrl.evaluation.results import (
     benchmark_table,
     environments_table,
     fill,
-    first_episode,
     learning_table,
     read_result,
     result_curve,
@@ -68,10 +67,7 @@ def keep(arguments: argparse.Namespace) -> None:
         about["bar"] = arguments.bar
     path = RESULTS / f"{arguments.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    result = about | summarise(arguments.runs, arguments.metric, arguments.drawn)
-    if arguments.reach is not None:
-        first = [first_episode(run, arguments.reach) for run in arguments.runs]
-        result["first_episode_with_25_episode_mean"] = {f"{arguments.reach:g}": first}
+    result = about | summarise(arguments.runs, arguments.metric, arguments.drawn, arguments.reach)
     path.write_text(result_text(result), encoding="utf-8")
     print(f"wrote {path}")
 

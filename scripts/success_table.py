@@ -1,6 +1,6 @@
 """Policies in many environments as a Markdown table with 95% intervals.
 
-One policy: return, length and success. Several, or several settings of an environment: the success of each.
+One policy: return, length and success. Several: the success of each, side by side.
 
 python scripts/success_table.py --policy expert --env_id lrl/BabyAI-{GoTo,Pickup}Local-v0 --json table.json
 python scripts/success_table.py --checkpoint before=runs/babyai/sft/x after=runs/babyai/ppo/y --temperature 1 \\
@@ -14,6 +14,7 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,17 +49,31 @@ def load(subject: str, env_id: str, env_kwargs: dict[str, Any], arguments: argpa
     return load_baseline(subject, envs) if arguments.policy else load_policy(subject, envs)
 
 
-def row(subject: str, env_id: str, env_kwargs: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+def labelled(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Label and path of each ``[label=]path``.
+
+    Raises:
+        ValueError: two have the same label.
+    """
+    pairs = [(text, text) if Path(text).exists() or "=" not in text else text.split("=", 1) for text in texts]
+    labels = [label for label, _ in pairs]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise ValueError(f"--checkpoint names {twice!r} twice; give each a label of its own: LABEL=RUN.")
+    return [(label, path) for label, path in pairs]
+
+
+def row(
+    subject: tuple[str, str], env_id: str, env_kwargs: dict[str, Any], arguments: argparse.Namespace
+) -> dict[str, Any]:
     """Figures of one policy in one environment; of its episodes only the seeds that failed."""
     from lrl.evaluation.episodes import evaluate_policy, sampling_at
 
-    label, _, path = subject.rpartition("=")
+    label, path = subject
     policy, envs, _ = load(path, env_id, env_kwargs, arguments)
     sampling = sampling_at(policy, arguments.temperature)
     results = evaluate_policy(policy, envs, arguments.episodes, arguments.seed, arguments.num_envs, sampling)
-    report = results.report(env_id, label or path)
-    if env_kwargs:
-        report["env_kwargs"] = env_kwargs
+    report: dict[str, Any] = results.report(env_id, label) | {"env_kwargs": env_kwargs}
     failed = [episode["seed"] for episode in report.pop("per_episode") if not episode["success"]]
     return report | {"length_ci95": list(results.intervals()["length"]), "failed_seeds": failed}
 
@@ -72,12 +87,13 @@ def main() -> None:
 
     silence_libraries()
     rows: list[dict[str, Any]] = []
-    subjects = [arguments.policy] if arguments.policy else arguments.checkpoint
+    settings = list(dict.fromkeys(name for env_kwargs in arguments.env_kwargs for name in env_kwargs))
     told = 0
     try:
+        subjects = [(arguments.policy,) * 2] if arguments.policy else labelled(arguments.checkpoint)
         for env_id, env_kwargs in product(arguments.env_id, arguments.env_kwargs):
             rows += [row(subject, env_id, env_kwargs, arguments) for subject in subjects]
-            lines = environments_table(rows).split("\n")
+            lines = environments_table(rows, settings).split("\n")
             print("\n".join(lines[told:]), flush=True)
             told = len(lines)
     except ValueError as error:

@@ -29,3 +29,33 @@ def test_an_environment_without_expert_is_one_sentence() -> None:
     done = run("--env_id", "minigrid:MiniGrid-Empty-5x5-v0")
     assert done.returncode == 2
     assert done.stderr.strip().endswith("none is known for BabyAICodec; give one as policy.expert.")
+
+
+def test_settings_of_an_environment_are_columns_from_the_first_line_on() -> None:
+    done = run("--env_id", "lrl/BabyAI-GoToLocal-v0", "--env_kwargs", "{}", '{"num_distractors": 3}')
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "| environment | num_distractors | return | length | success |"
+    assert [line.count("|") for line in lines] == [6] * 4
+    assert lines[2].startswith("| `lrl/BabyAI-GoToLocal-v0` |  |") and "| 3 |" in lines[3]
+
+
+def test_a_label_that_is_given_twice_is_one_sentence() -> None:
+    command = [sys.executable, str(SCRIPT), "--env_id", "FrozenLake-v1", "--checkpoint", "a=x", "a=y"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=SCRIPT.parents[1])
+    assert done.returncode == 2
+    assert (
+        done.stderr.strip()
+        == "success_table.py: --checkpoint names 'a' twice; give each a label of its own: LABEL=RUN."
+    )
+
+
+def test_a_path_may_hold_an_equals_sign(tmp_path: Path) -> None:
+    (tmp_path / "lr=1").mkdir()
+    sys.path.insert(0, str(SCRIPT.parent))
+    try:
+        from success_table import labelled
+    finally:
+        sys.path.pop(0)
+    path = str(tmp_path / "lr=1")
+    assert labelled([path, f"after={path}"]) == [(path, path), ("after", path)]

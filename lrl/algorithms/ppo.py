@@ -147,7 +147,8 @@ class PPOValueHeadModule(PolicyModule):
         own = {id(parameter) for parameter in self.policy.critic_parameters()}
         if not own:
             raise ValueError(
-                f"model.critic_lr is {self.critic_lr}, but actor and critic share all weights; it must be null."
+                f"model.critic_lr is {self.critic_lr}, but the critic of {type(self.policy).__name__} has no weights "
+                "of its own here; it must be null."
             )
         weights = groups[0]["params"]
         actor, critic = ([p for p in weights if (id(p) in own) == part] for part in (False, True))
@@ -259,10 +260,21 @@ class PPOValueHeadModule(PolicyModule):
         """Add the weight of the KL term."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["lrl"]["kl_coefs"] = [self.current_kl_coef, self._next_kl_coef]
+        checkpoint["lrl"]["critic_lr"] = self.critic_lr
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take it back where it follows a target; else the configured one counts."""
+        """Take it back where it follows a target; else the configured one counts.
+
+        Raises:
+            ValueError: ``critic_lr`` is another, which the optimiser's saved state would overrule.
+        """
         super().on_load_checkpoint(checkpoint)
+        saved_lr = checkpoint["lrl"].get("critic_lr")
+        if self._trainer is not None and self.trainer.state.fn == "fit" and saved_lr != self.critic_lr:
+            raise ValueError(
+                f"model.critic_lr is {self.critic_lr}, in ckpt_path it was {saved_lr}; resume with the same, or start "
+                "from the weights alone with model.init_from."
+            )
         if self.kl_target is not None:
             saved = checkpoint["lrl"].get("kl_coefs", [self.current_kl_coef, self._next_kl_coef])
             self.current_kl_coef, self._next_kl_coef = saved

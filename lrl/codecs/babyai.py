@@ -77,7 +77,7 @@ class BabyAICodec(TextCodec):
         if named is None:
             return lines[0] if lines else goal
         name = named.group(1)
-        if any(line == f"You carry a {name}" for line in lines):
+        if any(re.fullmatch(rf"You carry a .*\b{name}", line) or line == f"You carry a {name}" for line in lines):
             return f"carry {name}"
         places = [found.group(1) for line in lines if (found := re.fullmatch(rf"You see a .*\b{name} (.+)", line))]
         if not places:

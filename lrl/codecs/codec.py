@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -57,9 +58,9 @@ class TextCodec(ABC):
         """The one of finitely many actions that ``text`` names last, in whatever case; None where it names none."""
         named: tuple[int, int, str | None] = (0, 0, None)
         for action in self.action_texts or ():
-            start = text.lower().rfind(action.lower())
-            if start >= 0:  # of two that end in one place, the longer
-                named = max(named, (start + len(action), len(action), action), key=lambda one: one[:2])
+            for found in re.finditer(rf"(?<![\w.]){re.escape(action)}(?![\w])", text, re.IGNORECASE):
+                # of two that end in one place, the longer
+                named = max(named, (found.end(), len(action), action), key=lambda one: one[:2])
         return named[2]
 
     def gist(self, text: str) -> str:

@@ -25,13 +25,16 @@ _POINTS = 50
 _OWN_TO_A_RUN = re.compile(r" --(run_directory|seed_everything)[ =]\S+")
 
 
-def summarise(runs: Sequence[Path], metric: str, drawn: str | None = None) -> dict[str, Any]:
+def summarise(
+    runs: Sequence[Path], metric: str, drawn: str | None = None, reach: float | None = None
+) -> dict[str, Any]:
     """What is kept of the runs of one experiment.
 
     Args:
         runs: run directories that differ in nothing but the seed.
         metric: column of ``metrics.csv`` whose last value is the result; its curve is kept.
         drawn: another column, whose curve is kept for the picture; None draws ``metric``.
+        reach: keep of each run :func:`first_episode` at which this return is reached, as ``first_episode``.
 
     Raises:
         ValueError: no run is given, one has no such metric, or their commands differ.
@@ -41,7 +44,11 @@ def summarise(runs: Sequence[Path], metric: str, drawn: str | None = None) -> di
     commands = sorted({command_of(run) for run in runs})
     if len(commands) > 1:
         raise ValueError(f"the runs differ in more than their seed: {commands[0]!r} and {commands[1]!r}.")
-    kept = sorted((_run(run, metric, drawn) for run in runs), key=lambda run: run["seed"])
+    kept = []
+    for run in runs:
+        first = {} if reach is None else {"first_episode": {f"{reach:g}": first_episode(run, reach)}}
+        kept.append(_run(run, metric, drawn) | first)
+    kept.sort(key=lambda run: run["seed"])
     return {"command": commands[0], "metric": metric, "drawn": drawn or metric, "runs": kept}
 
 
@@ -86,10 +93,10 @@ def first_episode(run: Path, value: float, window: int = 25) -> int | None:
     before = 0
     with metrics_file(run).open(newline="") as lines:
         for row in csv.DictReader(lines):
-            if not row.get("clock/episodes"):
-                continue
+            if not (row.get("clock/episodes") and row.get("rollout/return")):
+                continue  # a row of validation, with the same clock
             episodes = int(float(row["clock/episodes"]))
-            for _ in range(before, episodes if row.get("rollout/return") else before):
+            for _ in range(before, episodes):
                 returns.append(float(row["rollout/return"]))
                 if len(returns) >= window and np.mean(returns[-window:]) >= value - 1e-6:
                     return len(returns)
@@ -150,29 +157,34 @@ def _row(result: dict[str, Any]) -> str:
     return f"| {result['title']} | {name} {values.mean():.3f}{spread} | {reached} | {spent} | `{result['command']}` |"
 
 
-def environments_table(reports: Sequence[dict[str, Any]]) -> str:
+def environments_table(reports: Sequence[dict[str, Any]], settings: Sequence[str] | None = None) -> str:
     """Markdown: policies in environments, as ``EpisodeResults.report`` tells of them, with the intervals.
 
     Return, length and success of a single policy; the success of each where there are several. A column for every
     setting that an environment was made with.
 
     Args:
-        reports: of each environment one per policy, next to each other.
+        reports: of each environment one per policy.
+        settings: by which environments are told apart; None takes all that are there.
     """
     policies = list(dict.fromkeys(report["policy"] for report in reports))
-    settings = list(dict.fromkeys(name for report in reports for name in report.get("env_kwargs", {})))
+    if settings is None:
+        settings = list(dict.fromkeys(name for report in reports for name in report.get("env_kwargs", {})))
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for report in reports:
+        cells.setdefault((report["env_id"], json.dumps(report.get("env_kwargs", {}))), []).append(report)
     compared = len(policies) > 1
-    heads = ["environment", *(name.replace("_", " ") for name in settings)]
+    heads = ["environment", *settings]
     heads += policies if compared else ["return", "length", "success"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for start in range(0, len(reports), len(policies)):
-        first, *_ = alike = reports[start : start + len(policies)]
-        cells = [f"`{first['env_id']}`", *(str(first.get("env_kwargs", {}).get(name, "")) for name in settings)]
+    for alike in cells.values():
+        first = alike[0]
+        row = [f"`{first['env_id']}`", *(str(first.get("env_kwargs", {}).get(name, "")) for name in settings)]
         if compared:
-            cells += [_with_interval(report, "success", 3) for report in alike]
+            row += [_with_interval(report, "success", 3) for report in alike]
         else:
-            cells += [_with_interval(first, *column) for column in (("return", 3), ("length", 1), ("success", 3))]
-        lines.append(f"| {' | '.join(cells)} |")
+            row += [_with_interval(first, *column) for column in (("return", 3), ("length", 1), ("success", 3))]
+        lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
 

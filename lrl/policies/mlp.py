@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lrl.functional.random import token_uniforms
 from lrl.policies.decoding import draw_tokens, sampling_logprobs
-from lrl.policies.networks import RunningNorm, drawn_from, mlp
+from lrl.policies.networks import RunningNorm, at_least_float32, drawn_from, mlp
 from lrl.policies.policy import Policy
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
@@ -206,11 +206,6 @@ class MLPPolicy(Policy):
         """Normalise by what was learned before."""
         if isinstance(self.norm, RunningNorm):
             self.norm.settle(collection)
-
-
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """Half precision is widened, double stays."""
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def log_density(actions: Tensor, means: Tensor, log_std: Tensor) -> Tensor:

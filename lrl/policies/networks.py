@@ -30,10 +30,17 @@ def mlp(sizes: Sequence[int], activation: str = "relu", output_gain: float = 1.0
     for index, (size_in, size_out) in enumerate(pairwise(sizes)):
         last = index == len(sizes) - 2
         layer = nn.Linear(size_in, size_out)
-        nn.init.orthogonal_(layer.weight, output_gain if last else gain)
+        weight = torch.empty(size_out, size_in, dtype=torch.float32)  # orthogonal: 16 bits have no factorisation
+        with torch.no_grad():
+            layer.weight.copy_(nn.init.orthogonal_(weight, output_gain if last else gain))
         nn.init.zeros_(layer.bias)
         layers += [layer] if last else [layer, ACTIVATIONS[activation]()]
     return nn.Sequential(*layers)
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Half precision is widened, double stays."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 @contextmanager

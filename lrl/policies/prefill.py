@@ -67,7 +67,7 @@ def _read(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache) -> tuple[T
             use_cache=True,
             logits_to_keep=1,
         )
-    return out.logits[:, -1], states[0][:, -1]
+    return out.logits[:, -1], states[0][:, -1].clone()  # not a view, which would keep all columns
 
 
 @contextmanager

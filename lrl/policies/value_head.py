@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lrl.policies.networks import ACTIVATIONS, drawn_from, mlp
+from lrl.policies.networks import ACTIVATIONS, at_least_float32, drawn_from, mlp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class ValueHeadConfig:
     per_token: bool = True
     """Whether each token of an answer has a value of its own; else all have that of the prompt's last token."""
     detach: bool = False
-    """Whether the value loss stops at the head: the trunk then learns from the policy's loss alone."""
+    """Whether the value loss stops at the head. ``trainer.gradient_clip_val`` still clips one norm over both."""
     init_seed: int | None = None
     """Of the weights; null draws them from the run's seed."""
 
@@ -36,7 +36,7 @@ class ValueHeadConfig:
 
 
 class ValueHead(nn.Module):
-    """Values of hidden states, in float32 whatever the trunk computes in.
+    """Values of hidden states, never in half precision, whatever the trunk computes in.
 
     Args:
         config: its shape.
@@ -62,5 +62,5 @@ class ValueHead(nn.Module):
             states = states[:, :1]
         with torch.autocast(states.device.type, enabled=False):
             weights = next(self.layers.parameters())
-            values = self.layers(states.to(weights.dtype)).squeeze(-1)
+            values = at_least_float32(self.layers(states.to(weights.dtype)).squeeze(-1))
         return values.expand(mask.shape) * mask

@@ -137,7 +137,7 @@ class Collector:
         self, rows: np.ndarray, observations: Sequence[Any], memory: list[History], truncated: np.ndarray
     ) -> Tensor:
         """What the states are worth in which episodes of ``rows`` were cut, ``(row,)``; 0 elsewhere."""
-        values = torch.zeros(len(rows))
+        values = torch.zeros(len(rows), dtype=torch.float32)
         cut = np.flatnonzero(truncated[rows])
         if len(cut) and self.policy.has_critic:
             picked = rows[cut]

@@ -101,7 +101,7 @@ class ContinuingCollector:
         if not self.policy.has_critic:
             return None
         rows = np.flatnonzero(~terminated & (truncated | last))
-        out = torch.zeros(len(self.env))
+        out = torch.zeros(len(self.env), dtype=torch.float32)
         if len(rows):
             observations = [self._observations[int(row)] for row in rows]
             values = self.policy.state_values(observations, [self._memory[row] for row in rows])

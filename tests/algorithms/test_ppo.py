@@ -11,6 +11,7 @@ from tiny_runs import make_trainer, ppo, rollout_data, save_tiny_model, text_pol
 
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.algorithms.weights import initial_weights, take_weights
+from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.data.rollouts import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.checkpoint import load_policy
@@ -206,9 +207,7 @@ def test_the_critics_own_weights_may_have_a_learning_rate_of_their_own(folder, k
 
 def test_a_shared_critic_has_no_learning_rate_of_its_own(tmp_path):
     module = PPOValueHeadModule(MLPPolicy((16,), shared_value_network=True), critic_lr=1e-2)
-    with pytest.raises(
-        ValueError, match=r"model.critic_lr is 0.01, but actor and critic share all weights; it must be"
-    ):
+    with pytest.raises(ValueError, match=r"model.critic_lr is 0.01, but the critic of MLPPolicy has no"):
         reward_of(module, chain_data(), tmp_path, epochs=1)
 
 
@@ -303,3 +302,28 @@ def test_a_value_head_starts_afresh_on_a_model_that_was_cloned(folder, tmp_path)
     module.policy.connect(LAKE.codec)
     module.configure_model()
     assert module.policy.value_head is not None
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
+def test_a_value_head_is_trained_in_16_bits(folder, tmp_path, precision):
+    module = PPOValueHeadModule(text_policy(folder, value_head=ValueHeadConfig(hidden_sizes=[4])))
+    trainer = make_trainer(tmp_path, max_epochs=1, precision=precision, gradient_clip_val=0.5)
+    trainer.fit(module, datamodule=rollout_data("continuing"))
+    assert any(math.isfinite(row.get("train/value_loss", math.nan)) for _, row in trainer.logger.rows)
+
+
+def test_a_resume_with_another_critic_lr_is_refused(tmp_path):
+    def fit(critic_lr, **given):
+        module = PPOValueHeadModule(MLPPolicy((16,), init_seed=0), critic_lr=critic_lr)
+        trainer = make_trainer(tmp_path, CollectionCheckpoint(1), max_epochs=2 if given else 1)
+        trainer.fit(module, datamodule=chain_data(), **given)
+        return trainer
+
+    fit(1e-3)
+    (saved,) = tmp_path.rglob("last.ckpt")
+    for critic_lr in (1e-2, None):
+        with pytest.raises(
+            ValueError, match=rf"model.critic_lr is {critic_lr}, in ckpt_path it was 0.001; resume with"
+        ):
+            fit(critic_lr, ckpt_path=str(saved))
+    fit(1e-3, ckpt_path=str(saved))

@@ -143,6 +143,7 @@ def test_an_image_of_another_size_or_with_an_unknown_cell_is_named() -> None:
         ),
         (["Goal: put the red box next to a key", "You carry a red box", "You see a key 1 step left"], "carry red box"),
         (["Goal: pick up a red ball"], "no red ball"),
+        (["Goal: put a ball next to a key", "You carry a blue ball"], "carry ball"),
     ],
 )
 def test_the_gist_is_where_the_goal_is(lines, gist):

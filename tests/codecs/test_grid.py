@@ -46,7 +46,14 @@ def test_a_state_without_its_map_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("text", "action"),
-    [("first LEFT, then up", "UP"), ("LEFT LEFT", "LEFT"), ("no idea", None), ("", None), ("go Down.", "DOWN")],
+    [
+        ("first LEFT, then up", "UP"),
+        ("LEFT LEFT", "LEFT"),
+        ("no idea", None),
+        ("", None),
+        ("go Down.", "DOWN"),
+        ("LEFT, I suppose, not upper", "LEFT"),
+    ],
 )
 def test_the_action_that_a_text_names_last(text, action):
     assert FrozenLakeCodec().mentioned_action(text) == action

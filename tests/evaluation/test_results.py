@@ -126,7 +126,7 @@ def test_several_policies_stand_side_by_side_with_a_column_per_setting():
         cell("a", policy, rate, num_things=n) for n in (0, 3) for policy, rate in (("before", 0.25), ("after", 0.5))
     ]
     assert environments_table(rows).split("\n") == [
-        "| environment | num things | before | after |",
+        "| environment | num_things | before | after |",
         "|---|---|---|---|",
         "| `a` | 0 | 0.250 (0.125 to 0.375) | 0.500 (0.375 to 0.625) |",
         "| `a` | 3 | 0.250 (0.125 to 0.375) | 0.500 (0.375 to 0.625) |",
@@ -134,7 +134,7 @@ def test_several_policies_stand_side_by_side_with_a_column_per_setting():
 
 
 def test_the_first_episode_at_which_the_mean_of_the_last_ones_is_reached(tmp_path):
-    rows = ["clock/episodes,rollout/return,other", "1,10,", "1,,5", "3,4,", "4,10,", "4,,", "6,10,"]
+    rows = ["clock/episodes,rollout/return,other", "1,,5", "1,10,", "3,4,", "4,,5", "4,10,", "5,,5", "6,10,"]
     (tmp_path / "metrics.csv").write_text("\n".join(rows))  # returns: 10 4 4 10 10 10
     assert first_episode(tmp_path, 4, window=2) == 2
     assert first_episode(tmp_path, 10, window=2) == 5

@@ -99,3 +99,20 @@ def test_a_detached_head_leaves_the_trunk_alone(detach):
     head(states, torch.ones(2, 1, dtype=torch.bool)).sum().backward()
     assert (states.grad is None) == detach
     assert all(weight.grad is not None for weight in head.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_head_in_half_precision_is_drawn_and_says_float32(dtype):
+    """As Lightning's true 16-bit precision makes it: under its default data type."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        head = ValueHead(ValueHeadConfig(hidden_sizes=[4], init_seed=0), 3)
+    finally:
+        torch.set_default_dtype(before)
+    assert next(head.parameters()).dtype == dtype
+    full = ValueHead(ValueHeadConfig(hidden_sizes=[4], init_seed=0), 3)
+    for ours, wanted in zip(head.parameters(), full.parameters(), strict=True):
+        torch.testing.assert_close(ours.float(), wanted, atol=0.01, rtol=0.01)
+    states = torch.ones(2, 1, 3, dtype=dtype)
+    assert head(states, torch.ones(2, 1, dtype=torch.bool)).dtype == torch.float32
