@@ -110,6 +110,7 @@ def _check_complete(policy: nn.Module, given: list[Tensor], source: str) -> None
         and ".reference." not in name
         and ".original_module." not in name
         and not name.startswith("value_head.")  # a critic starts afresh where the run before had none
+        and ".critic" not in name  # and so does its adapter
     ]
     if missing:
         raise ValueError(f"model.init_from is {source!r}; it lacks {missing[:3]}, which this policy has.")

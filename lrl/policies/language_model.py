@@ -17,6 +17,7 @@ from lrl.policies.chat import ChatTokenizer
 from lrl.policies.decoding import Decoder, Responses
 from lrl.policies.layout import Layout, lay_out
 from lrl.policies.loading import (
+    add_critic_adapter,
     attach_lora,
     attends_fully,
     check_available,
@@ -47,6 +48,7 @@ class LanguageModel(nn.Module):
         self.tokenizer: ChatTokenizer | None = None
         self.fingerprint = ""
         self._reference: list[Any] = []
+        self.has_critic_adapter = False
 
     def configure(self) -> None:
         """Load tokenizer and weights, attach adapters; a second call does nothing."""
@@ -101,10 +103,42 @@ class LanguageModel(nn.Module):
         return out.logits[layout.row[:, None], layout.kept]
 
     def logits_and_states(self, layout: Layout) -> tuple[Tensor, Tensor]:
-        """:meth:`logits`, and the hidden states ``(turn, token, hidden)`` that they are made from."""
+        """:meth:`logits`, and the hidden states ``(turn, token, hidden)`` that they are made from.
+
+        With an adapter for the critic the states are those of a second pass, in which it speaks.
+        """
         with head_inputs(self.model) as states:
             logits = self.logits(layout)
+        if self.has_critic_adapter:
+            use_adapter(self.model, "critic")
+            try:
+                with head_inputs(self.model) as states:
+                    self.logits(layout)
+            finally:
+                use_adapter(self.model, "default")
         return logits, states[0][layout.row[:, None], layout.kept]
+
+    def add_critic_adapter(self) -> None:
+        """Let the critic read the trunk through an adapter of its own; a second call does nothing.
+
+        Raises:
+            ValueError: there is no LoRA whose shape it could have, or layers are computed again in the backward pass,
+                which would then see the actor's adapter.
+        """
+        if self.config.lora is None:
+            raise ValueError("value_head.adapter is true and language_model.lora null; set lora, or adapter false.")
+        if self.config.gradient_checkpointing:
+            raise ValueError(
+                "value_head.adapter and language_model.gradient_checkpointing are both true; one of them must be false."
+            )
+        add_critic_adapter(self.model, self.config.init_seed + 1)
+        self.has_critic_adapter = True
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Weights of the critic's adapter; none where it has none."""
+        if not self.has_critic_adapter:
+            return []
+        return [weight for name, weight in self.model.named_parameters() if "critic" in name.split(".")]
 
     @property
     def hidden_size(self) -> int:

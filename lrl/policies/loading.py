@@ -181,17 +181,29 @@ def freeze_second_adapter(model: Any) -> None:
     state = dict(model.named_parameters())
     with torch.no_grad():
         for name, parameter in state.items():
-            if ".reference." in name:
-                parameter.copy_(state[name.replace(".reference.", ".default.")])
+            parts = name.split(".")
+            if "reference" in parts:
+                parameter.copy_(state[".".join("default" if part == "reference" else part for part in parts)])
+    use_adapter(model, "default")
+
+
+def add_critic_adapter(model: Any, seed: int) -> None:
+    """Add an adapter ``critic`` of the same shape as ``default``, which starts at zero as that one does."""
+    if "critic" in model.peft_config:
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.add_adapter("critic", copy.deepcopy(model.peft_config["default"]))
     use_adapter(model, "default")
 
 
 def use_adapter(model: Any, name: str) -> None:
-    """Let one adapter speak; ``reference`` is never trained."""
+    """Let one adapter speak. All but ``reference`` are trained, whoever speaks: peft would freeze those that do not."""
     model.set_adapter(name)
     for parameter_name, parameter in model.named_parameters():
-        if ".reference." in parameter_name:
-            parameter.requires_grad_(False)
+        adapters = set(parameter_name.split(".")) & set(model.peft_config)
+        if adapters:
+            parameter.requires_grad_("reference" not in adapters)
 
 
 def attends_fully(model: Any) -> bool:

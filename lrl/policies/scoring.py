@@ -118,6 +118,8 @@ class ScoringPolicy(Policy):
         _check_distinct(self.action_texts, self._tokens, self.language_model.config.name)
         if self.critic is not None and self.value_head is None:
             self.value_head = ValueHead(self.critic, self.language_model.hidden_size)
+            if self.critic.adapter:
+                self.language_model.add_critic_adapter()
 
     def build_reference(self, warm_started: bool) -> None:
         """Keep the current weights as the reference."""
@@ -178,7 +180,9 @@ class ScoringPolicy(Policy):
         else:
             scores, states = self._scores_and_states(inputs["prompt_ids"], inputs["prompt_mask"])
         mask = torch.ones(len(prompts), 1, dtype=torch.bool, device=scores.device)
-        values = None if self.value_head is None else self.value_head(cast(Tensor, states)[:, None], mask)
+        values = None
+        if self.value_head is not None and not self.language_model.has_critic_adapter:
+            values = self.value_head(cast(Tensor, states)[:, None], mask)
         self.train(was_training)
         logprobs = sampling_logprobs(scores, self.sampling if sampling is None else sampling)
         choice = draw_tokens(logprobs, token_uniforms(keys, 1)[:, 0].to(scores.device))
@@ -267,8 +271,9 @@ class ScoringPolicy(Policy):
         return torch.log_softmax(scores / self.sampling.temperature, dim=-1)
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """The value head's."""
-        return [] if self.value_head is None else list(self.value_head.parameters())
+        """The value head's, and those of its adapter."""
+        own = [] if self.value_head is None else list(self.value_head.parameters())
+        return [*own, *self.language_model.critic_parameters()]
 
     @torch.no_grad()
     def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:

@@ -73,6 +73,8 @@ class TextPolicy(Policy):
         self.language_model.configure()
         if self.critic is not None and self.value_head is None:
             self.value_head = ValueHead(self.critic, self.language_model.hidden_size)
+            if self.critic.adapter:
+                self.language_model.add_critic_adapter()
 
     def build_reference(self, warm_started: bool) -> None:
         """Keep the current weights as the reference."""
@@ -151,8 +153,9 @@ class TextPolicy(Policy):
         return Evaluation(logprobs=logprobs * mask, entropy=entropy * mask, values=values)
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """The value head's."""
-        return [] if self.value_head is None else list(self.value_head.parameters())
+        """The value head's, and those of its adapter."""
+        own = [] if self.value_head is None else list(self.value_head.parameters())
+        return [*own, *self.language_model.critic_parameters()]
 
     @torch.no_grad()
     def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:

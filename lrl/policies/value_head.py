@@ -21,6 +21,9 @@ class ValueHeadConfig:
     """Between them."""
     per_token: bool = True
     """Whether each token of an answer has a value of its own; else all have that of the prompt's last token."""
+    adapter: bool = False
+    """Whether it reads the trunk through an adapter of its own, of the shape of ``language_model.lora``, that starts at
+    zero. Values then need a pass of their own."""
     detach: bool = False
     """Whether the value loss stops at the head. ``trainer.gradient_clip_val`` still clips one norm over both."""
     init_seed: int | None = None
@@ -29,6 +32,8 @@ class ValueHeadConfig:
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.hidden_sizes):
             raise ValueError(f"value_head.hidden_sizes is {list(self.hidden_sizes)}; all must be positive.")
+        if self.adapter and self.detach:
+            raise ValueError("value_head.adapter and detach are both true: the adapter would learn nothing; unset one.")
         if self.activation not in ACTIVATIONS:
             raise ValueError(
                 f"value_head.activation is {self.activation!r}; it must be one of {', '.join(ACTIVATIONS)}."

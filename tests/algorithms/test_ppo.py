@@ -7,9 +7,10 @@ import sys
 
 import pytest
 import torch
-from tiny_runs import make_trainer, ppo, rollout_data, save_tiny_model, text_policy
+from tiny_runs import demonstrations, make_trainer, ppo, rollout_data, save_tiny_model, text_policy
 
 from lrl.algorithms.ppo import PPOValueHeadModule
+from lrl.algorithms.sft import SFTModule
 from lrl.algorithms.weights import initial_weights, take_weights
 from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.data.rollouts import RolloutDataModule
@@ -17,7 +18,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.checkpoint import load_policy
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.functional.losses import value_loss
-from lrl.policies.language_model import LanguageModelConfig
+from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.policies.value_head import ValueHeadConfig
@@ -327,3 +328,30 @@ def test_a_resume_with_another_critic_lr_is_refused(tmp_path):
         ):
             fit(critic_lr, ckpt_path=str(saved))
     fit(1e-3, ckpt_path=str(saved))
+
+
+def test_a_critics_adapter_is_trained_saved_and_loaded_beside_actor_and_reference(folder, tmp_path):
+    lora = {"lora": LoRAConfig(r=2)}
+
+    def module(init_from=None):
+        head = ValueHeadConfig(hidden_sizes=[4], init_seed=0, adapter=True)
+        policy = text_policy(folder, value_head=head, **lora)
+        return PPOValueHeadModule(policy, lr=1e-2, kl_coef=0.1, init_from=init_from)
+
+    cloned = make_trainer(tmp_path / "sft", CollectionCheckpoint(1), max_epochs=1)
+    cloned.fit(SFTModule(text_policy(folder, **lora), lr=1e-2), datamodule=demonstrations())
+    trained = module(init_from=str(next((tmp_path / "sft").rglob("last.ckpt"))))
+    trainer = make_trainer(tmp_path / "ppo", CollectionCheckpoint(1), max_epochs=2)
+    trainer.fit(trained, datamodule=rollout_data("continuing"))
+    first = next(row for _, row in trainer.logger.rows if "train/kl_to_reference" in row)
+    assert abs(first["train/kl_to_reference"]) < 1e-5, "the reference is the warm start, and not the bare base"
+    weights = torch.load(next((tmp_path / "ppo").rglob("last.ckpt")), weights_only=False)["state_dict"]
+    kinds = {
+        kind for name in weights for kind in ("default", "critic", "reference", "value_head") if kind in name.split(".")
+    }
+    assert kinds == {"default", "critic", "value_head"}
+    assert all(weight.any() for name, weight in weights.items() if "lora_B.critic" in name)
+    resumed = module(init_from=str(next((tmp_path / "sft").rglob("last.ckpt"))))
+    more = make_trainer(tmp_path / "more", CollectionCheckpoint(1), max_epochs=3)
+    more.fit(resumed, datamodule=rollout_data("continuing"), ckpt_path=str(next((tmp_path / "ppo").rglob("last.ckpt"))))
+    assert more.current_epoch == 3
