@@ -185,8 +185,13 @@ class LanguageModel(nn.Module):
         """Shard the weights over the ranks of ``mesh`` (FSDP2); a copied reference as well.
 
         Raises:
-            ValueError: the weights are quantised; their 4-bit blocks cannot be cut.
+            ValueError: the weights are quantised, whose 4-bit blocks cannot be cut, or actor and critic take turns with
+                adapters, of which a block's gradients would be gathered once.
         """
+        if self.has_critic_adapter:
+            raise ValueError(
+                "value_head.adapter is true, which FSDP2 cannot shard; it must be false, or the strategy ddp."
+            )
         if self.config.quantization is not None:
             raise ValueError(
                 f"language_model.quantization is {self.config.quantization!r}, which FSDP2 cannot shard; "

@@ -11,11 +11,15 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
-from tiny_runs import FLOAT64, SIZES, demonstrations, grpo, make_trainer, ppo, rollout_data, sft
+from tiny_runs import FLOAT64, SIZES, demonstrations, grpo, make_trainer, ppo, rollout_data, sft, text_policy
 
+from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.callbacks.export import ExportModel
-from lrl.policies.language_model import LoRAConfig
+from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
+from lrl.policies.scoring import ScoringPolicy
+from lrl.policies.value_head import ValueHeadConfig
+from lrl.prompts.template import PromptTemplate
 
 WORLD_SIZE = 2
 TIMEOUT = datetime.timedelta(seconds=30)
@@ -26,6 +30,9 @@ RUNS = {
     "ddp_sft": ("ddp", {"algorithm": "sft"}),
     "ddp_ppo": ("ddp", {"algorithm": "ppo"}),
     "fsdp2_ppo": ("fsdp2", {"algorithm": "ppo"}),
+    "ddp_scoring": ("ddp", {"algorithm": "scoring"}),
+    "fsdp2_scoring": ("fsdp2", {"algorithm": "scoring"}),
+    "ddp_adapter": ("ddp", {"algorithm": "adapter"}),
     "fsdp2_full": ("fsdp2", {}),
     "fsdp2_lora": ("fsdp2", LORA),
     "fsdp2_sft": ("fsdp2", {"algorithm": "sft"}),
@@ -54,6 +61,8 @@ def fit(folder, root, strategy, *callbacks, sizes=None, ckpt_path=None, limit_va
         module, data = sft(folder), demonstrations()
     elif algorithm == "ppo":
         module, data = ppo(folder, schedule="constant"), rollout_data("continuing")
+    elif algorithm in ("scoring", "adapter"):
+        module, data = PPOValueHeadModule(critic_of(folder, algorithm), lr=1e-2), rollout_data("episodes")
     else:
         module, data = grpo(folder, schedule="constant", **module), rollout_data("episodes", **SIZES | (sizes or {}))
     trainer = make_trainer(
@@ -70,6 +79,15 @@ def fit(folder, root, strategy, *callbacks, sizes=None, ckpt_path=None, limit_va
         warnings.simplefilter("ignore")
         trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
     return trainer
+
+
+def critic_of(folder, kind):
+    """Several forward passes before each backward one: of prompts by their length, or of the critic's adapter."""
+    head = ValueHeadConfig(hidden_sizes=(8,), init_seed=0, adapter=kind == "adapter")
+    if kind == "adapter":
+        return text_policy(folder, history=1, value_head=head, lora=LoRAConfig(r=2, alpha=4))
+    prompt = PromptTemplate(response_format="direct", system="", history=1)
+    return ScoringPolicy(LanguageModelConfig(name=folder), prompt, length_groups=3, value_head=head)
 
 
 def resume(folder, root, strategy, **changes):
