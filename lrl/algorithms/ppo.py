@@ -43,8 +43,9 @@ import torch
 from torch import Tensor
 
 from lrl.algorithms.module import OptimizerFactory, PolicyModule
+from lrl.algorithms.ppo_checks import check_credit, check_leash
 from lrl.algorithms.schedule import Schedule
-from lrl.functional.credit import CREDITS, Discounts, Turns, assign_credit, explained_variance, whiten
+from lrl.functional.credit import Discounts, Turns, assign_credit, explained_variance, whiten
 from lrl.functional.kl import kl_estimate
 from lrl.functional.losses import clipped_surrogate, normalise, value_loss
 from lrl.functional.masking import masked_mean
@@ -128,8 +129,8 @@ class PPOValueHeadModule(PolicyModule):
             local_penalties=local_penalties,
             bootstrap_last=bootstrap_last,
         )
-        _check(policy, credit, self.discounts)
-        _check_leash(clip_range, old_kl_coef, kl_coef, kl_target, kl_horizon)
+        check_credit(policy, credit, self.discounts)
+        check_leash(clip_range, old_kl_coef, kl_coef, kl_target, kl_horizon)
         self.clip_range, self.clip_range_vf, self.old_kl_coef = clip_range, clip_range_vf, old_kl_coef
         self.vf_coef, self.ent_coef, self.kl_target, self.kl_horizon = vf_coef, ent_coef, kl_target, kl_horizon
         self.loss_normalisation, self.target_kl = loss_normalisation, target_kl
@@ -286,41 +287,6 @@ class PPOValueHeadModule(PolicyModule):
     def _reduce_sum(self, tensor: Tensor) -> Tensor:
         """Over ranks."""
         return cast(Tensor, self.trainer.strategy.reduce(tensor, reduce_op="sum")) if self._world > 1 else tensor
-
-
-def _check(policy: Policy, credit: str, discounts: Discounts) -> None:
-    """What credit rests on."""
-    if not policy.has_critic:
-        raise ValueError(
-            f"model.policy is a {type(policy).__name__} without critic; PPO needs one: set policy.init_args.value_head "
-            "of a language model, critic of an MLP."
-        )
-    if credit not in CREDITS:
-        raise ValueError(f"model.credit is {credit!r}; it must be one of {', '.join(CREDITS)}.")
-    for name in ("gamma", "gae_lambda", "token_gamma", "token_lambda"):
-        if not 0 <= getattr(discounts, name) <= 1:
-            raise ValueError(f"model.{name} is {getattr(discounts, name)}; it must be in [0, 1].")
-    for name in ("local_penalties", "bootstrap_last"):
-        if getattr(discounts, name) and credit not in ("turn", "nested"):
-            raise ValueError(f"model.{name} is true with credit {credit}, which has no use for it; it must be false.")
-
-
-def _check_leash(
-    clip_range: float | None, old_kl_coef: float, kl_coef: float, kl_target: float | None, kl_horizon: int
-) -> None:
-    """What holds the policy back."""
-    if clip_range is not None and clip_range <= 0:
-        raise ValueError(f"model.clip_range is {clip_range}; it must be positive, or null.")
-    if clip_range is None and old_kl_coef <= 0:
-        raise ValueError(
-            f"model.clip_range is null and old_kl_coef {old_kl_coef}; one of them must hold the policy back."
-        )
-    if kl_coef < 0 or old_kl_coef < 0:
-        raise ValueError(f"model.kl_coef is {kl_coef}, old_kl_coef {old_kl_coef}; both must be 0 or positive.")
-    if kl_target is not None and (kl_target <= 0 or kl_coef == 0):
-        raise ValueError(f"model.kl_target is {kl_target}, kl_coef {kl_coef}; both must be positive.")
-    if kl_horizon < 1:
-        raise ValueError(f"model.kl_horizon is {kl_horizon}; it must be at least 1.")
 
 
 def _spread(values: Tensor, active: Tensor) -> Tensor:

@@ -75,11 +75,13 @@ def line_search(
     full_step: Tensor,
     expected: float,
     max_kl: float,
-    backtracks: int = 10,
-    shrink: float = 0.5,
+    max_backtracks: int = 10,
+    backtrack_coeff: float = 0.5,
     accept_ratio: float = 0.1,
 ) -> LineSearch:
-    """Take the largest of the steps ``shrink^k`` that improves enough and stays in the region; none leaves no trace.
+    """Take the largest of the steps ``backtrack_coeff^k`` that improves enough and stays in the region.
+
+    If none does, the weights are what they were, bit by bit.
 
     Args:
         evaluate: surrogate (to be raised) and mean KL(old || new) at the weights as they are.
@@ -87,14 +89,14 @@ def line_search(
         full_step: ``(parameter,)``.
         expected: by how much a full step should raise the surrogate, to first order.
         max_kl: the region.
-        backtracks: how many steps are tried.
-        shrink: from each to the next.
+        max_backtracks: how many steps are tried.
+        backtrack_coeff: from each to the next.
         accept_ratio: of improvement to what was expected of that step.
     """
     before = [parameter.detach().clone() for parameter in parameters]
     start, _ = evaluate()
-    for attempt in range(backtracks):
-        share = shrink**attempt
+    for attempt in range(max_backtracks):
+        share = backtrack_coeff**attempt
         add(parameters, before, share * full_step)
         surrogate, kl = evaluate()
         improvement = surrogate - start

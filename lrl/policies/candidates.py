@@ -91,3 +91,28 @@ def _further_logits(model: Any, begun: Prefilled, beginnings: _Beginnings, mask_
         past_key_values=begun.cache,
         use_cache=True,
     ).logits
+
+
+def check_distinct(texts: Sequence[str], tokens: Sequence[Sequence[int]], name: str) -> None:
+    """Every action is some tokens, and no other action's.
+
+    Args:
+        texts: of the actions.
+        tokens: their ids.
+        name: of the language model, for the message.
+
+    Raises:
+        ValueError: an action is no token, or two are the same.
+    """
+    written: dict[tuple[int, ...], str] = {}
+    for text, ids in zip(texts, tokens, strict=True):
+        if not ids:
+            raise ValueError(
+                f"language_model.name is {name!r}, which has no token for {text!r}; it must know its words."
+            )
+        other = written.setdefault(tuple(ids), text)
+        if other != text:
+            raise ValueError(
+                f"language_model.name is {name!r}, which reads {other!r} and {text!r} as the same tokens; "
+                "it must know the words of all actions."
+            )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.functional.masking import entropy, selected_logprobs
 from lrl.functional.random import seeded, token_uniforms
+from lrl.policies.candidates import check_distinct
 from lrl.policies.chat import ChatTokenizer
 from lrl.policies.decoding import draw_tokens, sampling_dtype, sampling_logprobs
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig
@@ -43,8 +44,7 @@ class ScoringPolicy(Policy):
         normalisation: ``sum`` of the tokens' log-probabilities (GLAM), or their mean per ``token`` or per ``word``
             (TWOSOME), which does not favour short texts.
         max_prompt_tokens: a longer prompt loses its oldest history first.
-        length_groups: prompts of like length are computed together, in this many passes, so that short ones are not
-            padded to the longest.
+        length_groups: passes over prompts, each over those of like length: less padding.
         value_head: a critic on the trunk; null has none.
     """
 
@@ -72,11 +72,10 @@ class ScoringPolicy(Policy):
         if length_groups < 1:
             raise ValueError(f"policy.length_groups is {length_groups}; it must be at least 1.")
         self.language_model = LanguageModel(language_model)
-        self.length_groups = length_groups
-        self.prompt, self.normalisation, self.max_prompt_tokens = prompt, normalisation, max_prompt_tokens
+        self.prompt, self.normalisation = prompt, normalisation
+        self.max_prompt_tokens, self.length_groups = max_prompt_tokens, length_groups
         self.sampling = SamplingConfig(temperature=temperature, max_new_tokens=1)
-        self.critic, self.value_head = value_head, None
-        self.has_critic = value_head is not None
+        self.critic, self.value_head, self.has_critic = value_head, None, value_head is not None
         self.dropped_turns = 0
         self.action_texts: tuple[str, ...] = ()
         self._tokens: list[list[int]] = []
@@ -115,7 +114,7 @@ class ScoringPolicy(Policy):
         """
         self.language_model.configure()
         self._tokens = [self.tokenizer.encode_text(text) for text in self.action_texts]
-        _check_distinct(self.action_texts, self._tokens, self.language_model.config.name)
+        check_distinct(self.action_texts, self._tokens, self.language_model.config.name)
         if self.critic is not None and self.value_head is None:
             self.value_head = ValueHead(self.critic, self.language_model.hidden_size)
             if self.critic.adapter:
@@ -300,19 +299,3 @@ class ScoringPolicy(Policy):
         """Log-probabilities under the policy as it was when this run started."""
         self.eval()
         return self.choices(batch.inputs, reference=True).gather(-1, batch.inputs["response_ids"])
-
-
-def _check_distinct(texts: Sequence[str], tokens: Sequence[Sequence[int]], name: str) -> None:
-    """Every action is some tokens, and no other action's."""
-    written: dict[tuple[int, ...], str] = {}
-    for text, ids in zip(texts, tokens, strict=True):
-        if not ids:
-            raise ValueError(
-                f"language_model.name is {name!r}, which has no token for {text!r}; it must know its words."
-            )
-        other = written.setdefault(tuple(ids), text)
-        if other != text:
-            raise ValueError(
-                f"language_model.name is {name!r}, which reads {other!r} and {text!r} as the same tokens; "
-                "it must know the words of all actions."
-            )

@@ -1,0 +1,49 @@
+"""What PPO refuses before a run begins."""
+
+from __future__ import annotations
+
+from lrl.functional.credit import CREDITS, Discounts
+from lrl.policies.policy import Policy
+
+
+def check_credit(policy: Policy, credit: str, discounts: Discounts) -> None:
+    """Refuse what credit cannot rest on.
+
+    Raises:
+        ValueError: no critic, an unknown credit, a discount outside [0, 1], or an option that the credit does not read.
+    """
+    if not policy.has_critic:
+        raise ValueError(
+            f"model.policy is a {type(policy).__name__} without critic; PPO needs one: set policy.init_args.value_head "
+            "of a language model, critic of an MLP."
+        )
+    if credit not in CREDITS:
+        raise ValueError(f"model.credit is {credit!r}; it must be one of {', '.join(CREDITS)}.")
+    for name in ("gamma", "gae_lambda", "token_gamma", "token_lambda"):
+        if not 0 <= getattr(discounts, name) <= 1:
+            raise ValueError(f"model.{name} is {getattr(discounts, name)}; it must be in [0, 1].")
+    for name in ("local_penalties", "bootstrap_last"):
+        if getattr(discounts, name) and credit not in ("turn", "nested"):
+            raise ValueError(f"model.{name} is true with credit {credit}, which has no use for it; it must be false.")
+
+
+def check_leash(
+    clip_range: float | None, old_kl_coef: float, kl_coef: float, kl_target: float | None, kl_horizon: int
+) -> None:
+    """Refuse settings under which nothing, or nothing sensible, holds the policy back.
+
+    Raises:
+        ValueError: names the setting.
+    """
+    if clip_range is not None and clip_range <= 0:
+        raise ValueError(f"model.clip_range is {clip_range}; it must be positive, or null.")
+    if clip_range is None and old_kl_coef <= 0:
+        raise ValueError(
+            f"model.clip_range is null and old_kl_coef {old_kl_coef}; one of them must hold the policy back."
+        )
+    if kl_coef < 0 or old_kl_coef < 0:
+        raise ValueError(f"model.kl_coef is {kl_coef}, old_kl_coef {old_kl_coef}; both must be 0 or positive.")
+    if kl_target is not None and (kl_target <= 0 or kl_coef == 0):
+        raise ValueError(f"model.kl_target is {kl_target}, kl_coef {kl_coef}; both must be positive.")
+    if kl_horizon < 1:
+        raise ValueError(f"model.kl_horizon is {kl_horizon}; it must be at least 1.")
