@@ -13,6 +13,7 @@ from lrl.codecs.codec import TextCodec
 from lrl.data.minari_spaces import mismatch
 from lrl.data.minari_storage import DatasetReader, download
 from lrl.data.sources import Demonstrations, Reasoning, StreamedTurns
+from lrl.data.symmetry import Symmetry
 from lrl.envs.factory import EnvFactory
 from lrl.functional.random import counter_hash, permutation
 from lrl.policies.text import TextPolicy
@@ -37,6 +38,8 @@ class MinariDemonstrations(Demonstrations):
         num_rows: how many steps of the split to take, of whole episodes but the last; null takes all.
         reasoning: written before the action where the format asks for it, one drawn per answer; ``{seen}`` stands for
             the codec's gist of the observation, ``{action}`` for the action.
+        copies: of each episode, the first as it is, the others changed by ``symmetry``.
+        symmetry: what may be changed; null with one copy only.
         seed: of the split, of what is taken, and of the draws.
     """
 
@@ -48,20 +51,28 @@ class MinariDemonstrations(Demonstrations):
         num_episodes: int | None = None,
         num_rows: int | None = None,
         reasoning: Sequence[str] = ("I see {seen}, I choose",),
+        copies: int = 1,
+        symmetry: Symmetry | None = None,
         seed: int = 0,
     ) -> None:
+        if (symmetry is None) != (copies == 1):
+            given = "null" if symmetry is None else type(symmetry).__name__
+            raise ValueError(
+                f"demonstrations.copies is {copies} and symmetry {given}; several copies need a symmetry, one has none."
+            )
         if split not in ("train", "validation", "all"):
             raise ValueError(f"demonstrations.split is {split!r}; it must be train, validation or all.")
         if not 0 <= validation_share < 1:
             raise ValueError(f"demonstrations.validation_share is {validation_share}; it must be in [0, 1).")
         if num_episodes is not None and num_rows is not None:
             raise ValueError("demonstrations.num_episodes and demonstrations.num_rows are both set; one must be null.")
-        for name, value in {"num_episodes": num_episodes, "num_rows": num_rows}.items():
+        for name, value in {"num_episodes": num_episodes, "num_rows": num_rows, "copies": copies}.items():
             if value is not None and value < 1:
                 raise ValueError(f"demonstrations.{name} is {value}; it must be at least 1, or null.")
         self.dataset_id, self.validation_share, self.seed = dataset_id, validation_share, seed
         self.split: Literal["train", "validation", "all"] = split
         self.num_episodes, self.num_rows, self.reasoning = num_episodes, num_rows, Reasoning(reasoning)
+        self.copies, self.symmetry = copies, symmetry
         self._reader: DatasetReader | None = None
 
     def prepare(self) -> None:
@@ -152,7 +163,9 @@ class EpisodeTurns(StreamedTurns):
         steps: np.ndarray,
     ) -> None:
         self._source, self._codec, self._policy = source, codec, policy
-        self.episodes, self._starts = episodes, np.concatenate([[0], np.cumsum(steps)])
+        self._originals = len(episodes)
+        self.episodes = np.tile(episodes, source.copies)
+        self._starts = np.concatenate([[0], np.cumsum(np.tile(steps, source.copies))])
         self._cache: dict[int, tuple[PastTurn, ...]] = {}
         self._cached = 0
 
@@ -179,20 +192,25 @@ class EpisodeTurns(StreamedTurns):
         """An episode in words; the one that was asked for longest ago goes where there are too many."""
         turns = self._cache.pop(number, None)
         if turns is None:
-            turns = self._read(int(self.episodes[number]))
+            turns = self._read(int(self.episodes[number]), number // self._originals)
             self._cached += len(turns)
         self._cache[number] = turns
         while self._cached > 2 * _BLOCK and len(self._cache) > 1:
             self._cached -= len(self._cache.pop(next(iter(self._cache))))
         return turns
 
-    def _read(self, episode: int) -> tuple[PastTurn, ...]:
+    def _read(self, episode: int, copy: int) -> tuple[PastTurn, ...]:
         source, codec = self._source, self._codec
         stored = source.reader.episode(episode)
-        draws = counter_hash("demonstration", source.seed, episode, np.arange(len(stored.actions))).tolist()
+        key = (source.seed, episode, copy) if copy else (source.seed, episode)
+        draws = counter_hash("demonstration", *key, np.arange(len(stored.actions))).tolist()
         turns = []
         try:
-            for seen, action, draw in zip(stored.observations, stored.actions, draws, strict=True):
+            observations, actions = stored.observations, stored.actions
+            if copy and source.symmetry is not None:
+                rng = np.random.default_rng([source.seed, episode, copy])
+                observations, actions = source.symmetry.change(observations, actions, rng)
+            for seen, action, draw in zip(observations, actions, draws, strict=True):
                 text = codec.observation_to_text(seen, stored.context)
                 answer = source.reasoning.answer(self._policy, codec, text, codec.action_to_text(action), draw)
                 turns.append(PastTurn(text, answer))

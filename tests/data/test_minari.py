@@ -18,6 +18,7 @@ from lrl.data.demonstrations import DemonstrationsDataModule, ExpertDemonstratio
 from lrl.data.minari import MinariDemonstrations, write_jsonl
 from lrl.data.minari_storage import DatasetReader, data_path
 from lrl.data.statistics import observation_ranges
+from lrl.data.symmetry import Symmetry
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake_rows import ExpertQRows
 from lrl.evaluation.checkpoint import load_baseline
@@ -434,3 +435,34 @@ def test_ranges_are_what_the_data_set_spans(datasets, monkeypatch):
     assert (written.min(0) == 0).all() and (written.max(0) == 999).all()
     with pytest.raises(ValueError, match="lrl/lakes-v0', observed as .*; it must be a Box"):
         observation_ranges("lrl/lakes-v0")
+
+
+class Upside(Symmetry):
+    """Nothing that is true of a lake: actions the other way round."""
+
+    def change(self, observations, actions, rng):
+        return list(observations), [3 - int(action) for action in actions]
+
+
+def test_copies_of_an_episode_are_changed_by_the_symmetry_and_the_first_is_not(model):
+    prompt = {"response_format": "direct", "history": 1}
+    plain = turns_of(model, prompt=prompt)
+    copied = turns_of(model, prompt=prompt, copies=3, symmetry=Upside())
+    assert len(copied) == 3 * len(plain)
+    texts = [ENVS["lrl/lakes-v0"].codec.action_to_text(action) for action in range(4)]
+    for place, turn in enumerate(plain):
+        first, *others = (copied[place + copy * len(plain)] for copy in range(3))
+        assert first == turn
+        for other in others:
+            assert other.observation == turn.observation
+            assert texts.index(other.response) == 3 - texts.index(turn.response)
+            assert [past.observation for past in other.history] == [past.observation for past in turn.history]
+    assert sorted(copied.shuffled(0, 0).tolist()) == list(range(len(copied)))
+
+
+@pytest.mark.parametrize(("copies", "symmetry", "given"), [(2, None, "null"), (1, Upside(), "Upside")])
+def test_several_copies_need_a_symmetry(copies, symmetry, given):
+    with pytest.raises(
+        ValueError, match=f"copies is {copies} and symmetry {given}; several copies need"
+    ):
+        MinariDemonstrations("lrl/lakes-v0", copies=copies, symmetry=symmetry)
