@@ -462,7 +462,5 @@ def test_copies_of_an_episode_are_changed_by_the_symmetry_and_the_first_is_not(m
 
 @pytest.mark.parametrize(("copies", "symmetry", "given"), [(2, None, "null"), (1, Upside(), "Upside")])
 def test_several_copies_need_a_symmetry(copies, symmetry, given):
-    with pytest.raises(
-        ValueError, match=f"copies is {copies} and symmetry {given}; several copies need"
-    ):
+    with pytest.raises(ValueError, match=f"copies is {copies} and symmetry {given}; several copies need"):
         MinariDemonstrations("lrl/lakes-v0", copies=copies, symmetry=symmetry)
