@@ -12,7 +12,7 @@ A beginning sees its prompt, the shorter beginnings of itself, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from torch import Tensor
 from lrl.policies.decoding import distinct, sampling_dtype
 from lrl.policies.layout import additive_mask
 from lrl.policies.prefill import Prefilled, prefill
+
+
+Normalisation = Literal["sum", "token", "word"]
 
 
 class _Beginnings:
@@ -91,6 +94,21 @@ def _further_logits(model: Any, begun: Prefilled, beginnings: _Beginnings, mask_
         past_key_values=begun.cache,
         use_cache=True,
     ).logits
+
+
+def divisors(normalisation: Normalisation, texts: Sequence[str], mask: Tensor) -> Tensor:
+    """What the sums of candidates' log-probabilities are divided by, ``(candidate,)``.
+
+    Args:
+        normalisation: ``sum`` divides by nothing, ``token`` and ``word`` by how many there are.
+        texts: of the candidates.
+        mask: of their tokens, bool ``(candidate, token)``.
+    """
+    if normalisation == "token":
+        return mask.sum(1)
+    if normalisation == "word":
+        return torch.tensor([len(text.split()) for text in texts], device=mask.device)
+    return torch.ones(len(mask), device=mask.device)
 
 
 def check_distinct(texts: Sequence[str], tokens: Sequence[Sequence[int]], name: str) -> None:

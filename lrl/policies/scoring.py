@@ -8,7 +8,7 @@ id is the action's place among the candidates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.functional.masking import entropy, selected_logprobs
 from lrl.functional.random import seeded, token_uniforms
-from lrl.policies.candidates import check_distinct
+from lrl.policies.candidates import Normalisation, check_distinct, divisors
 from lrl.policies.chat import ChatTokenizer
 from lrl.policies.decoding import draw_tokens, sampling_dtype, sampling_logprobs
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig
@@ -26,8 +26,6 @@ from lrl.policies.value_head import ValueHead, ValueHeadConfig
 from lrl.prompts.response_format import response_format as format_named
 from lrl.prompts.template import PromptTemplate
 from lrl.types import Decisions, Evaluation, History, Inputs, RandomKeys, SamplingConfig, TurnBatch
-
-Normalisation = Literal["sum", "token", "word"]
 
 
 class ScoringPolicy(Policy):
@@ -252,12 +250,7 @@ class ScoringPolicy(Policy):
         return padded["prompt_ids"], padded["prompt_mask"]
 
     def _lengths(self, mask: Tensor) -> Tensor:
-        """What sums are divided by, ``(candidate,)``."""
-        if self.normalisation == "token":
-            return mask.sum(1)
-        if self.normalisation == "word":
-            return torch.tensor([len(text.split()) for text in self.action_texts], device=mask.device)
-        return torch.ones(len(mask), device=mask.device)
+        return divisors(self.normalisation, self.action_texts, mask)
 
     def choices(self, inputs: Inputs, reference: bool = False) -> Tensor:
         """Log-probabilities ``(turn, candidate)`` of all actions, at the temperature of training.
