@@ -21,7 +21,6 @@ from lrl.policies.decoding import distinct, sampling_dtype
 from lrl.policies.layout import additive_mask
 from lrl.policies.prefill import Prefilled, prefill
 
-
 Normalisation = Literal["sum", "token", "word"]
 
 

@@ -70,7 +70,8 @@ class ScoringPolicy(Policy):
         if length_groups < 1:
             raise ValueError(f"policy.length_groups is {length_groups}; it must be at least 1.")
         self.language_model = LanguageModel(language_model)
-        self.prompt, self.normalisation = prompt, normalisation
+        self.prompt = prompt
+        self.normalisation: Normalisation = normalisation
         self.max_prompt_tokens, self.length_groups = max_prompt_tokens, length_groups
         self.sampling = SamplingConfig(temperature=temperature, max_new_tokens=1)
         self.critic, self.value_head, self.has_critic = value_head, None, value_head is not None
