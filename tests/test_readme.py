@@ -11,7 +11,7 @@ import pytest
 
 PAGES = ("README.md", "configs/README.md")
 SHORT = "--trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.limit_val_batches 0"
-NEEDS_A_HUB = ("grpo_gemma",)
+NEEDS_A_HUB = ("grpo_gemma", "ppo_llama3b")
 
 
 def commands():
@@ -55,12 +55,35 @@ def datasets(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def warm_starts(datasets, tmp_path_factory):
+    """Short runs of the documented commands that others start from, by the directory that they name."""
+    folders = {}
+    for command in commands():
+        named = re.search(r" -m lrl .*--run_directory (runs/\S+)", command)
+        if named:
+            folders[named[1]] = tmp_path_factory.mktemp("warm") / "run"
+            line = f"{command} {SHORT} --run_directory {folders[named[1]]}"
+            result = run(line, HF_HUB_OFFLINE="1", MINARI_DATASETS_PATH=datasets)
+            assert result.returncode == 0, result.stderr
+    return folders
+
+
+def start_of(command):
+    """The run directory that a command's config starts from, if it does."""
+    config = re.search(r"--config (\S+)", command)
+    named = config and re.search(r"init_from: (runs/\S+)", Path(config[1]).read_text(encoding="utf-8"))
+    return named and named[1]
+
+
 @pytest.mark.learning
 @pytest.mark.parametrize("command", [line for line in commands() if " -m lrl " in line])
-def test_a_training_command_runs(command, datasets, tmp_path):
+def test_a_training_command_runs(command, datasets, tmp_path, request):
     needs_a_hub = any(name in command for name in NEEDS_A_HUB)
-    anywhere = " --trainer.accelerator auto" if needs_a_hub else ""
-    line = f"{command} {SHORT} --run_directory {tmp_path / 'run'}{anywhere}"
+    more = " --trainer.accelerator auto" if needs_a_hub else ""
+    if start_of(command):
+        more += f" --model.init_args.init_from {request.getfixturevalue('warm_starts')[start_of(command)]}"
+    line = f"{command} {SHORT} --run_directory {tmp_path / 'run'}{more}"
     result = run(line, HF_HUB_OFFLINE="1", MINARI_DATASETS_PATH=datasets)
     if needs_a_hub:
         assert result.returncode == 2 and "language_model.name" in result.stderr and "Traceback" not in result.stderr
