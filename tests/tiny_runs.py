@@ -22,7 +22,7 @@ from lrl.policies.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.rewards.expert_q import QGapReward
-from lrl.types import SamplingConfig
+from lrl.types import SamplingConfig, TurnBatch
 
 SPECIAL, ACTIONS = ["<pad>", "<unk>", "<|im_start|>", "<|im_end|>"], ["LEFT", "DOWN", "RIGHT", "UP"]
 WORDS = [*SPECIAL, "system", "user", "assistant", *ACTIONS, *"ASFHG0123"]
@@ -94,6 +94,16 @@ def text_policy(folder, history=0, temperature=1.0, max_prompt_tokens=256, max_n
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
     model = LanguageModelConfig(name=folder, **model)
     return TextPolicy(model, prompt, sampling, max_prompt_tokens, value_head=value_head)
+
+
+def batch_of(decisions, advantage=0.0):
+    """What was decided, as a batch to evaluate."""
+    return TurnBatch(
+        inputs=decisions.inputs,
+        response_mask=decisions.response_mask,
+        old_logprobs=decisions.logprobs,
+        advantages=torch.full_like(decisions.logprobs, advantage),
+    )
 
 
 def grpo(folder, history=0, temperature=1.0, model=None, **changes):

@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tiny_runs import batch_of
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.policies.mlp import MLPPolicy, log_density
 from lrl.policies.networks import RunningNorm, mlp
-from lrl.types import RandomKeys, SamplingConfig, TurnBatch
+from lrl.types import RandomKeys, SamplingConfig
 
 
 def network(observation_space, action_space, **settings):
@@ -22,16 +23,6 @@ def network(observation_space, action_space, **settings):
 
 def keys(rows, collection=0):
     return RandomKeys(seed=0, purpose="rollout", collection=collection, env=np.arange(rows), turn=np.zeros(rows, int))
-
-
-def batch_of(decisions):
-    nothing = torch.zeros_like(decisions.logprobs)
-    return TurnBatch(
-        inputs=decisions.inputs,
-        response_mask=decisions.response_mask,
-        old_logprobs=decisions.logprobs,
-        advantages=nothing,
-    )
 
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)

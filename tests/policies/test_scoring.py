@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny_runs import save_tiny_model
+from tiny_runs import batch_of, save_tiny_model
 
 from lrl.codecs.grid import FrozenLakeCodec, draw
 from lrl.codecs.numbers import NumberFormat
@@ -13,7 +13,7 @@ from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
 from lrl.policies.scoring import ScoringPolicy
 from lrl.policies.value_head import ValueHeadConfig
 from lrl.prompts.template import PromptTemplate
-from lrl.types import PastTurn, RandomKeys, SamplingConfig, TurnBatch
+from lrl.types import PastTurn, RandomKeys, SamplingConfig
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
 OBSERVATIONS = [draw(state, MAP) for state in (0, 1, 0, 4, 0, 9)]
@@ -69,16 +69,6 @@ def act(policy, observations=OBSERVATIONS, sampling=None, seed=0, memory=None):
     return policy.act(observations, memory, keys(len(observations), seed), sampling)
 
 
-def as_batch(decisions):
-    zeros = torch.zeros_like(decisions.logprobs)
-    return TurnBatch(
-        inputs=decisions.inputs,
-        response_mask=decisions.response_mask,
-        old_logprobs=decisions.logprobs,
-        advantages=zeros + 1,
-    )
-
-
 def disturb(policy):
     with torch.no_grad():
         for weight in policy.parameters():
@@ -128,7 +118,7 @@ def test_scores_are_those_of_each_candidate_alone(folder, codec, normalisation, 
 def test_the_gradient_is_that_of_each_candidate_alone(folder):
     policy = ready(folder)
     decisions = act(policy)
-    policy.evaluate(as_batch(decisions)).logprobs.sum().backward()
+    policy.evaluate(batch_of(decisions)).logprobs.sum().backward()
     ours = [parameter.grad.clone() for parameter in policy.parameters()]
     policy.zero_grad()
     for observation, choice in zip(OBSERVATIONS, decisions.inputs["response_ids"][:, 0], strict=True):
@@ -145,7 +135,7 @@ def test_the_gradient_is_that_of_each_candidate_alone(folder):
 def test_what_is_recorded_while_acting_is_what_is_said_later(folder, codec, normalisation, share, system):
     policy = ready(folder, codec, normalisation, temperature=0.7, system=system, share_prompts=share)
     decisions = act(policy)
-    evaluation = policy.evaluate(as_batch(decisions))
+    evaluation = policy.evaluate(batch_of(decisions))
     torch.testing.assert_close(evaluation.logprobs, decisions.logprobs, atol=1e-12, rtol=0)
     assert evaluation.logprobs.shape == evaluation.entropy.shape == decisions.response_mask.shape == (6, 1)
     dist = torch.distributions.Categorical(logits=all_by_hand(policy) / 0.7)
@@ -161,7 +151,7 @@ def test_a_model_with_a_sliding_window_scores_without_sharing(tmp_path, kind):
     assert policy.language_model.share == (kind == "gpt2")
     decisions = act(policy)
     logprobs = torch.log_softmax(all_by_hand(policy), -1).gather(1, decisions.inputs["response_ids"])
-    for given in (decisions.logprobs, policy.evaluate(as_batch(decisions)).logprobs.detach()):
+    for given in (decisions.logprobs, policy.evaluate(batch_of(decisions)).logprobs.detach()):
         torch.testing.assert_close(given, logprobs, atol=1e-6, rtol=0)  # some layers compute in float32
 
 
@@ -169,7 +159,7 @@ def test_half_precision_chooses_by_float32_probabilities(folder):
     policy = ready(folder, dtype="float32")
     with torch.autocast("cpu", torch.bfloat16):
         decisions = act(policy)
-        evaluation = policy.evaluate(as_batch(decisions))
+        evaluation = policy.evaluate(batch_of(decisions))
     assert decisions.logprobs.dtype == evaluation.logprobs.dtype == torch.float32
     torch.testing.assert_close(evaluation.logprobs, decisions.logprobs, atol=0.1, rtol=0)
 
@@ -200,7 +190,7 @@ def test_actions_are_drawn_as_often_as_they_are_probable(folder):
 def test_candidates_of_one_token_cost_no_column(folder, monkeypatch):
     policy = ready(folder, FrozenLakeCodec())
     seen, prompts = watch(policy, monkeypatch), {tuple(policy.encode(text, ())) for text in OBSERVATIONS}
-    policy.evaluate(as_batch(act(policy)))
+    policy.evaluate(batch_of(act(policy)))
     assert seen == [((len(prompts), max(map(len, prompts))), 1)] * 2
 
 
@@ -240,7 +230,7 @@ def test_the_reference_is_the_policy_that_the_run_started_from(folder, lora):
     decisions = act(policy)
     policy.build_reference(warm_started=True)
     disturb(policy)
-    batch = as_batch(decisions)
+    batch = batch_of(decisions)
     torch.testing.assert_close(policy.reference_logprobs(batch), decisions.logprobs, atol=1e-12, rtol=0)
     for other in (bare, policy.evaluate(batch).logprobs):
         assert not torch.allclose(other, decisions.logprobs)
@@ -286,7 +276,7 @@ def test_prompts_of_like_length_are_computed_together_and_nothing_changes(folder
     torch.testing.assert_close(got.values, want.values)
     results = []
     for policy in (plain, grouped):
-        evaluation = policy.evaluate(as_batch(want))
+        evaluation = policy.evaluate(batch_of(want))
         torch.testing.assert_close(evaluation.values, want.values)
         torch.testing.assert_close(evaluation.logprobs, want.logprobs)
         (evaluation.logprobs + evaluation.values).sum().backward()
@@ -300,7 +290,7 @@ def test_each_group_is_as_wide_as_its_longest_prompt(folder, monkeypatch):
     policy = ready(folder, history=1, length_groups=2)
     decisions = act(policy, [draw(state, MAP) for state in (0, 1, 4, 9)], memory=memory)
     shapes = watch(policy, monkeypatch)
-    policy.evaluate(as_batch(decisions))
+    policy.evaluate(batch_of(decisions))
     (short, *_), (long, *_) = shapes
     assert short[1] < long[1]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny_runs import save_tiny_model, text_policy
+from tiny_runs import batch_of, save_tiny_model, text_policy
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
@@ -144,13 +144,7 @@ KEYS = RandomKeys(seed=0, purpose="rollout", collection=0, env=np.arange(2), tur
 
 def played(policy):
     decisions = policy.act(["a b", "c"], [(), ()], KEYS)
-    nothing = torch.zeros_like(decisions.logprobs)
-    return TurnBatch(
-        inputs=decisions.inputs,
-        response_mask=decisions.response_mask,
-        old_logprobs=decisions.logprobs,
-        advantages=nothing,
-    )
+    return batch_of(decisions)
 
 
 @pytest.mark.parametrize("kind", ["text", "scoring"])
