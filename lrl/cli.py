@@ -16,6 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 import lrl.algorithms.grpo
 import lrl.algorithms.ppo
 import lrl.algorithms.sft
+import lrl.algorithms.trpo
 import lrl.callbacks.checkpoint
 import lrl.callbacks.evaluation
 import lrl.callbacks.export
@@ -30,6 +31,7 @@ import lrl.envs.demonstrations
 import lrl.envs.factory
 import lrl.envs.frozen_lake_rows
 import lrl.envs.prompt_env
+import lrl.policies.head
 import lrl.policies.mlp
 import lrl.policies.scoring
 import lrl.policies.text

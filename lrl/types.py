@@ -7,6 +7,7 @@ being collected and ``(turn, token)`` once they are trained on.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -104,6 +105,40 @@ class Decisions:
     """``(row, token)`` value estimates, where the policy has a critic."""
 
 
+class Distribution(ABC):
+    """What tokens are drawn from, one distribution for each ``(turn, token)``.
+
+    Attributes:
+        coordinates: ``(turn, token, coordinate)``.
+    """
+
+    coordinates: Tensor
+
+    @abstractmethod
+    def logprobs(self, drawn: Tensor) -> Tensor:
+        """Of what was drawn, ``(turn, token)``.
+
+        Args:
+            drawn: ids ``(turn, token)`` or vectors ``(turn, token, dimension)``.
+        """
+
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """In nats, ``(turn, token)``."""
+
+    @abstractmethod
+    def kl(self, other: Distribution) -> Tensor:
+        """KL(self || other) in nats, ``(turn, token)``; exact, not from samples."""
+
+    @abstractmethod
+    def metric(self, tangent: Tensor) -> Tensor:
+        """The second derivative of ``KL(self || .)`` at ``self`` by the coordinates, times a tangent of their shape."""
+
+    @abstractmethod
+    def detach(self) -> Distribution:
+        """Itself without a graph."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """What a policy says of turns that were taken before, with gradient; each ``(turn, token)``."""
@@ -112,6 +147,8 @@ class Evaluation:
     entropy: Tensor
     """Entropy in nats of the distribution at each token."""
     values: Tensor | None = None
+    distribution: Distribution | None = None
+    """What each token was drawn from."""
 
 
 @dataclass(frozen=True, kw_only=True)

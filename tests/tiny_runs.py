@@ -131,6 +131,16 @@ def network(folder, **changes):
     return PPOValueHeadModule(policy, **{"lr": 1e-2, "schedule": "linear"} | changes)
 
 
+def trpo(folder, model=None, value_iterations=25, **changes):
+    """TRPO of what writes, in episodes that go on."""
+    from lrl.algorithms.trpo import TRPOModule
+    from lrl.algorithms.value_fit import ValueFit
+    from lrl.policies.value_head import ValueHeadConfig
+
+    policy = text_policy(folder, value_head=ValueHeadConfig(hidden_sizes=(8,), init_seed=0), **model or {})
+    return TRPOModule(policy, value_fit=ValueFit(iterations=value_iterations), **changes)
+
+
 def module_of(folder, kind, **changes):
     """The algorithm of a kind of run."""
     return {"continuing": ppo, "network": network}.get(kind, grpo)(folder, **OPTIONS.get(kind, {}) | changes)
@@ -265,5 +275,6 @@ def run_until_stopped(folder, kind, root, moment):
     make_trainer(root, CollectionCheckpoint(every_n_collections=1), Stop(moment)).fit(module, datamodule=data)
 
 
+FEW_ITERATIONS = {"model": {"dtype": "float64"}, "cg_iterations": 2, "value_iterations": 2}
 FLOAT64 = {"model": {"dtype": "float64"}, "optimizer": lambda weights: torch.optim.SGD(weights, lr=0.1)}
 OPTIONS = {"prompts": {}, "episodes": {"history": 1}, "continuing": {"history": 1}}

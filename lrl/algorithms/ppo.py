@@ -37,23 +37,21 @@ Departures from the paper, and from RL-LLM's nested PPO:
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from lrl.algorithms.crediting import credited, reduce_sum, world_size
 from lrl.algorithms.module import OptimizerFactory, PolicyModule
 from lrl.algorithms.ppo_checks import check_credit, check_leash
 from lrl.algorithms.schedule import Schedule
-from lrl.functional.credit import Discounts, Turns, assign_credit, explained_variance, whiten
+from lrl.functional.credit import Discounts
 from lrl.functional.kl import kl_estimate
 from lrl.functional.losses import clipped_surrogate, normalise, value_loss
 from lrl.functional.masking import masked_mean
 from lrl.policies.policy import Policy
 from lrl.types import Rollout, TurnBatch
-
-_CHUNK = 256
-"""Turns whose values are computed at a time."""
 
 
 class PPOValueHeadModule(PolicyModule):
@@ -161,41 +159,13 @@ class PPOValueHeadModule(PolicyModule):
         return self.keeps_reference
 
     def turn_batch(self, rollout: Rollout) -> TurnBatch:
-        """Value every token that was sampled, then credit it."""
+        """Pay what each token costs, then credit it."""
         self.skip_updates = False
-        active = rollout.active.to(torch.bool)
-        batch = rollout.turn_batch(torch.zeros_like(rollout.logprobs))
-        values = self._values(batch) if rollout.values is None else rollout.values[active]
-        self.policy.learn_statistics(batch, self.current_epoch, self._reduce_sum)
-        token_rewards = torch.zeros_like(values)
+        batch, token_rewards = rollout.turn_batch(torch.zeros_like(rollout.logprobs)), None
         if self.needs_reference:
             batch = batch.replace(ref_logprobs=self.policy.reference_logprobs(batch))
             token_rewards = self._kl_penalty(batch)
-        assert rollout.final_values is not None
-        device = values.device  # what environments say is on the CPU
-        turns = Turns(
-            rewards=rollout.rewards.to(device),
-            token_rewards=_spread(token_rewards, active),
-            values=_spread(values, active),
-            final_values=rollout.final_values.to(device),
-            mask=rollout.response_mask,
-            terminated=rollout.terminated.to(device),
-            truncated=rollout.truncated.to(device),
-            active=active.to(device),
-        )
-        advantages, returns = (part[active] for part in assign_credit(self.credit, turns, self.discounts))
-        mask = batch.response_mask
-        self.record("train/explained_variance", explained_variance(values[mask], returns[mask])[None])
-        self.record("train/advantage_std", advantages[mask].std(correction=0)[None])
-        if self.normalise_advantages:
-            advantages = whiten(advantages, mask, self._reduce_sum)
-        return batch.replace(advantages=advantages, returns=returns, old_values=values)
-
-    @torch.no_grad()
-    def _values(self, batch: TurnBatch) -> Tensor:
-        """Of all sampled tokens ``(turn, token)``, by the weights that sampled them."""
-        parts = torch.arange(len(batch), device=batch.response_mask.device).split(_CHUNK)
-        return torch.cat([cast(Tensor, self.policy.evaluate(batch[part]).values) for part in parts]).float()
+        return credited(self, rollout, batch, token_rewards, self.credit, self.discounts, self.normalise_advantages)
 
     def _kl_penalty(self, batch: TurnBatch) -> Tensor:
         """What each token is paid for staying near the reference; steers its weight for the next collection."""
@@ -205,7 +175,7 @@ class PPOValueHeadModule(PolicyModule):
         self.record("train/kl_to_reference", kl.sum(-1))
         self.record("train/kl_coef", kl.new_tensor([self.current_kl_coef]))
         if self.kl_target is not None:
-            total, count = self._reduce_sum(torch.stack([kl.sum(), kl.new_tensor(float(len(kl)))])).tolist()
+            total, count = reduce_sum(self, torch.stack([kl.sum(), kl.new_tensor(float(len(kl)))])).tolist()
             error = min(max(total / count / self.kl_target - 1, -0.2), 0.2)
             self._next_kl_coef = self.current_kl_coef * math.exp(error * count / self.kl_horizon)
         return penalty
@@ -216,8 +186,8 @@ class PPOValueHeadModule(PolicyModule):
         if self.skip_updates:
             return self.zero_loss(batch)
         mask = batch.response_mask
-        sizes = self._reduce_sum(torch.tensor([len(mask), int(mask.sum())], dtype=torch.float32, device=mask.device))
-        turns, tokens = (sizes / self._world).clamp(min=1)
+        sizes = reduce_sum(self, torch.tensor([len(mask), int(mask.sum())], dtype=torch.float32, device=mask.device))
+        turns, tokens = (sizes / world_size(self)).clamp(min=1)
         if len(batch) == 0:  # other ranks may have turns: the same collective calls, in the same order
             loss = self.zero_loss(batch)
             self._skip_beyond_target(loss.detach())
@@ -255,7 +225,7 @@ class PPOValueHeadModule(PolicyModule):
     def _skip_beyond_target(self, approx_kl: Tensor) -> None:
         """Make the rest of the collection no-ops, on all ranks or on none."""
         if self.target_kl is not None:
-            self.skip_updates = bool(self._reduce_sum(approx_kl) / self._world > self.target_kl)
+            self.skip_updates = bool(reduce_sum(self, approx_kl) / world_size(self) > self.target_kl)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the weight of the KL term."""
@@ -279,18 +249,3 @@ class PPOValueHeadModule(PolicyModule):
         if self.kl_target is not None:
             saved = checkpoint["lrl"].get("kl_coefs", [self.current_kl_coef, self._next_kl_coef])
             self.current_kl_coef, self._next_kl_coef = saved
-
-    @property
-    def _world(self) -> int:
-        return self.trainer.world_size if self._trainer else 1
-
-    def _reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Over ranks."""
-        return cast(Tensor, self.trainer.strategy.reduce(tensor, reduce_op="sum")) if self._world > 1 else tensor
-
-
-def _spread(values: Tensor, active: Tensor) -> Tensor:
-    """``(turn, token)`` back to ``(time, env, token)``, 0 where no turn was taken."""
-    out = values.new_zeros(*active.shape, values.shape[-1])
-    out[active] = values
-    return out

@@ -6,7 +6,7 @@ from lrl.functional.credit import CREDITS, Discounts
 from lrl.policies.policy import Policy
 
 
-def check_credit(policy: Policy, credit: str, discounts: Discounts) -> None:
+def check_credit(policy: Policy, credit: str, discounts: Discounts, algorithm: str = "PPO") -> None:
     """Refuse what credit cannot rest on.
 
     Raises:
@@ -14,8 +14,8 @@ def check_credit(policy: Policy, credit: str, discounts: Discounts) -> None:
     """
     if not policy.has_critic:
         raise ValueError(
-            f"model.policy is a {type(policy).__name__} without critic; PPO needs one: set policy.init_args.value_head "
-            "of a language model, critic of an MLP."
+            f"model.policy is a {type(policy).__name__} without critic; {algorithm} needs one: set policy.init_args."
+            "value_head of a language model, critic of an MLP, critic_hidden_sizes of a HeadPolicy."
         )
     if credit not in CREDITS:
         raise ValueError(f"model.credit is {credit!r}; it must be one of {', '.join(CREDITS)}.")

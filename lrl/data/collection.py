@@ -39,11 +39,14 @@ class RecordedEpisode:
     success: bool = False
     random_steps: list[int] = field(default_factory=list)
     """Where :class:`~lrl.policies.noisy.NoisyPolicy` put an action in."""
+    advised: list[str | None] = field(default_factory=list)
+    """The action, in words, that it did not take there."""
 
-    def add(self, step: NativeStep, terminated: bool, truncated: bool, random: bool = False) -> None:
+    def add(self, step: NativeStep, terminated: bool, truncated: bool, answer: Any = None) -> None:
         """One more step. Copied: an environment may go on writing into what it has handed out."""
-        if random:
+        if isinstance(answer, RandomAnswer):
             self.random_steps.append(len(self.actions))
+            self.advised.append(answer.advised)
         self.actions.append(copy.deepcopy(step.action))
         self.observations.append(copy.deepcopy(step.observation))
         self.rewards.append(step.reward)
@@ -95,7 +98,7 @@ class EpisodeRecorder(VectorWrapper):
         for slot, episode in list(self._running.items()):
             if legal[slot]:
                 ended = bool(terminated[slot]), bool(truncated[slot])
-                episode.add(infos["native"][slot], *ended, isinstance(actions[slot], RandomAnswer))
+                episode.add(infos["native"][slot], *ended, actions[slot])
             if terminated[slot] or truncated[slot]:
                 episode.end(bool(infos["success"][slot]))
                 self._on_episode(self._running.pop(slot))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -28,7 +29,8 @@ class MinariDemonstrations(Demonstrations):
 
     A data set is of native observations and actions; the environment's codec puts them into words, and the prompt's
     history is that of the episode. Episodes are read when they are needed. Random actions that were put in
-    (``collect.py --random_share``) are no demonstrations; they stand in the history.
+    (``collect.py --random_share``) are no demonstrations; they stand in the history. What the policy would have done
+    there can be learned from instead: demonstrations of states that its mistakes lead to (DAgger, arXiv:1011.0686).
 
     Args:
         dataset_id: Minari's name, local or to be downloaded.
@@ -40,6 +42,7 @@ class MinariDemonstrations(Demonstrations):
             the codec's gist of the observation, ``{action}`` for the action.
         copies: of each episode, the first as it is, the others changed by ``symmetry``.
         symmetry: what may be changed; null with one copy only.
+        advised: learn also what would have been done where a random action was put in.
         seed: of the split, of what is taken, and of the draws.
     """
 
@@ -53,6 +56,7 @@ class MinariDemonstrations(Demonstrations):
         reasoning: Sequence[str] = ("I see {seen}, I choose",),
         copies: int = 1,
         symmetry: Symmetry | None = None,
+        advised: bool = False,
         seed: int = 0,
     ) -> None:
         if (symmetry is None) != (copies == 1):
@@ -72,7 +76,7 @@ class MinariDemonstrations(Demonstrations):
         self.dataset_id, self.validation_share, self.seed = dataset_id, validation_share, seed
         self.split: Literal["train", "validation", "all"] = split
         self.num_episodes, self.num_rows, self.reasoning = num_episodes, num_rows, Reasoning(reasoning)
-        self.copies, self.symmetry = copies, symmetry
+        self.copies, self.symmetry, self.advised = copies, symmetry, advised
         self._reader: DatasetReader | None = None
 
     def prepare(self) -> None:
@@ -119,7 +123,12 @@ class MinariDemonstrations(Demonstrations):
 
     def _take(self) -> tuple[np.ndarray, np.ndarray]:
         """Episodes and how many of their steps, each int64 ``(episode,)``."""
-        counts = self.reader.counts
+        counts = self.reader.counts(self.advised)
+        if self.advised and not any(self.reader.advised(index) for index in range(len(counts))):
+            raise ValueError(
+                f"demonstrations.advised is true, but {self.dataset_id!r} keeps no advice; it must be false, or the "
+                "data set collected with --random_share."
+            )
         episodes = self._split(len(counts))
         episodes = episodes[counts[episodes] > 0]
         steps = counts[episodes]
@@ -141,6 +150,10 @@ class MinariDemonstrations(Demonstrations):
         order = permutation(episodes, "split", self.seed)
         held_out = max(round(self.validation_share * episodes), int(self.validation_share > 0 and episodes > 1))
         return {"all": order, "validation": order[:held_out], "train": order[held_out:]}[self.split]
+
+
+Told = tuple[tuple[PastTurn, ...], dict[int, str]]
+"""An episode's turns as they were taken, and by step the answers that were advised instead."""
 
 
 class EpisodeTurns(StreamedTurns):
@@ -166,7 +179,7 @@ class EpisodeTurns(StreamedTurns):
         self._originals = len(episodes)
         self.episodes = np.tile(episodes, source.copies)
         self._starts = np.concatenate([[0], np.cumsum(np.tile(steps, source.copies))])
-        self._cache: dict[int, tuple[PastTurn, ...]] = {}
+        self._cache: dict[int, Told] = {}
         self._cached = 0
 
     def __len__(self) -> int:
@@ -183,43 +196,49 @@ class EpisodeTurns(StreamedTurns):
             return [self[index] for index in range(len(self))[place]]
         place = range(len(self))[place]
         number = int(np.searchsorted(self._starts, place, side="right")) - 1
-        turns = self._turns(number)
-        step = int(self._source.reader.demonstrated(int(self.episodes[number]))[place - self._starts[number]])
+        source, (turns, advised) = self._source, self._turns(number)
+        steps = source.reader.demonstrated(int(self.episodes[number]), source.advised)
+        step = int(steps[place - self._starts[number]])
         history = turns[max(0, step - self._policy.prompt.history) : step]
-        return Demonstration(turns[step].observation, turns[step].response, history)
+        return Demonstration(turns[step].observation, advised.get(step, turns[step].response), history)
 
-    def _turns(self, number: int) -> tuple[PastTurn, ...]:
+    def _turns(self, number: int) -> Told:
         """An episode in words; the one that was asked for longest ago goes where there are too many."""
         turns = self._cache.pop(number, None)
         if turns is None:
             turns = self._read(int(self.episodes[number]), number // self._originals)
-            self._cached += len(turns)
+            self._cached += len(turns[0])
         self._cache[number] = turns
         while self._cached > 2 * _BLOCK and len(self._cache) > 1:
-            self._cached -= len(self._cache.pop(next(iter(self._cache))))
+            self._cached -= len(self._cache.pop(next(iter(self._cache)))[0])
         return turns
 
-    def _read(self, episode: int, copy: int) -> tuple[PastTurn, ...]:
+    def _read(self, episode: int, copy: int) -> Told:
         source, codec = self._source, self._codec
         stored = source.reader.episode(episode)
         key = (source.seed, episode, copy) if copy else (source.seed, episode)
         draws = counter_hash("demonstration", *key, np.arange(len(stored.actions))).tolist()
-        turns = []
+        turns, answers = [], {}
         try:
-            observations, actions = stored.observations, stored.actions
+            advice = source.reader.advised(episode) if source.advised else {}
+            observations, taken = stored.observations, len(stored.actions)
+            actions = [*stored.actions, *map(codec.text_to_action, advice.values())]
             if copy and source.symmetry is not None:
                 rng = np.random.default_rng([source.seed, episode, copy])
                 observations, actions = source.symmetry.change(observations, actions, rng)
-            for seen, action, draw in zip(observations, actions, draws, strict=True):
+            advised = dict(zip(advice, actions[taken:], strict=True))
+            for step, (seen, action, draw) in enumerate(zip(observations, actions[:taken], draws, strict=True)):
                 text = codec.observation_to_text(seen, stored.context)
-                answer = source.reasoning.answer(self._policy, codec, text, codec.action_to_text(action), draw)
-                turns.append(PastTurn(text, answer))
+                write = partial(source.reasoning.answer, self._policy, codec, text)
+                turns.append(PastTurn(text, write(codec.action_to_text(action), draw)))
+                if step in advised:
+                    answers[step] = write(codec.action_to_text(advised[step]), draw)
         except (ValueError, LookupError, TypeError) as error:  # a codec meets what it does not speak of
             raise ValueError(
                 f"demonstrations.dataset_id is {source.dataset_id!r}, whose episode {episode} cannot be put into words "
                 f"by {type(codec).__name__}: {error}"
             ) from error
-        return tuple(turns)
+        return tuple(turns), answers
 
     def shuffled(self, seed: int, epoch: int) -> np.ndarray:
         """Every step once, int64 ``(turn,)``: episodes shuffled, then steps inside blocks of them."""

@@ -28,6 +28,7 @@ from lrl.data.minari_spaces import columns, row, storable
 CONTEXT = "context"
 """Where an episode's metadata hold the codec's context, as JSON."""
 RANDOM_STEPS = "random_steps"
+ADVISED = "advised"
 """And the steps at which a random action was put in, as JSON: what such an action was the policy did not choose."""
 
 
@@ -94,7 +95,7 @@ class DatasetWriter:
 
         Args:
             episodes: each with ``seed``, ``context``, ``success``, and lists of native ``observations`` (one more than
-                steps), ``actions``, ``rewards``, ``terminations``, ``truncations`` and ``random_steps``.
+                steps), ``actions``, ``rewards``, ``terminations``, ``truncations``, ``random_steps`` and ``advised``.
         """
         from minari.data_collector import EpisodeBuffer
 
@@ -143,6 +144,7 @@ def _episode_metadata(episode: Mapping[str, Any]) -> dict[str, Any]:
     about["success"] = bool(episode["success"])
     if episode["random_steps"]:
         about[RANDOM_STEPS] = json.dumps(episode["random_steps"])
+        about[ADVISED] = json.dumps(episode["advised"])
     return about if episode["context"] is None else about | {CONTEXT: json.dumps(episode["context"])}
 
 
@@ -157,7 +159,6 @@ class DatasetReader:
 
     Attributes:
         lengths: steps of each episode, int64 ``(episode,)``.
-        counts: how many of them are demonstrations, int64 ``(episode,)``.
     """
 
     def __init__(self, dataset_id: str) -> None:
@@ -177,7 +178,7 @@ class DatasetReader:
             found = list(self._storage.get_episode_metadata(range(dataset.total_episodes)))
             self.lengths = np.array([about["total_steps"] for about in found], dtype=np.int64)
             self._random: list[list[int]] = [json.loads(about.get(RANDOM_STEPS, "[]")) for about in found]
-            self.counts = self.lengths - np.array([len(steps) for steps in self._random], dtype=np.int64)
+            self._advised: list[list[str | None]] = [json.loads(about.get(ADVISED, "[]")) for about in found]
         if not self.lengths.sum():
             raise ValueError(f"dataset_id is {dataset_id!r}, which holds no steps; collect some.")
 
@@ -186,9 +187,24 @@ class DatasetReader:
         """What is said of the data set as a whole."""
         return self._storage.metadata
 
-    def demonstrated(self, index: int) -> np.ndarray:
-        """The steps of an episode that its policy chose, int64 ``(step,)``."""
-        return np.setdiff1d(np.arange(self.lengths[index]), self._random[index])
+    def demonstrated(self, index: int, advised: bool = False) -> np.ndarray:
+        """The steps of an episode that its policy chose, int64 ``(step,)``.
+
+        Args:
+            index: of the episode.
+            advised: whether those count as well in which it was asked, and a random action taken.
+        """
+        asked = self.advised(index) if advised else ()
+        return np.setdiff1d(np.arange(self.lengths[index]), [step for step in self._random[index] if step not in asked])
+
+    def advised(self, index: int) -> dict[int, str]:
+        """What the policy of an episode would have done where a random action was taken: step to action in words."""
+        pairs = zip(self._random[index], self._advised[index])  # older data sets tell of none
+        return {step: text for step, text in pairs if text is not None}
+
+    def counts(self, advised: bool = False) -> np.ndarray:
+        """How many steps of each episode are demonstrations, int64 ``(episode,)``; see :meth:`demonstrated`."""
+        return np.array([len(self.demonstrated(index, advised)) for index in range(len(self.lengths))], dtype=np.int64)
 
     def episode(self, index: int) -> StoredEpisode:
         """Read one episode.

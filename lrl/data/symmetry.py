@@ -26,7 +26,10 @@ class Symmetry(ABC):
     def change(
         self, observations: Sequence[Any], actions: Sequence[Any], rng: np.random.Generator
     ) -> tuple[list[Any], list[Any]]:
-        """Native observations and actions of one episode, changed in one way that is drawn from ``rng``."""
+        """Native observations and actions of one episode, changed in one way that is drawn from ``rng``.
+
+        There may be more actions than observations: those that were advised and not taken.
+        """
 
 
 class BabyAISymmetry(Symmetry):

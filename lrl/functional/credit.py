@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lrl.types import Rollout
+
 CREDITS = ("turn", "token", "nested", "bandit")
 
 
@@ -86,6 +88,41 @@ def assign_credit(how: str, turns: Turns, discounts: Discounts) -> tuple[Tensor,
         raise ValueError(f"credit is {how!r}; it must be one of {', '.join(CREDITS)}.")
     advantages = token_advantages(targets, turns, discounts)
     return advantages, (advantages + turns.values) * turns.mask
+
+
+def credit_rollout(
+    how: str, rollout: Rollout, values: Tensor, token_rewards: Tensor, discounts: Discounts
+) -> tuple[Tensor, Tensor]:
+    """:func:`assign_credit` for the turns that were taken: advantages and value targets ``(turn, token)``.
+
+    Args:
+        how: see there.
+        rollout: of a policy with a critic.
+        values: ``(turn, token)`` of the state before each token.
+        token_rewards: ``(turn, token)`` paid for single tokens.
+        discounts: how far credit reaches.
+    """
+    assert rollout.final_values is not None
+    active, device = rollout.active.to(torch.bool), values.device  # what environments say is on the CPU
+    turns = Turns(
+        rewards=rollout.rewards.to(device),
+        token_rewards=_spread(token_rewards, active),
+        values=_spread(values, active),
+        final_values=rollout.final_values.to(device),
+        mask=rollout.response_mask,
+        terminated=rollout.terminated.to(device),
+        truncated=rollout.truncated.to(device),
+        active=active.to(device),
+    )
+    advantages, returns = (part[active] for part in assign_credit(how, turns, discounts))
+    return advantages, returns
+
+
+def _spread(values: Tensor, active: Tensor) -> Tensor:
+    """``(turn, token)`` back to ``(time, env, token)``, 0 where no turn was taken."""
+    out = values.new_zeros(*active.shape, values.shape[-1])
+    out[active] = values
+    return out
 
 
 def turn_returns(rewards: Tensor, turns: Turns, discounts: Discounts) -> Tensor:

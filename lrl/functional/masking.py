@@ -24,18 +24,6 @@ def selected_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
     return _log_softmax(logits).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
 
 
-def entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of the categorical distributions ``logits`` ``(..., vocabulary)``."""
-    logprobs = _log_softmax(logits)
-    return -(logprobs.exp() * logprobs).sum(-1)
-
-
-def selected_logprobs_and_entropy(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`selected_logprobs` and :func:`entropy` from one normalisation of the logits."""
-    logprobs = _log_softmax(logits)
-    return logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1), -(logprobs.exp() * logprobs).sum(-1)
-
-
 def _log_softmax(logits: Tensor) -> Tensor:
     """In float32 at least."""
     halves = (torch.bfloat16, torch.float16)

@@ -57,6 +57,32 @@ def fisher_product(mean_kl: Tensor, parameters: Sequence[Tensor], damping: float
     return product
 
 
+def gauss_newton_product(coordinates: Tensor, metric: Product, parameters: Sequence[Tensor], damping: float) -> Product:
+    """Products of ``J^T M J`` with vectors, where ``J`` is the derivative of ``coordinates`` by ``parameters``.
+
+    At the weights that ``M`` was taken at that is Fisher's matrix, positive whatever the rounding. ``J v`` is had from
+    reverse mode alone: ``J^T u`` is linear in ``u``, and its derivative by ``u`` along ``v`` is ``J v``.
+
+    Args:
+        coordinates: any shape, with a graph, of which ``parameters`` are leaves.
+        metric: ``M`` times a tensor of that shape, what they are averaged with included.
+        parameters: those that are trained.
+        damping: is added to the diagonal.
+    """
+    probe = torch.zeros_like(coordinates, requires_grad=True)
+    transposed = torch.autograd.grad(coordinates, parameters, probe, create_graph=True, allow_unused=True)
+    used = [index for index, part in enumerate(transposed) if part is not None and part.requires_grad]
+
+    def product(vector: Tensor) -> Tensor:
+        pieces = vector.split([parameter.numel() for parameter in parameters])
+        along = [pieces[index].view_as(parameters[index]) for index in used]
+        (tangent,) = torch.autograd.grad([transposed[index] for index in used], probe, along, retain_graph=True)
+        back = torch.autograd.grad(coordinates, parameters, metric(tangent), retain_graph=True, allow_unused=True)
+        return flatten(back, parameters) + damping * vector
+
+    return product
+
+
 class LineSearch(NamedTuple):
     """How a line search ended."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -118,6 +119,21 @@ class LanguageModel(nn.Module):
                 use_adapter(self.model, "default")
         return logits, states[0][layout.row[:, None], layout.kept]
 
+    def states(self, ids: Tensor, mask: Tensor, model: Any = None) -> Tensor:
+        """Last hidden states ``(row, column, hidden)`` of texts, none of which is to be continued.
+
+        Args:
+            ids: int64 ``(row, column)``, right-padded.
+            mask: bool ``(row, column)``.
+            model: another than the one that is trained.
+        """
+        model = self.model if model is None else model
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        padding = None if bool(mask.all()) else mask.long()
+        with head_inputs(model, last_only=True) as states, recomputed(model, self.config.gradient_checkpointing):
+            model(input_ids=ids, attention_mask=padding, position_ids=positions, use_cache=False)
+        return states[0]
+
     def add_critic_adapter(self) -> None:
         """Let the critic read the trunk through an adapter of its own; a second call does nothing.
 
@@ -202,17 +218,22 @@ class LanguageModel(nn.Module):
 
     def reference_logits(self, layout: Layout) -> Tensor:
         """Logits of the reference, as :meth:`logits`; no gradient."""
+        with self.reference() as model:
+            return self.logits(layout, model)
+
+    @contextmanager
+    def reference(self) -> Iterator[Any]:
+        """The model that the reference's logits come from, while it does; no gradient."""
         with torch.no_grad():
             if self._reference:
-                self._reference[0].to(self.device)
-                return self.logits(layout, self._reference[0])
-            if "reference" in self.model.peft_config:
+                yield self._reference[0].to(self.device)
+            elif "reference" in self.model.peft_config:
                 use_adapter(self.model, "reference")
-                logits = self.logits(layout)
+                yield self.model
                 use_adapter(self.model, "default")
-                return logits
-            with self.model.disable_adapter():
-                return self.logits(layout)
+            else:
+                with self.model.disable_adapter():
+                    yield self.model
 
     # -- self-check ----------------------------------------------------------------------------------------------
 

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
-from lrl.functional.random import token_uniforms
-from lrl.policies.decoding import draw_tokens, sampling_logprobs
+from lrl.policies.heads import ActionHead, check_spaces, vector_size, vectors
 from lrl.policies.networks import RunningNorm, at_least_float32, drawn_from, mlp
 from lrl.policies.policy import Policy
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
-
-_TINY = 2.0**-54
-"""Half a step of the uniform numbers: the normal quantile of 0 is infinite."""
 
 
 class MLPPolicy(Policy):
@@ -33,6 +26,7 @@ class MLPPolicy(Policy):
         hidden_sizes: of actor and critic.
         activation: ``relu``, ``tanh``, ``gelu`` or ``silu``.
         normalise_observations: by running mean and standard deviation, which change between collections only.
+        observation_clip: largest absolute value of a normalised observation.
         shared_value_network: whether the critic is one more output of the actor.
         initial_log_std: of the Gaussian.
         critic: whether there is one.
@@ -44,6 +38,7 @@ class MLPPolicy(Policy):
         hidden_sizes: Sequence[int] = (64, 64, 64),
         activation: str = "relu",
         normalise_observations: bool = False,
+        observation_clip: float = 10.0,
         shared_value_network: bool = False,
         initial_log_std: float = 0.0,
         critic: bool = True,
@@ -52,7 +47,10 @@ class MLPPolicy(Policy):
         super().__init__()
         if not hidden_sizes or min(hidden_sizes) < 1:
             raise ValueError(f"policy.hidden_sizes is {list(hidden_sizes)}; it must be one or more positive sizes.")
+        if observation_clip <= 0:
+            raise ValueError(f"policy.observation_clip is {observation_clip}; it must be positive.")
         mlp((1, 1), activation)
+        self.observation_clip = observation_clip
         self.hidden_sizes, self.activation, self.init_seed = tuple(hidden_sizes), activation, init_seed
         self.normalise_observations, self.shared_value_network = normalise_observations, shared_value_network
         self.initial_log_std, self.has_critic = initial_log_std, critic
@@ -71,15 +69,8 @@ class MLPPolicy(Policy):
         Raises:
             ValueError: the observations are no numbers, or the actions neither Discrete nor a Box.
         """
-        if not _is_numbers(observation_space):
-            raise ValueError(
-                f"model.policy is an MLPPolicy, but observations are {observation_space}; they must be numbers."
-            )
-        self._size = int(np.prod(spaces.flatten_space(observation_space).shape or ()))
-        if not isinstance(action_space, (spaces.Discrete, spaces.Box)):
-            raise ValueError(
-                f"model.policy is an MLPPolicy, but actions are {action_space}; they must be Discrete or a Box."
-            )
+        check_spaces("MLPPolicy", observation_space, action_space, numbers=True)
+        self._size = vector_size(observation_space)
         self._spaces = observation_space, action_space
 
     def configure(self) -> None:
@@ -88,16 +79,14 @@ class MLPPolicy(Policy):
             return
         assert self._spaces is not None, "connect_spaces() comes first"
         (_, acted), inputs = self._spaces, self._size
-        self._box = isinstance(acted, spaces.Box)
-        outputs = int(acted.n) if isinstance(acted, spaces.Discrete) else int(np.prod(acted.shape or ()))
-        self._first = int(acted.start) if isinstance(acted, spaces.Discrete) else 0
+        self.head = ActionHead(acted, self.initial_log_std)
+        outputs = self.head.size
         shared = self.has_critic and self.shared_value_network
         with drawn_from(self.init_seed):
             self.actor = mlp((inputs, *self.hidden_sizes, outputs + shared), self.activation, 0.01)
             separate = self.has_critic and not shared
             self.critic = mlp((inputs, *self.hidden_sizes, 1), self.activation) if separate else None
-        self.log_std = nn.Parameter(torch.full((outputs,), self.initial_log_std)) if self._box else None
-        self.norm = RunningNorm(inputs) if self.normalise_observations else nn.Identity()
+        self.norm = RunningNorm(inputs, self.observation_clip) if self.normalise_observations else nn.Identity()
 
     def build_reference(self, warm_started: bool) -> None:
         """Keep a copy."""
@@ -128,17 +117,9 @@ class MLPPolicy(Policy):
         sampling = SamplingConfig() if sampling is None else sampling
         seen = self._tensor(observations)
         outputs, values = self(seen)
-        if self._box:
-            actions, logprobs = self._gaussian(outputs, keys, sampling.temperature)
-            assert self._spaces is not None
-            space: Any = self._spaces[1]
-            native = np.clip(actions.cpu().numpy().reshape(-1, *space.shape), space.low, space.high)
-        else:
-            choices = sampling_logprobs(outputs, sampling)
-            actions = draw_tokens(choices, token_uniforms(keys, 1)[:, 0].to(outputs.device))
-            logprobs, native = choices.gather(-1, actions[:, None]), actions.cpu().numpy() + self._first
+        native, actions, logprobs = self.head.draw(outputs, keys, sampling)
         return Decisions(
-            actions=native,  # pyright: ignore[reportArgumentType]
+            actions=native,
             inputs={"observation": seen, "action": actions},
             response_mask=torch.ones(len(seen), 1, dtype=torch.bool, device=seen.device),
             logprobs=logprobs,
@@ -146,25 +127,11 @@ class MLPPolicy(Policy):
             values=values,
         )
 
-    def _gaussian(self, means: Tensor, keys: RandomKeys, temperature: float) -> tuple[Tensor, Tensor]:
-        """Samples ``(row, action)`` and their log-densities ``(row, 1)``."""
-        if temperature == 0:
-            return means, torch.zeros_like(means[:, :1])
-        assert self.log_std is not None
-        noise = torch.special.ndtri(token_uniforms(keys, means.shape[1]) + _TINY).to(means)
-        actions = means + noise * self.log_std.exp() * temperature
-        return actions, log_density(actions, means, self.log_std + math.log(temperature))
-
     def _tensor(self, observations: Sequence[Any]) -> Tensor:
         assert self.actor is not None, "configure() comes first"
         assert self._spaces is not None
         weights: Any = self.actor[0].weight
-        space: Any = self._spaces[0]
-        if isinstance(space, spaces.Box):
-            rows = np.asarray(observations)
-        else:
-            rows = np.stack([np.asarray(spaces.flatten(space, observation)) for observation in observations])
-        return torch.as_tensor(rows, dtype=weights.dtype, device=weights.device).reshape(len(observations), -1)
+        return vectors(self._spaces[0], observations, weights)
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """Those of a separate value network."""
@@ -180,14 +147,16 @@ class MLPPolicy(Policy):
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Of turns that were taken; nothing is dropped out."""
         outputs, values = self(batch.inputs["observation"])
-        actions = batch.inputs["action"]
-        if self._box:
-            assert self.log_std is not None
-            entropy = (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum().expand(len(outputs), 1)
-            return Evaluation(logprobs=log_density(actions, outputs, self.log_std), entropy=entropy, values=values)
-        logprobs = torch.log_softmax(outputs, dim=-1)
-        entropy = -(logprobs.exp() * logprobs).sum(-1, keepdim=True)
-        return Evaluation(logprobs=logprobs.gather(-1, actions[:, None]), entropy=entropy, values=values)
+        distribution = self.head.distribution(outputs)
+        logprobs = self.head.logprobs(distribution, batch.inputs["action"])
+        return Evaluation(logprobs=logprobs, entropy=distribution.entropy(), values=values, distribution=distribution)
+
+    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
+        """A separate value network needs no actor."""
+        if self.critic is None:
+            return super().critic_view(batch)
+        critic, seen = self.critic, self.norm(batch.inputs["observation"])
+        return lambda index: critic(seen[index])
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
@@ -206,15 +175,3 @@ class MLPPolicy(Policy):
         """Normalise by what was learned before."""
         if isinstance(self.norm, RunningNorm):
             self.norm.settle(collection)
-
-
-def log_density(actions: Tensor, means: Tensor, log_std: Tensor) -> Tensor:
-    """Of a Gaussian with independent dimensions, ``(row, 1)``."""
-    each = -0.5 * ((actions - means) / log_std.exp()).square() - log_std - 0.5 * math.log(2 * math.pi)
-    return each.sum(-1, keepdim=True)
-
-
-def _is_numbers(space: gym.Space) -> bool:
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return all(_is_numbers(part) for part in (space.values() if isinstance(space, spaces.Dict) else space))
-    return isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))

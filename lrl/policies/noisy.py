@@ -12,6 +12,7 @@ from typing import Any
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
+from lrl.codecs.codec import InvalidActionError
 from lrl.functional.random import token_uniforms
 from lrl.policies.policy import Policy
 from lrl.prompts.response_format import response_format as format_named
@@ -19,7 +20,13 @@ from lrl.types import Decisions, Evaluation, History, PastTurn, RandomKeys, Samp
 
 
 class RandomAnswer(str):
-    """An answer that nobody would give; a plain text to whoever reads it."""
+    """An answer that nobody would give; a plain text to whoever reads it.
+
+    Attributes:
+        advised: the text of the action that it was given instead of; None where that was no legal action.
+    """
+
+    advised: str | None = None
 
 
 class NoisyPolicy(Policy):
@@ -69,9 +76,18 @@ class NoisyPolicy(Policy):
         draws = token_uniforms(replace(keys, purpose=f"noise of {keys.purpose}"), 2).tolist()
         for row, (whether, which) in enumerate(draws):
             if whether < self.random_share:
-                actions[row] = RandomAnswer(self._format.render(self.codec.random_action_text(which)))
-                memory[row] = _answered(memory[row], actions[row])
+                answer = RandomAnswer(self._format.render(self.codec.random_action_text(which)))
+                answer.advised = self._action_text(str(actions[row]))
+                actions[row], memory[row] = answer, _answered(memory[row], answer)
         return replace(decisions, actions=actions, memory=memory)
+
+    def _action_text(self, answer: str) -> str | None:
+        """What an answer says, in the codec's own words."""
+        assert self.codec is not None
+        try:
+            return self.codec.action_to_text(self.codec.text_to_action(self._format.extract(answer)))
+        except InvalidActionError:
+            return None
 
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Always a ValueError."""

@@ -89,6 +89,23 @@ class Policy(nn.Module, ABC):
         """Weights that the critic shares with nothing."""
         return []
 
+    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
+        """Values as a function of the critic's own weights: what lies below them is computed once.
+
+        Args:
+            batch: turns that were taken.
+
+        Returns:
+            A function from indices of turns ``(turn,)`` to values ``(turn, token)``, with gradient.
+        """
+
+        def values(index: Tensor) -> Tensor:
+            out = self.evaluate(batch[index]).values
+            assert out is not None
+            return out
+
+        return values
+
     def learn_statistics(
         self, batch: TurnBatch, collection: int, reduce: Callable[[Tensor], Tensor] | None = None
     ) -> None:

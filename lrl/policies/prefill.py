@@ -71,10 +71,20 @@ def _read(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache) -> tuple[T
 
 
 @contextmanager
-def head_inputs(model: Any) -> Iterator[list[Tensor]]:
-    """The hidden states ``(row, column, hidden)`` that each pass makes logits from."""
+def head_inputs(model: Any, last_only: bool = False) -> Iterator[list[Tensor]]:
+    """The hidden states ``(row, column, hidden)`` that each pass makes logits from.
+
+    Args:
+        model: a Hugging Face causal LM.
+        last_only: make logits of the last column only, which costs nothing to speak of: they are not wanted.
+    """
     states: list[Tensor] = []
-    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, args: states.append(args[0]))
+
+    def keep(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        states.append(args[0])
+        return (args[0][:, -1:],) if last_only else None
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(keep)
     try:
         yield states
     finally:

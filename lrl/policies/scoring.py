@@ -7,14 +7,15 @@ id is the action's place among the candidates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
-from lrl.functional.masking import entropy, selected_logprobs
+from lrl.functional.distributions import Categorical
+from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_uniforms
 from lrl.policies.candidates import Normalisation, check_distinct, divisors
 from lrl.policies.chat import ChatTokenizer
@@ -281,12 +282,23 @@ class ScoringPolicy(Policy):
         self.train(dropout_seed is not None)
         with seeded(dropout_seed, self.language_model.device):
             scores, states = self._scores_and_states(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"])
-        logprobs = torch.log_softmax(scores / self.sampling.temperature, dim=-1)
+        distribution = Categorical(scores[:, None] / self.sampling.temperature)
         values = None
         if self.value_head is not None and states is not None:
             values = self.value_head(states[:, None], batch.response_mask)
-        chosen = logprobs.gather(-1, batch.inputs["response_ids"])
-        return Evaluation(logprobs=chosen, entropy=entropy(logprobs)[:, None], values=values)
+        logprobs = distribution.logprobs(batch.inputs["response_ids"])
+        return Evaluation(logprobs=logprobs, entropy=distribution.entropy(), values=values, distribution=distribution)
+
+    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
+        """A head on a trunk that it shares reads states that do not change with it."""
+        if self.value_head is None or self.language_model.has_critic_adapter:
+            return super().critic_view(batch)
+        head, mask = self.value_head, batch.response_mask
+        self.eval()
+        with torch.no_grad():
+            _, states = self._scores_and_states(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"])
+        assert states is not None
+        return lambda index: head(states[index, None], mask[index])
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:

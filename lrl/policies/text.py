@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lrl.functional.masking import selected_logprobs, selected_logprobs_and_entropy
+from lrl.functional.distributions import Categorical
+from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_uniforms
 from lrl.policies.chat import ChatTokenizer
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig
@@ -148,9 +149,22 @@ class TextPolicy(Policy):
             else:
                 logits, states = self.language_model.logits_and_states(layout)
                 values = self.value_head(states, mask)
-        logits = logits / self.sampling.temperature
-        logprobs, entropy = selected_logprobs_and_entropy(logits, batch.inputs["response_ids"][:, : mask.shape[1]])
-        return Evaluation(logprobs=logprobs * mask, entropy=entropy * mask, values=values)
+        distribution = Categorical(logits / self.sampling.temperature)
+        logprobs = distribution.logprobs(batch.inputs["response_ids"][:, : mask.shape[1]])
+        return Evaluation(
+            logprobs=logprobs * mask, entropy=distribution.entropy() * mask, values=values, distribution=distribution
+        )
+
+    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
+        """A head on a trunk that it shares reads states that do not change with it."""
+        if self.value_head is None or self.language_model.has_critic_adapter:
+            return super().critic_view(batch)
+        head, mask = self.value_head, batch.response_mask
+        self.eval()
+        with torch.no_grad():
+            layout = self.language_model.lay_out(batch.inputs, mask, pack_tokens=self.pack_tokens)
+            _, states = self.language_model.logits_and_states(layout)
+        return lambda index: head(states[index], mask[index])
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """The value head's, and those of its adapter."""

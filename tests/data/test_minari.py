@@ -193,7 +193,7 @@ def test_a_pass_reads_each_episode_once_and_keeps_few(model, datasets, monkeypat
     turns._cached = 0
     for place in turns.shuffled(0, 0).tolist():
         turns[place]
-        assert turns._cached <= 52 and turns._cached == sum(map(len, turns._cache.values()))
+        assert turns._cached <= 52 and turns._cached == sum(len(told) for told, _ in turns._cache.values())
     assert sorted(read) == list(range(10))
 
 
@@ -211,11 +211,27 @@ def test_actions_that_were_put_in_are_history_and_no_demonstrations(model, datas
     policy = connected(model, history=3)
     turns = MinariDemonstrations("lrl/noisy-v0", split="all").turns(env.codec, policy)
     reader, best = DatasetReader("lrl/noisy-v0"), expert.expert
-    assert len(turns) == reader.counts.sum() < reader.lengths.sum()
+    assert len(turns) == reader.counts().sum() < reader.lengths.sum()
     extract = format_named(policy.response_format).extract
     assert all(extract(turn.response) == env.codec.action_to_text(best(turn.observation)) for turn in turns)
     past = [was for turn in turns for was in turn.history]
     assert any(extract(was.response) != env.codec.action_to_text(best(was.observation)) for was in past)
+
+
+def test_advice_is_learned_where_a_random_action_was_taken_and_history_tells_what_was_taken(model, datasets):
+    env = ENVS["lrl/lakes-v0"]
+    expert = load_baseline("expert", env).policy
+    collect(expert, env, "lrl/advised-v0", 12, 0, name="expert", commit="abc", random_share=0.4)
+    policy = connected(model, history=3)
+    reader, best = DatasetReader("lrl/advised-v0"), expert.expert
+    turns = MinariDemonstrations("lrl/advised-v0", split="all", advised=True).turns(env.codec, policy)
+    assert len(turns) == reader.counts(advised=True).sum() == reader.lengths.sum() > reader.counts().sum()
+    extract = format_named(policy.response_format).extract
+    assert all(extract(turn.response) == env.codec.action_to_text(best(turn.observation)) for turn in turns)
+    past = [was for turn in turns for was in turn.history]
+    assert any(extract(was.response) != env.codec.action_to_text(best(was.observation)) for was in past)
+    with pytest.raises(ValueError, match=r"advised is true, but 'lrl/lakes-v0' keeps no advice"):
+        MinariDemonstrations("lrl/lakes-v0", advised=True).turns(env.codec, policy)
 
 
 def test_reasoning_is_drawn_per_answer_and_quotes_what_is_seen(model, datasets):

@@ -11,7 +11,19 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
-from tiny_runs import FLOAT64, SIZES, demonstrations, grpo, make_trainer, ppo, rollout_data, sft, text_policy
+from tiny_runs import (
+    FEW_ITERATIONS,
+    FLOAT64,
+    SIZES,
+    demonstrations,
+    grpo,
+    make_trainer,
+    ppo,
+    rollout_data,
+    sft,
+    text_policy,
+    trpo,
+)
 
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.callbacks.checkpoint import CollectionCheckpoint
@@ -33,6 +45,7 @@ RUNS = {
     "ddp_scoring": ("ddp", {"algorithm": "scoring"}),
     "fsdp2_scoring": ("fsdp2", {"algorithm": "scoring"}),
     "ddp_adapter": ("ddp", {"algorithm": "adapter"}),
+    "ddp_trpo": ("ddp", {"algorithm": "trpo", "fisher_fraction": 0.5}),
     "fsdp2_full": ("fsdp2", {}),
     "fsdp2_lora": ("fsdp2", LORA),
     "fsdp2_sft": ("fsdp2", {"algorithm": "sft"}),
@@ -61,6 +74,8 @@ def fit(folder, root, strategy, *callbacks, sizes=None, ckpt_path=None, limit_va
         module, data = sft(folder), demonstrations()
     elif algorithm == "ppo":
         module, data = ppo(folder, schedule="constant"), rollout_data("continuing")
+    elif algorithm == "trpo":
+        module, data = trpo(folder, **module), rollout_data("continuing", num_epochs=1, num_minibatches=1)
     elif algorithm in ("scoring", "adapter"):
         module, data = PPOValueHeadModule(critic_of(folder, algorithm), lr=1e-2), rollout_data("episodes")
     else:
@@ -72,7 +87,7 @@ def fit(folder, root, strategy, *callbacks, sizes=None, ckpt_path=None, limit_va
         *callbacks,
         strategy=make_strategy(strategy),
         devices=WORLD_SIZE,
-        gradient_clip_val=1.0,
+        gradient_clip_val=None if algorithm == "trpo" else 1.0,
         limit_val_batches=limit_val_batches,
     )
     with warnings.catch_warnings():
@@ -139,6 +154,15 @@ def outcome(trainer):
     }
 
 
+def refused(run):
+    """What a run says that does not begin."""
+    try:
+        run()
+    except ValueError as error:
+        return {"sentence": str(error)}
+    raise AssertionError("it began")
+
+
 def cases(folder, root):
     """Name and function of everything that is run."""
     for name, (strategy, changes) in RUNS.items():
@@ -151,6 +175,8 @@ def cases(folder, root):
             lambda at, s=strategy: outcome(fit(folder, at, s, sizes=UNEVEN, target_kl=1.0, limit_val_batches=1)),
         )
     yield "ddp_float64", lambda at: outcome(fit(folder, at, "ddp", sizes={"num_minibatches": 1}, **FLOAT64))
+    yield "ddp_trpo_float64", lambda at: outcome(fit(folder, at, "ddp", algorithm="trpo", **FEW_ITERATIONS))
+    yield "fsdp2_trpo", lambda at: refused(lambda: fit(folder, at, "fsdp2", algorithm="trpo"))
     warm = {"init_from": str(root / "ddp_lora" / "checkpoints" / "last.ckpt"), **LORA}
     yield "fsdp2_warm", lambda at: outcome(fit(folder, at, "fsdp2", **warm))
     yield "ddp_warm", lambda at: outcome(fit(folder, at, "ddp", **warm))

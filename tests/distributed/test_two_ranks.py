@@ -8,7 +8,7 @@ import pytest
 import ranks
 import torch
 from safetensors.torch import load_file
-from tiny_runs import FLOAT64, SIZES, grpo, make_trainer, rollout_data, save_tiny_model
+from tiny_runs import FEW_ITERATIONS, FLOAT64, SIZES, grpo, make_trainer, rollout_data, save_tiny_model, trpo
 
 from lrl.algorithms.weights import initial_weights
 from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
@@ -133,3 +133,24 @@ def test_two_ranks_with_half_the_groups_each_roll_out_and_learn_what_one_rank_do
     for (step, row), (other_step, other) in zip(alone.logger.rows, results[0]["ddp_float64"]["rows"], strict=True):
         assert step == other_step
         assert row["rollout/return"] == pytest.approx(other["rollout/return"], abs=1e-6)
+
+
+def test_two_ranks_move_inside_the_trust_region_as_one_rank_does(results, folder, tmp_path):
+    """The gradient, Fisher's products, the line search and the critic's fit are those of all turns.
+
+    Few iterations: rounding, which depends on how many turns are computed together, grows from each to the next.
+    """
+    alone = make_trainer(tmp_path, enable_checkpointing=False)
+    data = rollout_data("continuing", num_epochs=1, num_minibatches=1)
+    alone.fit(trpo(folder, **FEW_ITERATIONS), datamodule=data)
+    for rank in results:
+        weights = rank["ddp_trpo_float64"]["weights"]
+        moved = alone.lightning_module.state_dict()
+        assert all(torch.allclose(weights[name], weight, atol=1e-5) for name, weight in moved.items())
+        rows = rank["ddp_trpo_float64"]["rows"]
+        assert all(0 < row["train/kl"] <= 0.01 for _, row in rows) and len(rows) == 3
+    assert results[0]["ddp_trpo"]["rows"] == results[1]["ddp_trpo"]["rows"]
+
+
+def test_sharded_weights_have_no_trust_region(results):
+    assert "trainer.strategy shards the weights (FSDP2)" in results[0]["fsdp2_trpo"]["sentence"]

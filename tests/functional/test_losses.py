@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from lrl.functional.advantages import group_advantages
+from lrl.functional.distributions import Categorical
 from lrl.functional.kl import kl_estimate
 from lrl.functional.losses import clipped_surrogate, normalise
-from lrl.functional.masking import entropy, masked_mean, selected_logprobs
+from lrl.functional.masking import masked_mean, selected_logprobs
 
 
 def test_group_advantages_are_centred_and_divided_by_the_groups_own_deviation():
@@ -87,4 +88,4 @@ def test_masked_mean_ignores_what_is_masked_and_survives_nothing():
 def test_logprobs_and_entropy_of_a_uniform_distribution():
     logits = torch.zeros(1, 4)
     assert float(selected_logprobs(logits, torch.tensor([2]))) == pytest.approx(-math.log(4))
-    assert float(entropy(logits)) == pytest.approx(math.log(4))
+    assert float(Categorical(logits).entropy()) == pytest.approx(math.log(4))

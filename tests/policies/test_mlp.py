@@ -9,7 +9,8 @@ from tiny_runs import batch_of
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.policies.mlp import MLPPolicy, log_density
+from lrl.functional.distributions import Gaussian
+from lrl.policies.mlp import MLPPolicy
 from lrl.policies.networks import RunningNorm, mlp
 from lrl.types import RandomKeys, SamplingConfig
 
@@ -55,7 +56,7 @@ def test_a_gaussian_is_that_of_torch():
     generator = torch.Generator().manual_seed(0)
     actions, means, log_std = (torch.randn(size, generator=generator) for size in ((5, 3), (5, 3), (3,)))
     theirs = torch.distributions.Normal(means, log_std.exp()).log_prob(actions).sum(-1, keepdim=True)
-    torch.testing.assert_close(log_density(actions, means, log_std), theirs)
+    torch.testing.assert_close(Gaussian(means[:, None], log_std).logprobs(actions[:, None]), theirs)
     policy = network(*SPACES["box"], initial_log_std=-0.3)
     decisions = policy.act([BOX.sample() for _ in range(4000)], [()] * 4000, keys(4000))
     noise = decisions.inputs["action"] - policy(decisions.inputs["observation"])[0].detach()

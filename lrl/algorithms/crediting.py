@@ -1,0 +1,68 @@
+"""What algorithms with a critic share: the values of what was sampled, and advantages from them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from lrl.algorithms.module import PolicyModule
+from lrl.functional.credit import Discounts, credit_rollout, explained_variance, whiten
+from lrl.policies.policy import Policy
+from lrl.types import Rollout, TurnBatch
+
+_CHUNK = 256
+"""Turns whose values are computed at a time."""
+
+
+def credited(
+    module: PolicyModule,
+    rollout: Rollout,
+    batch: TurnBatch,
+    token_rewards: Tensor | None,
+    credit: str,
+    discounts: Discounts,
+    normalise: bool,
+) -> TurnBatch:
+    """Value every token that was sampled, then credit it; the policy takes in what it saw.
+
+    Args:
+        module: records how good the critic was.
+        rollout: what was collected.
+        batch: its turns.
+        token_rewards: ``(turn, token)`` paid for single tokens; None pays for none.
+        credit: see :func:`lrl.functional.credit.assign_credit`.
+        discounts: how far credit reaches.
+        normalise: advantages to mean 0 and standard deviation 1 over the tokens of all ranks.
+    """
+    reduce, mask = partial(reduce_sum, module), batch.response_mask
+    values = sampled_values(module.policy, batch) if rollout.values is None else rollout.values[rollout.active.bool()]
+    module.policy.learn_statistics(batch, module.current_epoch, reduce)
+    paid = torch.zeros_like(values) if token_rewards is None else token_rewards
+    advantages, returns = credit_rollout(credit, rollout, values, paid, discounts)
+    module.record("train/explained_variance", explained_variance(values[mask], returns[mask])[None])
+    module.record("train/advantage_std", advantages[mask].std(correction=0)[None])
+    if normalise:
+        advantages = whiten(advantages, mask, reduce)
+    return batch.replace(advantages=advantages, returns=returns, old_values=values)
+
+
+@torch.no_grad()
+def sampled_values(policy: Policy, batch: TurnBatch) -> Tensor:
+    """Of all sampled tokens ``(turn, token)``, by the weights that sampled them."""
+    parts = torch.arange(len(batch), device=batch.response_mask.device).split(_CHUNK)
+    return torch.cat([cast(Tensor, policy.evaluate(batch[part]).values) for part in parts]).float()
+
+
+def world_size(module: PolicyModule) -> int:
+    """How many ranks train; one where there is no trainer."""
+    return module.trainer.world_size if module._trainer else 1
+
+
+def reduce_sum(module: PolicyModule, tensor: Tensor) -> Tensor:
+    """Over ranks."""
+    if world_size(module) == 1:
+        return tensor
+    return cast(Tensor, module.trainer.strategy.reduce(tensor, reduce_op="sum"))

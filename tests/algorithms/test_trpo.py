@@ -1,0 +1,324 @@
+"""What TRPO must do and must not do, on a network, a head on a trunk, a scoring and a writing language model."""
+
+import math
+
+import pytest
+import torch
+from tiny_runs import make_trainer, rollout_data, save_tiny_model, text_policy
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lrl.algorithms.trpo import TRPOModule
+from lrl.algorithms.value_fit import ValueFit, fit_values
+from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.codecs.numbers import NumberFormat
+from lrl.data.rollouts import RolloutDataModule
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.functional.trust_region import flatten
+from lrl.policies.head import HeadPolicy
+from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
+from lrl.policies.mlp import MLPPolicy
+from lrl.policies.scoring import ScoringPolicy
+from lrl.policies.value_head import ValueHeadConfig
+from lrl.prompts.template import PromptTemplate
+from lrl.rollouts.collector import CollectionPlan, Collector
+
+LAKE = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=8)
+PENDULUM = GymnasiumEnvs("Pendulum-v1", max_episode_steps=6)
+CARTPOLE = GymnasiumEnvs(  # numbers from 0 to 3, mostly: the tokenizer knows no others
+    "CartPole-v1", max_episode_steps=8, numbers=NumberFormat(kind="integers", ranges=[(-0.05, 33.25)])
+)
+KINDS = ["mlp", "gaussian", "head", "text", "scoring"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def policy_of(kind, folder, dtype="float64", **model):
+    """A policy with a critic of its own weights, connected, and its environment."""
+    env = {"gaussian": PENDULUM, "head": CARTPOLE}.get(kind, LAKE)
+    language_model = LanguageModelConfig(name=folder, dtype=dtype, **model)
+    critic = ValueHeadConfig(hidden_sizes=(4,), init_seed=0)
+    if kind in ("mlp", "gaussian"):
+        policy = MLPPolicy((4,), activation="tanh", init_seed=0)
+    elif kind == "head":
+        policy = HeadPolicy(language_model, (4,), critic_hidden_sizes=(4,), init_seed=0)
+    elif kind == "text":
+        policy = text_policy(folder, value_head=critic, dtype=dtype, **model)
+    else:
+        policy = ScoringPolicy(language_model, PromptTemplate(response_format="direct", system=""), value_head=critic)
+    policy.connect(env.codec)
+    if policy.response_format is None:
+        policy.connect_spaces(*env.spaces)
+    policy.configure()
+    return policy.to(torch.float64) if dtype == "float64" else policy, env
+
+
+def batch_of(module, env, groups=6):
+    envs = env.make(groups, module.policy.response_format)
+    plan = CollectionPlan(seed=0, collection=0, num_groups=groups, group_size=1)
+    rollout = Collector(module.policy, envs).collect(plan)
+    envs.close()
+    return module.turn_batch(rollout)
+
+
+def prepared(kind, folder, **settings):
+    """A module and one credited collection; nothing but the policy's own weights is left to chance."""
+    model = settings.pop("model", {})
+    policy, env = policy_of(kind, folder, **model)
+    module = TRPOModule(policy, **settings)
+    return module, batch_of(module, env)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_update_stays_in_the_region_and_improves_the_surrogate(folder, kind):
+    module, batch = prepared(kind, folder)
+    parts, turns = module._parts(batch), float(len(batch))
+    _, old = module._gradient(parts, module.actor_parameters(), turns)
+    before, none = module._surrogate_and_kl(parts, old, turns)
+    critic = [weight.detach().clone() for weight in module.policy.critic_parameters()]
+    module.flush()
+    module._improve(batch)
+    after, kl = module._surrogate_and_kl(parts, old, turns)
+    figures = module.flush()
+    assert abs(none) < 1e-9 and 0.002 < kl <= 0.01 and figures["train/step_accepted"] == 1
+    assert after > before and figures["train/kl"] == pytest.approx(kl)
+    assert figures["train/improvement"] == pytest.approx(after - before)
+    assert figures["train/ratio_error"] < 1e-5
+    assert all(torch.equal(a, b) for a, b in zip(critic, module.policy.critic_parameters()))
+
+
+def test_the_surrogate_and_the_divergence_are_the_formulas_written_out(folder):
+    """Turns of one or two tokens: sums over a turn's tokens, means over turns, by plain loops over the vocabulary."""
+    module, batch = prepared("text", folder, ent_coef=0.3)
+    evaluation = module.policy.evaluate(batch)
+    old = [evaluation.distribution.detach()]
+    with torch.no_grad():
+        for weight in module.actor_parameters():
+            weight.add_(0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)).to(weight))
+    found = module._surrogate_and_kl([batch], old, float(len(batch)))
+    with torch.no_grad():
+        new = module.policy.evaluate(batch)
+    surrogate = kl = 0.0
+    for turn in range(len(batch)):
+        for token in range(int(batch.response_mask[turn].sum())):
+            ratio = math.exp(float(new.logprobs[turn, token] - batch.old_logprobs[turn, token]))
+            p = torch.softmax(old[0].coordinates[turn, token], 0)
+            q = torch.softmax(new.distribution.coordinates[turn, token], 0)
+            surrogate += ratio * float(batch.advantages[turn, token]) + 0.3 * float(-(q * q.log()).sum())
+            kl += float((p * (p / q).log()).sum())
+    lengths = batch.response_mask.sum(1)
+    assert len(set(lengths.tolist())) == 2
+    assert found == pytest.approx((surrogate / len(batch), kl / len(batch)), rel=1e-6) and kl > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_forms_of_the_fisher_product_agree_and_chunks_change_nothing(folder, kind):
+    products = []
+    for settings in ({}, {"fisher": "double_backward"}, {"chunk_size": 5}):
+        module, batch = prepared(kind, folder, **settings)
+        parameters = module.actor_parameters()
+        size = sum(parameter.numel() for parameter in parameters)
+        vector = torch.randn(size, generator=torch.Generator().manual_seed(3)).double()
+        with sdpa_kernel(SDPBackend.MATH):
+            gradient, _ = module._gradient(module._parts(batch), parameters, float(len(batch)))
+            products.append(torch.stack([module._fisher_product(batch, parameters)(vector), gradient]))
+    for other in products[1:]:
+        torch.testing.assert_close(other, products[0], rtol=1e-4, atol=1e-6)  # some layers compute in float32
+    assert float(vector @ (products[0][0] - 0.1 * vector)) > 0
+
+
+@pytest.mark.parametrize("kind", ["text", "head"])
+def test_the_fisher_product_is_that_of_the_explicit_matrix_on_an_adapter(folder, kind):
+    """Of the adapters' (and the head's) weights alone; E[score score^T] over all choices at what was sampled."""
+    lora = LoRAConfig(r=1, alpha=2, target_modules=["q_proj"])
+    module, batch = prepared(kind, folder, damping=0.0, model={"lora": lora})
+    batch = batch[torch.arange(2)]
+    with torch.no_grad():
+        for name, weight in module.policy.named_parameters():
+            if "lora_B" in name:
+                weight.fill_(0.1)
+    parameters = module.actor_parameters()
+    with sdpa_kernel(SDPBackend.MATH):
+        distribution, explicit = module.policy.evaluate(batch).distribution, 0.0
+        logprobs = torch.log_softmax(distribution.coordinates, -1)
+        for turn, token in batch.response_mask.nonzero().tolist():
+            for choice in logprobs[turn, token]:
+                score = flatten(
+                    torch.autograd.grad(choice, parameters, retain_graph=True, allow_unused=True), parameters
+                )
+                explicit = explicit + choice.detach().exp() * torch.outer(score, score) / len(batch)
+        product = module._fisher_product(batch, parameters)
+        vector = torch.randn(len(explicit), generator=torch.Generator().manual_seed(0)).double()
+        torch.testing.assert_close(product(vector), explicit @ vector, rtol=1e-4, atol=1e-6)
+    names = [name for name, weight in module.policy.named_parameters() if any(weight is p for p in parameters)]
+    assert all("lora" in name or name.startswith("layers.") for name in names) and any("lora" in n for n in names)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_nothing_is_good_enough_for_leaves_the_weights_bit_identical(folder, kind):
+    module, batch = prepared(kind, folder, accept_ratio=1e6)
+    before = {name: weight.detach().clone() for name, weight in module.policy.named_parameters()}
+    module._improve(batch)
+    assert module.flush()["train/step_accepted"] == 0
+    assert all(torch.equal(weight, before[name]) for name, weight in module.policy.named_parameters())
+
+
+def test_advantages_that_are_all_zero_move_nothing(folder):
+    module, batch = prepared("text", folder)
+    batch = batch.replace(advantages=torch.zeros_like(batch.advantages))
+    before = [weight.detach().clone() for weight in module.actor_parameters()]
+    module._improve(batch)
+    figures = module.flush()
+    assert figures["train/step_accepted"] == 0 and all(math.isfinite(value) for value in figures.values())
+    assert all(torch.equal(a, b) for a, b in zip(before, module.actor_parameters()))
+
+
+@pytest.mark.parametrize("kind", ["text", "scoring", "head", "mlp"])
+def test_what_the_critic_is_fitted_on_is_what_it_says(folder, kind):
+    module, batch = prepared(kind, folder)
+    index = torch.tensor([2, 0, 3])
+    values = module.policy.critic_view(batch)(index)
+    mask = batch.response_mask[index]
+    torch.testing.assert_close(values[mask], module.policy.evaluate(batch[index]).values[mask], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["text", "mlp"])
+def test_the_critic_is_fitted_to_the_least_squares_solution(folder, kind):
+    """Of its last, linear layer's bias: with everything else held, the mean of what is left."""
+    module, batch = prepared(kind, folder)
+    actor = [weight.detach().clone() for weight in module.actor_parameters()]
+    before = ((batch.old_values - batch.returns).square() * batch.response_mask).sum() / batch.response_mask.sum() / 2
+    after = fit_values(module, batch, ValueFit(l2=0.0, iterations=100))
+    assert after < 0.9 * before
+    values, mask = module.policy.critic_view(batch)(torch.arange(len(batch))), batch.response_mask
+    assert abs(float((values - batch.returns)[mask].mean().detach())) < 5e-3
+    assert all(torch.equal(a, b) for a, b in zip(actor, module.actor_parameters()))
+    heavy = fit_values(module, batch, ValueFit(l2=10.0, iterations=100))
+    assert heavy > after and sum(float(w.detach().abs().sum()) for w in module.policy.critic_parameters()) < 0.2
+
+
+def chain_data(**changes):
+    """FrozenLake without slipping, two rows of two: right, then down."""
+    lake = GymnasiumEnvs("FrozenLake-v1", {"desc": ["SF", "HG"], "is_slippery": False}, max_episode_steps=6)
+    sizes = {"num_envs": 8, "num_steps": 16, "validation_episodes": 8, "validation_num_envs": 8}
+    return RolloutDataModule(lake, **sizes | changes)
+
+
+def run(module, data, root, epochs=40, **changes):
+    trainer = make_trainer(root, max_epochs=epochs, limit_val_batches=1, check_val_every_n_epoch=epochs, **changes)
+    trainer.fit(module, datamodule=data)
+    return trainer.logger.rows
+
+
+FITS = {"lbfgs": ValueFit(), "adam": ValueFit(method="adam", lr=1e-2)}
+
+
+@pytest.mark.parametrize("method", FITS)
+def test_a_network_solves_a_lake_of_four_fields_inside_the_region(tmp_path, method):
+    module = TRPOModule(MLPPolicy((16,), init_seed=0), max_kl=0.02, value_fit=FITS[method])
+    rows = run(module, chain_data(), tmp_path)
+    steps = [row for _, row in rows if "train/kl" in row]
+    assert len(steps) == 40 and all(0 <= row["train/kl"] <= 0.02 for row in steps)
+    assert sum(row["train/step_accepted"] for row in steps) > 20
+    assert max(row["train/ratio_error"] for row in steps) < 1e-5
+    assert [row["val/return"] for _, row in rows if "val/return" in row] == [1]
+
+
+def test_with_its_sign_flipped_it_does_not(tmp_path):
+    class Flipped(TRPOModule):
+        def _look(self, part):
+            look = super()._look(part)
+            return look._replace(objective=-look.objective)
+
+    module = Flipped(MLPPolicy((16,), init_seed=0), max_kl=0.02)
+    assert [row["val/return"] for _, row in run(module, chain_data(), tmp_path) if "val/return" in row] == [0]
+
+
+@pytest.mark.parametrize("kind", ["text", "head", "scoring"])
+def test_a_language_model_runs_in_lightning_and_stays_in_the_region(folder, tmp_path, kind):
+    policy = {
+        "text": lambda: text_policy(folder, value_head=ValueHeadConfig(hidden_sizes=(4,), init_seed=0)),
+        "head": lambda: HeadPolicy(LanguageModelConfig(name=folder), (8,), init_seed=0),
+        "scoring": lambda: policy_of("scoring", folder, "float32")[0],
+    }[kind]()
+    data = chain_data() if kind != "head" else RolloutDataModule(CARTPOLE, num_envs=8, num_steps=16)
+    rows = run(TRPOModule(policy, fisher_fraction=0.5, chunk_size=20), data, tmp_path, epochs=4)
+    steps = [row for _, row in rows if "train/kl" in row]
+    assert len(steps) == 4 and all(0 < row["train/kl"] <= 0.01 for row in steps if row["train/step_accepted"])
+    assert sum(row["train/step_accepted"] for row in steps) >= 2
+    assert all(row["train/ratio_error"] < 1e-4 for row in steps)
+
+
+@pytest.mark.parametrize("method", FITS)
+@pytest.mark.parametrize("kind", ["network", "text"])
+def test_a_run_that_is_resumed_ends_bit_identical(folder, tmp_path, kind, method):
+    def fit(name, epochs, **given):
+        network = MLPPolicy((8,), normalise_observations=True, init_seed=0)
+        writer = text_policy(folder, value_head=ValueHeadConfig(hidden_sizes=(4,), init_seed=0))
+        module = TRPOModule(network if kind == "network" else writer, fisher_fraction=0.5, value_fit=FITS[method])
+        env = GymnasiumEnvs("CartPole-v1", max_episode_steps=9)
+        data = RolloutDataModule(env, num_envs=4, num_steps=6) if kind == "network" else chain_data()
+        trainer = make_trainer(tmp_path / name, CollectionCheckpoint(1), max_epochs=epochs)
+        trainer.fit(module, datamodule=data, **given)
+        return trainer
+
+    whole, _ = fit("whole", 4), fit("stopped", 2)
+    saved = tmp_path / "stopped" / "checkpoints" / "last.ckpt"
+    resumed = fit("stopped", 4, ckpt_path=saved, weights_only=True)
+    ours, theirs = (trainer.lightning_module.state_dict() for trainer in (resumed, whole))
+    assert sorted(ours) == sorted(theirs) and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert resumed.logger.rows == whole.logger.rows[-len(resumed.logger.rows) :] and len(resumed.logger.rows) == 2
+    assert len(resumed.optimizers) == (method == "adam")
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"policy": MLPPolicy(critic=False)}, "model.policy is a MLPPolicy without critic; TRPO needs one"),
+        ({"credit": "episode"}, "model.credit is 'episode'"),
+        ({"max_kl": 0.0}, "model.max_kl is 0.0; it must be positive"),
+        ({"damping": -0.1}, "model.damping is -0.1"),
+        ({"cg_iterations": 0}, "model.cg_iterations is 0"),
+        ({"fisher_fraction": 0.0}, "model.fisher_fraction is 0.0; it must be in (0, 1]"),
+        ({"fisher": "exact"}, "model.fisher is 'exact'; it must be gauss_newton or double_backward"),
+        ({"chunk_size": 0}, "model.chunk_size is 0"),
+        ({"backtrack_coeff": 1.0}, "model.backtrack_coeff is 1.0"),
+        ({"max_backtracks": 0}, "model.max_backtracks is 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(settings, complaint):
+    with pytest.raises(ValueError) as error:
+        TRPOModule(**{"policy": MLPPolicy()} | settings)
+    assert complaint in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"method": "sgd"}, "value_fit.method is 'sgd'"),
+        ({"l2": -1.0}, "value_fit.l2 is -1.0"),
+        ({"lr": 0.0}, "value_fit.lr is 0.0"),
+        ({"num_epochs": 0}, "value_fit.num_epochs is 0"),
+    ],
+)
+def test_fits_that_make_no_sense_are_named(changes, complaint):
+    with pytest.raises(ValueError) as error:
+        ValueFit(**changes)
+    assert complaint in str(error.value)
+
+
+def test_runs_that_no_region_can_be_had_in_are_refused(folder, tmp_path):
+    mlp = lambda **changes: TRPOModule(MLPPolicy((4,), init_seed=0, **changes))  # noqa: E731
+    flash = TRPOModule(text_policy(folder, value_head=ValueHeadConfig(), attention="flash_attention_2"))
+    for module, data, settings, complaint in (
+        (mlp(), {"num_minibatches": 2}, {}, "data.num_minibatches is 2; TRPO takes a collection whole"),
+        (mlp(), {"num_epochs": 3}, {}, "data.num_epochs is 3; TRPO takes a collection whole"),
+        (mlp(), {}, {"precision": "bf16-mixed"}, "trainer.precision is bf16-mixed"),
+        (mlp(shared_value_network=True), {}, {}, "whose critic has no weights of its own"),
+        (flash, {}, {}, "language_model.attention is flash_attention_2, which has no second derivative"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            run(module, chain_data(**data), tmp_path, epochs=1, **settings)
+    assert rollout_data("continuing").num_minibatches == 2

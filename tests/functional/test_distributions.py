@@ -1,0 +1,99 @@
+"""Exact divergences against torch's, and their curvature against automatic differentiation."""
+
+import pytest
+import torch
+
+from lrl.functional.distributions import Categorical, Gaussian
+from lrl.functional.trust_region import fisher_product, flatten, gauss_newton_product
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def pair(kind):
+    """Two distributions of ours and the same two of torch, over ``(5, 2)`` tokens."""
+    if kind == "categorical":
+        logits = [drawn(5, 2, 4, seed=seed) for seed in (0, 1)]
+        return [Categorical(part) for part in logits], [torch.distributions.Categorical(logits=part) for part in logits]
+    parts = [(drawn(5, 2, 3, seed=seed), 0.5 * drawn(3, seed=seed + 5)) for seed in (0, 1)]
+    theirs = [torch.distributions.Normal(means, log_std.exp()) for means, log_std in parts]
+    return [Gaussian(*part) for part in parts], [torch.distributions.Independent(part, 1) for part in theirs]
+
+
+@pytest.mark.parametrize("kind", ["categorical", "gaussian"])
+def test_divergence_entropy_and_logprobs_are_those_of_torch(kind):
+    (ours, other), (theirs, their_other) = pair(kind)
+    torch.testing.assert_close(ours.kl(other), torch.distributions.kl_divergence(theirs, their_other))
+    torch.testing.assert_close(ours.entropy(), theirs.entropy())
+    sample = theirs.sample()
+    torch.testing.assert_close(ours.logprobs(sample), theirs.log_prob(sample))
+    torch.testing.assert_close(ours.kl(ours.detach()), torch.zeros(5, 2, dtype=torch.float64))
+
+
+def at(kind, coordinates):
+    """A distribution with these coordinates."""
+    return Categorical(coordinates) if kind == "categorical" else Gaussian(*coordinates.chunk(2, -1))
+
+
+@pytest.mark.parametrize("kind", ["categorical", "gaussian"])
+def test_the_metric_is_the_second_derivative_of_the_divergence(kind):
+    old = pair(kind)[0][0]
+    hessian = torch.autograd.functional.hessian(lambda moved: old.kl(at(kind, moved)).sum(), old.coordinates)
+    tangent = drawn(*old.coordinates.shape, seed=9)
+    torch.testing.assert_close(old.metric(tangent), torch.tensordot(hessian, tangent, tangent.ndim))
+
+
+@pytest.mark.parametrize("kind", ["categorical", "gaussian"])
+def test_both_forms_of_the_fisher_product_are_that_of_the_explicit_matrix(kind):
+    """A network of 2 x 3 + 3 (+ 3) weights; Fisher's matrix from its definition, E[score score^T]."""
+    inputs, weight, bias = drawn(6, 2), drawn(2, 3, seed=1).requires_grad_(), drawn(3, seed=2).requires_grad_()
+    log_std, unused = (0.3 * drawn(3, seed=3)).requires_grad_(), torch.ones(2, dtype=torch.float64, requires_grad=True)
+    outputs = torch.tanh(inputs @ weight + bias)[:, None]
+    distribution = Categorical(outputs) if kind == "categorical" else Gaussian(outputs, log_std)
+    parameters = [weight, unused, bias] + ([] if kind == "categorical" else [log_std])
+    explicit = definition(kind, distribution, parameters)
+    mean_kl = distribution.detach().kl(distribution).mean()
+    products = [
+        fisher_product(mean_kl, parameters, damping=0.0),
+        gauss_newton_product(
+            distribution.coordinates, lambda tangent: distribution.metric(tangent) / 6, parameters, damping=0.0
+        ),
+    ]
+    for index in range(len(explicit)):
+        unit = torch.zeros(len(explicit), dtype=torch.float64)
+        unit[index] = 1
+        for product in products:
+            torch.testing.assert_close(product(unit), explicit[index], rtol=1e-9, atol=1e-12)
+    vector = drawn(len(explicit), seed=7)
+    damped = gauss_newton_product(
+        distribution.coordinates, lambda tangent: distribution.metric(tangent) / 6, parameters, damping=0.5
+    )
+    torch.testing.assert_close(damped(vector), explicit @ vector + 0.5 * vector)
+
+
+def definition(kind, distribution, parameters):
+    """Categorical: over all choices, weighted; Gaussian: by the normal numbers' moments, from Gauss-Hermite nodes."""
+    if kind == "categorical":
+        total = 0
+        for choice in range(3):
+            logprobs = distribution.logprobs(torch.full((6, 1), choice))
+            for row in range(6):
+                score = flatten(grads(logprobs[row, 0], parameters), parameters)
+                total = total + logprobs[row, 0].detach().exp() * torch.outer(score, score) / 6
+        return total
+    nodes, weights = torch.tensor([-(3**0.5), 0.0, 3**0.5], dtype=torch.float64), [1 / 6, 2 / 3, 1 / 6]
+    total = 0
+    for one, w1 in zip(nodes, weights):
+        for two, w2 in zip(nodes, weights):
+            for three, w3 in zip(nodes, weights):
+                noise = torch.stack([one, two, three]) * distribution.log_std.detach().exp()
+                logprobs = distribution.logprobs(distribution.means.detach() + noise)
+                for row in range(6):
+                    score = flatten(grads(logprobs[row, 0], parameters), parameters)
+                    total = total + w1 * w2 * w3 * torch.outer(score, score) / 6
+    return total
+
+
+def grads(scalar, parameters):
+    return torch.autograd.grad(scalar, parameters, retain_graph=True, allow_unused=True)

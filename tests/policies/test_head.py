@@ -1,0 +1,144 @@
+"""A head on a language model's trunk: what it reads, what it samples, and what it leaves alone."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tiny_runs import batch_of, save_tiny_model
+
+from lrl.codecs.numbers import NumberFormat
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.policies.head import HeadPolicy
+from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
+from lrl.types import RandomKeys, SamplingConfig
+
+NUMBERS = NumberFormat(kind="integers", ranges=[(-2.0, 664.0)])  # 1.5 bins per unit: words from 0 to 3, mostly
+ENVS = {"discrete": GymnasiumEnvs("CartPole-v1", numbers=NUMBERS), "box": GymnasiumEnvs("Pendulum-v1", numbers=NUMBERS)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def policy_on(kind, folder, model=None, **settings):
+    policy = HeadPolicy(LanguageModelConfig(name=folder, **model or {}), **{"init_seed": 0} | settings)
+    policy.connect(ENVS[kind].codec)
+    policy.connect_spaces(*ENVS[kind].spaces)
+    policy.configure()
+    return policy
+
+
+def seen_in(kind, rows):
+    space = ENVS[kind].spaces[0]
+    high = np.minimum(space.high, 2)
+    return list((np.random.default_rng(0).uniform(-1, 1, (rows, *space.shape)) * high).astype(np.float32))
+
+
+def keys(rows):
+    return RandomKeys(seed=0, purpose="rollout", collection=0, env=np.arange(rows), turn=np.zeros(rows, int))
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("kind", ENVS)
+def test_what_is_evaluated_is_what_was_sampled(folder, kind, pooling):
+    policy = policy_on(kind, folder, pooling=pooling)
+    seen = seen_in(kind, 40)
+    decisions = policy.act(seen, [()] * 40, keys(40))
+    evaluation = policy.evaluate(batch_of(decisions))
+    torch.testing.assert_close(evaluation.logprobs, decisions.logprobs)
+    torch.testing.assert_close(evaluation.values, decisions.values)
+    torch.testing.assert_close(policy.state_values(seen, [()] * 40), decisions.values[:, 0])
+    acted = ENVS[kind].spaces[1]
+    assert all(acted.contains(action) for action in np.asarray(decisions.actions, dtype=acted.dtype))
+    assert evaluation.entropy.shape == evaluation.logprobs.shape == (40, 1)
+    calm = policy.act(seen, [()] * 40, keys(40), SamplingConfig(temperature=0))
+    again = policy.act(seen, [()] * 40, keys(40), SamplingConfig(temperature=0))
+    assert np.array_equal(np.asarray(calm.actions), np.asarray(again.actions))
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_padding_changes_nothing(folder, pooling):
+    policy = policy_on("discrete", folder, pooling=pooling)
+    ids = torch.tensor([[5, 7, 9, 8, 6, 4]])
+    alone = policy.outputs({"text_ids": ids[:, :4], "text_mask": torch.ones(1, 4, dtype=torch.bool)})
+    mask = torch.tensor([[True] * 4 + [False] * 2, [True] * 6])
+    together = policy.outputs({"text_ids": ids.expand(2, 6), "text_mask": mask})
+    torch.testing.assert_close(together[:1], alone)
+    assert (together[1] - alone[0]).abs().max() > 1e-4
+
+
+def test_it_reads_the_codecs_text_and_nothing_else(folder):
+    policy = policy_on("box", folder)
+    text = policy.codec.observation_to_text(np.zeros(3, np.float32))
+    assert policy.encode(np.zeros(3, np.float32)) == policy.language_model.tokenizer.encode_text(text)
+    short = policy_on("box", folder, max_text_tokens=3)
+    with pytest.raises(ValueError, match="policy.max_text_tokens is 3; an observation takes"):
+        short.act(seen_in("box", 2), [()] * 2, keys(2))
+
+
+def trained(policy):
+    return {name.split(".")[0] for name, weight in policy.named_parameters() if weight.requires_grad}
+
+
+def test_what_is_trained_is_what_the_answer_rests_on(folder):
+    policy = policy_on("box", folder)
+    decisions = policy.act(seen_in("box", 10), [()] * 10, keys(10))
+    evaluation = policy.evaluate(batch_of(decisions))
+    (evaluation.logprobs.sum() + evaluation.values.sum()).backward()
+    missing = [name for name, weight in policy.named_parameters() if weight.requires_grad and weight.grad is None]
+    assert not missing and trained(policy) == {"language_model", "head", "layers", "critic"}
+    assert trained(policy_on("box", folder, freeze_trunk=True)) == {"head", "layers", "critic"}
+    adapted = policy_on("box", folder, model={"lora": LoRAConfig(r=2)})
+    names = [n for n, w in adapted.language_model.named_parameters() if w.requires_grad]
+    assert names and all("lora" in name for name in names)
+
+
+@pytest.mark.parametrize("model", [{}, {"lora": LoRAConfig(r=2)}])
+def test_the_reference_is_the_policy_as_it_was(folder, model):
+    policy = policy_on("box", folder, model=model)
+    policy.build_reference(warm_started=False)
+    batch = batch_of(policy.act(seen_in("box", 10), [()] * 10, keys(10)))
+    with torch.no_grad():
+        for weight in policy.parameters():
+            if weight.requires_grad:
+                weight.add_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+    torch.testing.assert_close(policy.reference_logprobs(batch), batch.old_logprobs)
+    assert (policy.evaluate(batch).logprobs - batch.old_logprobs).abs().max() > 1e-3
+
+
+def test_a_critic_normalises_what_it_reads_and_the_text_stays_as_it_is(folder):
+    policy = policy_on("box", folder)
+    decisions = policy.act(seen_in("box", 50), [()] * 50, keys(50))
+    policy.learn_statistics(batch_of(decisions), 0)
+    policy.settle_statistics(1)
+    after = policy.act(seen_in("box", 50), [()] * 50, keys(50))
+    assert torch.equal(after.logprobs, decisions.logprobs) and not torch.equal(after.values, decisions.values)
+    assert policy.norm(decisions.inputs["observation"]).std(0) == pytest.approx([1.0] * 3, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"pooling": "max"}, "policy.pooling is 'max'; it must be last or mean"),
+        ({"hidden_sizes": (0,)}, "policy.hidden_sizes is [0]"),
+        ({"max_text_tokens": 0}, "policy.max_text_tokens is 0"),
+        ({"observation_clip": 0.0}, "policy.observation_clip is 0.0"),
+        ({"activation": "sine"}, "policy.activation is 'sine'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(folder, settings, complaint):
+    with pytest.raises(ValueError) as error:
+        HeadPolicy(LanguageModelConfig(name=folder), **settings)
+    assert complaint in str(error.value)
+
+
+def test_spaces_that_it_cannot_act_in_are_named(folder):
+    policy = HeadPolicy(LanguageModelConfig(name=folder))
+    with pytest.raises(ValueError, match="actions are Text"):
+        policy.connect_spaces(gym.spaces.Box(0, 1, (2,)), gym.spaces.Text(5))
+    with pytest.raises(ValueError, match="critic_hidden_sizes is"):
+        policy.connect_spaces(gym.spaces.Text(5), gym.spaces.Discrete(2))
+    frozen = LanguageModelConfig(name=folder, lora=LoRAConfig())
+    with pytest.raises(ValueError, match="freeze_trunk is true and language_model.lora set"):
+        HeadPolicy(frozen, freeze_trunk=True)
