@@ -157,7 +157,7 @@ class TRPOModule(PolicyModule):
     def _improve(self, batch: TurnBatch) -> None:
         parameters, parts = self.actor_parameters(), self._parts(batch)
         turns = float(reduce_sum(self, torch.tensor(float(len(batch)), device=self.device)))
-        gradient, old = self._gradient(parts, parameters, turns)
+        start, gradient, old = self._surrogate_and_gradient(parts, parameters, turns)
         product = self._fisher_product(batch, parameters)
         direction = conjugate_gradient(product, gradient, self.cg_iterations)
         curvature = float(direction @ product(direction))
@@ -166,6 +166,7 @@ class TRPOModule(PolicyModule):
             lambda: self._surrogate_and_kl(parts, old, turns),
             parameters,
             full_step,
+            start=start,
             expected=float(gradient @ full_step),
             max_kl=self.max_kl,
             max_backtracks=self.max_backtracks,
@@ -182,19 +183,20 @@ class TRPOModule(PolicyModule):
         device = batch.response_mask.device
         return [batch[index] for index in torch.arange(len(batch), device=device).split(self.chunk_size or len(batch))]
 
-    def _gradient(
+    def _surrogate_and_gradient(
         self, parts: Sequence[TurnBatch], parameters: Sequence[Tensor], turns: float
-    ) -> tuple[Tensor, list[Distribution]]:
-        """Of the surrogate ``(parameter,)``, over all ranks; and the distributions that were sampled from."""
+    ) -> tuple[float, Tensor, list[Distribution]]:
+        """The surrogate and its gradient ``(parameter,)``, over all ranks; the distributions that were sampled from."""
         total, old = torch.zeros(sum(parameter.numel() for parameter in parameters), device=self.device), []
+        surrogate = torch.zeros((), dtype=torch.float64, device=self.device)
         for part in parts:
             look = self._look(part)
             gradient = torch.autograd.grad(look.objective, parameters, allow_unused=True)
-            total = total + flatten(gradient, parameters)
+            total, surrogate = total + flatten(gradient, parameters), surrogate + look.objective.detach()
             old.append(look.distribution.detach())
             self.record("train/entropy", look.entropy)
             self.record("train/ratio_error", look.ratio_error)
-        return reduce_sum(self, total) / turns, old
+        return float(reduce_sum(self, surrogate) / turns), reduce_sum(self, total) / turns, old
 
     def _look(self, part: TurnBatch) -> _Look:
         """What the policy as it is says of turns."""

@@ -99,6 +99,7 @@ def line_search(
     evaluate: Callable[[], tuple[float, float]],
     parameters: Sequence[Tensor],
     full_step: Tensor,
+    start: float,
     expected: float,
     max_kl: float,
     max_backtracks: int = 10,
@@ -113,6 +114,7 @@ def line_search(
         evaluate: surrogate (to be raised) and mean KL(old || new) at the weights as they are.
         parameters: changed in place.
         full_step: ``(parameter,)``.
+        start: surrogate at the weights as they are.
         expected: by how much a full step should raise the surrogate, to first order.
         max_kl: the region.
         max_backtracks: how many steps are tried.
@@ -120,7 +122,6 @@ def line_search(
         accept_ratio: of improvement to what was expected of that step.
     """
     before = [parameter.detach().clone() for parameter in parameters]
-    start, _ = evaluate()
     for attempt in range(max_backtracks):
         share = backtrack_coeff**attempt
         add(parameters, before, share * full_step)

@@ -75,7 +75,7 @@ def prepared(kind, folder, **settings):
 def test_one_update_stays_in_the_region_and_improves_the_surrogate(folder, kind):
     module, batch = prepared(kind, folder)
     parts, turns = module._parts(batch), float(len(batch))
-    _, old = module._gradient(parts, module.actor_parameters(), turns)
+    _, _, old = module._surrogate_and_gradient(parts, module.actor_parameters(), turns)
     before, none = module._surrogate_and_kl(parts, old, turns)
     critic = [weight.detach().clone() for weight in module.policy.critic_parameters()]
     module.flush()
@@ -122,7 +122,7 @@ def test_both_forms_of_the_fisher_product_agree_and_chunks_change_nothing(folder
         size = sum(parameter.numel() for parameter in parameters)
         vector = torch.randn(size, generator=torch.Generator().manual_seed(3)).double()
         with sdpa_kernel(SDPBackend.MATH):
-            gradient, _ = module._gradient(module._parts(batch), parameters, float(len(batch)))
+            _, gradient, _ = module._surrogate_and_gradient(module._parts(batch), parameters, float(len(batch)))
             products.append(torch.stack([module._fisher_product(batch, parameters)(vector), gradient]))
     for other in products[1:]:
         torch.testing.assert_close(other, products[0], rtol=1e-4, atol=1e-6)  # some layers compute in float32

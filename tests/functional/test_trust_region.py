@@ -70,7 +70,8 @@ def bowl(weight, steepness=1.0):
 )
 def test_the_largest_step_that_improves_inside_the_region_is_taken(full, max_kl, share):
     weight = torch.zeros(1, dtype=torch.float64)
-    found = line_search(bowl(weight), [weight], torch.tensor([full], dtype=torch.float64), expected=1e-6, max_kl=max_kl)
+    step = torch.tensor([full], dtype=torch.float64)
+    found = line_search(bowl(weight), [weight], step, start=-1.0, expected=1e-6, max_kl=max_kl)
     assert found.accepted and found.step == share and weight.item() == pytest.approx(share * full)
     assert found.kl == pytest.approx(0.5 * (share * full) ** 2) and found.kl <= max_kl
     assert found.improvement == pytest.approx(1 - (share * full - 1) ** 2)
@@ -79,7 +80,7 @@ def test_the_largest_step_that_improves_inside_the_region_is_taken(full, max_kl,
 def test_an_improvement_far_below_what_was_expected_is_not_enough():
     weight = torch.zeros(1, dtype=torch.float64)
     step = torch.tensor([1.0], dtype=torch.float64)
-    assert not line_search(bowl(weight), [weight], step, expected=100.0, max_kl=10.0, max_backtracks=4).accepted
+    assert not line_search(bowl(weight), [weight], step, -1.0, 100.0, max_kl=10.0, max_backtracks=4).accepted
 
 
 def test_a_search_that_fails_restores_every_bit():
@@ -91,7 +92,7 @@ def test_a_search_that_fails_restores_every_bit():
         tried.append(flatten([first, second], [first, second]))
         return -float(len(tried)), 0.0
 
-    found = line_search(evaluate, [first, second], torch.tensor([1.0, 2.0, 3.0, 4.0]), 1.0, 1.0, max_backtracks=3)
+    found = line_search(evaluate, [first, second], torch.tensor([1.0, 2.0, 3.0, 4.0]), 0.0, 1.0, 1.0, max_backtracks=3)
     assert found == (False, 0.0, 0.0, 0.0)
     assert torch.equal(first, kept[0]) and torch.equal(second, kept[1])
-    assert len(tried) == 1 + 3 and not torch.equal(tried[0], tried[1])
+    assert len(tried) == 3 and not torch.equal(tried[0], tried[1])

@@ -97,7 +97,7 @@ def test_gradient_direction_and_new_weights_are_those_of_sb3_contrib(kind, fishe
     settings = {"max_kl": wider * MAX_KL, "damping": wider * 0.1, "cg_iterations": 15, "backtrack_coeff": 0.8}
     module = TRPOModule(policy, fisher=fisher, accept_ratio=0.0, **settings)
     parameters = module.actor_parameters()
-    gradient, _ = module._gradient([batch], parameters, float(TURNS))
+    _, gradient, _ = module._surrogate_and_gradient([batch], parameters, float(TURNS))
     product = module._fisher_product(batch, parameters)
     direction = conjugate_gradient(product, gradient, 15)
 
