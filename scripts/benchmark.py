@@ -16,6 +16,8 @@ BENCHMARKS = {
     "evaluate": "batched evaluation against one episode at a time: env steps per second",
     "score": "choosing among legal actions against a row per candidate: env steps per second",
     "ppo_mlp": "a whole PPO run of a small network against Stable-Baselines3: env steps per second",
+    "trpo_mlp": "whole TRPO runs of a small network against sb3-contrib: env steps per second, and returns",
+    "fisher": "products with Fisher's matrix in Gauss-Newton form against double backward: products per second",
     "text": "what text costs in an environment, without a model: microseconds per step",
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 PAGES = ("README.md", "configs/README.md")
 SHORT = "--trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.limit_val_batches 0"
-NEEDS_A_HUB = ("grpo_gemma", "ppo_llama3b")
+NEEDS_A_HUB = ("grpo_gemma", "ppo_llama3b", "trpo_gpt2")
 
 
 def commands():

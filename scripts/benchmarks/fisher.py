@@ -1,0 +1,90 @@
+"""Products with Fisher's matrix: in Gauss-Newton form against differentiating the divergence twice.
+
+As TRPO makes them: one graph, then ten products, of the embedded language model with a Gaussian head on HalfCheetah's
+observations, of the same model writing FrozenLake's actions, and of a small network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import torch
+from benchmarks.timing import Comparison, alternate, finish, quiet
+
+PRODUCTS = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of ``benchmark.py fisher``."""
+    parser.add_argument("--turns", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=5)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Compare."""
+    quiet()
+    comparisons = []
+    for name in ("mlp", "head", "text"):
+        measures = [_measure(name, fisher, options.turns) for fisher in ("gauss_newton", "double_backward")]
+        ours, theirs = alternate(measures[0], measures[1], options.repeats)
+        comparisons.append(Comparison(name=f"{name}, {options.turns} turns", unit="product", ours=ours, theirs=theirs))
+    title = "Fisher products, Gauss-Newton against double backward"
+    finish(comparisons, bar=1.0, path=options.json, title=title)
+
+
+def _measure(name: str, fisher: Any, turns: int) -> Any:
+    from lrl.algorithms.trpo import TRPOModule
+
+    policy, env = _policy(name)
+    module = TRPOModule(policy, fisher=fisher)
+    batch, parameters = _batch(module, env, turns), module.actor_parameters()
+    vector = torch.randn(sum(weight.numel() for weight in parameters), generator=torch.Generator().manual_seed(0))
+
+    def measure() -> float:
+        started = time.perf_counter()
+        product = module._product(batch, parameters)
+        for _ in range(PRODUCTS):
+            product(vector)
+        return PRODUCTS / (time.perf_counter() - started)
+
+    return measure
+
+
+def _policy(name: str) -> tuple[Any, Any]:
+    from lrl.codecs.numbers import NumberFormat
+    from lrl.envs.factory import GymnasiumEnvs
+    from lrl.policies.head import HeadPolicy
+    from lrl.policies.language_model import LanguageModelConfig
+    from lrl.policies.mlp import MLPPolicy
+    from lrl.policies.text import TextPolicy
+    from lrl.policies.value_head import ValueHeadConfig
+    from lrl.prompts.template import PromptTemplate
+    from lrl.types import SamplingConfig
+
+    model = LanguageModelConfig(attention="eager")  # the only kind beside SDPA's math that has a second derivative
+    env = GymnasiumEnvs("HalfCheetah-v5", numbers=NumberFormat(kind="integers"))
+    policy: Any
+    if name == "text":
+        env = GymnasiumEnvs("FrozenLake-v1")
+        prompt = PromptTemplate(response_format="direct")
+        policy = TextPolicy(model, prompt, SamplingConfig(max_new_tokens=4), value_head=ValueHeadConfig())
+    else:
+        policy = MLPPolicy((64, 64), activation="tanh") if name == "mlp" else HeadPolicy(model)
+    policy.connect(env.codec)
+    if policy.response_format is None:
+        policy.connect_spaces(*env.spaces)
+    policy.configure()
+    return policy, env
+
+
+def _batch(module: Any, env: Any, turns: int) -> Any:
+    from lrl.rollouts.collector import CollectionPlan
+    from lrl.rollouts.continuing import ContinuingCollector
+
+    plan = CollectionPlan(seed=0, collection=0, num_groups=10, group_size=1, num_steps=turns // 10)
+    envs = env.make(10, module.policy.response_format)
+    rollout = ContinuingCollector(module.policy, envs, 0, plan.env, 10).collect(plan)
+    envs.close()
+    return module.turn_batch(rollout)

@@ -1,0 +1,125 @@
+"""Whole TRPO runs of a small network on HalfCheetah against sb3-contrib, network and batch equal.
+
+Ours is the documented command on ``configs/half_cheetah/trpo_mlp.yaml`` with its parsing, logging and checkpoints;
+theirs is ``TRPO("MlpPolicy").learn`` without logger, on observations that are normalised and clipped alike. Both end
+after as many environment steps and play 20 held-out episodes without noise; their returns are kept. Their critic takes
+ten passes of Adam over minibatches of 128, their default, where ours is fitted by L-BFGS; their ``target_kl`` is a mean
+over the dimensions of an action, so that the same number is a region six times as wide.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from benchmarks.timing import Comparison, alternate, finish, quiet
+
+CONFIG = "configs/half_cheetah/trpo_mlp.yaml"
+
+
+class Both:
+    """Two runs with the same settings; each repeat has a seed of its own."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        config = yaml.safe_load(Path(CONFIG).read_text())
+        self.model: dict[str, Any] = config["model"]["init_args"]
+        self.data: dict[str, Any] = config["data"]["init_args"]
+        per_collection = self.data["num_envs"] * self.data["num_steps"]
+        self.collections = -(-options.env_steps // per_collection)
+        self.steps = self.collections * per_collection
+        self.seed = {"ours": 0, "theirs": 0}
+        self.returns: dict[str, list[float]] = {"ours": [], "theirs": []}
+
+    def ours(self) -> float:
+        """Env steps per second of the command."""
+        from lrl.cli import LRLCLI
+
+        folder = Path(tempfile.mkdtemp())
+        changes = {
+            "seed_everything": self.seed["ours"],
+            "data.init_args.max_env_steps": self.steps,
+            "trainer.max_epochs": self.collections,
+            "trainer.check_val_every_n_epoch": self.collections,
+            "run_directory": folder / "run",
+        }
+        arguments = [word for name, value in changes.items() for word in (f"--{name}", str(value))]
+        self.seed["ours"] += 1
+        os.environ.pop("LRL_RUN_DIRECTORY", None)  # of the run before
+        started = time.perf_counter()
+        LRLCLI(["fit", "--config", CONFIG, *arguments])
+        rate = self.steps / (time.perf_counter() - started)
+        with (folder / "run" / "metrics.csv").open() as file:
+            found = [row["val/return"] for row in csv.DictReader(file) if row.get("val/return")]
+        self.returns["ours"].append(float(found[-1]))
+        shutil.rmtree(folder)
+        return rate
+
+    def theirs(self) -> float:
+        """Env steps per second of sb3-contrib."""
+        from sb3_contrib import TRPO  # pyright: ignore[reportMissingImports]
+        from stable_baselines3.common.env_util import make_vec_env  # pyright: ignore[reportMissingImports]
+        from stable_baselines3.common.vec_env import VecNormalize  # pyright: ignore[reportMissingImports]
+
+        seed, policy = self.seed["theirs"], self.model["policy"]["init_args"]
+        started = time.perf_counter()
+        clip = policy["observation_clip"]
+        make = lambda number, seed: make_vec_env("HalfCheetah-v5", n_envs=number, seed=seed)  # noqa: E731
+        envs = VecNormalize(make(self.data["num_envs"], seed), norm_reward=False, clip_obs=clip)
+        model = TRPO(
+            "MlpPolicy",
+            envs,
+            n_steps=self.data["num_steps"],
+            gamma=self.model["gamma"],
+            gae_lambda=self.model["gae_lambda"],
+            target_kl=self.model["max_kl"],
+            cg_damping=self.model["damping"],
+            cg_max_steps=self.model["cg_iterations"],
+            policy_kwargs={"net_arch": list(policy["hidden_sizes"]), "activation_fn": torch.nn.Tanh},
+            seed=seed,
+            device="cpu",
+        )
+        model.learn(self.steps)
+        held_out = VecNormalize(make(20, 10_000), norm_reward=False, clip_obs=clip, training=False)
+        held_out.obs_rms = envs.obs_rms
+        self.returns["theirs"].append(_play(model, held_out))
+        self.seed["theirs"] += 1
+        return self.steps / (time.perf_counter() - started)
+
+
+def _play(model: Any, envs: Any) -> float:
+    """Mean return of an episode in each environment; all of HalfCheetah's last 1,000 steps."""
+    seen, returns = envs.reset(), np.zeros(envs.num_envs)
+    for _ in range(1000):
+        seen, rewards, _, _ = envs.step(model.predict(seen, deterministic=True)[0])
+        returns += rewards
+    return float(returns.mean())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of ``benchmark.py trpo_mlp``."""
+    parser.add_argument("--env_steps", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=5)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Compare."""
+    quiet()
+    both = Both(options)
+    ours, theirs = alternate(both.ours, both.theirs, options.repeats, warm=True)
+    comparison = Comparison(
+        name=f"HalfCheetah-v5, {both.steps} env steps",
+        unit="env steps",
+        ours=ours,
+        theirs=theirs,
+        notes={"returns": both.returns},
+    )
+    finish([comparison], bar=1.0, path=options.json, title="TRPO on a network against sb3-contrib", settings=both.model)
