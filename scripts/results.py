@@ -98,7 +98,11 @@ def filled(path: Path) -> str:
     page = fill(page, "results", learning_table([result for result in results if "metric" in result]))
     for result_path, result in kept():
         if "environments" in result and f"<!-- {result_path.stem} -->" in page:
-            page = fill(page, result_path.stem, environments_table(result["environments"]))
+            page = fill(
+                page,
+                result_path.stem,
+                environments_table(result["environments"], figure=result.get("figure", "success")),
+            )
     by_name = {result_path.stem: result for result_path, result in kept()}
     if "<!-- baselines -->" in page:
         policies = {name: by_name[f"baselines_{name}"] for name in ("random", "constant")}

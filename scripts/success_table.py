@@ -1,6 +1,6 @@
 """Policies in many environments as a Markdown table with 95% intervals.
 
-One policy: return, length and success. Several: the success of each, side by side.
+One policy: return, length and success. Several: the success (or another figure) of each, side by side.
 
 python scripts/success_table.py --policy expert --env_id lrl/BabyAI-{GoTo,Pickup}Local-v0 --json table.json
 python scripts/success_table.py --checkpoint before=runs/babyai/sft/x after=runs/babyai/ppo/y --temperature 1 \\
@@ -35,6 +35,7 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
     parser.add_argument("--num_envs", type=int, default=16, help="side by side; the result does not depend on it")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
+    parser.add_argument("--figure", choices=("success", "return"), default="success", help="of several policies")
     parser.add_argument("--machine", default="", help="what the figures were made on, for the file")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     return parser, parser.parse_args()
@@ -43,10 +44,11 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
 def load(subject: str, env_id: str, env_kwargs: dict[str, Any], arguments: argparse.Namespace) -> Loaded:
     """One policy in one environment."""
     from lrl.envs.factory import GymnasiumEnvs
-    from lrl.evaluation.checkpoint import load_baseline, load_policy
+    from lrl.evaluation.checkpoint import load_baseline, load_policy, saved_numbers
 
-    envs = GymnasiumEnvs(env_id, env_kwargs)
-    return load_baseline(subject, envs) if arguments.policy else load_policy(subject, envs)
+    if arguments.policy:
+        return load_baseline(subject, GymnasiumEnvs(env_id, env_kwargs))
+    return load_policy(subject, GymnasiumEnvs(env_id, env_kwargs, numbers=saved_numbers(subject)))
 
 
 def labelled(texts: Sequence[str]) -> list[tuple[str, str]]:
@@ -93,7 +95,7 @@ def main() -> None:
         subjects = [(arguments.policy,) * 2] if arguments.policy else labelled(arguments.checkpoint)
         for env_id, env_kwargs in product(arguments.env_id, arguments.env_kwargs):
             rows += [row(subject, env_id, env_kwargs, arguments) for subject in subjects]
-            lines = environments_table(rows, settings).split("\n")
+            lines = environments_table(rows, settings, arguments.figure).split("\n")
             print("\n".join(lines[told:]), flush=True)
             told = len(lines)
     except ValueError as error:
@@ -102,7 +104,7 @@ def main() -> None:
         command = ["git", "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
         about = {"command": "python " + shlex.join(sys.argv), "commit": commit, "machine": arguments.machine}
-        write_json(about | {"environments": rows}, arguments.json)
+        write_json(about | {"figure": arguments.figure, "environments": rows}, arguments.json)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,14 @@ gym.register(
     reward_threshold=0.70,
 )
 
+gym.register(
+    id="lrl/HalfCheetah-v5",
+    entry_point="lrl.envs.physics:half_cheetah",
+    max_episode_steps=1000,
+    reward_threshold=4800.0,
+    kwargs={"gravity": 1.0, "friction": 1.0},
+)
+
 _MIXED = ("goto", "pickup", "open", "putnext", "pickup_seq_goto")
 
 for _name, _tasks, _split in (

@@ -166,7 +166,7 @@ def _spec(id: str) -> EnvSpec:
 def _make_native(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None) -> gym.Env:
     spec = _spec(id)
     spec.order_enforce = False  # like the checker, it slows a small environment and finds no fault of a user's
-    if "mujoco" in str(spec.entry_point):
+    if any(name in str(spec.entry_point) for name in ("mujoco", "physics")):
         redirect_mujoco_warnings()
     try:
         return gym.make(spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **kwargs)

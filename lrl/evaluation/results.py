@@ -157,15 +157,18 @@ def _row(result: dict[str, Any]) -> str:
     return f"| {result['title']} | {name} {values.mean():.3f}{spread} | {reached} | {spent} | `{result['command']}` |"
 
 
-def environments_table(reports: Sequence[dict[str, Any]], settings: Sequence[str] | None = None) -> str:
+def environments_table(
+    reports: Sequence[dict[str, Any]], settings: Sequence[str] | None = None, figure: str = "success"
+) -> str:
     """Markdown: policies in environments, as ``EpisodeResults.report`` tells of them, with the intervals.
 
-    Return, length and success of a single policy; the success of each where there are several. A column for every
+    Return, length and success of a single policy; one figure of each where there are several. A column for every
     setting that an environment was made with.
 
     Args:
         reports: of each environment one per policy.
         settings: by which environments are told apart; None takes all that are there.
+        figure: of several policies: ``success`` or ``return``.
     """
     policies = list(dict.fromkeys(report["policy"] for report in reports))
     if settings is None:
@@ -181,7 +184,7 @@ def environments_table(reports: Sequence[dict[str, Any]], settings: Sequence[str
         first = alike[0]
         row = [f"`{first['env_id']}`", *(str(first.get("env_kwargs", {}).get(name, "")) for name in settings)]
         if compared:
-            row += [_with_interval(report, "success", 3) for report in alike]
+            row += [_with_interval(report, figure, {"success": 3, "return": 0}[figure]) for report in alike]
         else:
             row += [_with_interval(first, *column) for column in (("return", 3), ("length", 1), ("success", 3))]
         lines.append(f"| {' | '.join(row)} |")
