@@ -12,15 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lrl.evaluation.plots import draw_curves
 from lrl.evaluation.results import (
     baselines_table,
     benchmark_table,
+    draw_picture,
     environments_table,
     fill,
+    kept_results,
     learning_table,
-    read_result,
-    result_curve,
+    pictures,
     result_text,
     summarise,
     text_cost_table,
@@ -41,6 +41,7 @@ def main() -> None:
     keep_parser.add_argument("--metric", default="val/exact_success")
     keep_parser.add_argument("--drawn", help="another metric for the picture")
     keep_parser.add_argument("--picture", help="of several results: all that name it are drawn into it")
+    keep_parser.add_argument("--clocks", nargs="+", help="that it is drawn against; the first picture has no suffix")
     keep_parser.add_argument("--machine", default="2-core x86-64 virtual machine")
     keep_parser.add_argument("--bar", type=float, help="what a run should reach")
     keep_parser.add_argument(
@@ -63,6 +64,8 @@ def keep(arguments: argparse.Namespace) -> None:
     about = {"title": arguments.title, "machine": arguments.machine, "baselines": baselines, "note": arguments.note}
     if arguments.picture is not None:
         about["picture"] = arguments.picture
+    if arguments.clocks is not None:
+        about["clocks"] = arguments.clocks
     if arguments.bar is not None:
         about["bar"] = arguments.bar
     path = RESULTS / f"{arguments.name}.json"
@@ -77,11 +80,7 @@ def write(arguments: argparse.Namespace) -> None:
     for path in PAGES:
         path.write_text(filled(path), encoding="utf-8")
     for name, results in pictures(kept()).items():
-        first = results[0]
-        clock = "env_steps" if "env_steps" in first["runs"][0]["curve"] else "minutes"
-        curves = [result_curve(result, clock) for result in results]
-        baselines = {label: height for result in results for label, height in result["baselines"].items()}
-        draw_curves(curves, first["drawn"], clock, PICTURES / f"{name}.png", baselines)
+        draw_picture(name, results, PICTURES)
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -94,16 +93,12 @@ def check(arguments: argparse.Namespace) -> None:
 def filled(path: Path) -> str:
     """A page with the tables that belong into it."""
     page = path.read_text(encoding="utf-8")
-    results = [result for _, result in kept()]
+    by_name = kept()
+    results = list(by_name.values())
     page = fill(page, "results", learning_table([result for result in results if "metric" in result]))
-    for result_path, result in kept():
-        if "environments" in result and f"<!-- {result_path.stem} -->" in page:
-            page = fill(
-                page,
-                result_path.stem,
-                environments_table(result["environments"], figure=result.get("figure", "success")),
-            )
-    by_name = {result_path.stem: result for result_path, result in kept()}
+    for name, result in by_name.items():
+        if "environments" in result and f"<!-- {name} -->" in page:
+            page = fill(page, name, environments_table(result["environments"], figure=result.get("figure", "success")))
     if "<!-- baselines -->" in page:
         policies = {name: by_name[f"baselines_{name}"] for name in ("random", "constant")}
         page = fill(page, "baselines", baselines_table(policies))
@@ -114,18 +109,9 @@ def filled(path: Path) -> str:
     return page
 
 
-def pictures(results: list[tuple[Path, dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-    """Experiments by the picture that they are drawn into: one of their own, or one that several name."""
-    drawn: dict[str, list[dict[str, Any]]] = {}
-    for path, result in results:
-        if "metric" in result:
-            drawn.setdefault(result.get("picture", path.stem), []).append(result)
-    return drawn
-
-
-def kept() -> list[tuple[Path, dict[str, Any]]]:
+def kept() -> dict[str, dict[str, Any]]:
     """All results, by name."""
-    return [(path, read_result(path)) for path in sorted(RESULTS.glob("*.json"))]
+    return kept_results(RESULTS)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from lrl.evaluation.plots import CLOCKS, Curve, Series, aggregate, metrics_file
+from lrl.evaluation.plots import CLOCKS, Curve, Series, aggregate, draw_curves, metrics_file
 from lrl.evaluation.statistics import mean_interval
 
 _FINISHED = re.compile(r"finished after ([\d.]+) minutes")
@@ -137,6 +137,37 @@ def result_curve(result: dict[str, Any], clock: str) -> Curve:
         for curve in (run.get("drawn", run["curve"]) for run in result["runs"])
     ]
     return aggregate(result["title"], series, "mean")
+
+
+def kept_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """All results of a folder by name, in the order of their names."""
+    return {path.stem: read_result(path) for path in sorted(folder.glob("*.json"))}
+
+
+def pictures(results: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Experiments by the picture that they are drawn into: one of their own, or one that several name."""
+    drawn: dict[str, list[dict[str, Any]]] = {}
+    for name, result in results.items():
+        if "metric" in result:
+            drawn.setdefault(result.get("picture", name), []).append(result)
+    return drawn
+
+
+def draw_picture(name: str, results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """Draw the experiments of one picture against environment steps (minutes where there are none), or their clocks.
+
+    Returns:
+        The files: ``<name>.png`` against the first clock, ``<name>_<clock>.png`` against the others.
+    """
+    first = results[0]
+    clocks = first.get("clocks") or ["env_steps" if "env_steps" in first["runs"][0]["curve"] else "minutes"]
+    baselines = {label: height for result in results for label, height in result["baselines"].items()}
+    paths = []
+    for clock in clocks:
+        paths.append(folder / f"{name}{'' if clock == clocks[0] else f'_{clock}'}.png")
+        curves = [result_curve(result, clock) for result in results]
+        draw_curves(curves, first["drawn"], clock, paths[-1], baselines)
+    return paths
 
 
 def learning_table(results: Sequence[dict[str, Any]]) -> str:
