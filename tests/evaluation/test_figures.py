@@ -1,0 +1,45 @@
+"""The notebook runs from its first cell to its last, and shows every picture that there is."""
+
+import ast
+import json
+from pathlib import Path
+
+from lrl.evaluation.results import kept_results, pictures
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "assets" / "figures.ipynb"
+
+
+def code_cells():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+def shown_by(cell, names):
+    """Run a cell as a notebook does: the value of its last expression is shown."""
+    tree = ast.parse(cell)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, str(NOTEBOOK), "exec"), names)
+    return eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), names) if last else None
+
+
+def test_the_notebook_redraws_every_picture(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT / "assets")
+    names: dict = {}
+    shown = [shown_by(cell, names) for cell in code_cells()]
+    drawn = [one for one in shown if one is not None]
+    assert all(one._repr_png_().startswith(b"\x89PNG") for one in drawn)
+    kept = pictures(kept_results(ROOT / "assets" / "results"))
+    wanted = [
+        f"{name}{suffix}.png"
+        for name, group in kept.items()
+        for suffix in ["", *(f"_{clock}" for clock in (group[0].get("clocks") or [""])[1:])]
+    ]
+    assert sorted(one.path.name for one in drawn) == sorted(wanted)
+    said = capsys.readouterr().out
+    assert all(result["title"] in said for group in kept.values() for result in group)
+
+
+def test_no_output_is_kept_in_the_notebook():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    assert not any(cell.get("outputs") for cell in cells)
