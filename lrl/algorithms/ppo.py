@@ -31,7 +31,9 @@ Departures from the paper, and from RL-LLM's nested PPO:
 4. The clip, or a penalty on KL(pi_old || pi) with ``clip_range: null``, or both (section 4 of the paper, fixed weight).
 5. The weight of the KL term to the reference can follow a target (arXiv:1909.08593, section 2.2), by an exponential
    where the paper has its first two terms: it stays positive.
-6. The value head's dropout is left out: with it the values that credit rests on would not be those that are trained.
+6. ``value_fit`` fits a critic of own weights by least squares on all of a collection, for the next one, where the value
+   loss of a few small steps would leave it behind; ``vf_coef`` then weighs nothing.
+7. The value head's dropout is left out: with it the values that credit rests on would not be those that are trained.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ from torch import Tensor
 
 from lrl.algorithms.crediting import credited, reduce_sum, world_size
 from lrl.algorithms.module import OptimizerFactory, PolicyModule
-from lrl.algorithms.ppo_checks import check_credit, check_leash
+from lrl.algorithms.ppo_checks import check_credit, check_leash, check_value_fit
 from lrl.algorithms.schedule import Schedule
+from lrl.algorithms.value_fit import ValueFit, fit_values
 from lrl.functional.credit import Discounts
 from lrl.functional.kl import kl_estimate
 from lrl.functional.losses import clipped_surrogate, normalise, value_loss
@@ -73,6 +76,7 @@ class PPOValueHeadModule(PolicyModule):
         old_kl_coef: weight of KL(pi_old || pi).
         clip_range_vf: how far a value may move from what it was; null lets it.
         vf_coef: weight of the value loss.
+        value_fit: fit the critic's own weights apart, once per collection, instead of by the value loss.
         ent_coef: weight of the entropy bonus, in nats per token.
         kl_coef: weight of the KL term to the policy at the start of this run; 0 keeps no reference.
         kl_target: nats per turn that ``kl_coef`` is steered towards; null leaves it fixed.
@@ -103,6 +107,7 @@ class PPOValueHeadModule(PolicyModule):
         old_kl_coef: float = 0.0,
         clip_range_vf: float | None = None,
         vf_coef: float = 0.5,
+        value_fit: ValueFit | None = None,
         ent_coef: float = 0.0,
         kl_coef: float = 0.0,
         kl_target: float | None = None,
@@ -130,6 +135,8 @@ class PPOValueHeadModule(PolicyModule):
         check_credit(policy, credit, self.discounts)
         check_leash(clip_range, old_kl_coef, kl_coef, kl_target, kl_horizon)
         self.clip_range, self.clip_range_vf, self.old_kl_coef = clip_range, clip_range_vf, old_kl_coef
+        check_value_fit(value_fit, critic_lr, clip_range_vf)
+        self.value_fit = value_fit
         self.vf_coef, self.ent_coef, self.kl_target, self.kl_horizon = vf_coef, ent_coef, kl_target, kl_horizon
         self.loss_normalisation, self.target_kl = loss_normalisation, target_kl
         self.keeps_reference, self.current_kl_coef, self._next_kl_coef = kl_coef > 0, float(kl_coef), float(kl_coef)
@@ -158,6 +165,19 @@ class PPOValueHeadModule(PolicyModule):
         """Only where the KL term counts."""
         return self.keeps_reference
 
+    def configure_model(self) -> None:
+        """Load the weights.
+
+        Raises:
+            ValueError: the critic should be fitted apart and has no weights of its own.
+        """
+        super().configure_model()
+        if self.value_fit is not None and not self.policy.critic_parameters():
+            raise ValueError(
+                f"model.value_fit is set, but the critic of {type(self.policy).__name__} has no weights of its own "
+                "here; it must be null."
+            )
+
     def turn_batch(self, rollout: Rollout) -> TurnBatch:
         """Pay what each token costs, then credit it."""
         self.skip_updates = False
@@ -165,7 +185,10 @@ class PPOValueHeadModule(PolicyModule):
         if self.needs_reference:
             batch = batch.replace(ref_logprobs=self.policy.reference_logprobs(batch))
             token_rewards = self._kl_penalty(batch)
-        return credited(self, rollout, batch, token_rewards, self.credit, self.discounts, self.normalise_advantages)
+        batch = credited(self, rollout, batch, token_rewards, self.credit, self.discounts, self.normalise_advantages)
+        if self.value_fit is not None:
+            self.record("train/value_loss", fit_values(self, batch, self.value_fit))
+        return batch
 
     def _kl_penalty(self, batch: TurnBatch) -> Tensor:
         """What each token is paid for staying near the reference; steers its weight for the next collection."""
@@ -200,7 +223,8 @@ class PPOValueHeadModule(PolicyModule):
         if self.old_kl_coef:
             objective = objective - self.old_kl_coef * kl_estimate(batch.old_logprobs, policy.logprobs)
         error = value_loss(policy.values, batch.returns, batch.old_values, self.clip_range_vf)
-        loss = normalise(self.vf_coef * error - objective, mask, self.loss_normalisation, turns, tokens, 1)
+        vf_coef = self.vf_coef if self.value_fit is None else 0.0
+        loss = normalise(vf_coef * error - objective, mask, self.loss_normalisation, turns, tokens, 1)
         self._record_step(loss, log_ratio, policy.entropy, error, mask)
         return loss
 
@@ -214,7 +238,8 @@ class PPOValueHeadModule(PolicyModule):
         ratio = log_ratio.exp()
         approx_kl = masked_mean(ratio - 1 - log_ratio, mask)
         self.record("train/loss", loss)
-        self.record("train/value_loss", error[mask])
+        if self.value_fit is None:
+            self.record("train/value_loss", error[mask])
         self.record("train/approx_kl", approx_kl)
         self.record("train/entropy", entropy[mask])
         self.record("train/ratio_error", (ratio - 1).abs()[mask].max())

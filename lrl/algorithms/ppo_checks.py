@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lrl.algorithms.value_fit import ValueFit
 from lrl.functional.credit import CREDITS, Discounts
 from lrl.policies.policy import Policy
 
@@ -47,3 +48,18 @@ def check_leash(
         raise ValueError(f"model.kl_target is {kl_target}, kl_coef {kl_coef}; both must be positive.")
     if kl_horizon < 1:
         raise ValueError(f"model.kl_horizon is {kl_horizon}; it must be at least 1.")
+
+
+def check_value_fit(value_fit: ValueFit | None, critic_lr: float | None, clip_range_vf: float | None) -> None:
+    """Refuse what a critic that is fitted apart has no use for.
+
+    Raises:
+        ValueError: names the setting.
+    """
+    if value_fit is None:
+        return
+    if value_fit.method != "lbfgs":
+        raise ValueError(f"model.value_fit.method is {value_fit.method}; beside PPO's own optimiser it must be lbfgs.")
+    for name, value in (("critic_lr", critic_lr), ("clip_range_vf", clip_range_vf)):
+        if value is not None:
+            raise ValueError(f"model.{name} is {value} with value_fit, which has no use for it; it must be null.")

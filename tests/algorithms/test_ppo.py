@@ -11,6 +11,7 @@ from tiny_runs import demonstrations, make_trainer, ppo, rollout_data, save_tiny
 
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.algorithms.sft import SFTModule
+from lrl.algorithms.value_fit import ValueFit
 from lrl.algorithms.weights import initial_weights, take_weights
 from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.data.rollouts import RolloutDataModule
@@ -244,6 +245,12 @@ def test_statistics_of_observations_change_between_collections_only(tmp_path):
         ({"kl_target": 6.0}, "model.kl_target is 6.0, kl_coef 0.0"),
         ({"kl_horizon": 0}, "model.kl_horizon is 0"),
         ({"critic_lr": 0.0}, "model.critic_lr is 0.0; it must be positive, or null."),
+        (
+            {"value_fit": ValueFit(method="adam")},
+            "model.value_fit.method is adam; beside PPO's own optimiser it must be",
+        ),
+        ({"value_fit": ValueFit(), "critic_lr": 0.1}, "model.critic_lr is 0.1 with value_fit"),
+        ({"value_fit": ValueFit(), "clip_range_vf": 0.2}, "model.clip_range_vf is 0.2 with value_fit"),
         ({"gamma": 1.5}, "model.gamma is 1.5"),
         ({"token_gamma": -1.0}, "model.token_gamma is -1.0"),
         ({"credit": "token", "local_penalties": True}, "model.local_penalties is true with credit token"),
@@ -355,3 +362,28 @@ def test_a_critics_adapter_is_trained_saved_and_loaded_beside_actor_and_referenc
     more = make_trainer(tmp_path / "more", CollectionCheckpoint(1), max_epochs=3)
     more.fit(resumed, datamodule=rollout_data("continuing"), ckpt_path=str(next((tmp_path / "ppo").rglob("last.ckpt"))))
     assert more.current_epoch == 3
+
+
+@pytest.mark.parametrize("kind", ["mlp", "text", "scoring"])
+def test_a_critic_that_is_fitted_apart_is_fitted_for_the_next_collection(folder, kind):
+    policy = policy_of(kind, folder)
+    rollout = rollout_of(policy, groups=12)
+    plain = PPOValueHeadModule(policy).turn_batch(rollout)
+    actor = [
+        weight.detach().clone() for weight in PPOValueHeadModule(policy, critic_lr=1.0).parameter_groups()[0]["params"]
+    ]
+    module = PPOValueHeadModule(policy, value_fit=ValueFit(l2=0.0, iterations=50))
+    batch = module.turn_batch(rollout)
+    for name in ("advantages", "returns", "old_values"):
+        assert torch.equal(getattr(batch, name), getattr(plain, name)), "credit rests on the critic as it was"
+    mask = batch.response_mask
+    errors = [
+        float((values - batch.returns)[mask].square().mean()) / 2
+        for values in (batch.old_values, policy.evaluate(batch).values.detach())
+    ]
+    assert errors[1] < 0.9 * errors[0] and module.flush()["train/value_loss"] == pytest.approx(errors[1], rel=1e-3)
+    loss = module.training_step(batch)
+    gradients = torch.autograd.grad(loss, policy.critic_parameters(), allow_unused=True)
+    assert all(gradient is None or not gradient.any() for gradient in gradients), "the loss leaves it alone"
+    moved = PPOValueHeadModule(policy, critic_lr=1.0).parameter_groups()[0]["params"]
+    assert all(torch.equal(a, b) for a, b in zip(actor, moved))
