@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 import lrl.algorithms.grpo
@@ -176,7 +177,7 @@ def run(args: Any = None, started: float | None = None) -> None:
     try:
         LRLCLI(args)
         logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
-    except ValueError as error:
+    except (ValueError, MisconfigurationException) as error:
         logging.getLogger("lrl.trace").debug("", exc_info=True)
         sentence = " ".join(str(error).split())
         sys.stderr.write(f"lrl: {sentence}\n")

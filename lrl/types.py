@@ -282,6 +282,11 @@ class TurnBatch:
         """Select turns by an index tensor ``(turn,)``."""
         return self.map(lambda tensor: tensor[index])
 
+    def split(self, size: int | None) -> list[TurnBatch]:
+        """Parts of at most ``size`` turns; None leaves it whole."""
+        index = torch.arange(len(self), device=self.response_mask.device)
+        return [self[part] for part in index.split(size or max(len(self), 1))]
+
     def to(self, *args: Any, **kwargs: Any) -> TurnBatch:
         """Move every tensor to a device."""
         return self.map(lambda tensor: tensor.to(*args, **kwargs))

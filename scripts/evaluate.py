@@ -189,7 +189,8 @@ def exact_line(loaded: Loaded) -> str:
     from lrl.evaluation.frozen_lake import exact_evaluation, is_frozen_lake, lakes_of
     from lrl.policies.fixed import RandomPolicy
 
-    if not is_frozen_lake(loaded.env_factory) or isinstance(loaded.policy, RandomPolicy):
+    native = loaded.policy.response_format is None  # it is asked in text
+    if not is_frozen_lake(loaded.env_factory) or isinstance(loaded.policy, RandomPolicy) or native:
         return ""
     exact = exact_evaluation(loaded.policy, lakes_of(loaded.env_factory, num_maps=100))
     maps = f"mean over {len(exact.lakes)} maps" if len(exact.lakes) > 1 else "one map"

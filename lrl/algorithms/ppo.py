@@ -46,7 +46,7 @@ from torch import Tensor
 
 from lrl.algorithms.crediting import credited, reduce_sum, world_size
 from lrl.algorithms.module import OptimizerFactory, PolicyModule
-from lrl.algorithms.ppo_checks import check_credit, check_leash, check_value_fit
+from lrl.algorithms.ppo_checks import check_credit, check_critic_stands_alone, check_leash, check_value_fit
 from lrl.algorithms.schedule import Schedule
 from lrl.algorithms.value_fit import ValueFit, fit_values
 from lrl.functional.credit import Discounts
@@ -169,14 +169,11 @@ class PPOValueHeadModule(PolicyModule):
         """Load the weights.
 
         Raises:
-            ValueError: the critic should be fitted apart and has no weights of its own.
+            ValueError: the critic should be fitted apart and cannot be.
         """
         super().configure_model()
-        if self.value_fit is not None and not self.policy.critic_parameters():
-            raise ValueError(
-                f"model.value_fit is set, but the critic of {type(self.policy).__name__} has no weights of its own "
-                "here; it must be null."
-            )
+        if self.value_fit is not None:
+            check_critic_stands_alone(self.policy, "model.value_fit")
 
     def turn_batch(self, rollout: Rollout) -> TurnBatch:
         """Pay what each token costs, then credit it."""

@@ -50,6 +50,28 @@ def check_leash(
         raise ValueError(f"model.kl_horizon is {kl_horizon}; it must be at least 1.")
 
 
+def check_critic_stands_alone(policy: Policy, key: str) -> None:
+    """Refuse a critic that cannot be fitted while the actor stands still, or only by passes through the whole trunk.
+
+    Args:
+        policy: configured.
+        key: what asks for it.
+
+    Raises:
+        ValueError: it has no weights of its own, or an adapter.
+    """
+    if not policy.critic_parameters():
+        raise ValueError(
+            f"model.policy is a {type(policy).__name__} whose critic has no weights of its own; {key} fits it apart "
+            "from the actor: shared_value_network must be false."
+        )
+    model = getattr(policy, "language_model", None)
+    if model is not None and model.has_critic_adapter:
+        raise ValueError(
+            f"value_head.adapter is true; {key} fits the critic apart, without the trunk: it must be false."
+        )
+
+
 def check_value_fit(value_fit: ValueFit | None, critic_lr: float | None, clip_range_vf: float | None) -> None:
     """Refuse what a critic that is fitted apart has no use for.
 

@@ -78,7 +78,8 @@ class TRPOModule(PolicyModule):
         max_backtracks: how many are tried.
         accept_ratio: least share of the promised improvement.
         ent_coef: weight of the entropy bonus, in nats per token.
-        chunk_size: turns in one pass of the network; null takes all at once. Saves memory, not time.
+        chunk_size: turns in one pass of the network; null takes all at once. Saves memory, not time. The old
+            probabilities of all choices are kept beside: turns x tokens x vocabulary numbers.
         value_fit: how the critic is fitted.
         init_from: weights to start from.
     """
@@ -106,7 +107,7 @@ class TRPOModule(PolicyModule):
         init_from: str | None = None,
     ) -> None:
         self.value_fit = ValueFit() if value_fit is None else value_fit
-        super().__init__(policy, self.value_fit.lr, init_from=init_from)
+        super().__init__(policy, lr=self.value_fit.lr or 1.0, init_from=init_from)  # of the critic, if it has one
         self.automatic_optimization = False
         self.credit, self.normalise_advantages = credit, normalise_advantages
         self.discounts = Discounts(
@@ -151,11 +152,11 @@ class TRPOModule(PolicyModule):
     def training_step(self, batch: TurnBatch) -> None:
         """All of a collection: one step of the actor, then the critic."""
         self._improve(batch)
-        self.record("train/value_loss", fit_values(self, batch, self.value_fit))
+        self.record("train/value_loss", fit_values(self, batch, self.value_fit, self.chunk_size))
 
     @sdpa_kernel(SDPBackend.MATH)  # the others have no second derivative
     def _improve(self, batch: TurnBatch) -> None:
-        parameters, parts = self.actor_parameters(), self._parts(batch)
+        parameters, parts = self.actor_parameters(), batch.split(self.chunk_size)
         turns = float(reduce_sum(self, torch.tensor(float(len(batch)), device=self.device)))
         start, gradient, old = self._surrogate_and_gradient(parts, parameters, turns)
         product = self._fisher_product(batch, parameters)
@@ -177,11 +178,6 @@ class TRPOModule(PolicyModule):
         self.record("train/expected_improvement", gradient @ full_step)
         for name, value in search._asdict().items():
             self.record(_METRICS[name], torch.tensor(float(value)))
-
-    def _parts(self, batch: TurnBatch) -> list[TurnBatch]:
-        """At most ``chunk_size`` turns each."""
-        device = batch.response_mask.device
-        return [batch[index] for index in torch.arange(len(batch), device=device).split(self.chunk_size or len(batch))]
 
     def _surrogate_and_gradient(
         self, parts: Sequence[TurnBatch], parameters: Sequence[Tensor], turns: float
@@ -228,13 +224,15 @@ class TRPOModule(PolicyModule):
         count = math.ceil(self.fisher_fraction * len(batch))
         seed = self.trainer.datamodule.seed if self._trainer else 0  # pyright: ignore[reportAttributeAccessIssue]
         order = permutation(len(batch), "fisher", seed, self.current_epoch, self.global_rank)
-        parts = self._parts(batch[torch.from_numpy(order[:count]).to(batch.response_mask.device)])
+        picked = torch.from_numpy(order[:count]).to(batch.response_mask.device)
+        parts = batch[picked].split(self.chunk_size)
         turns = float(reduce_sum(self, torch.tensor(float(count), device=self.device)))
         kept = self._product(parts[0], parameters) if len(parts) == 1 else None
 
         def product(vector: Tensor) -> Tensor:
-            products = (kept or self._product(part, parameters) for part in parts)
-            total = torch.stack([part(vector) for part in products]).sum(0)
+            total = torch.zeros_like(vector)
+            for part in parts:
+                total += (kept or self._product(part, parameters))(vector)
             return reduce_sum(self, total) / turns + self.damping * vector
 
         return product

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
+import torch
 from torch import Tensor
 
-from lrl.algorithms.ppo_checks import check_credit
+from lrl.algorithms.ppo_checks import check_credit, check_critic_stands_alone
 from lrl.functional.credit import Discounts
 from lrl.policies.policy import Policy
 
@@ -48,6 +49,11 @@ def check_run(trainer: L.Trainer, policy: Policy) -> None:
     Raises:
         ValueError: names the setting.
     """
+    if trainer.max_steps != -1:
+        raise ValueError(
+            f"trainer.max_steps is {trainer.max_steps}; TRPO counts collections, it must be -1 and trainer.max_epochs "
+            "or data.max_env_steps end the run."
+        )
     data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
     for name in ("num_epochs", "num_minibatches"):
         if getattr(data, name, 1) != 1:
@@ -81,10 +87,13 @@ def check_trainable(policy: Policy, actor: Sequence[Tensor]) -> None:
     Raises:
         ValueError: the critic has no weights of its own, or the actor none at all.
     """
-    if not policy.critic_parameters():
+    check_critic_stands_alone(policy, "TRPO")
+    narrow = next((weight.dtype for weight in actor if weight.dtype in (torch.bfloat16, torch.float16)), None)
+    if narrow is not None:
+        name = str(narrow).removeprefix("torch.")
         raise ValueError(
-            f"model.policy is a {type(policy).__name__} whose critic has no weights of its own; TRPO fits it apart "
-            "from the actor: shared_value_network must be false."
+            f"language_model.dtype is {name}; steps inside a trust region are lost in 16 bits, it must be float32 "
+            "where its weights are trained."
         )
     if not actor:
         raise ValueError(

@@ -13,6 +13,8 @@ from lrl.algorithms.module import PolicyModule
 from lrl.functional.random import permutation
 from lrl.types import TurnBatch
 
+_DEFAULTS = {"iterations": 25, "lr": 1e-3, "num_epochs": 10, "num_minibatches": 16}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ValueFit:
@@ -22,43 +24,49 @@ class ValueFit:
     """L-BFGS begins anew in every collection; Adam remembers."""
     l2: float = 1e-3
     """Weight of the squared weights."""
-    iterations: int = 25
-    """Of L-BFGS."""
-    lr: float = 1e-3
-    """Of Adam."""
-    num_epochs: int = 10
-    """Passes of Adam over the collection."""
-    num_minibatches: int = 16
-    """Parts of each pass of Adam."""
+    iterations: int | None = None
+    """Of L-BFGS; null takes 25."""
+    lr: float | None = None
+    """Of Adam; null takes 1e-3."""
+    num_epochs: int | None = None
+    """Passes of Adam over the collection; null takes 10."""
+    num_minibatches: int | None = None
+    """Parts of each pass of Adam; null takes 16."""
 
     def __post_init__(self) -> None:
         if self.method not in ("lbfgs", "adam"):
             raise ValueError(f"value_fit.method is {self.method!r}; it must be lbfgs or adam.")
         if self.l2 < 0:
             raise ValueError(f"value_fit.l2 is {self.l2}; it must be 0 or positive.")
-        if self.lr <= 0:
-            raise ValueError(f"value_fit.lr is {self.lr}; it must be positive.")
-        for name in ("iterations", "num_epochs", "num_minibatches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"value_fit.{name} is {getattr(self, name)}; it must be at least 1.")
+        for name, default in _DEFAULTS.items():
+            value, read = getattr(self, name), (name == "iterations") == (self.method == "lbfgs")
+            if value is not None and not read:
+                raise ValueError(f"value_fit.{name} is {value}, which {self.method} does not read; it must be null.")
+            if value is None:
+                object.__setattr__(self, name, default if read else None)
+            elif value <= 0 or (name != "lr" and value < 1):
+                raise ValueError(
+                    f"value_fit.{name} is {value}; it must be {'positive' if name == 'lr' else 'at least 1'}."
+                )
 
     def optimizers(self, weights: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
         """Those whose memory is part of a checkpoint."""
-        return [torch.optim.Adam(weights, lr=self.lr)] if self.method == "adam" else []
+        return [] if self.lr is None else [torch.optim.Adam(weights, lr=self.lr)]
 
 
-def fit_values(module: PolicyModule, batch: TurnBatch, fit: ValueFit) -> Tensor:
+def fit_values(module: PolicyModule, batch: TurnBatch, fit: ValueFit, chunk_size: int | None = None) -> Tensor:
     """Move the critic's own weights, and nothing else.
 
     Args:
         module: of which all ranks call it.
         batch: credited turns.
         fit: how.
+        chunk_size: turns in one pass of what lies below the critic; None takes all at once.
 
     Returns:
         Mean squared error of the tokens of all ranks, halved, after the fit.
     """
-    weights, values = module.policy.critic_parameters(), module.policy.critic_view(batch)
+    weights, values = module.policy.critic_parameters(), module.policy.critic_view(batch, chunk_size)
     returns, mask = batch.returns, batch.response_mask
     assert returns is not None
 
@@ -76,9 +84,11 @@ def fit_values(module: PolicyModule, batch: TurnBatch, fit: ValueFit) -> Tensor:
         return reduce_sum(module, errors.detach()) / count + decay.detach()
 
     everything = torch.arange(len(batch), device=mask.device)
-    if fit.method == "lbfgs":
+    if fit.iterations is not None:
         _by_lbfgs(weights, lambda: loss(everything), fit.iterations)
     else:
+        assert fit.num_epochs is not None
+        assert fit.num_minibatches is not None
         optimizer: Any = module.optimizers(use_pl_optimizer=False)
         data: Any = module.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         for epoch in range(fit.num_epochs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -88,7 +89,7 @@ def take_weights(policy: nn.Module, weights: dict[str, Tensor], source: str) -> 
         raise ValueError(f"model.init_from is {source!r}; it holds {held}, which this policy lacks.")
     taken = {own[_canonical(name)][0]: tensor for name, tensor in weights.items()}
     targets = dict(own.values())
-    _check_complete(policy, [targets[name] for name in taken], source)
+    _check_complete(policy, {name: targets[name] for name in taken}, source)
     with torch.no_grad():
         for name, tensor in taken.items():
             if targets[name].shape != tensor.shape:
@@ -98,10 +99,14 @@ def take_weights(policy: nn.Module, weights: dict[str, Tensor], source: str) -> 
     return {name for name in taken if isinstance(targets[name], nn.Parameter) and not targets[name].requires_grad}
 
 
-def _check_complete(policy: nn.Module, given: list[Tensor], source: str) -> None:
-    """Of what is trained, and of what is frozen, all is given or nothing."""
-    covered = {id(tensor) for tensor in given}
-    kinds = {tensor.requires_grad for tensor in given if isinstance(tensor, nn.Parameter)}
+def _check_complete(policy: nn.Module, given: Mapping[str, Tensor], source: str) -> None:
+    """Of what is trained, and of what is frozen, all is given or nothing.
+
+    Critic and head start afresh where the run before had none.
+    """
+    covered = {id(tensor) for tensor in given.values()}
+    kinds = {tensor.requires_grad for tensor in given.values() if isinstance(tensor, nn.Parameter)}
+    afresh = {"value_head", "critic", "layers", "head"} - {name.split(".")[0] for name in given}
     missing = [
         name
         for name, parameter in policy.named_parameters()
@@ -109,8 +114,8 @@ def _check_complete(policy: nn.Module, given: list[Tensor], source: str) -> None
         and parameter.requires_grad in kinds
         and ".reference." not in name
         and ".original_module." not in name
-        and not name.startswith("value_head.")  # a critic starts afresh where the run before had none
-        and ".critic" not in name  # and so does its adapter
+        and name.split(".")[0] not in afresh
+        and ".critic." not in name  # the critic's adapter
     ]
     if missing:
         raise ValueError(f"model.init_from is {source!r}; it lacks {missing[:3]}, which this policy has.")

@@ -13,6 +13,8 @@ from lrl.functional.sharding import unsharded
 class ExactSuccess(L.Callback):
     """Publishes ``val/exact_success`` after each validation on a FrozenLake, and does nothing elsewhere.
 
+    Nor does it for policies that act natively.
+
     The policy, decoded greedily in each state, is propagated through the transition table, so the figure has no
     sampling error. ``val/exact_success_of_optimum`` is its share of the best policy's. Averaged over maps.
 
@@ -29,7 +31,7 @@ class ExactSuccess(L.Callback):
         """Evaluate on every rank, so that all make the same calls."""
         module: Any = pl_module
         data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        if not is_frozen_lake(data.validation_env):
+        if not is_frozen_lake(data.validation_env) or module.policy.response_format is None:  # it is asked in text
             return
         lakes = lakes_of(data.validation_env, self.num_maps, data.validation_seed)
         with trainer.precision_plugin.forward_context(), unsharded(pl_module):

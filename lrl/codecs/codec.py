@@ -19,6 +19,9 @@ class TextCodec(ABC):
     has_expert: bool = False
     """Whether the environment can be asked what its expert would do (:mod:`lrl.envs.advice`)."""
 
+    needs_context: bool = False
+    """Whether an observation is text together with its :meth:`context` only."""
+
     tags_observations: bool = False
     """Whether observations stand inside ``<observation></observation>``."""
 

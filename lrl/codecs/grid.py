@@ -22,6 +22,8 @@ class FrozenLakeCodec(TextCodec):
         is_slippery: whether the description says that the ice is slippery.
     """
 
+    needs_context = True
+
     _actions = ("LEFT", "DOWN", "RIGHT", "UP")
     _index = {text.lower(): index for index, text in enumerate(_actions)}
 

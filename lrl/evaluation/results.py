@@ -215,17 +215,18 @@ def environments_table(
         first = alike[0]
         row = [f"`{first['env_id']}`", *(str(first.get("env_kwargs", {}).get(name, "")) for name in settings)]
         if compared:
-            row += [_with_interval(report, figure, {"success": 3, "return": 0}[figure]) for report in alike]
+            row += [_with_interval(report, figure) for report in alike]
         else:
-            row += [_with_interval(first, *column) for column in (("return", 3), ("length", 1), ("success", 3))]
+            row += [_with_interval(first, name) for name in ("return", "length", "success")]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
 
-def _with_interval(report: dict[str, Any], name: str, decimals: int) -> str:
-    low, high = (f"{bound:.{decimals}f}" for bound in report[f"{name}_ci95"])
+def _with_interval(report: dict[str, Any], name: str) -> str:
     mean = report["success_rate"] if name == "success" else report[f"{name}_mean"]
-    return f"{mean:.{decimals}f} ({low} to {high})"
+    decimals = 1 if name == "length" else 0 if abs(mean) >= 1000 else 3
+    bounds = [f"{bound:.{decimals}f}" for bound in report[f"{name}_ci95"] if bound is not None]  # none of one episode
+    return f"{mean:.{decimals}f}" + (f" ({bounds[0]} to {bounds[1]})" if bounds else "")
 
 
 def benchmark_table(reports: Sequence[dict[str, Any]]) -> str:

@@ -52,8 +52,10 @@ class Categorical(Distribution):
         return probabilities * (tangent - (probabilities * tangent).sum(-1, keepdim=True))
 
     def detach(self) -> Categorical:
-        """The same probabilities, a constant."""
-        return Categorical(self.coordinates.detach())
+        """The same probabilities, a constant. Their logarithms are logits too: they are kept once."""
+        constant = Categorical(self.all_logprobs.detach())
+        constant._all = constant.coordinates
+        return constant
 
 
 class Gaussian(Distribution):

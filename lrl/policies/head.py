@@ -95,6 +95,11 @@ class HeadPolicy(Policy):
             ValueError: the actions are neither Discrete nor a Box, or a critic should read what are no numbers.
         """
         check_spaces("HeadPolicy", observation_space, action_space, numbers=False)
+        if self.codec is not None and self.codec.needs_context:
+            raise ValueError(
+                f"model.policy is a HeadPolicy, but {type(self.codec).__name__} cannot write what is seen here from "
+                "the observation alone; it must be a TextPolicy or a ScoringPolicy."
+            )
         if self.has_critic and not is_numbers(observation_space):
             raise ValueError(
                 f"policy.critic_hidden_sizes is {self.critic_hidden_sizes}, but observations are {observation_space}; "
@@ -162,9 +167,9 @@ class HeadPolicy(Policy):
         else:
             states, layers = self.language_model.states(ids, mask), self.layers
         with torch.autocast(states.device.type, enabled=False):  # a probability in half precision is none
-            pooled = self._pool(at_least_float32(states), mask)
             assert layers is not None
-            return layers(pooled)
+            weights = next(layers.parameters())
+            return at_least_float32(layers(self._pool(states, mask).to(weights.dtype)))
 
     def _pool(self, states: Tensor, mask: Tensor) -> Tensor:
         """One state ``(turn, hidden)`` of all tokens'."""
@@ -210,7 +215,7 @@ class HeadPolicy(Policy):
         """``(row, 1)``."""
         assert self.critic is not None
         with torch.autocast(observed.device.type, enabled=False):
-            return self.critic(self.norm(observed))
+            return at_least_float32(self.critic(self.norm(observed)))
 
     def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
         """Of states in which nothing was decided yet, ``(row,)``, no gradient."""
@@ -223,11 +228,11 @@ class HeadPolicy(Policy):
         """The value network's."""
         return [] if self.critic is None else list(self.critic.parameters())
 
-    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
+    def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
         """The value network needs no trunk."""
         critic, seen = self.critic, self.norm(batch.inputs["observation"])
         assert critic is not None
-        return lambda index: critic(seen[index])
+        return lambda index: at_least_float32(critic(seen[index]))
 
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Of turns that were taken; nothing is dropped out."""

@@ -45,7 +45,7 @@ class ActionHead(nn.Module):
         """
         if self.log_std is None:
             return Categorical(outputs[:, None])
-        return Gaussian(outputs[:, None], self.log_std)
+        return Gaussian(outputs[:, None], self.log_std.to(outputs.dtype))
 
     def logprobs(self, distribution: Distribution, actions: Tensor) -> Tensor:
         """``(turn, 1)`` of actions ``(turn,)`` or ``(turn, dimension)``."""

@@ -151,12 +151,12 @@ class MLPPolicy(Policy):
         logprobs = self.head.logprobs(distribution, batch.inputs["action"])
         return Evaluation(logprobs=logprobs, entropy=distribution.entropy(), values=values, distribution=distribution)
 
-    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
+    def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
         """A separate value network needs no actor."""
         if self.critic is None:
-            return super().critic_view(batch)
+            return super().critic_view(batch, chunk_size)
         critic, seen = self.critic, self.norm(batch.inputs["observation"])
-        return lambda index: critic(seen[index])
+        return lambda index: at_least_float32(critic(seen[index]))
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:

@@ -89,11 +89,12 @@ class Policy(nn.Module, ABC):
         """Weights that the critic shares with nothing."""
         return []
 
-    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
+    def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
         """Values as a function of the critic's own weights: what lies below them is computed once.
 
         Args:
             batch: turns that were taken.
+            chunk_size: of them in one pass of what lies below; None takes all at once.
 
         Returns:
             A function from indices of turns ``(turn,)`` to values ``(turn, token)``, with gradient.

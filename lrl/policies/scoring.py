@@ -196,12 +196,9 @@ class ScoringPolicy(Policy):
         )
 
     def scores(self, prompt_ids: Tensor, prompt_mask: Tensor, reference: bool = False) -> Tensor:
-        """Normalised log-probabilities ``(turn, candidate)`` of the candidates' texts behind each prompt.
+        """Normalised log-probabilities ``(turn, candidate)`` behind right-padded prompts ``(turn, prompt)``.
 
-        Args:
-            prompt_ids: int64 ``(turn, prompt)``, right-padded.
-            prompt_mask: bool ``(turn, prompt)``.
-            reference: whether by the policy as it was when this run started; then without gradient.
+        With ``reference`` by the policy as it was when this run started, without gradient.
         """
         return self._scores_and_states(prompt_ids, prompt_mask, reference)[0]
 
@@ -289,16 +286,15 @@ class ScoringPolicy(Policy):
         logprobs = distribution.logprobs(batch.inputs["response_ids"])
         return Evaluation(logprobs=logprobs, entropy=distribution.entropy(), values=values, distribution=distribution)
 
-    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
+    def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
         """A head on a trunk that it shares reads states that do not change with it."""
         if self.value_head is None or self.language_model.has_critic_adapter:
-            return super().critic_view(batch)
-        head, mask = self.value_head, batch.response_mask
+            return super().critic_view(batch, chunk_size)
         self.eval()
         with torch.no_grad():
-            _, states = self._scores_and_states(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"])
-        assert states is not None
-        return lambda index: head(states[index, None], mask[index])
+            prompts = ((part.inputs["prompt_ids"], part.inputs["prompt_mask"]) for part in batch.split(chunk_size))
+            states = torch.cat([cast(Tensor, self._scores_and_states(*part)[1]) for part in prompts])
+        return self.value_head.view(states[:, None], batch.response_mask)
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:

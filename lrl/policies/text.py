@@ -155,16 +155,19 @@ class TextPolicy(Policy):
             logprobs=logprobs * mask, entropy=distribution.entropy() * mask, values=values, distribution=distribution
         )
 
-    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
+    def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
         """A head on a trunk that it shares reads states that do not change with it."""
         if self.value_head is None or self.language_model.has_critic_adapter:
-            return super().critic_view(batch)
-        head, mask = self.value_head, batch.response_mask
+            return super().critic_view(batch, chunk_size)
         self.eval()
-        with torch.no_grad():
-            layout = self.language_model.lay_out(batch.inputs, mask, pack_tokens=self.pack_tokens)
-            _, states = self.language_model.logits_and_states(layout)
-        return lambda index: head(states[index], mask[index])
+        states = torch.cat([self._states(part) for part in batch.split(chunk_size)])
+        return self.value_head.view(states, batch.response_mask)
+
+    @torch.no_grad()
+    def _states(self, batch: TurnBatch) -> Tensor:
+        """What each token's logits are made from, ``(turn, token, hidden)``."""
+        layout = self.language_model.lay_out(batch.inputs, batch.response_mask, pack_tokens=self.pack_tokens)
+        return self.language_model.logits_and_states(layout)[1]
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """The value head's, and those of its adapter."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +53,10 @@ class ValueHead(nn.Module):
         self.per_token, self.detach = config.per_token, config.detach
         with drawn_from(config.init_seed):
             self.layers = mlp((hidden_size, *config.hidden_sizes, 1), config.activation, 0.01)
+
+    def view(self, states: Tensor, mask: Tensor) -> Callable[[Tensor], Tensor]:
+        """Values of some turns by their indices, from states that do not change with the head."""
+        return lambda index: self(states[index], mask[index])
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         """``(turn, token)`` values, 0 where masked.

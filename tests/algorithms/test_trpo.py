@@ -13,6 +13,7 @@ from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.codecs.numbers import NumberFormat
 from lrl.data.rollouts import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.functional.distributions import Categorical
 from lrl.functional.trust_region import flatten
 from lrl.policies.head import HeadPolicy
 from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
@@ -74,7 +75,7 @@ def prepared(kind, folder, **settings):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_update_stays_in_the_region_and_improves_the_surrogate(folder, kind):
     module, batch = prepared(kind, folder)
-    parts, turns = module._parts(batch), float(len(batch))
+    parts, turns = batch.split(module.chunk_size), float(len(batch))
     _, _, old = module._surrogate_and_gradient(parts, module.actor_parameters(), turns)
     before, none = module._surrogate_and_kl(parts, old, turns)
     critic = [weight.detach().clone() for weight in module.policy.critic_parameters()]
@@ -122,7 +123,9 @@ def test_both_forms_of_the_fisher_product_agree_and_chunks_change_nothing(folder
         size = sum(parameter.numel() for parameter in parameters)
         vector = torch.randn(size, generator=torch.Generator().manual_seed(3)).double()
         with sdpa_kernel(SDPBackend.MATH):
-            _, gradient, _ = module._surrogate_and_gradient(module._parts(batch), parameters, float(len(batch)))
+            _, gradient, _ = module._surrogate_and_gradient(
+                batch.split(module.chunk_size), parameters, float(len(batch))
+            )
             products.append(torch.stack([module._fisher_product(batch, parameters)(vector), gradient]))
     for other in products[1:]:
         torch.testing.assert_close(other, products[0], rtol=1e-4, atol=1e-6)  # some layers compute in float32
@@ -299,8 +302,9 @@ def test_settings_that_make_no_sense_are_named(settings, complaint):
     [
         ({"method": "sgd"}, "value_fit.method is 'sgd'"),
         ({"l2": -1.0}, "value_fit.l2 is -1.0"),
-        ({"lr": 0.0}, "value_fit.lr is 0.0"),
-        ({"num_epochs": 0}, "value_fit.num_epochs is 0"),
+        ({"method": "adam", "lr": 0.0}, "value_fit.lr is 0.0; it must be positive"),
+        ({"method": "adam", "num_epochs": 0}, "value_fit.num_epochs is 0; it must be at least 1"),
+        ({"iterations": 0}, "value_fit.iterations is 0"),
     ],
 )
 def test_fits_that_make_no_sense_are_named(changes, complaint):
@@ -322,3 +326,52 @@ def test_runs_that_no_region_can_be_had_in_are_refused(folder, tmp_path):
         with pytest.raises(ValueError, match=complaint):
             run(module, chain_data(**data), tmp_path, epochs=1, **settings)
     assert rollout_data("continuing").num_minibatches == 2
+
+
+def test_the_fit_of_the_critic_is_the_same_in_parts(folder):
+    fits = []
+    for chunk_size in (None, 4):
+        module, batch = prepared("text", folder)
+        fits.append(fit_values(module, batch, ValueFit(iterations=3), chunk_size))
+    torch.testing.assert_close(*fits)
+    module, batch = prepared("text", folder)
+    passes = []
+    states = module.policy._states
+    module.policy._states = lambda part: passes.append(len(part)) or states(part)
+    module.policy.critic_view(batch, 4)
+    assert max(passes) == 4 and sum(passes) == len(batch)
+
+
+def test_weights_in_16_bits_are_refused(folder, tmp_path):
+    policy = text_policy(folder, value_head=ValueHeadConfig(), dtype="bfloat16")
+    with pytest.raises(ValueError, match="language_model.dtype is bfloat16; steps inside a trust region are lost"):
+        run(TRPOModule(policy), chain_data(), tmp_path, epochs=1)
+
+
+def test_a_critic_with_an_adapter_is_refused(folder, tmp_path):
+    head = ValueHeadConfig(adapter=True)
+    policy = text_policy(folder, value_head=head, lora=LoRAConfig(r=2))
+    with pytest.raises(ValueError, match="value_head.adapter is true; TRPO fits the critic apart"):
+        run(TRPOModule(policy), chain_data(), tmp_path, epochs=1)
+
+
+def test_optimiser_steps_do_not_end_a_run_that_counts_collections(tmp_path):
+    with pytest.raises(ValueError, match="trainer.max_steps is 2; TRPO counts collections"):
+        run(TRPOModule(MLPPolicy((4,))), chain_data(), tmp_path, epochs=3, max_steps=2)
+
+
+def test_settings_of_the_other_fit_are_named():
+    for changes, complaint in (
+        ({"lr": 1e-2}, "value_fit.lr is 0.01, which lbfgs does not read"),
+        ({"method": "adam", "iterations": 5}, "value_fit.iterations is 5, which adam does not read"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            ValueFit(**changes)
+    assert ValueFit().iterations == 25 and ValueFit(method="adam").num_epochs == 10
+
+
+def test_what_was_sampled_from_is_kept_once():
+    logits = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(0))
+    constant = Categorical(logits).detach()
+    assert constant.all_logprobs is constant.coordinates
+    torch.testing.assert_close(constant.kl(Categorical(logits)), torch.zeros(3, 2), atol=1e-6, rtol=0)

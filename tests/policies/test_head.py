@@ -4,9 +4,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tiny_runs import batch_of, save_tiny_model
+from tiny_runs import batch_of, make_trainer, save_tiny_model
 
+from lrl.algorithms.ppo import PPOValueHeadModule
+from lrl.algorithms.weights import take_weights
 from lrl.codecs.numbers import NumberFormat
+from lrl.data.rollouts import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.head import HeadPolicy
 from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
@@ -142,3 +145,34 @@ def test_spaces_that_it_cannot_act_in_are_named(folder):
     frozen = LanguageModelConfig(name=folder, lora=LoRAConfig())
     with pytest.raises(ValueError, match="freeze_trunk is true and language_model.lora set"):
         HeadPolicy(frozen, freeze_trunk=True)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
+def test_ppo_trains_it_in_16_bits(folder, tmp_path, precision):
+    policy = HeadPolicy(LanguageModelConfig(name=folder), (4,), init_seed=0)
+    trainer = make_trainer(tmp_path, max_epochs=1, precision=precision)
+    data = RolloutDataModule(ENVS["box"], num_envs=2, num_steps=4)
+    trainer.fit(PPOValueHeadModule(policy, gamma=0.9), datamodule=data)
+    assert all(np.isfinite(row["train/value_loss"]) for _, row in trainer.logger.rows)
+
+
+def test_a_codec_that_needs_more_than_the_observation_is_named(folder):
+    lake = GymnasiumEnvs("FrozenLake-v1")
+    policy = HeadPolicy(LanguageModelConfig(name=folder))
+    policy.connect(lake.codec)
+    with pytest.raises(
+        ValueError, match="but FrozenLakeCodec cannot write what is seen here from the observation alone"
+    ):
+        policy.connect_spaces(*lake.spaces)
+
+
+def test_it_may_start_from_a_language_model_alone_and_without_the_critic(folder):
+    policy = policy_on("box", folder, critic_hidden_sizes=None, init_seed=1)
+    whole = {name: tensor.detach().clone() for name, tensor in policy.state_dict().items()}
+    other = policy_on("box", folder)
+    take_weights(other, whole, "run")
+    assert torch.equal(other.layers[0].weight, policy.layers[0].weight)
+    trunk = {name: tensor for name, tensor in whole.items() if name.startswith("language_model.")}
+    take_weights(policy_on("box", folder), trunk, "run")
+    with pytest.raises(ValueError, match="it lacks \\['layers.0.bias'"):
+        take_weights(other, {name: t for name, t in whole.items() if name != "layers.0.bias"}, "run")
