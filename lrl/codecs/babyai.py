@@ -67,7 +67,7 @@ class BabyAICodec(TextCodec):
         return "\n".join((f"Goal: {observation['mission']}", *sentences(observation["image"])))
 
     def gist(self, text: str) -> str:
-        """Where the object is that the goal names first: ``red ball left 2 forward 1``.
+        """Where the object is that the goal names first: ``red ball 2 left 1 forward``.
 
         ``carry red ball`` where it is carried, ``no red ball`` where it is not in sight. At most seven words, so that
         there are three left for the action. Of several that look the same, the nearest counts.
@@ -84,7 +84,7 @@ class BabyAICodec(TextCodec):
             return f"no {name}"
         parts = [re.findall(r"(\d+) steps? (\w+)", place) for place in places]
         nearest = min(parts, key=lambda part: sum(int(number) for number, _ in part))
-        return " ".join([name, *(f"{direction} {number}" for number, direction in nearest)])
+        return " ".join([name, *(f"{number} {direction}" for number, direction in nearest)])
 
     def text_to_action(self, text: str) -> int:
         """The index of an action's name; nothing but the exact name counts."""

@@ -129,14 +129,14 @@ def test_an_image_of_another_size_or_with_an_unknown_cell_is_named() -> None:
     [
         (
             ["Goal: go to the red ball", "You see a red ball 2 steps left and 1 step forward"],
-            "red ball left 2 forward 1",
+            "red ball 2 left 1 forward",
         ),
-        (["Goal: pick up a red ball", "You see a red ball 1 step forward"], "red ball forward 1"),
+        (["Goal: pick up a red ball", "You see a red ball 1 step forward"], "red ball 1 forward"),
         (
             ["Goal: go to a red ball", "You see a red box 1 step forward", "You see a blue ball 2 steps right"],
             "no red ball",
         ),
-        (["Goal: go to a key", "You see a red key 3 steps left", "You see a grey key 2 steps left"], "key left 2"),
+        (["Goal: go to a key", "You see a red key 3 steps left", "You see a grey key 2 steps left"], "key 2 left"),
         (
             ["Goal: open the grey door", "You carry a grey key", "You see a locked grey door 1 step left"],
             "grey door left 1",
