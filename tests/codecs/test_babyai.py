@@ -139,7 +139,7 @@ def test_an_image_of_another_size_or_with_an_unknown_cell_is_named() -> None:
         (["Goal: go to a key", "You see a red key 3 steps left", "You see a grey key 2 steps left"], "key 2 left"),
         (
             ["Goal: open the grey door", "You carry a grey key", "You see a locked grey door 1 step left"],
-            "grey door left 1",
+            "grey door 1 left",
         ),
         (["Goal: put the red box next to a key", "You carry a red box", "You see a key 1 step left"], "carry red box"),
         (["Goal: pick up a red ball"], "no red ball"),
