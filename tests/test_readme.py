@@ -57,13 +57,15 @@ def datasets(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def warm_starts(datasets, tmp_path_factory):
-    """Short runs of the documented commands that others start from, by the directory that they name."""
+    """Short runs of the documented commands that others start from, by the directory that they name, in their order."""
     folders = {}
     for command in commands():
         named = re.search(r" -m lrl .*--run_directory (runs/\S+)", command)
         if named:
             folders[named[1]] = tmp_path_factory.mktemp("warm") / "run"
-            line = f"{command} {SHORT} --run_directory {folders[named[1]]}"
+            first = start_of(command)
+            more = f" --model.init_args.init_from {folders[first]}" if first else ""
+            line = f"{command} {SHORT} --run_directory {folders[named[1]]}{more}"
             result = run(line, HF_HUB_OFFLINE="1", MINARI_DATASETS_PATH=datasets)
             assert result.returncode == 0, result.stderr
     return folders
