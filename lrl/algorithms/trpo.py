@@ -25,6 +25,7 @@ Departures from the paper:
    differentiate the divergence twice, which ``fisher: double_backward`` does.
 5. The critic is fitted to lambda returns by L-BFGS from where it was, or by minibatches of Adam.
 6. Episodes that go on in the next collection are bootstrapped, not thrown away.
+7. The region may shrink over the run.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lrl.algorithms.crediting import credited, reduce_sum
 from lrl.algorithms.module import PolicyModule
+from lrl.algorithms.schedule import Schedule, learning_rate_factor
 from lrl.algorithms.trpo_checks import check_region, check_run, check_trainable
 from lrl.algorithms.value_fit import ValueFit, fit_values
 from lrl.functional.credit import Discounts
@@ -70,6 +72,8 @@ class TRPOModule(PolicyModule):
         token_lambda: per token inside a turn.
         normalise_advantages: to mean 0 and standard deviation 1 over the tokens of a collection.
         max_kl: nats per turn that the policy may move in one update.
+        schedule: of ``max_kl`` over the run: where nothing is left to learn, a region of constant size is filled with
+            noise.
         damping: is added to the diagonal of Fisher's matrix.
         cg_iterations: of conjugate gradient.
         fisher: how products with Fisher's matrix are made: ``gauss_newton`` or ``double_backward``.
@@ -94,6 +98,7 @@ class TRPOModule(PolicyModule):
         token_lambda: float = 0.98,
         normalise_advantages: bool = True,
         max_kl: float = 0.01,
+        schedule: Schedule = "constant",
         damping: float = 0.1,
         cg_iterations: int = 10,
         fisher: Literal["gauss_newton", "double_backward"] = "gauss_newton",
@@ -107,7 +112,9 @@ class TRPOModule(PolicyModule):
         init_from: str | None = None,
     ) -> None:
         self.value_fit = ValueFit() if value_fit is None else value_fit
-        super().__init__(policy, lr=self.value_fit.lr or 1.0, init_from=init_from)  # of the critic, if it has one
+        super().__init__(
+            policy, lr=self.value_fit.lr or 1.0, schedule=schedule, init_from=init_from
+        )  # of the critic, if it has one
         self.automatic_optimization = False
         self.credit, self.normalise_advantages = credit, normalise_advantages
         self.discounts = Discounts(
@@ -139,6 +146,19 @@ class TRPOModule(PolicyModule):
         """None for the actor; the critic's, if that one has a memory."""
         return self.value_fit.optimizers(self.policy.critic_parameters())
 
+    @property
+    def radius(self) -> float:
+        """``max_kl`` of this collection.
+
+        Raises:
+            ValueError: it has a schedule and the run no length.
+        """
+        if self.schedule == "constant" or not self._trainer:
+            return self.max_kl
+        if self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
+            raise ValueError(f"model.schedule is {self.schedule!r}; it needs trainer.max_epochs.")
+        return self.max_kl * learning_rate_factor(self.schedule, self.trainer.max_epochs, 0.0)(self.current_epoch)
+
     def actor_parameters(self) -> list[nn.Parameter]:
         """The weights that move inside the trust region."""
         critic = {id(parameter) for parameter in self.policy.critic_parameters()}
@@ -161,15 +181,15 @@ class TRPOModule(PolicyModule):
         start, gradient, old = self._surrogate_and_gradient(parts, parameters, turns)
         product = self._fisher_product(batch, parameters)
         direction = conjugate_gradient(product, gradient, self.cg_iterations)
-        curvature = float(direction @ product(direction))
-        full_step = direction * math.sqrt(2 * self.max_kl / curvature) if curvature > 0 else torch.zeros_like(direction)
+        curvature, radius = float(direction @ product(direction)), self.radius
+        full_step = direction * math.sqrt(2 * radius / curvature) if curvature > 0 else torch.zeros_like(direction)
         search = line_search(
             lambda: self._surrogate_and_kl(parts, old, turns),
             parameters,
             full_step,
             start=start,
             expected=float(gradient @ full_step),
-            max_kl=self.max_kl,
+            max_kl=radius,
             max_backtracks=self.max_backtracks,
             backtrack_coeff=self.backtrack_coeff,
             accept_ratio=self.accept_ratio,

@@ -375,3 +375,10 @@ def test_what_was_sampled_from_is_kept_once():
     constant = Categorical(logits).detach()
     assert constant.all_logprobs is constant.coordinates
     torch.testing.assert_close(constant.kl(Categorical(logits)), torch.zeros(3, 2), atol=1e-6, rtol=0)
+
+
+def test_the_region_may_shrink_over_the_run(tmp_path):
+    module = TRPOModule(MLPPolicy((16,), init_seed=0), max_kl=0.02, schedule="linear")
+    steps = [row["train/kl"] for _, row in run(module, chain_data(), tmp_path, epochs=10) if "train/kl" in row]
+    assert all(kl <= 0.02 * (1 - index / 10) + 1e-9 for index, kl in enumerate(steps)) and len(steps) == 10
+    assert sum(kl > 0 for kl in steps) > 5
