@@ -252,12 +252,7 @@ class ScoringPolicy(Policy):
         return divisors(self.normalisation, self.action_texts, mask)
 
     def choices(self, inputs: Inputs, reference: bool = False) -> Tensor:
-        """Log-probabilities ``(turn, candidate)`` of all actions, at the temperature of training.
-
-        Args:
-            inputs: ``prompt_ids`` and ``prompt_mask``.
-            reference: whether by the policy as it was when this run started; then without gradient.
-        """
+        """Log-probabilities ``(turn, candidate)`` of all actions behind ``inputs``, at the temperature of training."""
         scores = self.scores(inputs["prompt_ids"], inputs["prompt_mask"], reference)
         return torch.log_softmax(scores / self.sampling.temperature, dim=-1)
 
