@@ -250,15 +250,3 @@ class HeadPolicy(Policy):
         """Under the policy as it was when this run started."""
         head: Any = self._reference[1].to(batch.response_mask.device)
         return head.logprobs(head.distribution(self.outputs(batch.inputs, reference=True)), batch.inputs["action"])
-
-    def learn_statistics(
-        self, batch: TurnBatch, collection: int, reduce: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
-        """Take in the observations of a collection."""
-        if isinstance(self.norm, RunningNorm):
-            self.norm.learn(batch.inputs["observation"], collection, reduce)
-
-    def settle_statistics(self, collection: int) -> None:
-        """Normalise by what was learned before."""
-        if isinstance(self.norm, RunningNorm):
-            self.norm.settle(collection)

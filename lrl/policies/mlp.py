@@ -163,15 +163,3 @@ class MLPPolicy(Policy):
         """Under the policy as it was when this run started."""
         reference = self._reference[0].to(batch.response_mask.device)
         return reference.evaluate(batch).logprobs
-
-    def learn_statistics(
-        self, batch: TurnBatch, collection: int, reduce: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
-        """Take in the observations of a collection."""
-        if isinstance(self.norm, RunningNorm):
-            self.norm.learn(batch.inputs["observation"], collection, reduce)
-
-    def settle_statistics(self, collection: int) -> None:
-        """Normalise by what was learned before."""
-        if isinstance(self.norm, RunningNorm):
-            self.norm.settle(collection)

@@ -11,6 +11,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from lrl.codecs.codec import TextCodec
+from lrl.policies.networks import RunningNorm
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
 
@@ -117,9 +118,17 @@ class Policy(nn.Module, ABC):
             collection: its index in the run.
             reduce: sums a tensor over ranks; None takes it as it is.
         """
+        for norm in self._norms():
+            norm.learn(batch.inputs["observation"], collection, reduce)
 
     def settle_statistics(self, collection: int) -> None:
         """Let what was learned before a collection count; called when that one begins."""
+        for norm in self._norms():
+            norm.settle(collection)
+
+    def _norms(self) -> list[RunningNorm]:
+        """By whose statistics observed numbers are normalised."""
+        return [part for part in self.children() if isinstance(part, RunningNorm)]
 
     @abstractmethod
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:

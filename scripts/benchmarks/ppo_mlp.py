@@ -8,63 +8,19 @@ clipping; both end after as many environment steps, and both must be good by the
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import os
-import shutil
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from benchmarks.timing import Comparison, alternate, finish, quiet
+from benchmarks.whole_runs import WholeRuns
 
 CONFIG = "configs/cartpole/ppo_mlp.yaml"
 
 
-class Both:
-    """Two runs with the same settings; each repeat has a seed of its own."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        config = yaml.safe_load(Path(CONFIG).read_text())
-        self.model: dict[str, Any] = config["model"]["init_args"]
-        self.data: dict[str, Any] = config["data"]["init_args"]
-        self.clip: float = config["trainer"]["gradient_clip_val"]
-        per_collection = self.data["num_envs"] * self.data["num_steps"]
-        self.collections = -(-options.env_steps // per_collection)
-        self.steps = self.collections * per_collection
-        self.seed = {"ours": 0, "theirs": 0}
-        self.returns: dict[str, list[float]] = {"ours": [], "theirs": []}
-
-    def ours(self) -> float:
-        """Env steps per second of the command."""
-        from lrl.cli import LRLCLI
-
-        folder = Path(tempfile.mkdtemp())
-        changes = {
-            "seed_everything": self.seed["ours"],
-            "data.init_args.max_env_steps": self.steps,
-            "trainer.max_epochs": self.collections,
-            "trainer.check_val_every_n_epoch": self.collections + 1,
-            "run_directory": folder / "run",
-        }
-        arguments = [word for name, value in changes.items() for word in (f"--{name}", str(value))]
-        self.seed["ours"] += 1
-        os.environ.pop("LRL_RUN_DIRECTORY", None)  # of the run before
-        started = time.perf_counter()
-        LRLCLI(["fit", "--config", CONFIG, *arguments])
-        rate = self.steps / (time.perf_counter() - started)
-        self.returns["ours"].append(self._last_return(folder / "run"))
-        shutil.rmtree(folder)
-        return rate
-
-    def _last_return(self, run: Path) -> float:
-        with (run / "metrics.csv").open() as file:
-            found = [row["rollout/return"] for row in csv.DictReader(file) if row.get("rollout/return")]
-        return float(found[-1])
+class Both(WholeRuns):
+    """Ours and Stable-Baselines3's."""
 
     def theirs(self) -> float:
         """Env steps per second of Stable-Baselines3."""
@@ -87,7 +43,7 @@ class Both:
             clip_range=self.model["clip_range"],
             vf_coef=self.model["vf_coef"],
             ent_coef=0.0,
-            max_grad_norm=self.clip,
+            max_grad_norm=self.trainer["gradient_clip_val"],
             policy_kwargs={"net_arch": sizes, "activation_fn": torch.nn.ReLU},
             seed=self.seed["theirs"],
             device="cpu",
@@ -109,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> None:
     """Compare."""
     quiet()
-    both = Both(options)
+    both = Both(CONFIG, options.env_steps, "rollout/return")
     ours, theirs = alternate(both.ours, both.theirs, options.repeats)
     notes = {"last_returns": both.returns, "wall_clock_ratio": sum(1 / r for r in ours) / sum(1 / r for r in theirs)}
     print(json.dumps(notes))

@@ -10,58 +10,19 @@ over the dimensions of an action, so that the same number is a region six times 
 from __future__ import annotations
 
 import argparse
-import csv
-import os
-import shutil
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from benchmarks.timing import Comparison, alternate, finish, quiet
+from benchmarks.whole_runs import WholeRuns
 
 CONFIG = "configs/half_cheetah/trpo_mlp.yaml"
 
 
-class Both:
-    """Two runs with the same settings; each repeat has a seed of its own."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        config = yaml.safe_load(Path(CONFIG).read_text())
-        self.model: dict[str, Any] = config["model"]["init_args"]
-        self.data: dict[str, Any] = config["data"]["init_args"]
-        per_collection = self.data["num_envs"] * self.data["num_steps"]
-        self.collections = -(-options.env_steps // per_collection)
-        self.steps = self.collections * per_collection
-        self.seed = {"ours": 0, "theirs": 0}
-        self.returns: dict[str, list[float]] = {"ours": [], "theirs": []}
-
-    def ours(self) -> float:
-        """Env steps per second of the command."""
-        from lrl.cli import LRLCLI
-
-        folder = Path(tempfile.mkdtemp())
-        changes = {
-            "seed_everything": self.seed["ours"],
-            "data.init_args.max_env_steps": self.steps,
-            "trainer.max_epochs": self.collections,
-            "trainer.check_val_every_n_epoch": self.collections,
-            "run_directory": folder / "run",
-        }
-        arguments = [word for name, value in changes.items() for word in (f"--{name}", str(value))]
-        self.seed["ours"] += 1
-        os.environ.pop("LRL_RUN_DIRECTORY", None)  # of the run before
-        started = time.perf_counter()
-        LRLCLI(["fit", "--config", CONFIG, *arguments])
-        rate = self.steps / (time.perf_counter() - started)
-        with (folder / "run" / "metrics.csv").open() as file:
-            found = [row["val/return"] for row in csv.DictReader(file) if row.get("val/return")]
-        self.returns["ours"].append(float(found[-1]))
-        shutil.rmtree(folder)
-        return rate
+class Both(WholeRuns):
+    """Ours and sb3-contrib's."""
 
     def theirs(self) -> float:
         """Env steps per second of sb3-contrib."""
@@ -113,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> None:
     """Compare."""
     quiet()
-    both = Both(options)
+    both = Both(CONFIG, options.env_steps, "val/return")
     ours, theirs = alternate(both.ours, both.theirs, options.repeats, warm=True)
     comparison = Comparison(
         name=f"HalfCheetah-v5, {both.steps} env steps",
