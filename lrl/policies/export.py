@@ -36,10 +36,11 @@ def check_exportable(language_model: LanguageModel) -> None:
     """Refuse an adapter whose base has no name: it could not be loaded again.
 
     Raises:
-        ValueError: the base of the adapter is random.
+        ValueError: the weights of the adapter's base are not those of the model that it names.
     """
-    if language_model.config.lora is not None and language_model.config.random_init:
-        raise ValueError(
-            "language_model.random_init is true, so that an exported adapter would name a base that it was not trained "
-            "on; it must be false, or lora null."
-        )
+    for key in ("random_init", "ordered_numbers"):
+        if language_model.config.lora is not None and getattr(language_model.config, key):
+            raise ValueError(
+                f"language_model.{key} is true, so that an exported adapter would name a base that it was not trained "
+                "on; it must be false, or lora null."
+            )

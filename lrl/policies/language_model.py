@@ -30,6 +30,7 @@ from lrl.policies.loading import (
     use_adapter,
 )
 from lrl.policies.model_config import DTYPES, LanguageModelConfig, LoRAConfig
+from lrl.policies.numerals import order_numerals
 from lrl.policies.packing import pack
 from lrl.policies.prefill import head_inputs
 from lrl.types import SamplingConfig
@@ -60,6 +61,8 @@ class LanguageModel(nn.Module):
             self.config.name, self.config.chat_template, self.config.trust_remote_code
         )
         model = load_base(self.config)
+        if self.config.ordered_numbers:
+            order_numerals(model, self.tokenizer.tokenizer.get_vocab(), self.config.init_seed)
         self.fingerprint = fingerprint(model)
         self.own_mask = attends_fully(model)
         self.model = model if self.config.lora is None else attach_lora(model, self.config)

@@ -52,7 +52,10 @@ class LanguageModelConfig:
     random_init: bool = False
     """Take only the architecture from ``name`` and draw the weights from ``init_seed``."""
     init_seed: int = 0
-    """Seed of ``random_init`` and of new adapters."""
+    """Seed of ``random_init``, of ``ordered_numbers`` and of new adapters."""
+    ordered_numbers: bool = False
+    """Let numerals of up to three digits start out in order, as those of pretrained models do; for weights that are
+    random or have read little, as the embedded model's."""
     chat_template: str = "auto"
     """``auto``, ``plain``, ``chatml`` or a file."""
     trust_remote_code: bool = False
@@ -73,5 +76,7 @@ class LanguageModelConfig:
             raise ValueError("language_model.quantization is nf4 and lora null; 4 bits are trained by LoRA only.")
         if self.quantization and self.random_init:
             raise ValueError("language_model.quantization is nf4 and random_init true; unset one of them.")
+        if self.quantization and self.ordered_numbers:
+            raise ValueError("language_model.quantization is nf4 and ordered_numbers true; unset one of them.")
         if self.config_overrides and not self.random_init:
             raise ValueError("language_model.config_overrides is set; it needs random_init: true.")

@@ -106,8 +106,9 @@ def test_a_template_of_ones_own_is_exported_with_the_tokenizer(folder, tmp_path)
 
 
 def test_what_could_not_be_loaded_again_is_refused_before_training(folder, tmp_path):
-    with pytest.raises(ValueError, match="random_init is true"):
-        fit(tmp_path, folder, model={"lora": LORA, "random_init": True})
+    for key in ("random_init", "ordered_numbers"):
+        with pytest.raises(ValueError, match=f"{key} is true"):
+            fit(tmp_path, folder, model={"lora": LORA, key: True})
     whole = grpo(folder)
     whole.configure_model()
     torch.save({"state_dict": whole.state_dict()}, tmp_path / "whole.ckpt")

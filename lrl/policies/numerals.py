@@ -1,0 +1,53 @@
+"""Numerals that start out in order, as those of pretrained language models do."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_HALF_PERIODS = 6
+"""Of the slowest wave the numbers from 0 to 999 cover one; of the fastest as many as this."""
+
+
+def numerals(vocabulary: dict[str, int]) -> dict[int, int]:
+    """From a token's id to its number, for tokens of one to three digits; a blank before them (``Ġ``, ``▁``) counts."""
+    bare = ((token.lstrip("Ġ▁ "), index) for token, index in vocabulary.items())
+    return {index: int(text) for text, index in bare if len(text) <= 3 and text.isascii() and text.isdigit()}
+
+
+@torch.no_grad()
+def order_numerals(model: Any, vocabulary: dict[str, int], seed: int) -> None:
+    """Give every token that is a numeral an input embedding that lies near those of its neighbours.
+
+    Pretrained models have numbers in order, along a line and around circles (arXiv:2502.00873); in weights that are
+    random, or have seen little text, 490 is as far from 491 as from 7, and a reward has to teach a thousand words.
+    ``e(n) = sum_k (cos(pi k n / 1000) u_k + sin(pi k n / 1000) v_k) / k``, k from 1 to 6, with random directions u and
+    v, scaled to the mean length that the numerals had.
+
+    Args:
+        model: a causal LM.
+        vocabulary: from token to id.
+        seed: of the directions.
+
+    Raises:
+        ValueError: fewer than 100 tokens are numerals: numbers are written digit by digit.
+    """
+    found = numerals(vocabulary)
+    if len(found) < 100:
+        raise ValueError(
+            f"language_model.ordered_numbers is true, but the vocabulary has {len(found)} numerals of up to three "
+            "digits; it must be false for a model that reads digit by digit."
+        )
+    table: Tensor = model.get_input_embeddings().weight
+    index = torch.tensor(list(found), device=table.device)
+    number = torch.tensor(list(found.values()), dtype=torch.float32)
+    wave = torch.arange(1, _HALF_PERIODS + 1)
+    phase = math.pi * wave * number[:, None] / 1000
+    code = torch.cat([phase.cos() / wave, phase.sin() / wave], dim=1)
+    directions = torch.randn(code.shape[1], table.shape[1], generator=torch.Generator().manual_seed(seed))
+    ordered = code @ directions
+    length = table[index].float().norm(dim=1).mean().cpu()
+    table[index] = (ordered * length / ordered.norm(dim=1).mean()).to(table)
