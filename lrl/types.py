@@ -175,8 +175,8 @@ class Rollout:
     """int64 ``(env,)``: environments of one group started from the same state."""
     observations: list[list[str]]
     """Text of each observation, ``[time][env]``; empty where inactive."""
-    responses: list[list[str]]
-    """Text of each answer, ``[time][env]``."""
+    responses: list[list[Any]]
+    """Text of each answer, or a native action, ``[time][env]``; an empty text where inactive."""
     metrics: Mapping[str, Tensor]
     """Named figures of single turns or episodes (``success``, ``action_valid``, ``reward/format`` ...), 1-D."""
     values: Tensor | None = None

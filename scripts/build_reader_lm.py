@@ -15,15 +15,13 @@ import argparse
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from build_tiny_lm import ASSETS, GRAMMAR, bucket, build_model, conversation, pad, say
+from build_tiny_lm import ASSETS, GRAMMAR, batches, build_model
 from torch import Tensor
-
-from lrl.prompts.template import Message
 
 OFFSETS = (1, 2, 3)
 """Tokens that heads 0, 1 and 2 of the first layer look back."""
@@ -39,56 +37,56 @@ def _steps(number: int, side: str) -> str:
     return f"{number} step{'s' if number > 1 else ''} {side}"
 
 
-def room(rng: random.Random) -> tuple[str, list[tuple[str, str, str]]]:
-    """What is seen, and ``(thing, place as it stands there, place in short)`` of all of it."""
+def room(rng: random.Random) -> tuple[list[str], dict[str, tuple[str, str]]]:
+    """What is seen, and of each thing its place as it stands there and in short."""
     names = [f"{color} {kind}" for color in GRAMMAR["color"] for kind in GRAMMAR["object"]]
     places = [(side, ahead) for side in range(-3, 4) for ahead in range(7) if (side, ahead) != (0, 0)]
     count = rng.randint(1, 6)
-    lines, found = [], []
+    lines, found = [], {}
     for name, (aside, ahead) in zip(rng.sample(names, count), rng.sample(places, count), strict=True):
         parts = [(abs(aside), "right" if aside > 0 else "left")] * bool(aside) + [(ahead, "forward")] * bool(ahead)
         place = " and ".join(_steps(*part) for part in parts)
-        found.append((name, place, " ".join(f"{number} {side}" for number, side in parts)))
+        found[name] = place, " ".join(f"{number} {side}" for number, side in parts)
         lines.append(f"You see a {name} {place}")
-    lines += [f"You see a wall {_steps(rng.randint(1, 6), side)}" for side in ("forward", "left") if rng.random() < 0.3]
-    if rng.random() < 0.2:
-        lines.insert(0, f"You carry a {rng.choice(names)}")
+    for side in ("forward", "left", "right"):
+        if rng.random() < 0.2:
+            lines.insert(0, f"You see a wall {_steps(rng.randint(1, 6), side)}")
+    return lines, found
+
+
+Answer = list[tuple[str, bool]]
+"""Pieces of it, and which of them can be known; together they are the text."""
+
+
+def where(rng: random.Random) -> tuple[str, Answer]:
+    """Where things are, six of them drawn with replacement: whoever has been asked for all but one is known."""
+    lines, found = room(rng)
+    answer: Answer = [(rng.choice(("see", "now")), False)]
     if rng.random() < 0.7:
-        wanted = found[0][0] if rng.random() < 0.7 else rng.choice(names)
+        names = [f"{color} {kind}" for color in GRAMMAR["color"] for kind in GRAMMAR["object"]]
+        wanted = rng.choice(list(found)) if rng.random() < 0.7 else rng.choice(names)
         lines.insert(0, f"Goal: {rng.choice(('go to', 'pick up'))} {rng.choice(('the', 'a'))} {wanted}")
-        rng.shuffle(found)
-    return "\n".join(lines), found
-
-
-def where(rng: random.Random) -> tuple[str, str]:
-    """Where things are, in whatever order: with a goal, first that of the thing it names."""
-    seen, found = room(rng)
+        carried = rng.choice((wanted, rng.choice(names))) if rng.random() < 0.3 else ""
+        if carried and carried not in found:
+            lines.insert(1, f"You carry a {carried}")
+        if wanted in found:
+            told = f"{wanted} {found[wanted][1]}"
+        else:
+            told = f"carry {wanted}" if f"You carry a {wanted}" in lines else f"no {wanted}"
+        answer += [(f" {told}", True), (",", True)]
     short = rng.random() < 0.8
-    places = {name: brief if short else place for name, place, brief in found}
-    asked = rng.choices(list(places), k=6)
-    goal = seen.split("\n")[0]
-    if goal.startswith("Goal:"):
-        asked = [" ".join(goal.split(" ")[-2:]), *asked]
-    elif rng.random() < 0.5:
-        asked.insert(rng.randrange(7), say(rng, "{color} {object}"))
-    start = "see " if rng.random() < 0.5 else ""
-    return seen, start + ", ".join(f"{name} {places[name]}" if name in places else f"no {name}" for name in asked)
+    for name in rng.choices(list(found), k=6):
+        answer += [(f" {name}", False), (f" {found[name][short]}", True), (",", True)]
+    return "\n".join(lines), answer[:-1]
 
 
-def what(rng: random.Random) -> tuple[str, str]:
+def what(rng: random.Random) -> tuple[str, Answer]:
     """What is at a place."""
-    seen, found = room(rng)
-    return seen, ", ".join(f"{brief}: {name}" for name, _, brief in rng.choices(found, k=5))
-
-
-EXERCISES: dict[Callable[[random.Random], tuple[str, str]], int] = {where: 7, what: 1}
-"""And how often each is drawn."""
-
-
-def exercise(rng: random.Random) -> list[Message]:
-    """One question that a text answers."""
-    seen, answer = rng.choices(list(EXERCISES), list(EXERCISES.values()))[0](rng)
-    return [{"role": "user", "content": seen}, {"role": "assistant", "content": answer}]
+    lines, found = room(rng)
+    answer: Answer = [("at", False)]
+    for name in rng.choices(list(found), k=5):
+        answer += [(f" {found[name][1]}", False), (f" {name}", True), (",", True)]
+    return "\n".join(lines), answer[:-1]
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
@@ -117,21 +115,31 @@ def look_back(model: Any) -> None:
         attention.k_proj.weight[rows] = torch.outer(key, common) / share
 
 
-def batches(tokenizer: Any, seed: int, steps: int, tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """As of ``build_tiny_lm.py``; most conversations are exercises."""
-    rng = random.Random(f"reading {seed}")
-    ready: list[list[list[int]]] = []
-    for _ in range(steps):
-        if not ready:
-            chats = [exercise(rng) if rng.random() < 0.85 else conversation(rng) for _ in range(4000)]
-            texts = tokenizer.apply_chat_template(chats, tokenize=False)
-            ready = bucket(tokenizer(texts, add_special_tokens=False)["input_ids"], tokens)
-            rng.shuffle(ready)
-        yield pad(ready.pop(), tokenizer)
+def lessons(tokenizer: Any, rng: random.Random, count: int) -> tuple[Tensor, Tensor]:
+    """Ids ``(row, token)`` of exercises, padded on the right, and which of them can be known."""
+    rows, known = [], []
+    for _ in range(count):
+        seen, answer = (what if rng.random() < 0.12 else where)(rng)
+        chat = [{"role": "user", "content": seen}]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True)["input_ids"]
+        asked = [False] * len(ids)
+        for text, can_be_known in answer:
+            piece = tokenizer.encode(text, add_special_tokens=False)
+            ids, asked = ids + piece, asked + [can_be_known] * len(piece)
+        rows.append([*ids, tokenizer.eos_token_id])
+        known.append([*asked, True])
+    width = max(map(len, rows))
+    padded = [ids + [tokenizer.pad_token_id] * (width - len(ids)) for ids in rows]
+    return torch.tensor(padded), torch.tensor([asked + [False] * (width - len(asked)) for asked in known])
 
 
-def train(model: Any, stream: Iterator[tuple[Tensor, Tensor]], steps: int, every: int = 50) -> None:
-    """Supervise the answers' tokens only: Muon for the layers' matrices, AdamW for the rest, in bfloat16."""
+def train(model: Any, tokenizer: Any, seed: int, steps: int, every: int = 50) -> None:
+    """Supervise what can be known: Muon for the layers' matrices, AdamW for the rest, in bfloat16.
+
+    Every step sees exercises and conversations: Muon's steps are of one length, so that a batch which has nothing
+    left to teach would be a step of noise.
+    """
+    rng, talk = random.Random(f"reading {seed}"), batches(tokenizer, seed, steps, 1500)
     layers = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
     known = {id(weight) for weight in layers}
     rest = [weight for weight in model.parameters() if id(weight) not in known]
@@ -146,38 +154,37 @@ def train(model: Any, stream: Iterator[tuple[Tensor, Tensor]], steps: int, every
         for optimizer in optimizers
     ]
     started, right = time.perf_counter(), []
-    for step, (ids, answers) in enumerate(stream):
-        with torch.autocast("cpu", torch.bfloat16):
-            hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-            asked = answers[:, 1:]
-            logits = model.lm_head(hidden[asked]).float()
-        target = ids[:, 1:][asked]
-        loss = torch.nn.functional.cross_entropy(logits, target)
+    for step, conversations in enumerate(talk):
         model.zero_grad()
-        loss.backward()
+        for weight, batch in ((1.0, lessons(tokenizer, rng, 32)), (0.2, conversations)):
+            loss, share = _loss(model, *batch)
+            (weight * loss).backward()
+            if weight == 1.0:
+                right.append(share)
+                read = loss.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for part in (*optimizers, *schedules):
             part.step()
-        right.append(float((logits.argmax(-1) == target).float().mean()))
         if step % every == 0 or step == steps - 1:
             mean, right = sum(right) / len(right), []
             passed = time.perf_counter() - started
-            print(f"step {step:5d}  loss {loss.item():.4f}  tokens right {mean:.3f}  {passed:6.1f} s", flush=True)
+            print(f"step {step:5d}  loss {read:.4f}  tokens right {mean:.3f}  {passed:6.1f} s", flush=True)
+
+
+def _loss(model: Any, ids: Tensor, asked: Tensor) -> tuple[Tensor, float]:
+    """Mean cross entropy of tokens that are asked for, and the share of them that are the likeliest."""
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+        logits = model.lm_head(hidden[asked[:, 1:]]).float()
+    target = ids[:, 1:][asked[:, 1:]]
+    return torch.nn.functional.cross_entropy(logits, target), float((logits.argmax(-1) == target).float().mean())
 
 
 @torch.no_grad()
 def accuracy(model: Any, tokenizer: Any, count: int = 200) -> float:
-    """Share of new rooms whose places all hold the likeliest numbers, given what was said before."""
-    rng, right = random.Random("unseen rooms"), 0
-    for _ in range(count):
-        seen, answer = where(rng)
-        chat = [{"role": "user", "content": seen}, {"role": "assistant", "content": answer}]
-        ids, answers = pad([tokenizer.apply_chat_template(chat)["input_ids"]], tokenizer)
-        likeliest = model(ids[:, :-1]).logits.argmax(-1)
-        numerals = torch.tensor([[token.isdigit() for token in tokenizer.convert_ids_to_tokens(ids[0, 1:])]])
-        asked = answers[:, 1:] & numerals
-        right += bool((likeliest == ids[:, 1:])[asked].all())
-    return right / count
+    """Share of what can be known in new rooms that is the likeliest token, given what was said before."""
+    ids, asked = lessons(tokenizer, random.Random("unseen rooms"), count)
+    return float((model(ids[:, :-1]).logits.argmax(-1) == ids[:, 1:])[asked[:, 1:]].float().mean())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -188,17 +195,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("assets/reader-lm"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=900)
-    parser.add_argument("--batch_tokens", type=int, default=5000)
     options = parser.parse_args(arguments)
     tokenizer = AutoTokenizer.from_pretrained(ASSETS)
     model = build_model(tokenizer, options.seed)
     model.set_attn_implementation("eager")
     look_back(model)
-    train(model, batches(tokenizer, options.seed, options.steps, options.batch_tokens), options.steps)
+    train(model, tokenizer, options.seed, options.steps)
     model.generation_config.do_sample = True
     model.to(torch.bfloat16).save_pretrained(options.output)
     tokenizer.save_pretrained(options.output)
-    print(f"all numbers right in {accuracy(model, tokenizer):.3f} of new rooms")
+    print(f"{accuracy(model, tokenizer):.3f} of what can be known of new rooms is right")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def _episodes_of_env(rollout: Rollout, env: int) -> Iterator[dict[str, Any]]:
             {
                 "turn": int(rollout.turn[time, env]),
                 "observation": rollout.observations[time][env],
-                "response": rollout.responses[time][env],
+                "response": str(rollout.responses[time][env]),  # of few: writing numbers takes time
                 "reward": float(rollout.rewards[time, env]),
                 "response_tokens": int(rollout.response_mask[time, env].sum()),
             }

@@ -207,7 +207,7 @@ def assemble(steps: Sequence[Step], plan: CollectionPlan) -> Rollout:
         turn=stack(lambda s: torch.from_numpy(s.turn)),
         group=torch.from_numpy(plan.group),
         observations=[spread_texts(s.rows, s.observations, plan.num_envs) for s in steps],
-        responses=[spread_texts(s.rows, [str(a) for a in s.decisions.actions], plan.num_envs) for s in steps],
+        responses=[spread_texts(s.rows, s.decisions.actions, plan.num_envs) for s in steps],
         metrics=turn_metrics(steps),
     )
 
@@ -228,9 +228,9 @@ def scatter(parts: Sequence[tuple[np.ndarray, Tensor]], num_envs: int) -> Tensor
     return out
 
 
-def spread_texts(rows: np.ndarray, texts: Sequence[str], num_envs: int) -> list[str]:
-    """One text per environment, empty where inactive."""
-    out = [""] * num_envs
+def spread_texts(rows: np.ndarray, texts: Sequence[Any], num_envs: int) -> list[Any]:
+    """One text, or native action, per environment; an empty text where inactive."""
+    out: list[Any] = [""] * num_envs
     for row, text in zip(rows, texts, strict=True):
         out[row] = text
     return out
