@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
+from argparse import ArgumentError
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,6 +62,13 @@ def base_config() -> Path:
     raise ValueError(f"configs/base.yaml is missing beside {package}; restore it, every experiment starts from it.")
 
 
+_NO_REASON = (
+    "Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path",
+    "Expected a <class 'NoneType'>",
+)  # fmt: skip
+"""How lines begin that frame the reason in a report of jsonargparse."""
+
+
 class SaveRunConfig(SaveConfigCallback):
     """Writes the resolved configuration to the run directory and into every checkpoint."""
 
@@ -76,7 +85,7 @@ class LRLCLI(LightningCLI):
     """``fit | validate | test | predict --config FILE``."""
 
     def __init__(self, args: Any = None, run: bool = True) -> None:
-        defaults = {"default_config_files": [str(base_config())]}
+        defaults = {"default_config_files": [str(base_config())], "exit_on_error": False}  # errors are told by run()
         self.run_directory: RunDirectory | None = None
         super().__init__(
             PolicyModule,
@@ -85,7 +94,7 @@ class LRLCLI(LightningCLI):
             subclass_mode_data=True,
             save_config_callback=SaveRunConfig,
             save_config_kwargs={"overwrite": True},  # the directory is new, or the requeued job's own
-            parser_kwargs=dict.fromkeys(_SUBCOMMANDS, defaults) if run else defaults,
+            parser_kwargs={"exit_on_error": False} | dict.fromkeys(_SUBCOMMANDS, defaults) if run else defaults,
             args=args,
             run=run,
         )
@@ -165,6 +174,16 @@ def check_ours(checkpoint: Path) -> None:
         )
 
 
+def in_a_sentence(message: str) -> str:
+    """Without line breaks; of a parser's report on all that a value could have been, what is wrong with it."""
+    if "Union subtypes" not in message:
+        return " ".join(message.split())
+    told = [line.strip(" -") for line in message.splitlines()]
+    reason = next((line for line in told if line and not line.startswith(_NO_REASON)), " ".join(told))
+    keys = ".".join(re.findall(r'Parser key "([^"]+)"', message.split(reason)[0]))
+    return re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", f"{keys}: {reason}" if keys else reason)
+
+
 def run(args: Any = None, started: float | None = None) -> None:
     """Run the command line; a user's mistake becomes one sentence and exit status 2.
 
@@ -177,10 +196,9 @@ def run(args: Any = None, started: float | None = None) -> None:
     try:
         LRLCLI(args)
         logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
-    except (ValueError, MisconfigurationException) as error:
+    except (ValueError, MisconfigurationException, ArgumentError) as error:
         logging.getLogger("lrl.trace").debug("", exc_info=True)
-        sentence = " ".join(str(error).split())
-        sys.stderr.write(f"lrl: {sentence}\n")
+        sys.stderr.write(f"lrl: {in_a_sentence(str(error))}\n")
         if os.environ.get("LRL_TRACEBACK"):
             raise
         raise SystemExit(2) from None

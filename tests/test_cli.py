@@ -67,13 +67,19 @@ def test_every_overlay_goes_on_top_of_an_experiment(overlay):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "names"),
-    [(["--model.init_args.no_such_key", "1"], "no_such_key"), (["--trainer.max_epochs", "many"], "max_epochs")],
+    ("arguments", "sentence"),
+    [
+        (["--model.init_args.no_such_key", "1"], "lrl: model: Option 'no_such_key' is not accepted"),
+        (["--model.init_args.lr", "much"], "lrl: model.lr: Expected a float. Got value: much"),
+        (["--trainer.max_epochs", "many"], "lrl: trainer.max_epochs: Expected a int"),
+        (["--nonsense", "1"], "lrl: unrecognized arguments: --nonsense 1"),
+    ],
 )
-def test_a_wrong_key_or_type_is_refused_by_name(arguments, names, capsys):
-    with pytest.raises(SystemExit):
-        parse("--config", "configs/frozen_lake/grpo.yaml", *arguments)
-    assert names in capsys.readouterr().err
+def test_a_wrong_key_or_type_is_refused_by_name_in_a_sentence(arguments, sentence, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    with pytest.raises(SystemExit) as stopped:
+        lrl.cli.run(["fit", "--config", "configs/frozen_lake/grpo.yaml", *arguments])
+    assert stopped.value.code == 2 and capsys.readouterr().err == sentence + "\n"
 
 
 def test_the_seed_reaches_the_data():
