@@ -43,11 +43,11 @@ def order_numerals(model: Any, vocabulary: dict[str, int], seed: int) -> None:
         )
     table: Tensor = model.get_input_embeddings().weight
     index = torch.tensor(list(found), device=table.device)
-    number = torch.tensor(list(found.values()), dtype=torch.float32)
+    number = torch.tensor(list(found.values()), dtype=torch.float64)  # rounds alike in any order of sums
     wave = torch.arange(1, _HALF_PERIODS + 1)
     phase = math.pi * wave * number[:, None] / 1000
     code = torch.cat([phase.cos() / wave, phase.sin() / wave], dim=1)
     directions = torch.randn(code.shape[1], table.shape[1], generator=torch.Generator().manual_seed(seed))
-    ordered = code @ directions
-    length = table[index].float().norm(dim=1).mean().cpu()
+    ordered = code @ directions.double()
+    length = table[index].double().norm(dim=1).mean().cpu()
     table[index] = (ordered * length / ordered.norm(dim=1).mean()).to(table)
