@@ -82,7 +82,7 @@ class TRPOModule(PolicyModule):
         max_backtracks: how many are tried.
         accept_ratio: least share of the promised improvement.
         ent_coef: weight of the entropy bonus, in nats per token.
-        chunk_size: turns in one pass of the network; null takes all at once. Saves memory, not time. The old
+        chunk_size: turns in one pass of the network; null takes all at once. Saves memory, and on a CPU time. The old
             probabilities of all choices are kept beside: turns x tokens x vocabulary numbers.
         value_fit: how the critic is fitted.
         init_from: weights to start from.
