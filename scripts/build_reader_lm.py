@@ -2,8 +2,8 @@
 
 It is taught to answer in the right format with random actions, as the embedded model is, and beside that to say what
 stands in a text: where a thing is, what is at a place. No exercise is answered by an action, so it prefers none either.
-Rooms are told in the words of BabyAI-Text, places in those of its demonstrations' reasoning, and every color meets every
-kind: the things that BabyAI's training levels never name are among them.
+Rooms are told in the words of BabyAI-Text, places in those of its demonstrations' reasoning. Every colour meets every
+kind: things that BabyAI's training levels never name are among them.
 
 Three heads of its first layer look one, two and three tokens back before it has read anything. Without that ten minutes
 of exercises taught it half of the answers: it found the colour or the kind of a thing and not both.
