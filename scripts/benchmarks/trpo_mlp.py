@@ -2,15 +2,17 @@
 
 Ours is the documented command on ``configs/half_cheetah/trpo_mlp.yaml`` with its parsing, logging and checkpoints;
 theirs is ``TRPO("MlpPolicy").learn`` without logger, on observations that are normalised and clipped alike. Both end
-after as many environment steps and play 20 held-out episodes without noise; their returns are kept. Their critic takes
-ten passes of Adam over minibatches of 128, their default, where ours is fitted by L-BFGS; their ``target_kl`` is a mean
-over the dimensions of an action, so that the same number is a region six times as wide.
+after as many environment steps and play 20 held-out episodes without noise; their returns are kept. Both critics take
+ten passes of Adam over minibatches of 128. Their divergence is a mean over the dimensions of an action and ours their
+sum: the same region and damping are ours divided by six.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,14 +37,15 @@ class Both(WholeRuns):
         clip = policy["observation_clip"]
         make = lambda number, seed: make_vec_env("HalfCheetah-v5", n_envs=number, seed=seed)  # noqa: E731
         envs = VecNormalize(make(self.data["num_envs"], seed), norm_reward=False, clip_obs=clip)
+        dimensions = math.prod(envs.action_space.shape or ())
         model = TRPO(
             "MlpPolicy",
             envs,
             n_steps=self.data["num_steps"],
             gamma=self.model["gamma"],
             gae_lambda=self.model["gae_lambda"],
-            target_kl=self.model["max_kl"],
-            cg_damping=self.model["damping"],
+            target_kl=self.model["max_kl"] / dimensions,
+            cg_damping=self.model["damping"] / dimensions,
             cg_max_steps=self.model["cg_iterations"],
             policy_kwargs={"net_arch": list(policy["hidden_sizes"]), "activation_fn": torch.nn.Tanh},
             seed=seed,
@@ -69,12 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of ``benchmark.py trpo_mlp``."""
     parser.add_argument("--env_steps", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--keep_runs", type=Path, help="folder for our run directories, each named by its seed")
 
 
 def main(options: argparse.Namespace) -> None:
     """Compare."""
     quiet()
-    both = Both(CONFIG, options.env_steps, "val/return")
+    both = Both(CONFIG, options.env_steps, "val/return", options.keep_runs)
     ours, theirs = alternate(both.ours, both.theirs, options.repeats, warm=True)
     comparison = Comparison(
         name=f"HalfCheetah-v5, {both.steps} env steps",

@@ -21,10 +21,11 @@ class WholeRuns(ABC):
         config: of ours, with its parsing, logging and checkpoints.
         env_steps: that both take, rounded up to whole collections.
         figure: column of ``metrics.csv`` whose last value is kept; held-out episodes are played only if it is theirs.
+        keep_runs: folder for our run directories, each named by its seed; None throws them away.
     """
 
-    def __init__(self, config: str, env_steps: int, figure: str) -> None:
-        self.config, self.figure = config, figure
+    def __init__(self, config: str, env_steps: int, figure: str, keep_runs: Path | None = None) -> None:
+        self.config, self.figure, self.keep_runs = config, figure, keep_runs
         content = yaml.safe_load(Path(config).read_text())
         self.model: dict[str, Any] = content["model"]["init_args"]
         self.data: dict[str, Any] = content["data"]["init_args"]
@@ -40,12 +41,13 @@ class WholeRuns(ABC):
         from lrl.cli import LRLCLI
 
         folder = Path(tempfile.mkdtemp())
+        run = (self.keep_runs or folder) / str(self.seed["ours"])
         changes = {
             "seed_everything": self.seed["ours"],
             "data.init_args.max_env_steps": self.steps,
             "trainer.max_epochs": self.collections,
             "trainer.check_val_every_n_epoch": self.collections + (not self.figure.startswith("val/")),
-            "run_directory": folder / "run",
+            "run_directory": run,
         }
         arguments = [word for name, value in changes.items() for word in (f"--{name}", str(value))]
         self.seed["ours"] += 1
@@ -53,7 +55,7 @@ class WholeRuns(ABC):
         started = time.perf_counter()
         LRLCLI(["fit", "--config", self.config, *arguments])
         rate = self.steps / (time.perf_counter() - started)
-        with (folder / "run" / "metrics.csv").open() as file:
+        with (run / "metrics.csv").open() as file:
             found = [row[self.figure] for row in csv.DictReader(file) if row.get(self.figure)]
         self.returns["ours"].append(float(found[-1]))
         shutil.rmtree(folder)
