@@ -18,6 +18,7 @@ BENCHMARKS = {
     "ppo_mlp": "a whole PPO run of a small network against Stable-Baselines3: env steps per second",
     "trpo_mlp": "whole TRPO runs of a small network against sb3-contrib: env steps per second, and returns",
     "fisher": "products with Fisher's matrix in Gauss-Newton form against double backward: products per second",
+    "head": "where the time of a language model with a Gaussian head goes: seconds of rollouts and of a TRPO update",
     "text": "what text costs in an environment, without a model: microseconds per step",
 }
 

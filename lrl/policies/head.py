@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lrl.policies.heads import ActionHead, check_spaces, is_numbers, vector_size, vectors
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig
-from lrl.policies.networks import RunningNorm, at_least_float32, drawn_from, mlp
+from lrl.policies.networks import RunningNorm, RunningWhitening, at_least_float32, drawn_from, mlp
 from lrl.policies.policy import Policy
 from lrl.policies.text import pad_prompts
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
@@ -31,8 +31,10 @@ class HeadPolicy(Policy):
         activation: of head and critic: ``relu``, ``tanh``, ``gelu`` or ``silu``.
         output_gain: the last layer's weights are orthogonal times this.
         pooling: the head reads the ``last`` token's state, or the ``mean`` of all tokens' states.
+        whiten_states: whitens what the head reads by running statistics; the least standard deviation, as a share of
+            the largest, that is stretched in full. Null leaves states as they are.
         max_text_tokens: a longer observation is an error: to leave out numbers would be worse.
-        freeze_trunk: train the head alone.
+        freeze_trunk: train the head alone, on states that were read once, in the rollout.
         critic_hidden_sizes: of the value network; null has none.
         normalise_observations: of the value network, by running mean and standard deviation.
         observation_clip: largest absolute value of a normalised observation.
@@ -47,6 +49,7 @@ class HeadPolicy(Policy):
         activation: str = "tanh",
         output_gain: float = 0.1,
         pooling: Literal["last", "mean"] = "last",
+        whiten_states: float | None = None,
         max_text_tokens: int = 128,
         freeze_trunk: bool = False,
         critic_hidden_sizes: Sequence[int] | None = (64, 64),
@@ -65,12 +68,15 @@ class HeadPolicy(Policy):
             raise ValueError(f"policy.max_text_tokens is {max_text_tokens}; it must be at least 1.")
         if observation_clip <= 0:
             raise ValueError(f"policy.observation_clip is {observation_clip}; it must be positive.")
+        if whiten_states is not None and not 0 < whiten_states <= 1:
+            raise ValueError(f"policy.whiten_states is {whiten_states}; it must be above 0 and at most 1, or null.")
         if freeze_trunk and language_model.lora is not None:
             raise ValueError("policy.freeze_trunk is true and language_model.lora set; unset one of them.")
         mlp((1, 1), activation)
         self.language_model = LanguageModel(language_model)
         self.hidden_sizes, self.activation, self.output_gain = tuple(hidden_sizes), activation, output_gain
-        self.pooling, self.max_text_tokens, self.freeze_trunk = pooling, max_text_tokens, freeze_trunk
+        self.pooling, self.whiten_states = pooling, whiten_states
+        self.max_text_tokens, self.freeze_trunk = max_text_tokens, freeze_trunk
         self.critic_hidden_sizes, self.has_critic = critic_hidden_sizes, critic_hidden_sizes is not None
         self.normalise_observations, self.observation_clip = normalise_observations, observation_clip
         self.initial_log_std, self.init_seed = initial_log_std, init_seed
@@ -123,6 +129,8 @@ class HeadPolicy(Policy):
             self.critic = None if own is None else mlp((size, *own, 1), self.activation)
         normalises = self.normalise_observations and self.has_critic
         self.norm = RunningNorm(size, self.observation_clip) if normalises else nn.Identity()
+        floor, width = self.whiten_states, self.language_model.hidden_size
+        self.whitening = nn.Identity() if floor is None else RunningWhitening(width, self.observation_clip, floor)
 
     def _freeze(self) -> None:
         """What is not to be trained, and what nothing is read from: the vocabulary's own head."""
@@ -157,19 +165,29 @@ class HeadPolicy(Policy):
         """Logits or means ``(turn, action)``.
 
         Args:
-            inputs: ``text_ids`` and ``text_mask`` ``(turn, column)``, right-padded.
+            inputs: ``text_ids`` and ``text_mask`` ``(turn, column)``, right-padded; of a frozen trunk ``states``.
             reference: whether by the policy as it was when this run started; then without gradient.
         """
+        if reference:
+            with torch.no_grad():
+                return self._answers(self._states(inputs, reference), self._reference[0].to(self.language_model.device))
+        return self._answers(self._states(inputs), self.layers)
+
+    def _states(self, inputs: Any, reference: bool = False) -> Tensor:
+        """What the trunk makes of the text ``(turn, hidden)``."""
+        if "states" in inputs and self.freeze_trunk:
+            return inputs["states"]
         ids, mask = inputs["text_ids"], inputs["text_mask"]
         if reference:
             with self.language_model.reference() as model:
-                states, layers = self.language_model.states(ids, mask, model), self._reference[0].to(ids.device)
-        else:
-            states, layers = self.language_model.states(ids, mask), self.layers
+                return at_least_float32(self._pool(self.language_model.states(ids, mask, model), mask))
+        return at_least_float32(self._pool(self.language_model.states(ids, mask), mask))
+
+    def _answers(self, states: Tensor, layers: Any) -> Tensor:
+        """Of the head."""
         with torch.autocast(states.device.type, enabled=False):  # a probability in half precision is none
-            assert layers is not None
             weights = next(layers.parameters())
-            return at_least_float32(layers(self._pool(states, mask).to(weights.dtype)))
+            return at_least_float32(layers(self.whitening(states).to(weights.dtype)))
 
     def _pool(self, states: Tensor, mask: Tensor) -> Tensor:
         """One state ``(turn, hidden)`` of all tokens'."""
@@ -189,11 +207,15 @@ class HeadPolicy(Policy):
         """Draw one action per row; at temperature 0 the best one, or the mean."""
         sampling = SamplingConfig() if sampling is None else sampling
         padded = pad_prompts([self.encode(observation) for observation in observations], self.language_model.device)
-        inputs = {"text_ids": padded["prompt_ids"], "text_mask": padded["prompt_mask"]}
+        text = {"text_ids": padded["prompt_ids"], "text_mask": padded["prompt_mask"]}
         was_training = self.training
         self.eval()
-        native, actions, logprobs = self.head.draw(self.outputs(inputs), keys, sampling)
+        states = self._states(text)
+        native, actions, logprobs = self.head.draw(self._answers(states, self.layers), keys, sampling)
         self.train(was_training)
+        inputs = {} if self.freeze_trunk else text
+        if self.freeze_trunk or self.whiten_states is not None:
+            inputs["states"] = states
         if self.has_critic:
             inputs["observation"] = self._vectors(observations)
         return Decisions(

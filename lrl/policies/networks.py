@@ -71,9 +71,14 @@ class RunningNorm(nn.Module):
     def __init__(self, size: int, clip: float = 10.0) -> None:
         super().__init__()
         self.clip = clip
-        for name in ("counting", "learned"):  # number of vectors, mean and sum of squared deviations by dimension
-            self.register_buffer(name, torch.zeros(3, size, dtype=torch.float64))
+        spread = self.spread(torch.zeros(1, size, dtype=torch.float64))
+        for name in ("counting", "learned"):  # rows: number of vectors, mean, and from the third on their spread
+            self.register_buffer(name, spread.new_zeros(2 + len(spread), size))
         self.register_buffer("learned_in", torch.tensor(-1))
+
+    def spread(self, deviations: Tensor) -> Tensor:
+        """Sum of squares of ``(row, size)``, ``(1, size)``."""
+        return deviations.square().sum(0, keepdim=True)
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Normalise ``(row, size)``; as it is while nothing counts."""
@@ -97,12 +102,12 @@ class RunningNorm(nn.Module):
         number = reduce(vectors.new_tensor(float(len(vectors))))
         if number == 0:
             return
-        count, mean, squares = self.counting
+        count, mean, spread = self.counting[0], self.counting[1], self.counting[2:]
         own_mean = reduce(vectors.sum(0)) / number
-        own_squares = reduce((vectors - own_mean).square().sum(0))
+        own_spread = reduce(self.spread(vectors - own_mean))
         total, shift = count + number, own_mean - mean
-        squares = squares + own_squares + shift.square() * count * number / total
-        self.learned.copy_(torch.stack([total, mean + shift * number / total, squares]))
+        spread = spread + own_spread + self.spread(shift[None]) * count * number / total
+        self.learned.copy_(torch.cat([torch.stack([total, mean + shift * number / total]), spread]))
         self.learned_in.fill_(collection)
 
     @torch.no_grad()
@@ -110,3 +115,47 @@ class RunningNorm(nn.Module):
         """Let what was learned count from a collection on; not what was learned in it, if it is made again."""
         if self.learned_in < collection:
             self.counting.copy_(self.learned)
+
+
+class RunningWhitening(RunningNorm):
+    """``(x - mean) C^-1/2`` with the covariance C of all that counts so far, clipped; saved with the policy.
+
+    The states of language models have most of their variance in a few directions (arXiv:2103.15316 whitens those of
+    sentences), so that a network behind them hardly sees the rest. The symmetric root moves the least when C changes.
+
+    Args:
+        size: of the vectors.
+        clip: largest absolute value that is handed on.
+        floor: a standard deviation below this share of the largest is stretched as if it were this: where a state has
+            16 bits, less than 1e-2 is mostly rounding.
+    """
+
+    matrix: Tensor
+
+    def __init__(self, size: int, clip: float = 10.0, floor: float = 1e-3) -> None:
+        super().__init__(size, clip)
+        self.floor = floor
+        self.register_buffer("matrix", torch.eye(size))
+
+    def spread(self, deviations: Tensor) -> Tensor:
+        """``(size, size)`` of ``(row, size)``."""
+        return deviations.T @ deviations
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Whiten ``(row, size)``; as it is while nothing counts."""
+        if self.counting[0, 0] < 2:
+            return vectors
+        centred = (vectors - self.counting[1]).to(vectors.dtype)
+        return (centred @ self.matrix.to(vectors.dtype)).clamp(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def settle(self, collection: int) -> None:
+        """As any norm, and find the root."""
+        super().settle(collection)
+        count = self.counting[0, 0]
+        if count < 2:
+            return
+        variances, directions = torch.linalg.eigh(self.counting[2:] / count)
+        deviations = variances.clamp(min=0).sqrt()
+        stretch = 1 / deviations.clamp(min=self.floor * float(deviations[-1]) + 1e-8)
+        self.matrix.copy_((directions * stretch) @ directions.T)

@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from lrl.codecs.codec import TextCodec
-from lrl.policies.networks import RunningNorm
+from lrl.policies.networks import RunningNorm, RunningWhitening
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
 
@@ -118,17 +118,18 @@ class Policy(nn.Module, ABC):
             collection: its index in the run.
             reduce: sums a tensor over ranks; None takes it as it is.
         """
-        for norm in self._norms():
-            norm.learn(batch.inputs["observation"], collection, reduce)
+        for name, norm in self._norms():
+            norm.learn(batch.inputs[name], collection, reduce)
 
     def settle_statistics(self, collection: int) -> None:
         """Let what was learned before a collection count; called when that one begins."""
-        for norm in self._norms():
+        for _, norm in self._norms():
             norm.settle(collection)
 
-    def _norms(self) -> list[RunningNorm]:
-        """By whose statistics observed numbers are normalised."""
-        return [part for part in self.children() if isinstance(part, RunningNorm)]
+    def _norms(self) -> list[tuple[str, RunningNorm]]:
+        """Names of inputs, and by whose statistics they are normalised."""
+        norms = [part for part in self.children() if isinstance(part, RunningNorm)]
+        return [("states" if isinstance(norm, RunningWhitening) else "observation", norm) for norm in norms]
 
     @abstractmethod
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:

@@ -60,6 +60,39 @@ def test_what_is_evaluated_is_what_was_sampled(folder, kind, pooling):
     assert np.array_equal(np.asarray(calm.actions), np.asarray(again.actions))
 
 
+def test_a_frozen_trunk_reads_once_and_its_states_are_whitened(folder, monkeypatch):
+    policy = policy_on("box", folder, freeze_trunk=True, whiten_states=1e-3)
+    seen, reads = seen_in("box", 200), []
+    read = policy.language_model.states
+    monkeypatch.setattr(policy.language_model, "states", lambda *args: reads.append(1) or read(*args))
+    for collection in range(2):
+        policy.settle_statistics(collection)
+        decisions = policy.act(seen, [()] * 200, keys(200))
+        batch = batch_of(decisions)
+        assert torch.equal(policy.evaluate(batch).logprobs, decisions.logprobs)
+        policy.learn_statistics(batch, collection)
+        assert torch.equal(policy.evaluate(batch).logprobs, decisions.logprobs)
+    assert len(reads) == 2
+    assert sorted(batch.inputs) == ["action", "observation", "states"]
+    states = batch.inputs["states"]
+    white = policy.whitening(states)
+    assert (white - states).abs().max() > 0.1
+    assert white.std(0).max() < 1.1
+
+
+def test_a_trunk_that_is_trained_is_read_again_and_whitened_alike(folder):
+    policy, seen = policy_on("box", folder, whiten_states=1e-2), seen_in("box", 100)
+    policy.learn_statistics(batch_of(policy.act(seen, [()] * 100, keys(100))), 0)
+    policy.settle_statistics(1)
+    batch = batch_of(policy.act(seen, [()] * 100, keys(100)))
+    before = policy.outputs(batch.inputs).detach()
+    with torch.no_grad():
+        policy.language_model.model.get_input_embeddings().weight.mul_(1.5)
+    assert (policy.outputs(batch.inputs) - before).abs().max() > 1e-3
+    policy.outputs(batch.inputs).sum().backward()
+    assert policy.language_model.model.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_padding_changes_nothing(folder, pooling):
     policy = policy_on("discrete", folder, pooling=pooling)
@@ -127,6 +160,7 @@ def test_a_critic_normalises_what_it_reads_and_the_text_stays_as_it_is(folder):
         ({"hidden_sizes": (0,)}, "policy.hidden_sizes is [0]"),
         ({"max_text_tokens": 0}, "policy.max_text_tokens is 0"),
         ({"observation_clip": 0.0}, "policy.observation_clip is 0.0"),
+        ({"whiten_states": 0.0}, "policy.whiten_states is 0.0; it must be above 0 and at most 1"),
         ({"activation": "sine"}, "policy.activation is 'sine'"),
     ],
 )

@@ -11,7 +11,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.functional.distributions import Gaussian
 from lrl.policies.mlp import MLPPolicy
-from lrl.policies.networks import RunningNorm, mlp
+from lrl.policies.networks import RunningNorm, RunningWhitening, mlp
 from lrl.types import RandomKeys, SamplingConfig
 
 
@@ -116,6 +116,40 @@ def test_two_ranks_learn_what_one_would():
         sums = iter(whole)
         norm.learn(part, 0, lambda tensor, sums=sums: next(sums))
         torch.testing.assert_close(norm.learned, together.learned)
+
+
+def test_whitened_states_have_no_covariance_but_where_there_is_hardly_any():
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64))[0]
+    drawn = torch.randn(4000, 4, generator=generator, dtype=torch.float64)
+    vectors = 3 + (drawn - drawn.mean(0)) * torch.tensor([10.0, 1.0, 0.1, 0.001]) @ mixing
+    norm = RunningWhitening(4, clip=100.0, floor=0.01)
+    for number, part in enumerate(vectors.split([1000, 1, 2999])):
+        norm.learn(part, number)
+        norm.learn(part, number)
+        assert torch.equal(norm(part), part) or number > 0
+        norm.settle(number + 1)
+    centred = vectors - vectors.mean(0)
+    covariance = centred.T @ centred / len(vectors)
+    torch.testing.assert_close(norm.counting[2:] / norm.counting[0], covariance)
+    white = norm(vectors)
+    variances = torch.linalg.eigvalsh(white.T @ white / len(white))
+    torch.testing.assert_close(variances, variances.new_tensor([1e-4, 1, 1, 1]), rtol=0.05, atol=0)
+    torch.testing.assert_close(norm.matrix, norm.matrix.T)
+    assert norm(vectors[:1] + 1e6).abs().max() == 100
+    other = RunningWhitening(4, clip=100.0, floor=0.01)
+    other.load_state_dict(norm.state_dict())
+    assert torch.equal(other(vectors), white)
+
+
+def test_two_ranks_whiten_as_one_would():
+    vectors = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    together, rank, parts = RunningWhitening(3), RunningWhitening(3), vectors.split([10, 30])
+    together.learn(vectors, 0)
+    centred = vectors - vectors.mean(0)
+    sums = iter([torch.tensor(40.0, dtype=torch.float64), vectors.sum(0), centred.T @ centred])
+    rank.learn(parts[0], 0, lambda tensor: next(sums))
+    torch.testing.assert_close(rank.learned, together.learned)
 
 
 def test_a_number_that_never_changes_is_no_reason_for_nan():

@@ -1,0 +1,144 @@
+"""Where the time of a language model with a Gaussian head goes: env steps per second of its rollouts, and one update.
+
+On ``configs/half_cheetah/trpo_tiny.yaml``'s settings without Lightning: collections of 16 environments and 128 steps,
+and between them the parts of a TRPO update, each timed where it is called. Medians over the repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from benchmarks.timing import machine, quiet
+
+CONFIG = "configs/half_cheetah/trpo_tiny.yaml"
+
+
+class Stopwatch:
+    """Seconds of named parts."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, its time added to a part's."""
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return function(*arguments, **named)
+            finally:
+                self.seconds[part] += time.perf_counter() - started
+
+        return call
+
+    def watch(self, owner: Any, method: str, part: str) -> None:
+        """Count what a method takes from now on."""
+        setattr(owner, method, self.timed(part, getattr(owner, method)))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of ``benchmark.py head``."""
+    parser.add_argument("--repeats", type=int, default=5)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Measure, print, write."""
+    quiet()
+    rollouts, updates = _measure(options.repeats)
+    rollout, update = ({part: _median(seconds) for part, seconds in each.items()} for each in (rollouts, updates))
+    rates = sorted(2048 / seconds for seconds in rollouts["all"])
+    print(f"rollouts: {statistics.median(rates):.0f} env steps/s ({rates[0]:.0f} to {rates[-1]:.0f})")
+    for name, parts in (("rollout of 2,048 steps", rollout), ("update on them", update)):
+        print(f"{name}: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in parts.items()))
+    if options.json is None:
+        return
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    document = {
+        "title": "Where a language model with a Gaussian head spends its time on HalfCheetah, 2,048 env steps",
+        "command": "python " + shlex.join(sys.argv),
+        "commit": commit,
+        "machine": machine(),
+        "env_steps_per_second": rates,
+        "rollout_seconds": rollout,
+        "update_seconds": update,
+    }
+    options.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _median(seconds: list[float]) -> float:
+    return round(statistics.median(seconds), 3)
+
+
+def _measure(repeats: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds of the parts of each rollout and of each update."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from lrl.algorithms.value_fit import fit_values
+    from lrl.functional.trust_region import conjugate_gradient
+    from lrl.rollouts.collector import CollectionPlan
+
+    module, envs, collector = _built()
+    watch, rollouts, updates = Stopwatch(), defaultdict(list), defaultdict(list)
+    watch.watch(module.policy, "encode", "writing and tokenising observations")
+    watch.watch(module.policy, "outputs", "trunk and head")
+    watch.watch(envs, "step", "environment")
+    for repeat in range(repeats + 1):  # the first warms up
+        plan = CollectionPlan(seed=0, collection=repeat, num_groups=16, group_size=1, num_steps=128)
+        watch.seconds.clear()
+        started = time.perf_counter()
+        rollout = collector.collect(plan)
+        whole = time.perf_counter() - started
+        parts = {"all": whole, **watch.seconds, "sampling, values and the rest": whole - sum(watch.seconds.values())}
+
+        batch, chunk = module.turn_batch(rollout), module.chunk_size
+        watch.seconds.clear()
+        with sdpa_kernel(SDPBackend.MATH):
+            weights, pieces = module.actor_parameters(), batch.split(chunk)
+            improve = watch.timed("surrogate, its gradient, the old policy", module._surrogate_and_gradient)
+            _, gradient, old = improve(pieces, weights, float(len(batch)))
+            product = watch.timed("graph of Fisher's products", module._fisher_product)(batch, weights)
+            solve = watch.timed("conjugate gradient", conjugate_gradient)
+            solve(product, gradient, module.cg_iterations)
+            watch.timed("one look of the line search", module._surrogate_and_kl)(pieces, old, float(len(batch)))
+        watch.timed("critic", fit_values)(module, batch, module.value_fit)
+        spent = {part: watch.seconds[part] for part in watch.seconds if part not in parts}
+        for seconds, seen in ((rollouts, parts), (updates, spent)):
+            for part, value in seen.items() if repeat else ():
+                seconds[part].append(value)
+    envs.close()
+    return rollouts, updates
+
+
+def _built() -> tuple[Any, Any, Any]:
+    """Module, environments and collector of the config."""
+    from lrl.algorithms.trpo import TRPOModule
+    from lrl.algorithms.value_fit import ValueFit
+    from lrl.codecs.numbers import NumberFormat
+    from lrl.envs.factory import GymnasiumEnvs
+    from lrl.policies.head import HeadPolicy
+    from lrl.policies.language_model import LanguageModelConfig
+    from lrl.rollouts.collector import CollectionPlan
+    from lrl.rollouts.continuing import ContinuingCollector
+
+    content = yaml.safe_load(Path(CONFIG).read_text())
+    model, data = content["model"]["init_args"], content["data"]["init_args"]
+    policy, env = model.pop("policy")["init_args"], data["env"]["init_args"]
+    factory = GymnasiumEnvs(env["id"], numbers=NumberFormat(**env["numbers"]))
+    built = HeadPolicy(LanguageModelConfig(**policy.pop("language_model")), **policy, init_seed=0)
+    built.connect(factory.codec)
+    built.connect_spaces(*factory.spaces)
+    built.configure()
+    module = TRPOModule(built, **model | {"value_fit": ValueFit(**model["value_fit"])})
+    envs, plan = factory.make(16, None), CollectionPlan(seed=0, collection=0, num_groups=16, group_size=1)
+    return module, envs, ContinuingCollector(built, envs, 0, plan.env, 16)
