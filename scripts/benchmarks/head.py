@@ -1,7 +1,8 @@
 """Where the time of a language model with a Gaussian head goes: env steps per second of its rollouts, and one update.
 
-On ``configs/half_cheetah/trpo_tiny.yaml``'s settings without Lightning: collections of 16 environments and 128 steps,
-and between them the parts of a TRPO update, each timed where it is called. Medians over the repeats.
+On ``configs/half_cheetah/trpo_tiny.yaml``'s settings without Lightning, with the trunk frozen and trained: collections
+of 16 environments and 128 steps, and between them the parts of a TRPO update of the actor, each timed where it is
+called. Medians over the repeats.
 """
 
 from __future__ import annotations
@@ -55,12 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> None:
     """Measure, print, write."""
     quiet()
-    rollouts, updates = _measure(options.repeats)
-    rollout, update = ({part: _median(seconds) for part, seconds in each.items()} for each in (rollouts, updates))
-    rates = sorted(2048 / seconds for seconds in rollouts["all"])
-    print(f"rollouts: {statistics.median(rates):.0f} env steps/s ({rates[0]:.0f} to {rates[-1]:.0f})")
-    for name, parts in (("rollout of 2,048 steps", rollout), ("update on them", update)):
-        print(f"{name}: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in parts.items()))
+    figures = {name: _figures(options.repeats, name == "frozen") for name in ("frozen", "trained")}
     if options.json is None:
         return
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
@@ -69,31 +65,41 @@ def main(options: argparse.Namespace) -> None:
         "command": "python " + shlex.join(sys.argv),
         "commit": commit,
         "machine": machine(),
-        "env_steps_per_second": rates,
-        "rollout_seconds": rollout,
-        "update_seconds": update,
+        "trunk": figures,
     }
     options.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _figures(repeats: int, frozen: bool) -> dict[str, Any]:
+    rollouts, updates = _measure(repeats, frozen)
+    rollout, update = ({part: _median(seconds) for part, seconds in each.items()} for each in (rollouts, updates))
+    rates = sorted(round(2048 / seconds, 1) for seconds in rollouts["all"])
+    kind = "frozen" if frozen else "trained"
+    print(f"trunk {kind}, rollouts: {statistics.median(rates):.0f} env steps/s ({rates[0]:.0f} to {rates[-1]:.0f})")
+    for name, parts in (("rollout of 2,048 steps", rollout), ("update on them", update)):
+        print(f"  {name}: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in parts.items()))
+    return {"env_steps_per_second": rates, "rollout_seconds": rollout, "update_seconds": update}
 
 
 def _median(seconds: list[float]) -> float:
     return round(statistics.median(seconds), 3)
 
 
-def _measure(repeats: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+def _measure(repeats: int, frozen: bool) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Seconds of the parts of each rollout and of each update."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from lrl.algorithms.value_fit import fit_values
     from lrl.functional.trust_region import conjugate_gradient
     from lrl.rollouts.collector import CollectionPlan
 
-    module, envs, collector = _built()
+    module, envs, collector = _built(frozen)
     watch, rollouts, updates = Stopwatch(), defaultdict(list), defaultdict(list)
     watch.watch(module.policy, "encode", "writing and tokenising observations")
-    watch.watch(module.policy, "outputs", "trunk and head")
+    watch.watch(module.policy, "_states", "trunk")
+    watch.watch(module.policy, "_answers", "head")
     watch.watch(envs, "step", "environment")
     for repeat in range(repeats + 1):  # the first warms up
+        module.policy.settle_statistics(repeat)
         plan = CollectionPlan(seed=0, collection=repeat, num_groups=16, group_size=1, num_steps=128)
         watch.seconds.clear()
         started = time.perf_counter()
@@ -102,6 +108,7 @@ def _measure(repeats: int) -> tuple[dict[str, list[float]], dict[str, list[float
         parts = {"all": whole, **watch.seconds, "sampling, values and the rest": whole - sum(watch.seconds.values())}
 
         batch, chunk = module.turn_batch(rollout), module.chunk_size
+        module.policy.learn_statistics(batch, repeat)
         watch.seconds.clear()
         with sdpa_kernel(SDPBackend.MATH):
             weights, pieces = module.actor_parameters(), batch.split(chunk)
@@ -111,7 +118,6 @@ def _measure(repeats: int) -> tuple[dict[str, list[float]], dict[str, list[float
             solve = watch.timed("conjugate gradient", conjugate_gradient)
             solve(product, gradient, module.cg_iterations)
             watch.timed("one look of the line search", module._surrogate_and_kl)(pieces, old, float(len(batch)))
-        watch.timed("critic", fit_values)(module, batch, module.value_fit)
         spent = {part: watch.seconds[part] for part in watch.seconds if part not in parts}
         for seconds, seen in ((rollouts, parts), (updates, spent)):
             for part, value in seen.items() if repeat else ():
@@ -120,7 +126,7 @@ def _measure(repeats: int) -> tuple[dict[str, list[float]], dict[str, list[float
     return rollouts, updates
 
 
-def _built() -> tuple[Any, Any, Any]:
+def _built(frozen: bool) -> tuple[Any, Any, Any]:
     """Module, environments and collector of the config."""
     from lrl.algorithms.trpo import TRPOModule
     from lrl.algorithms.value_fit import ValueFit
@@ -135,7 +141,9 @@ def _built() -> tuple[Any, Any, Any]:
     model, data = content["model"]["init_args"], content["data"]["init_args"]
     policy, env = model.pop("policy")["init_args"], data["env"]["init_args"]
     factory = GymnasiumEnvs(env["id"], numbers=NumberFormat(**env["numbers"]))
-    built = HeadPolicy(LanguageModelConfig(**policy.pop("language_model")), **policy, init_seed=0)
+    built = HeadPolicy(
+        LanguageModelConfig(**policy.pop("language_model")), **policy | {"freeze_trunk": frozen}, init_seed=0
+    )
     built.connect(factory.codec)
     built.connect_spaces(*factory.spaces)
     built.configure()
