@@ -26,7 +26,7 @@ def credited(
     discounts: Discounts,
     normalise: bool,
 ) -> TurnBatch:
-    """Value every token that was sampled, then credit it; the policy takes in what it saw.
+    """Value every token that was sampled, then credit it.
 
     Args:
         module: records how good the critic was.
@@ -39,7 +39,6 @@ def credited(
     """
     reduce, mask = partial(reduce_sum, module), batch.response_mask
     values = sampled_values(module.policy, batch) if rollout.values is None else rollout.values[rollout.active.bool()]
-    module.policy.learn_statistics(batch, module.current_epoch, reduce)
     paid = torch.zeros_like(values) if token_rewards is None else token_rewards
     advantages, returns = credit_rollout(credit, rollout, values, paid, discounts)
     module.record("train/explained_variance", explained_variance(values[mask], returns[mask])[None])

@@ -117,6 +117,8 @@ def _check_complete(policy: nn.Module, given: Mapping[str, Tensor], source: str)
         and name.split(".")[0] not in afresh
         and ".critic." not in name  # the critic's adapter
     ]
+    if any(name.startswith("layers.") for name in given):  # a head rests on the statistics of what it reads
+        missing += [name for name, _ in policy.named_buffers() if name.startswith("whitening.") and name not in given]
     if missing:
         raise ValueError(f"model.init_from is {source!r}; it lacks {missing[:3]}, which this policy has.")
 

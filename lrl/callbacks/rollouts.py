@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import lightning as L
 import torch
 
+from lrl.algorithms.crediting import reduce_sum
 from lrl.algorithms.module import PolicyModule
 from lrl.data.rollouts import RolloutDataModule
 from lrl.functional.sharding import unsharded
@@ -75,6 +77,7 @@ class VectorEnvRollouts(L.Callback):
             rollout = self._collector(pl_module, plan, trainer.world_size, data).collect(plan)
             seconds = time.monotonic() - started
             batch = pl_module.turn_batch(rollout)
+        pl_module.policy.learn_statistics(batch, trainer.current_epoch, partial(reduce_sum, pl_module))
         data.fill(trainer.current_epoch, rollout, batch)
         ends = int((rollout.terminated | rollout.truncated).sum())
         totals = torch.tensor([rollout.num_turns, ends, int(rollout.response_mask.sum())], device=pl_module.device)

@@ -37,7 +37,7 @@ class HeadPolicy(Policy):
         freeze_trunk: train the head alone, on states that were read once, in the rollout.
         critic_hidden_sizes: of the value network; null has none.
         normalise_observations: of the value network, by running mean and standard deviation.
-        observation_clip: largest absolute value of a normalised observation.
+        observation_clip: largest absolute value of a normalised observation, and of a whitened state.
         initial_log_std: of the Gaussian.
         init_seed: of head and critic; null draws them from the run's seed.
     """
@@ -141,9 +141,11 @@ class HeadPolicy(Policy):
             head.requires_grad_(False)
 
     def build_reference(self, warm_started: bool) -> None:
-        """Keep the trunk as a language model does, and a copy of the head."""
-        self.language_model.build_reference(warm_started)
-        self._reference = [copy.deepcopy(part).requires_grad_(False) for part in (self.layers, self.head) if part]
+        """Keep a trunk that is trained as a language model does, and a copy of what stands behind it."""
+        if not self.freeze_trunk:
+            self.language_model.build_reference(warm_started)
+        parts = self.whitening, self.layers, self.head
+        self._reference = [copy.deepcopy(part).requires_grad_(False) for part in parts if part is not None]
 
     def encode(self, observation: Any) -> list[int]:
         """Token ids of one native observation.
@@ -170,24 +172,36 @@ class HeadPolicy(Policy):
         """
         if reference:
             with torch.no_grad():
-                return self._answers(self._states(inputs, reference), self._reference[0].to(self.language_model.device))
-        return self._answers(self._states(inputs), self.layers)
+                whitening, layers = (part.to(self.language_model.device) for part in self._reference[:2])
+                return self._answers(self._states(inputs, reference), whitening, layers)
+        return self._answers(self._states(inputs), self.whitening, self.layers)
 
     def _states(self, inputs: Any, reference: bool = False) -> Tensor:
         """What the trunk makes of the text ``(turn, hidden)``."""
         if "states" in inputs and self.freeze_trunk:
             return inputs["states"]
         ids, mask = inputs["text_ids"], inputs["text_mask"]
-        if reference:
+        if reference and not self.freeze_trunk:
             with self.language_model.reference() as model:
                 return at_least_float32(self._pool(self.language_model.states(ids, mask, model), mask))
-        return at_least_float32(self._pool(self.language_model.states(ids, mask), mask))
+        states = self._pool(self.language_model.states(ids, mask), mask)
+        self._check_precision(states)
+        return at_least_float32(states)
 
-    def _answers(self, states: Tensor, layers: Any) -> Tensor:
+    def _check_precision(self, states: Tensor) -> None:
+        """Whitening stretches rounding, and a trunk that is trained is read twice."""
+        halved = torch.is_autocast_enabled(states.device.type) or states.dtype in (torch.bfloat16, torch.float16)
+        if self.whiten_states is not None and not self.freeze_trunk and halved:
+            raise ValueError(
+                f"policy.whiten_states is {self.whiten_states} on a trunk that is trained in 16 bits; it must be null, "
+                "or freeze_trunk true, or the precision 32 bits."
+            )
+
+    def _answers(self, states: Tensor, whitening: Any, layers: Any) -> Tensor:
         """Of the head."""
         with torch.autocast(states.device.type, enabled=False):  # a probability in half precision is none
             weights = next(layers.parameters())
-            return at_least_float32(layers(self.whitening(states).to(weights.dtype)))
+            return at_least_float32(layers(whitening(states).to(weights.dtype)))
 
     def _pool(self, states: Tensor, mask: Tensor) -> Tensor:
         """One state ``(turn, hidden)`` of all tokens'."""
@@ -211,7 +225,7 @@ class HeadPolicy(Policy):
         was_training = self.training
         self.eval()
         states = self._states(text)
-        native, actions, logprobs = self.head.draw(self._answers(states, self.layers), keys, sampling)
+        native, actions, logprobs = self.head.draw(self._answers(states, self.whitening, self.layers), keys, sampling)
         self.train(was_training)
         inputs = {} if self.freeze_trunk else text
         if self.freeze_trunk or self.whiten_states is not None:
@@ -270,5 +284,5 @@ class HeadPolicy(Policy):
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
         """Under the policy as it was when this run started."""
-        head: Any = self._reference[1].to(batch.response_mask.device)
+        head: Any = self._reference[2].to(batch.response_mask.device)
         return head.logprobs(head.distribution(self.outputs(batch.inputs, reference=True)), batch.inputs["action"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +56,8 @@ def drawn_from(seed: int | None) -> Iterator[None]:
         yield
 
 
-class RunningNorm(nn.Module):
-    """``(x - mean) / std`` by the statistics of all that counts so far, clipped; saved with the policy.
+class RunningStatistics(nn.Module, ABC):
+    """Mean and spread of all vectors that count so far; saved with the policy.
 
     What is learned counts from the next :meth:`settle` on: while a collection is made and trained on, nothing changes.
 
@@ -64,6 +66,8 @@ class RunningNorm(nn.Module):
         clip: largest absolute value that is handed on.
     """
 
+    reads: ClassVar[str]
+    """Name of the turns' input that the vectors stand in."""
     counting: Tensor
     learned: Tensor
     learned_in: Tensor
@@ -76,17 +80,21 @@ class RunningNorm(nn.Module):
             self.register_buffer(name, spread.new_zeros(2 + len(spread), size))
         self.register_buffer("learned_in", torch.tensor(-1))
 
+    @abstractmethod
     def spread(self, deviations: Tensor) -> Tensor:
-        """Sum of squares of ``(row, size)``, ``(1, size)``."""
-        return deviations.square().sum(0, keepdim=True)
+        """What sums up over deviations from the mean ``(row, size)``, as ``(some, size)``."""
 
+    @abstractmethod
     def forward(self, vectors: Tensor) -> Tensor:
-        """Normalise ``(row, size)``; as it is while nothing counts."""
-        count, mean, squares = self.counting
-        if count[0] < 2:
-            return vectors
-        std = (squares / count).sqrt() + 1e-8
-        return ((vectors - mean) / std).clamp(-self.clip, self.clip).to(vectors.dtype)
+        """Of vectors ``(row, size)``; as they are while nothing counts."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Go to another device, and never to 16 bits: a count of 1,000 would not grow any more."""
+        kept = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)
+        for name, buffer in kept.items():
+            setattr(self, name, buffer.to(getattr(self, name).device))
+        return self
 
     @torch.no_grad()
     def learn(self, vectors: Tensor, collection: int, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
@@ -117,8 +125,26 @@ class RunningNorm(nn.Module):
             self.counting.copy_(self.learned)
 
 
-class RunningWhitening(RunningNorm):
-    """``(x - mean) C^-1/2`` with the covariance C of all that counts so far, clipped; saved with the policy.
+class RunningNorm(RunningStatistics):
+    """``(x - mean) / std``, clipped, of what is observed."""
+
+    reads = "observation"
+
+    def spread(self, deviations: Tensor) -> Tensor:
+        """Squares ``(1, size)``."""
+        return deviations.square().sum(0, keepdim=True)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Normalise ``(row, size)``."""
+        count, mean, squares = self.counting
+        if count[0] < 2:
+            return vectors
+        std = (squares / count).sqrt() + 1e-8
+        return ((vectors - mean) / std).clamp(-self.clip, self.clip).to(vectors.dtype)
+
+
+class RunningWhitening(RunningStatistics):
+    """``(x - mean) C^-1/2`` with the covariance C, clipped, of a language model's states.
 
     The states of language models have most of their variance in a few directions (arXiv:2103.15316 whitens those of
     sentences), so that a network behind them hardly sees the rest. The symmetric root moves the least when C changes.
@@ -126,10 +152,10 @@ class RunningWhitening(RunningNorm):
     Args:
         size: of the vectors.
         clip: largest absolute value that is handed on.
-        floor: a standard deviation below this share of the largest is stretched as if it were this: where a state has
-            16 bits, less than 1e-2 is mostly rounding.
+        floor: a standard deviation below this share of the largest is stretched as if it were this.
     """
 
+    reads = "states"
     matrix: Tensor
 
     def __init__(self, size: int, clip: float = 10.0, floor: float = 1e-3) -> None:
@@ -138,11 +164,11 @@ class RunningWhitening(RunningNorm):
         self.register_buffer("matrix", torch.eye(size))
 
     def spread(self, deviations: Tensor) -> Tensor:
-        """``(size, size)`` of ``(row, size)``."""
+        """Products ``(size, size)``."""
         return deviations.T @ deviations
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Whiten ``(row, size)``; as it is while nothing counts."""
+        """Whiten ``(row, size)``."""
         if self.counting[0, 0] < 2:
             return vectors
         centred = (vectors - self.counting[1]).to(vectors.dtype)
@@ -150,7 +176,7 @@ class RunningWhitening(RunningNorm):
 
     @torch.no_grad()
     def settle(self, collection: int) -> None:
-        """As any norm, and find the root."""
+        """As all statistics, and find the root."""
         super().settle(collection)
         count = self.counting[0, 0]
         if count < 2:

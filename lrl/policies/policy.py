@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from lrl.codecs.codec import TextCodec
-from lrl.policies.networks import RunningNorm, RunningWhitening
+from lrl.policies.networks import RunningStatistics
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
 
@@ -118,18 +118,17 @@ class Policy(nn.Module, ABC):
             collection: its index in the run.
             reduce: sums a tensor over ranks; None takes it as it is.
         """
-        for name, norm in self._norms():
-            norm.learn(batch.inputs[name], collection, reduce)
+        for part in self._statistics():
+            part.learn(batch.inputs[part.reads], collection, reduce)
 
     def settle_statistics(self, collection: int) -> None:
         """Let what was learned before a collection count; called when that one begins."""
-        for _, norm in self._norms():
-            norm.settle(collection)
+        for part in self._statistics():
+            part.settle(collection)
 
-    def _norms(self) -> list[tuple[str, RunningNorm]]:
-        """Names of inputs, and by whose statistics they are normalised."""
-        norms = [part for part in self.children() if isinstance(part, RunningNorm)]
-        return [("states" if isinstance(norm, RunningWhitening) else "observation", norm) for norm in norms]
+    def _statistics(self) -> list[RunningStatistics]:
+        """By which what is read is normalised."""
+        return [part for part in self.children() if isinstance(part, RunningStatistics)]
 
     @abstractmethod
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:

@@ -2,7 +2,7 @@
 
 On ``configs/half_cheetah/trpo_tiny.yaml``'s settings without Lightning, with the trunk frozen and trained: collections
 of 16 environments and 128 steps, and between them the parts of a TRPO update of the actor, each timed where it is
-called. Medians over the repeats.
+called; the critic's fit and the statistics of whitening are not. Medians over the repeats.
 """
 
 from __future__ import annotations

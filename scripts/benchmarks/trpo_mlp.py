@@ -4,7 +4,9 @@ Ours is the documented command on ``configs/half_cheetah/trpo_mlp.yaml`` with it
 theirs is ``TRPO("MlpPolicy").learn`` without logger, on observations that are normalised and clipped alike. Both end
 after as many environment steps and play 20 held-out episodes without noise; their returns are kept. Both critics take
 ten passes of Adam over minibatches of 128. Their divergence is a mean over the dimensions of an action and ours their
-sum: the same region and damping are ours divided by six.
+sum: the same region and damping are ours divided by six. What is left: the line search (ours halves and wants a tenth
+of what the gradient promises, theirs shrinks by .8 and takes any gain), Adam's epsilon, and the direction of the
+divergence that it looks at.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_runs import batch_of, make_trainer, save_tiny_model
 
+from lrl.algorithms.grpo import GRPOModule
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.algorithms.weights import take_weights
 from lrl.codecs.numbers import NumberFormat
@@ -76,15 +77,21 @@ def test_a_frozen_trunk_reads_once_and_its_states_are_whitened(folder, monkeypat
     assert sorted(batch.inputs) == ["action", "observation", "states"]
     states = batch.inputs["states"]
     white = policy.whitening(states)
-    assert (white - states).abs().max() > 0.1
-    assert white.std(0).max() < 1.1
+    centred = white - white.mean(0)
+    variances = torch.linalg.eigvalsh(centred.T @ centred / len(white))
+    assert (variances > 0.9).sum() > 3
+    assert variances.max() < 1.2
 
 
 def test_a_trunk_that_is_trained_is_read_again_and_whitened_alike(folder):
     policy, seen = policy_on("box", folder, whiten_states=1e-2), seen_in("box", 100)
-    policy.learn_statistics(batch_of(policy.act(seen, [()] * 100, keys(100))), 0)
+    raw = policy.act(seen, [()] * 100, keys(100))
+    policy.learn_statistics(batch_of(raw), 0)
     policy.settle_statistics(1)
-    batch = batch_of(policy.act(seen, [()] * 100, keys(100)))
+    decisions = policy.act(seen, [()] * 100, keys(100))
+    batch = batch_of(decisions)
+    assert (policy.outputs(raw.inputs) - policy.layers(raw.inputs["states"])).abs().max() > 1e-2
+    torch.testing.assert_close(policy.evaluate(batch).logprobs, decisions.logprobs)
     before = policy.outputs(batch.inputs).detach()
     with torch.no_grad():
         policy.language_model.model.get_input_embeddings().weight.mul_(1.5)
@@ -130,11 +137,17 @@ def test_what_is_trained_is_what_the_answer_rests_on(folder):
     assert names and all("lora" in name for name in names)
 
 
-@pytest.mark.parametrize("model", [{}, {"lora": LoRAConfig(r=2)}])
-def test_the_reference_is_the_policy_as_it_was(folder, model):
-    policy = policy_on("box", folder, model=model)
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [({}, {}), ({"lora": LoRAConfig(r=2)}, {}), ({}, {"whiten_states": 0.1, "freeze_trunk": True})],
+    ids=["whole", "lora", "whitened"],
+)
+def test_the_reference_is_the_policy_as_it_was(folder, model, settings):
+    policy = policy_on("box", folder, model=model, **settings)
     policy.build_reference(warm_started=False)
     batch = batch_of(policy.act(seen_in("box", 10), [()] * 10, keys(10)))
+    policy.learn_statistics(batch, 0)
+    policy.settle_statistics(1)
     with torch.no_grad():
         for weight in policy.parameters():
             if weight.requires_grad:
@@ -183,11 +196,29 @@ def test_spaces_that_it_cannot_act_in_are_named(folder):
 
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
 def test_ppo_trains_it_in_16_bits(folder, tmp_path, precision):
-    policy = HeadPolicy(LanguageModelConfig(name=folder), (4,), init_seed=0)
-    trainer = make_trainer(tmp_path, max_epochs=1, precision=precision)
+    policy = HeadPolicy(LanguageModelConfig(name=folder), (4,), init_seed=0, whiten_states=0.1, freeze_trunk=True)
+    trainer = make_trainer(tmp_path, max_epochs=2, precision=precision)
     data = RolloutDataModule(ENVS["box"], num_envs=2, num_steps=4)
     trainer.fit(PPOValueHeadModule(policy, gamma=0.9), datamodule=data)
     assert all(np.isfinite(row["train/value_loss"]) for _, row in trainer.logger.rows)
+    assert policy.whitening.counting[0, 0] == 8
+    assert not torch.equal(policy.whitening.matrix, torch.eye(len(policy.whitening.matrix)))
+
+
+def test_a_trunk_that_is_trained_in_16_bits_is_not_whitened(folder, tmp_path):
+    policy = HeadPolicy(LanguageModelConfig(name=folder), (4,), init_seed=0, whiten_states=0.1)
+    data = RolloutDataModule(ENVS["box"], num_envs=2, num_steps=4)
+    with pytest.raises(ValueError, match="whiten_states is 0.1 on a trunk that is trained in 16 bits; it must be null"):
+        make_trainer(tmp_path, max_epochs=1, precision="bf16-mixed").fit(PPOValueHeadModule(policy), datamodule=data)
+
+
+def test_grpo_whitens_as_well(folder, tmp_path):
+    policy = HeadPolicy(
+        LanguageModelConfig(name=folder), (4,), critic_hidden_sizes=None, whiten_states=0.1, freeze_trunk=True
+    )
+    data = RolloutDataModule(ENVS["discrete"], num_groups=2, group_size=2, max_turns=5)
+    make_trainer(tmp_path, max_epochs=2).fit(GRPOModule(policy, lr=1e-3), datamodule=data)
+    assert policy.whitening.counting[0, 0] > 4
 
 
 def test_a_codec_that_needs_more_than_the_observation_is_named(folder):
@@ -210,3 +241,9 @@ def test_it_may_start_from_a_language_model_alone_and_without_the_critic(folder)
     take_weights(policy_on("box", folder), trunk, "run")
     with pytest.raises(ValueError, match="it lacks \\['layers.0.bias'"):
         take_weights(other, {name: t for name, t in whole.items() if name != "layers.0.bias"}, "run")
+
+
+def test_a_head_that_was_trained_on_raw_states_is_not_put_behind_whitening(folder):
+    raw = {name: tensor.detach().clone() for name, tensor in policy_on("box", folder).state_dict().items()}
+    with pytest.raises(ValueError, match="it lacks \\['whitening.counting'"):
+        take_weights(policy_on("box", folder, whiten_states=0.1), raw, "run")

@@ -1,5 +1,7 @@
 """The small network: what it samples is what it evaluates, and its statistics are saved with it."""
 
+import threading
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -106,16 +108,45 @@ def test_statistics_are_those_of_all_that_was_learned_and_are_saved():
     torch.testing.assert_close(other(parts[2])[0], policy(parts[2])[0])
 
 
-def test_two_ranks_learn_what_one_would():
-    vectors = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    together, ranks = RunningNorm(3), [RunningNorm(3), RunningNorm(3)]
-    together.learn(vectors, 0)
-    own = vectors.split([10, 30])
-    whole = [torch.tensor(40.0, dtype=torch.float64), vectors.sum(0), (vectors - vectors.mean(0)).square().sum(0)]
-    for norm, part in zip(ranks, own, strict=True):
-        sums = iter(whole)
-        norm.learn(part, 0, lambda tensor, sums=sums: next(sums))
-        torch.testing.assert_close(norm.learned, together.learned)
+@pytest.mark.parametrize("kind", [RunningNorm, RunningWhitening])
+def test_two_ranks_learn_what_one_would(kind):
+    vectors = torch.randn(60, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    together, ranks = kind(3), [kind(3), kind(3)]
+    for collection, rows in enumerate(vectors.split([40, 20])):
+        together.learn(rows, collection)
+        together.settle(collection + 1)
+        handed, meet = [None, None], threading.Barrier(2)
+
+        def learn(rank, part, collection=collection, handed=handed, meet=meet):
+            def total(tensor):
+                handed[rank] = tensor
+                meet.wait(60)
+                out = handed[0] + handed[1]
+                meet.wait(60)
+                return out
+
+            ranks[rank].learn(part, collection, total)
+
+        threads = [threading.Thread(target=learn, args=each) for each in enumerate(rows.split([7, len(rows) - 7]))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for norm in ranks:
+            norm.settle(collection + 1)
+            torch.testing.assert_close(norm.counting, together.counting)
+            torch.testing.assert_close(norm(vectors), together(vectors))
+
+
+@pytest.mark.parametrize("kind", [RunningNorm, RunningWhitening])
+def test_statistics_stay_whole_where_weights_are_halved(kind):
+    norm = kind(2)
+    norm.learn(torch.randn(3000, 2, generator=torch.Generator().manual_seed(0)), 0)
+    kept = {name: buffer.clone() for name, buffer in norm.named_buffers()}
+    norm.to(torch.bfloat16)
+    assert all(torch.equal(buffer, kept[name]) for name, buffer in norm.named_buffers())
+    assert norm.counting.dtype == torch.float64
+    norm.settle(1)
 
 
 def test_whitened_states_have_no_covariance_but_where_there_is_hardly_any():
@@ -140,16 +171,6 @@ def test_whitened_states_have_no_covariance_but_where_there_is_hardly_any():
     other = RunningWhitening(4, clip=100.0, floor=0.01)
     other.load_state_dict(norm.state_dict())
     assert torch.equal(other(vectors), white)
-
-
-def test_two_ranks_whiten_as_one_would():
-    vectors = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    together, rank, parts = RunningWhitening(3), RunningWhitening(3), vectors.split([10, 30])
-    together.learn(vectors, 0)
-    centred = vectors - vectors.mean(0)
-    sums = iter([torch.tensor(40.0, dtype=torch.float64), vectors.sum(0), centred.T @ centred])
-    rank.learn(parts[0], 0, lambda tensor: next(sums))
-    torch.testing.assert_close(rank.learned, together.learned)
 
 
 def test_a_number_that_never_changes_is_no_reason_for_nan():
