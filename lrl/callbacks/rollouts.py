@@ -56,8 +56,15 @@ class VectorEnvRollouts(L.Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Collect, let the algorithm credit the turns, fill the buffer."""
         data = rollout_data(trainer)
-        if data is None or (data.filled and data.collection == trainer.current_epoch):
+        if data is None:
             return
+        if not (data.filled and data.collection == trainer.current_epoch):
+            self._collect(trainer, pl_module, data)
+        epochs, each = trainer.max_epochs or -1, trainer.check_val_every_n_epoch
+        if data.spent and each is not None and (epochs < 0 or each <= epochs):
+            trainer.check_val_every_n_epoch = 1  # a run that validates does so at its end too
+
+    def _collect(self, trainer: L.Trainer, pl_module: L.LightningModule, data: RolloutDataModule) -> None:
         assert isinstance(pl_module, PolicyModule)
         assert self.envs is not None
         started = time.monotonic()
@@ -107,7 +114,7 @@ class VectorEnvRollouts(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """End the run when the budget of environment steps is spent."""
         data = rollout_data(trainer)
-        if data is not None and data.max_env_steps is not None and data.clocks["env_steps"] >= data.max_env_steps:
+        if data is not None and data.spent:
             trainer.should_stop = True
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -36,7 +36,8 @@ class RolloutDataModule(L.LightningDataModule):
         num_minibatches: parts of a pass.
         share_noise: whether the episodes of a group share the environment's noise as well.
         max_turns: cut episodes after this many turns; null leaves it to the environment.
-        max_env_steps: end the run after the collection that reaches this many turns; null leaves it to ``max_epochs``.
+        max_env_steps: end the run after the collection that reaches this many turns, and validate there; null leaves it
+            to ``max_epochs``.
         validation_env: where held-out episodes are played; null takes ``env``.
         validation_episodes: how many, one seed each.
         validation_seed: seed of the first held-out episode.
@@ -166,6 +167,11 @@ class RolloutDataModule(L.LightningDataModule):
     def predict_dataloader(self) -> DataLoader:
         """As :meth:`val_dataloader`."""
         return self.val_dataloader()
+
+    @property
+    def spent(self) -> bool:
+        """Whether the budget of turns is used up."""
+        return self.max_env_steps is not None and self.clocks["env_steps"] >= self.max_env_steps
 
     def tick(self, env_steps: float, episodes: float, tokens: float) -> None:
         """Advance the clocks by what one collection took, over all ranks."""
