@@ -40,6 +40,8 @@ def main() -> None:
     keep_parser.add_argument("--title", required=True)
     keep_parser.add_argument("--metric", default="val/exact_success")
     keep_parser.add_argument("--drawn", help="another metric for the picture")
+    keep_parser.add_argument("--label", help="in pictures, instead of the title")
+    keep_parser.add_argument("--window", type=int, help="draw means of as many measurements")
     keep_parser.add_argument("--picture", help="of several results: all that name it are drawn into it")
     keep_parser.add_argument("--clocks", nargs="+", help="that it is drawn against; the first picture has no suffix")
     keep_parser.add_argument("--machine", default="2-core x86-64 virtual machine")
@@ -62,12 +64,10 @@ def keep(arguments: argparse.Namespace) -> None:
     """Write ``assets/results/<name>.json``."""
     baselines = {label: float(value) for label, value in (text.rsplit("=", 1) for text in arguments.baseline)}
     about = {"title": arguments.title, "machine": arguments.machine, "baselines": baselines, "note": arguments.note}
-    if arguments.picture is not None:
-        about["picture"] = arguments.picture
-    if arguments.clocks is not None:
-        about["clocks"] = arguments.clocks
-    if arguments.bar is not None:
-        about["bar"] = arguments.bar
+    if arguments.window is not None and arguments.window < 1:
+        raise ValueError(f"--window is {arguments.window}; it must be at least 1.")
+    given = {name: getattr(arguments, name) for name in ("label", "window", "picture", "clocks", "bar")}
+    about |= {name: value for name, value in given.items() if value is not None}
     path = RESULTS / f"{arguments.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     result = about | summarise(arguments.runs, arguments.metric, arguments.drawn, arguments.reach)

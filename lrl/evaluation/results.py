@@ -131,12 +131,22 @@ def final_values(result: dict[str, Any]) -> np.ndarray:
 
 
 def result_curve(result: dict[str, Any], clock: str) -> Curve:
-    """What is drawn of a result: the mean over its runs, with the interval."""
+    """What is drawn of a result: the mean over its runs, with the interval.
+
+    Each point is the mean of the last ``window`` measurements of a run, where the result has one; the name is its
+    ``label``, or else its title.
+    """
+    window = result.get("window", 1)
     series = [
-        Series(clock=np.array(curve[clock]), values=np.array(curve[result["drawn"]]))
+        Series(clock=np.array(curve[clock]), values=_trailing_mean(curve[result["drawn"]], window))
         for curve in (run.get("drawn", run["curve"]) for run in result["runs"])
     ]
-    return aggregate(result["title"], series, "mean")
+    return aggregate(result.get("label", result["title"]), series, "mean")
+
+
+def _trailing_mean(values: Sequence[float], window: int) -> np.ndarray:
+    """Of as many values as there are, up to ``window``."""
+    return np.array([np.mean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)])
 
 
 def kept_results(folder: Path) -> dict[str, dict[str, Any]]:

@@ -12,6 +12,7 @@ from lrl.evaluation.results import (
     first_episode,
     learning_table,
     read_result,
+    result_curve,
     result_text,
     summarise,
 )
@@ -140,3 +141,11 @@ def test_the_first_episode_at_which_the_mean_of_the_last_ones_is_reached(tmp_pat
     assert first_episode(tmp_path, 10, window=2) == 5
     assert first_episode(tmp_path, 10, window=3) == 6
     assert first_episode(tmp_path, 11, window=2) is None
+
+
+def test_a_drawn_point_is_the_mean_of_the_last_measurements_under_its_label(tmp_path):
+    runs = [run_directory(tmp_path / "a", 0, [0, 1, 2, 6])]
+    result = {"title": "a long title", "label": "ours", "window": 3, **summarise(runs, "val/exact_success")}
+    curve = result_curve(result, "env_steps")
+    assert curve.label == "ours" and curve.centre[-1] == pytest.approx(3)
+    assert result_curve(result | {"window": 1}, "env_steps").centre[-1] == pytest.approx(6)
