@@ -51,7 +51,7 @@ class ValueFit:
 
     def optimizers(self, weights: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
         """Those whose memory is part of a checkpoint."""
-        return [] if self.lr is None else [torch.optim.Adam(weights, lr=self.lr)]
+        return [] if self.lr is None else [torch.optim.Adam(weights, lr=self.lr, fused=True)]
 
 
 def fit_values(module: PolicyModule, batch: TurnBatch, fit: ValueFit, chunk_size: int | None = None) -> Tensor:
@@ -77,11 +77,10 @@ def fit_values(module: PolicyModule, batch: TurnBatch, fit: ValueFit, chunk_size
         with torch.enable_grad():
             errors = ((values(index) - returns[index]).square() * picked).sum()
             gradients = torch.autograd.grad(errors, weights)
-            decay = fit.l2 * torch.stack([weight.square().sum() for weight in weights]).sum()
-            pulls = torch.autograd.grad(decay, weights)
-        for weight, gradient, pull in zip(weights, gradients, pulls, strict=True):
-            weight.grad = reduce_sum(module, gradient) / count + pull
-        return reduce_sum(module, errors.detach()) / count + decay.detach()
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = (reduce_sum(module, gradient) / count).add_(weight.detach(), alpha=2 * fit.l2)
+        decay = fit.l2 * torch.stack([weight.detach().square().sum() for weight in weights]).sum()
+        return reduce_sum(module, errors.detach()) / count + decay
 
     everything = torch.arange(len(batch), device=mask.device)
     if fit.iterations is not None:

@@ -153,7 +153,7 @@ def draw_curves(
         (line,) = axes.plot(curve.clock, curve.centre, label=_caption(curve), marker=marker)
         axes.fill_between(curve.clock, curve.lower, curve.upper, color=line.get_color(), alpha=0.2, linewidth=0)
     for shade, (label, height) in zip(_greys(len(baselines or {})), (baselines or {}).items(), strict=True):
-        axes.axhline(height, color=shade, linestyle="--", linewidth=1.2, label=f"{label} ({height:.3g})")
+        axes.axhline(height, color=shade, linestyle="--", linewidth=1.2, label=f"{label} ({height:,.4g})")
     if all(0 <= value <= 1 for curve in curves for value in curve.centre):
         axes.set_ylim(0, 1.04)  # a rate is read against nothing and all
     axes.set_xlabel(clock.replace("_", " "))

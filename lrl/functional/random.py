@@ -10,6 +10,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -36,13 +38,27 @@ def counter_hash(purpose: str, *counters: int | np.ndarray) -> np.ndarray:
     Returns:
         uint64 array of the broadcast shape.
     """
+    leading = tuple(takewhile(lambda counter: isinstance(counter, int), counters))
+    state = _state_after(purpose, leading)
+    with np.errstate(over="ignore"):
+        for counter in counters[len(leading) :]:
+            state = _fold(state, counter)
+        return _mix(state)
+
+
+@lru_cache(maxsize=256)
+def _state_after(purpose: str, counters: tuple[int, ...]) -> np.ndarray:
+    """Of the same run and collection thousands of times."""
     with np.errstate(over="ignore"):
         state = _mix(np.asarray(zlib.crc32(purpose.encode()), dtype=np.uint64) + _GOLDEN)
         for counter in counters:
-            bits = np.asarray(counter, dtype=np.int64).astype(np.uint64)
-            state = _mix(state ^ _mix(bits + _GOLDEN))
-            state = state + _GOLDEN
-        return _mix(state)
+            state = _fold(state, counter)
+    return state
+
+
+def _fold(state: np.ndarray, counter: int | np.ndarray) -> np.ndarray:
+    bits = np.asarray(counter, dtype=np.int64).astype(np.uint64)
+    return _mix(state ^ _mix(bits + _GOLDEN)) + _GOLDEN
 
 
 def seeds(purpose: str, *counters: int | np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -172,7 +173,7 @@ class HeadPolicy(Policy):
         """
         if reference:
             with torch.no_grad():
-                whitening, layers = (part.to(self.language_model.device) for part in self._reference[:2])
+                whitening, layers, _ = (part.to(self.language_model.device) for part in self._reference)
                 return self._answers(self._states(inputs, reference), whitening, layers)
         return self._answers(self._states(inputs), self.whitening, self.layers)
 
@@ -181,10 +182,9 @@ class HeadPolicy(Policy):
         if "states" in inputs and self.freeze_trunk:
             return inputs["states"]
         ids, mask = inputs["text_ids"], inputs["text_mask"]
-        if reference and not self.freeze_trunk:
-            with self.language_model.reference() as model:
-                return at_least_float32(self._pool(self.language_model.states(ids, mask, model), mask))
-        states = self._pool(self.language_model.states(ids, mask), mask)
+        as_it_was = reference and not self.freeze_trunk
+        with self.language_model.reference() if as_it_was else nullcontext() as model:
+            states = self._pool(self.language_model.states(ids, mask, model), mask)
         self._check_precision(states)
         return at_least_float32(states)
 
@@ -284,5 +284,5 @@ class HeadPolicy(Policy):
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
         """Under the policy as it was when this run started."""
-        head: Any = self._reference[2].to(batch.response_mask.device)
+        head: Any = self._reference[-1].to(batch.response_mask.device)
         return head.logprobs(head.distribution(self.outputs(batch.inputs, reference=True)), batch.inputs["action"])

@@ -23,6 +23,7 @@ import yaml
 from benchmarks.timing import machine, quiet
 
 CONFIG = "configs/half_cheetah/trpo_tiny.yaml"
+ENVS, STEPS = 16, 2048
 
 
 class Stopwatch:
@@ -61,7 +62,7 @@ def main(options: argparse.Namespace) -> None:
         return
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     document = {
-        "title": "Where a language model with a Gaussian head spends its time on HalfCheetah, 2,048 env steps",
+        "title": "Where a language model with a Gaussian head spends its time on HalfCheetah",
         "command": "python " + shlex.join(sys.argv),
         "commit": commit,
         "machine": machine(),
@@ -73,10 +74,10 @@ def main(options: argparse.Namespace) -> None:
 def _figures(repeats: int, frozen: bool) -> dict[str, Any]:
     rollouts, updates = _measure(repeats, frozen)
     rollout, update = ({part: _median(seconds) for part, seconds in each.items()} for each in (rollouts, updates))
-    rates = sorted(round(2048 / seconds, 1) for seconds in rollouts["all"])
+    rates = sorted(round(STEPS / seconds, 1) for seconds in rollouts["all"])
     kind = "frozen" if frozen else "trained"
     print(f"trunk {kind}, rollouts: {statistics.median(rates):.0f} env steps/s ({rates[0]:.0f} to {rates[-1]:.0f})")
-    for name, parts in (("rollout of 2,048 steps", rollout), ("update on them", update)):
+    for name, parts in ((f"rollout of {STEPS} steps", rollout), ("update on them", update)):
         print(f"  {name}: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in parts.items()))
     return {"env_steps_per_second": rates, "rollout_seconds": rollout, "update_seconds": update}
 
@@ -100,7 +101,7 @@ def _measure(repeats: int, frozen: bool) -> tuple[dict[str, list[float]], dict[s
     watch.watch(envs, "step", "environment")
     for repeat in range(repeats + 1):  # the first warms up
         module.policy.settle_statistics(repeat)
-        plan = CollectionPlan(seed=0, collection=repeat, num_groups=16, group_size=1, num_steps=128)
+        plan = CollectionPlan(seed=0, collection=repeat, num_groups=ENVS, group_size=1, num_steps=STEPS // ENVS)
         watch.seconds.clear()
         started = time.perf_counter()
         rollout = collector.collect(plan)
@@ -148,5 +149,5 @@ def _built(frozen: bool) -> tuple[Any, Any, Any]:
     built.connect_spaces(*factory.spaces)
     built.configure()
     module = TRPOModule(built, **model | {"value_fit": ValueFit(**model["value_fit"])})
-    envs, plan = factory.make(16, None), CollectionPlan(seed=0, collection=0, num_groups=16, group_size=1)
-    return module, envs, ContinuingCollector(built, envs, 0, plan.env, 16)
+    envs, plan = factory.make(ENVS, None), CollectionPlan(seed=0, collection=0, num_groups=ENVS, group_size=1)
+    return module, envs, ContinuingCollector(built, envs, 0, plan.env, ENVS)
