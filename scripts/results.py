@@ -1,13 +1,14 @@
 """Keep the results of runs, and write the documentation's tables and pictures from what is kept.
 
 python scripts/results.py keep grpo --title "GRPO from Q-values" --metric val/exact_success runs/frozen_lake/grpo/*
-python scripts/results.py write        (README.md, configs/README.md and assets/pictures from assets/results)
-python scripts/results.py check        (fails where `write` would change a page)
+python scripts/results.py write        (tables, assets/figures.ipynb and assets/pictures from assets/results)
+python scripts/results.py check        (fails where `write` would change a page or the notebook)
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from lrl.evaluation.results import (
 
 RESULTS, PICTURES = Path("assets/results"), Path("assets/pictures")
 PAGES = (Path("README.md"), Path("configs/README.md"))
+NOTEBOOK = Path("assets/figures.ipynb")
 
 
 def main() -> None:
@@ -77,7 +79,7 @@ def keep(arguments: argparse.Namespace) -> None:
 
 def write(arguments: argparse.Namespace) -> None:
     """Fill the tables, draw the pictures."""
-    for path in PAGES:
+    for path in (*PAGES, NOTEBOOK):
         path.write_text(filled(path), encoding="utf-8")
     for name, results in pictures(kept()).items():
         draw_picture(name, results, PICTURES)
@@ -85,14 +87,16 @@ def write(arguments: argparse.Namespace) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Exit with status 1 where a page is not what ``write`` makes of it."""
-    stale = [str(path) for path in PAGES if path.read_text(encoding="utf-8") != filled(path)]
+    stale = [str(path) for path in (*PAGES, NOTEBOOK) if path.read_text(encoding="utf-8") != filled(path)]
     if stale:
-        sys.exit(f"{', '.join(stale)}: the tables are not what assets/results says; run scripts/results.py write")
+        sys.exit(f"{', '.join(stale)}: not what assets/results says; run scripts/results.py write")
 
 
 def filled(path: Path) -> str:
-    """A page with the tables that belong into it."""
+    """A page with the tables that belong into it; the notebook with a cell for each picture."""
     page = path.read_text(encoding="utf-8")
+    if path == NOTEBOOK:
+        return notebook(page)
     by_name = kept()
     results = list(by_name.values())
     page = fill(page, "results", learning_table([result for result in results if "metric" in result]))
@@ -107,6 +111,23 @@ def filled(path: Path) -> str:
     if "<!-- benchmarks -->" in page:
         page = fill(page, "benchmarks", benchmark_table([result for result in results if "comparisons" in result]))
     return page
+
+
+def notebook(text: str) -> str:
+    """A notebook's first two cells, which say how pictures are drawn, and then the pictures."""
+    document = json.loads(text)
+    cells = document["cells"][:2]
+    for name, results in pictures(kept()).items():
+        cells.append(_cell("markdown", f"## {' / '.join(result['title'] for result in results)}"))
+        cells.append(_cell("code", f'table("{name}")\npicture("{name}")'))
+        others = range(1, len(results[0].get("clocks") or [""]))
+        cells += [_cell("code", f'picture("{name}", {number})') for number in others]
+    return json.dumps(document | {"cells": cells}, indent=1, ensure_ascii=False) + "\n"
+
+
+def _cell(kind: str, source: str) -> dict[str, Any]:
+    cell = {"cell_type": kind, "metadata": {}, "source": source.splitlines(keepends=True)}
+    return cell | ({"execution_count": None, "outputs": []} if kind == "code" else {})
 
 
 def kept() -> dict[str, dict[str, Any]]:
