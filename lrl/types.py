@@ -102,17 +102,16 @@ class Decisions:
     memory: list[History]
     """The rows' histories, this turn included."""
     values: Tensor | None = None
-    """``(row, token)`` value estimates, where the policy has a critic."""
+    """``(row, token)`` value estimates, where a critic shares the network that decides, or comes with it."""
 
 
 class Distribution(ABC):
-    """What tokens are drawn from, one distribution for each ``(turn, token)``.
+    """What tokens are drawn from, one distribution for each ``(turn, token)``."""
 
-    Attributes:
-        coordinates: ``(turn, token, coordinate)``.
-    """
-
-    coordinates: Tensor
+    @property
+    @abstractmethod
+    def coordinates(self) -> Tensor:
+        """The numbers that a network puts out, ``(turn, token, coordinate)``."""
 
     @abstractmethod
     def logprobs(self, drawn: Tensor) -> Tensor:

@@ -52,7 +52,8 @@ def credited(
 def sampled_values(policy: Policy, batch: TurnBatch) -> Tensor:
     """Of all sampled tokens ``(turn, token)``, by the weights that sampled them."""
     parts = torch.arange(len(batch), device=batch.response_mask.device).split(_CHUNK)
-    return torch.cat([cast(Tensor, policy.evaluate(batch[part]).values) for part in parts]).float()
+    values = policy.critic_view(batch, _CHUNK)
+    return torch.cat([values(part) for part in parts]).float()
 
 
 def world_size(module: PolicyModule) -> int:

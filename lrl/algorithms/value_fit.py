@@ -78,9 +78,14 @@ def fit_values(module: PolicyModule, batch: TurnBatch, fit: ValueFit, chunk_size
             errors = ((values(index) - returns[index]).square() * picked).sum()
             gradients = torch.autograd.grad(errors, weights)
         for weight, gradient in zip(weights, gradients, strict=True):
-            weight.grad = (reduce_sum(module, gradient) / count).add_(weight.detach(), alpha=2 * fit.l2)
-        decay = fit.l2 * torch.stack([weight.detach().square().sum() for weight in weights]).sum()
-        return reduce_sum(module, errors.detach()) / count + decay
+            weight.grad = reduce_sum(module, gradient).div_(count)
+        mean = reduce_sum(module, errors.detach()) / count
+        if not fit.l2:
+            return mean
+        for weight in weights:
+            assert weight.grad is not None
+            weight.grad.add_(weight.detach(), alpha=2 * fit.l2)
+        return mean + fit.l2 * torch.stack([weight.detach().square().sum() for weight in weights]).sum()
 
     everything = torch.arange(len(batch), device=mask.device)
     if fit.iterations is not None:

@@ -23,14 +23,19 @@ class Categorical(Distribution):
     """
 
     def __init__(self, logits: Tensor) -> None:
-        self.coordinates = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        self._logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
         self._all: Tensor | None = None
+
+    @property
+    def coordinates(self) -> Tensor:
+        """The logits."""
+        return self._logits
 
     @property
     def all_logprobs(self) -> Tensor:
         """Of every choice, ``(turn, token, choice)``."""
         if self._all is None:
-            self._all = torch.log_softmax(self.coordinates, dim=-1)
+            self._all = torch.log_softmax(self._logits, dim=-1)
         return self._all
 
     def logprobs(self, drawn: Tensor) -> Tensor:
@@ -68,7 +73,11 @@ class Gaussian(Distribution):
 
     def __init__(self, means: Tensor, log_std: Tensor) -> None:
         self.means, self.log_std = means, log_std.expand_as(means)
-        self.coordinates = torch.cat([self.means, self.log_std], dim=-1)
+
+    @property
+    def coordinates(self) -> Tensor:
+        """Means, then logarithms of the standard deviations."""
+        return torch.cat([self.means, self.log_std], dim=-1)
 
     def logprobs(self, drawn: Tensor) -> Tensor:
         """Log-density of vectors ``(turn, token, dimension)``."""

@@ -19,13 +19,15 @@ from torch import Tensor
 
 from lrl.types import RandomKeys
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = np.array(0x9E3779B97F4A7C15, dtype=np.uint64)
+_FIRST, _SECOND = (np.array(factor, dtype=np.uint64) for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_30, _27, _31 = (np.array(shift, dtype=np.uint64) for shift in (30, 27, 31))  # made once: they cost as much as the sums
 
 
 def _mix(value: np.ndarray) -> np.ndarray:
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
+    value = (value ^ (value >> _30)) * _FIRST
+    value = (value ^ (value >> _27)) * _SECOND
+    return value ^ (value >> _31)
 
 
 def counter_hash(purpose: str, *counters: int | np.ndarray) -> np.ndarray:

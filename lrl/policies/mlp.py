@@ -92,18 +92,20 @@ class MLPPolicy(Policy):
         """Keep a copy."""
         self._reference = [copy.deepcopy(self).requires_grad_(False)]
 
-    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits or means ``(row, action)`` and values ``(row, 1)`` of observations ``(row, size)``."""
+    def forward(self, observations: Tensor, valued: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Logits or means ``(row, action)`` and values ``(row, 1)`` of observations ``(row, size)``.
+
+        Args:
+            observations: vectors.
+            valued: whether a separate value network is asked.
+        """
         assert self.actor is not None, "configure() comes first"
         with torch.autocast(observations.device.type, enabled=False):  # a probability in half precision is none
             seen = self.norm(observations)
-            outputs = self.actor(seen)
-            values = self.critic(seen) if self.critic is not None else None
-        outputs, values = (None if tensor is None else at_least_float32(tensor) for tensor in (outputs, values))
-        assert outputs is not None
-        if self.has_critic and values is None:
-            return outputs[:, :-1], outputs[:, -1:]
-        return outputs, values
+            outputs = at_least_float32(self.actor(seen))
+            if self.critic is not None:
+                return outputs, at_least_float32(self.critic(seen)) if valued else None
+        return (outputs[:, :-1], outputs[:, -1:]) if self.has_critic else (outputs, None)
 
     @torch.no_grad()
     def act(
@@ -113,10 +115,13 @@ class MLPPolicy(Policy):
         keys: RandomKeys,
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
-        """Draw one action per row; at temperature 0 the best one, or the mean."""
+        """Draw one action per row; at temperature 0 the best one, or the mean.
+
+        A separate value network is not asked: it values all turns of a collection at once, in a tenth of the time.
+        """
         sampling = SamplingConfig() if sampling is None else sampling
         seen = self._tensor(observations)
-        outputs, values = self(seen)
+        outputs, values = self(seen, valued=False)
         native, actions, logprobs = self.head.draw(outputs, keys, sampling)
         return Decisions(
             actions=native,

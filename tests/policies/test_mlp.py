@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from tiny_runs import batch_of
 
+from lrl.algorithms.crediting import sampled_values
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.functional.distributions import Gaussian
@@ -49,8 +50,12 @@ def test_what_is_evaluated_is_what_was_sampled(kind, shared):
     assert all(acted.contains(action) for action in np.asarray(decisions.actions, dtype=acted.dtype))
     evaluation = policy.evaluate(batch_of(decisions))
     torch.testing.assert_close(evaluation.logprobs, decisions.logprobs)
-    torch.testing.assert_close(evaluation.values, decisions.values)
-    torch.testing.assert_close(policy.state_values(seen, [()] * 50), decisions.values[:, 0])
+    if shared:
+        torch.testing.assert_close(evaluation.values, decisions.values)
+    else:  # is asked once, for a whole collection
+        assert decisions.values is None
+        torch.testing.assert_close(sampled_values(policy, batch_of(decisions)), evaluation.values)
+    torch.testing.assert_close(policy.state_values(seen, [()] * 50), evaluation.values[:, 0])
     assert evaluation.entropy.shape == evaluation.logprobs.shape == (50, 1)
 
 
@@ -183,7 +188,7 @@ def test_a_number_that_never_changes_is_no_reason_for_nan():
 
 
 def test_half_precision_leaves_probabilities_and_values_whole():
-    policy = network(*SPACES["box"])
+    policy = network(*SPACES["box"], shared_value_network=True)
     seen = [BOX.sample() for _ in range(5)]
     with torch.autocast("cpu", torch.bfloat16):
         decisions = policy.act(seen, [()] * 5, keys(5), SamplingConfig(temperature=0))

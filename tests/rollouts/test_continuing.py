@@ -162,7 +162,7 @@ def test_observations_in_parts_stay_with_their_environment():
 
 def test_an_environment_plays_the_same_beside_any_others():
     envs = GymnasiumEnvs("CartPole-v1")
-    policy = network(envs)
+    policy = network(envs, shared_value_network=True)
     together = collector(policy, envs, num_envs=4)
     alone = collector(policy, envs, num_envs=1, first=2, total=4)
     for number in range(3):
