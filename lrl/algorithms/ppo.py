@@ -29,6 +29,9 @@ Departures from the paper, and from RL-LLM's nested PPO:
 3. ``local_penalties`` (RL-LLM's max(0, r_t), which keeps a penalty at its own turn) is off: it would hide every
    negative reward of an environment from the turns before.
 4. The clip, or a penalty on KL(pi_old || pi) with ``clip_range: null``, or both (section 4 of the paper, fixed weight).
+   It is ``log(pi_old / pi)`` at what was sampled, whose gradient is that of the divergence. The estimate
+   ``r - 1 - log r``, which stands in ``train/approx_kl``, has less variance but counts on every token being sampled now
+   and then: it does not see probability leak to the rest of a vocabulary, and neither does the clip.
 5. The weight of the KL term to the reference can follow a target (arXiv:1909.08593, section 2.2), by an exponential
    where the paper has its first two terms: it stays positive.
 6. ``value_fit`` fits a critic of own weights by least squares on all of a collection, for the next one, where the value
@@ -50,7 +53,6 @@ from lrl.algorithms.ppo_checks import check_credit, check_critic_stands_alone, c
 from lrl.algorithms.schedule import Schedule
 from lrl.algorithms.value_fit import ValueFit, fit_values
 from lrl.functional.credit import Discounts
-from lrl.functional.kl import kl_estimate
 from lrl.functional.losses import clipped_surrogate, normalise, value_loss
 from lrl.functional.masking import masked_mean
 from lrl.policies.policy import Policy
@@ -218,7 +220,7 @@ class PPOValueHeadModule(PolicyModule):
         log_ratio = policy.logprobs - batch.old_logprobs
         objective = self._surrogate(log_ratio.exp(), batch.advantages) + self.ent_coef * policy.entropy
         if self.old_kl_coef:
-            objective = objective - self.old_kl_coef * kl_estimate(batch.old_logprobs, policy.logprobs)
+            objective = objective + self.old_kl_coef * log_ratio
         error = value_loss(policy.values, batch.returns, batch.old_values, self.clip_range_vf)
         vf_coef = self.vf_coef if self.value_fit is None else 0.0
         loss = normalise(vf_coef * error - objective, mask, self.loss_normalisation, turns, tokens, 1)

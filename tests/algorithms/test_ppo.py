@@ -122,11 +122,33 @@ def test_the_loss_is_the_formula_written_out():
         ratio = math.exp(logprobs[turn, token] - old[turn, token])
         advantage = float(advantages[turn, token])
         total -= min(ratio * advantage, min(max(ratio, 0.9), 1.1) * advantage) + 0.02 * float(entropy[turn, token])
-        total += 0.7 * (ratio - 1 - math.log(ratio))
+        total -= 0.7 * math.log(ratio)
         value, before, target = (float(t[turn, token]) for t in (values, old_values, returns))
         moved = before + min(max(value - before, -0.05), 0.05)
         total += 0.4 * 0.5 * max((value - target) ** 2, (moved - target) ** 2)
     assert float(module.training_step(batch)) == pytest.approx(total / 5)
+
+
+def test_the_penalty_sees_what_leaks_to_tokens_that_nobody_sampled():
+    """Two choices were sampled as often as they were likely; the third has a quarter of the new policy."""
+    old, logits = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.0, 0.0, -0.4], requires_grad=True)
+    zeros = torch.zeros(2, 1)
+    batch = TurnBatch(
+        inputs={},
+        response_mask=torch.ones(2, 1, dtype=torch.bool),
+        old_logprobs=old[:2, None].log(),
+        advantages=zeros,
+        returns=zeros,
+        old_values=zeros,
+    )
+    new = torch.log_softmax(logits, 0)
+    module = PPOValueHeadModule(Two(new[:2, None], zeros, zeros), clip_range=None, old_kl_coef=1.0)
+    kl = torch.nn.functional.kl_div(new, old, reduction="sum")
+    loss = module.training_step(batch)
+    torch.testing.assert_close(loss, kl)
+    ours, theirs = (torch.autograd.grad(each, logits, retain_graph=True)[0] for each in (loss, kl))
+    torch.testing.assert_close(ours, theirs)
+    assert theirs[2] > 0.2
 
 
 def test_the_value_loss_without_a_range_is_half_the_squared_error():
