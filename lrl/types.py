@@ -102,7 +102,7 @@ class Decisions:
     memory: list[History]
     """The rows' histories, this turn included."""
     values: Tensor | None = None
-    """``(row, token)`` value estimates, where a critic shares the network that decides, or comes with it."""
+    """``(row, token)`` value estimates, where acting makes them anyway; else they are made when credit is given."""
 
 
 class Distribution(ABC):
@@ -179,7 +179,7 @@ class Rollout:
     metrics: Mapping[str, Tensor]
     """Named figures of single turns or episodes (``success``, ``action_valid``, ``reward/format`` ...), 1-D."""
     values: Tensor | None = None
-    """``(time, env, token)`` value of the state before each token, where the policy has a critic."""
+    """``(time, env, token)`` value of the state before each token, where :meth:`Policy.act` made them."""
     final_values: Tensor | None = None
     """``(time, env)`` value of the state behind a turn that was truncated or the last of its environment."""
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lrl.algorithms.module import PolicyModule
 from lrl.functional.credit import Discounts, credit_rollout, explained_variance, whiten
+from lrl.policies.networks import at_least_float32
 from lrl.policies.policy import Policy
 from lrl.types import Rollout, TurnBatch
 
@@ -53,7 +54,7 @@ def sampled_values(policy: Policy, batch: TurnBatch) -> Tensor:
     """Of all sampled tokens ``(turn, token)``, by the weights that sampled them."""
     parts = torch.arange(len(batch), device=batch.response_mask.device).split(_CHUNK)
     values = policy.critic_view(batch, _CHUNK)
-    return torch.cat([values(part) for part in parts]).float()
+    return at_least_float32(torch.cat([values(part) for part in parts]))
 
 
 def world_size(module: PolicyModule) -> int:

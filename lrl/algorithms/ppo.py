@@ -29,9 +29,10 @@ Departures from the paper, and from RL-LLM's nested PPO:
 3. ``local_penalties`` (RL-LLM's max(0, r_t), which keeps a penalty at its own turn) is off: it would hide every
    negative reward of an environment from the turns before.
 4. The clip, or a penalty on KL(pi_old || pi) with ``clip_range: null``, or both (section 4 of the paper, fixed weight).
-   It is ``log(pi_old / pi)`` at what was sampled, whose gradient is that of the divergence. The estimate
-   ``r - 1 - log r``, which stands in ``train/approx_kl``, has less variance but counts on every token being sampled now
-   and then: it does not see probability leak to the rest of a vocabulary, and neither does the clip.
+   It is ``log(pi_old / pi)`` at what was sampled: on average its gradient is the divergence's, and while r is 1 it adds
+   ``old_kl_coef`` to every advantage. The estimate ``r - 1 - log r``, which stands in ``train/approx_kl`` and which
+   ``target_kl`` looks at, has less variance but counts on every token being sampled now and then: of a share d that
+   leaks to the rest of a vocabulary it sees d^2 / 2 where the divergence is d.
 5. The weight of the KL term to the reference can follow a target (arXiv:1909.08593, section 2.2), by an exponential
    where the paper has its first two terms: it stays positive.
 6. ``value_fit`` fits a critic of own weights by least squares on all of a collection, for the next one, where the value

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lrl.policies.heads import ActionHead, check_spaces, is_numbers, vector_size, vectors
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig
-from lrl.policies.networks import RunningNorm, RunningWhitening, at_least_float32, drawn_from, mlp
+from lrl.policies.networks import RunningNorm, RunningWhitening, at_least_float32, drawn_from, mlp, whole
 from lrl.policies.policy import Policy
 from lrl.policies.text import pad_prompts
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
@@ -266,9 +266,8 @@ class HeadPolicy(Policy):
 
     def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
         """The value network needs no trunk."""
-        critic, seen = self.critic, self.norm(batch.inputs["observation"])
-        assert critic is not None
-        return lambda index: at_least_float32(critic(seen[index]))
+        assert self.critic is not None
+        return whole(self.critic, self.norm(batch.inputs["observation"]))
 
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Of turns that were taken; nothing is dropped out."""

@@ -45,6 +45,19 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
+def whole(critic: nn.Module, seen: Tensor) -> Callable[[Tensor], Tensor]:
+    """Values ``(turn, 1)`` of rows of ``seen`` by their indices, never in half precision.
+
+    Autocast would round them, and go on with its copy of the weights while these are fitted.
+    """
+
+    def values(index: Tensor) -> Tensor:
+        with torch.autocast(seen.device.type, enabled=False):
+            return at_least_float32(critic(seen[index]))
+
+    return values
+
+
 @contextmanager
 def drawn_from(seed: int | None) -> Iterator[None]:
     """Draw the weights that are made inside from a seed of their own; None takes the run's."""

@@ -7,6 +7,7 @@ import torch
 from tiny_runs import make_trainer, rollout_data, save_tiny_model, text_policy
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lrl.algorithms.crediting import sampled_values
 from lrl.algorithms.trpo import TRPOModule
 from lrl.algorithms.value_fit import ValueFit, fit_values
 from lrl.callbacks.checkpoint import CollectionCheckpoint
@@ -200,6 +201,21 @@ def test_the_critic_is_fitted_to_the_least_squares_solution(folder, kind):
     assert all(torch.equal(a, b) for a, b in zip(actor, module.actor_parameters()))
     heavy = fit_values(module, batch, ValueFit(l2=10.0, iterations=100))
     assert heavy > after and sum(float(w.detach().abs().sum()) for w in module.policy.critic_parameters()) < 0.2
+
+
+@pytest.mark.parametrize("kind", ["head", "mlp"])
+def test_autocast_does_not_hold_the_critic_where_it_was(folder, kind):
+    """Inside a collection it would go on with its first copy of weights that are fitted."""
+    policy, env = policy_of(kind, folder)
+    policy.float()
+    module = TRPOModule(policy)
+    batch = batch_of(module, env)
+    with torch.autocast("cpu", torch.bfloat16):
+        before = ((sampled_values(policy, batch) - batch.returns).square() * batch.response_mask).sum()
+        after = fit_values(module, batch, ValueFit(l2=0.0, iterations=100)) * 2 * batch.response_mask.sum()
+        again = ((sampled_values(policy, batch) - batch.returns).square() * batch.response_mask).sum()
+    assert after < 0.9 * before
+    torch.testing.assert_close(again, after, rtol=2e-2, atol=1e-4)
 
 
 def chain_data(**changes):

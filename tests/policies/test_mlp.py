@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from tiny_runs import batch_of
 
+from lrl.algorithms import crediting
 from lrl.algorithms.crediting import sampled_values
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
@@ -187,14 +188,27 @@ def test_a_number_that_never_changes_is_no_reason_for_nan():
         assert torch.isfinite(norm(torch.tensor([[0.1], [0.2]]))).all()
 
 
-def test_half_precision_leaves_probabilities_and_values_whole():
-    policy = network(*SPACES["box"], shared_value_network=True)
+@pytest.mark.parametrize("shared", [False, True])
+def test_half_precision_leaves_probabilities_and_values_whole(shared):
+    policy = network(*SPACES["box"], shared_value_network=shared)
     seen = [BOX.sample() for _ in range(5)]
     with torch.autocast("cpu", torch.bfloat16):
-        decisions = policy.act(seen, [()] * 5, keys(5), SamplingConfig(temperature=0))
-        evaluation = policy.evaluate(batch_of(policy.act(seen, [()] * 5, keys(5))))
-    assert decisions.values.dtype == evaluation.logprobs.dtype == evaluation.values.dtype == torch.float32
-    assert not torch.equal(decisions.values, decisions.values.bfloat16().float())
+        decisions = policy.act(seen, [()] * 5, keys(5))
+        batch = batch_of(decisions)
+        evaluation, values = policy.evaluate(batch), sampled_values(policy, batch)
+        behind = policy.state_values(seen, [()] * 5)
+    exact = policy.evaluate(batch)
+    assert not torch.equal(exact.values, exact.values.bfloat16().float())
+    for told in (evaluation.values, values, behind[:, None], *([decisions.values] if shared else [])):
+        torch.testing.assert_close(told, exact.values, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(evaluation.logprobs, exact.logprobs, atol=1e-6, rtol=1e-6)
+
+
+def test_values_of_many_turns_are_those_of_each(monkeypatch):
+    policy = network(*SPACES["box"])
+    batch = batch_of(policy.act([BOX.sample() for _ in range(50)], [()] * 50, keys(50)))
+    monkeypatch.setattr(crediting, "_CHUNK", 8)
+    torch.testing.assert_close(sampled_values(policy, batch), policy.evaluate(batch).values)
 
 
 def test_the_reference_stays_what_it_was():
