@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lrl.policies.heads import ActionHead, check_spaces, is_numbers, vector_size, vectors
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig
-from lrl.policies.networks import RunningNorm, RunningWhitening, at_least_float32, drawn_from, mlp, whole
+from lrl.policies.networks import RunningNorm, RunningWhitening, at_least_float32, drawn_from, mlp, value_view
 from lrl.policies.policy import Policy
 from lrl.policies.text import pad_prompts
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
@@ -218,7 +218,7 @@ class HeadPolicy(Policy):
         keys: RandomKeys,
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
-        """Draw one action per row; at temperature 0 the best one, or the mean."""
+        """Draw one action per row; at temperature 0 the best one, or the mean. The value network is not asked here."""
         sampling = SamplingConfig() if sampling is None else sampling
         padded = pad_prompts([self.encode(observation) for observation in observations], self.language_model.device)
         text = {"text_ids": padded["prompt_ids"], "text_mask": padded["prompt_mask"]}
@@ -238,7 +238,6 @@ class HeadPolicy(Policy):
             response_mask=torch.ones(len(logprobs), 1, dtype=torch.bool, device=logprobs.device),
             logprobs=logprobs,
             memory=memory,
-            values=self._values(inputs["observation"]) if self.has_critic else None,
         )
 
     def _vectors(self, observations: Sequence[Any]) -> Tensor:
@@ -267,7 +266,7 @@ class HeadPolicy(Policy):
     def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
         """The value network needs no trunk."""
         assert self.critic is not None
-        return whole(self.critic, self.norm(batch.inputs["observation"]))
+        return value_view(self.critic, self.norm(batch.inputs["observation"]))
 
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Of turns that were taken; nothing is dropped out."""

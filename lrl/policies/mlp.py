@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lrl.policies.heads import ActionHead, check_spaces, vector_size, vectors
-from lrl.policies.networks import RunningNorm, at_least_float32, drawn_from, mlp, whole
+from lrl.policies.networks import RunningNorm, at_least_float32, drawn_from, mlp, value_view
 from lrl.policies.policy import Policy
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
@@ -160,7 +160,7 @@ class MLPPolicy(Policy):
         """A separate value network needs no actor."""
         if self.critic is None:
             return super().critic_view(batch, chunk_size)
-        return whole(self.critic, self.norm(batch.inputs["observation"]))
+        return value_view(self.critic, self.norm(batch.inputs["observation"]))
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:

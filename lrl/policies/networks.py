@@ -45,7 +45,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
-def whole(critic: nn.Module, seen: Tensor) -> Callable[[Tensor], Tensor]:
+def value_view(critic: nn.Module, seen: Tensor) -> Callable[[Tensor], Tensor]:
     """Values ``(turn, 1)`` of rows of ``seen`` by their indices, never in half precision.
 
     Autocast would round them, and go on with its copy of the weights while these are fitted.
