@@ -19,19 +19,19 @@ class Meters:
     """
 
     def __init__(self) -> None:
-        self._counted: State = {}
+        self._counted: dict[str, tuple[Tensor, int]] = {}
         self._recorded: list[tuple[str, Tensor, int]] = []
 
     def record(self, name: str, values: Tensor) -> None:
         """Add values of any shape, which count from the next :meth:`settle` on."""
         if values.numel():
-            self._recorded.append((name, values.detach().double().sum(), values.numel()))
+            self._recorded.append((name, values.detach().sum(dtype=torch.float64), values.numel()))
 
     def settle(self) -> None:
         """Count what was recorded."""
         for name, total, count in self._recorded:
-            counted = self._counted.setdefault(name, [torch.zeros_like(total), torch.zeros((), dtype=torch.float64)])
-            counted[0], counted[1] = counted[0] + total, counted[1] + count
+            before = self._counted.get(name)
+            self._counted[name] = (total, count) if before is None else (before[0] + total, before[1] + count)
         self._recorded.clear()
 
     def flush(self) -> dict[str, float]:
@@ -50,8 +50,8 @@ class Meters:
 
     def state(self) -> State:
         """What counts on this rank."""
-        return {name: [total.cpu(), count] for name, (total, count) in self._counted.items()}
+        return {name: [total.cpu(), torch.tensor(count)] for name, (total, count) in self._counted.items()}
 
     def load(self, state: State) -> None:
         """Take what :meth:`state` returned."""
-        self._counted = {name: list(counted) for name, counted in state.items()}
+        self._counted = {name: (total, int(count)) for name, (total, count) in state.items()}

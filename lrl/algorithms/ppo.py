@@ -55,7 +55,6 @@ from lrl.algorithms.schedule import Schedule
 from lrl.algorithms.value_fit import ValueFit, fit_values
 from lrl.functional.credit import Discounts
 from lrl.functional.losses import clipped_surrogate, normalise, value_loss
-from lrl.functional.masking import masked_mean
 from lrl.policies.policy import Policy
 from lrl.types import Rollout, TurnBatch
 
@@ -219,7 +218,9 @@ class PPOValueHeadModule(PolicyModule):
         assert policy.values is not None
         assert batch.returns is not None
         log_ratio = policy.logprobs - batch.old_logprobs
-        objective = self._surrogate(log_ratio.exp(), batch.advantages) + self.ent_coef * policy.entropy
+        objective = self._surrogate(log_ratio.exp(), batch.advantages)
+        if self.ent_coef:
+            objective = objective + self.ent_coef * policy.entropy
         if self.old_kl_coef:
             objective = objective + self.old_kl_coef * log_ratio
         error = value_loss(policy.values, batch.returns, batch.old_values, self.clip_range_vf)
@@ -235,16 +236,18 @@ class PPOValueHeadModule(PolicyModule):
 
     @torch.no_grad()
     def _record_step(self, loss: Tensor, log_ratio: Tensor, entropy: Tensor, error: Tensor, mask: Tensor) -> None:
-        ratio = log_ratio.exp()
-        approx_kl = masked_mean(ratio - 1 - log_ratio, mask)
+        log_ratio, entropy, error = torch.stack([log_ratio, entropy, error])[:, mask]
+        moved = log_ratio.exp() - 1
+        approx_kl = (moved - log_ratio).mean()
         self.record("train/loss", loss)
         if self.value_fit is None:
-            self.record("train/value_loss", error[mask])
+            self.record("train/value_loss", error)
         self.record("train/approx_kl", approx_kl)
-        self.record("train/entropy", entropy[mask])
-        self.record("train/ratio_error", (ratio - 1).abs()[mask].max())
+        self.record("train/entropy", entropy)
+        moved = moved.abs()
+        self.record("train/ratio_error", moved.max())
         if self.clip_range is not None:
-            self.record("train/clip_fraction", ((ratio - 1).abs() > self.clip_range)[mask].float())
+            self.record("train/clip_fraction", moved > self.clip_range)
         self._skip_beyond_target(approx_kl)
 
     def _skip_beyond_target(self, approx_kl: Tensor) -> None:

@@ -136,6 +136,8 @@ class RolloutDataModule(L.LightningDataModule):
         """
         if self._batch is None:
             raise ValueError("The rollout buffer is empty; give the trainer the callback VectorEnvRollouts.")
+        if self.num_minibatches == 1 and "prompt_ids" not in self._batch.inputs:
+            return self._batch  # one sum, whatever the order
         order = self._order(self._batch, index // self.num_minibatches)
         parts = torch.tensor_split(order, self.num_minibatches)
         return self._batch[parts[index % self.num_minibatches].to(self._batch.response_mask.device)]

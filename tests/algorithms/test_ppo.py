@@ -127,6 +127,11 @@ def test_the_loss_is_the_formula_written_out():
         moved = before + min(max(value - before, -0.05), 0.05)
         total += 0.4 * 0.5 * max((value - target) ** 2, (moved - target) ** 2)
     assert float(module.training_step(batch)) == pytest.approx(total / 5)
+    told, moves = module.flush(), (logprobs - old)[mask].exp() - 1
+    assert told["train/entropy"] == pytest.approx(float(entropy[mask].mean()))
+    assert told["train/approx_kl"] == pytest.approx(float((moves - (moves + 1).log()).mean()))
+    assert told["train/clip_fraction"] == pytest.approx(sum(abs(float(move)) > 0.1 for move in moves) / 5)
+    assert told["train/ratio_error"] == pytest.approx(max(abs(float(move)) for move in moves))
 
 
 def test_the_penalty_sees_what_leaks_to_tokens_that_nobody_sampled():

@@ -53,6 +53,16 @@ def test_parts_are_as_equal_as_can_be_and_exactly_as_many_as_asked_for():
     assert len(data().train_dataloader()) == data().num_parts == 12
 
 
+def test_one_part_of_a_network_is_all_that_was_collected_and_texts_still_stand_by_prompt():
+    texts = turns()
+    vectors = texts.replace(inputs={"observation": torch.zeros(22, 3)})
+    whole = filled(vectors, num_minibatches=1)
+    assert all(whole.part(index) is vectors for index in range(3))
+    prompts = filled(texts, num_minibatches=1).part(0).inputs["prompt_ids"][:, 0].tolist()
+    assert len(prompts) == 22
+    assert sum(a != b for a, b in itertools.pairwise(prompts)) == len(set(prompts)) - 1
+
+
 def test_turns_with_equal_prompts_stand_side_by_side():
     module = filled()
     order = [int(p) for index in range(4) for p in module.part(index).inputs["prompt_ids"][:, 0]]
