@@ -75,11 +75,11 @@ def fit_values(module: PolicyModule, batch: TurnBatch, fit: ValueFit, chunk_size
         picked = mask[index]
         count = reduce_sum(module, picked.sum().float()).clamp(min=1)
         with torch.enable_grad():
-            errors = ((values(index) - returns[index]).square() * picked).sum()
-            gradients = torch.autograd.grad(errors, weights)
+            error = ((values(index) - returns[index]).square() * picked).sum() / count
+            gradients = torch.autograd.grad(error, weights)
         for weight, gradient in zip(weights, gradients, strict=True):
-            weight.grad = reduce_sum(module, gradient).div_(count)
-        mean = reduce_sum(module, errors.detach()) / count
+            weight.grad = reduce_sum(module, gradient)
+        mean = reduce_sum(module, error.detach())
         if not fit.l2:
             return mean
         for weight in weights:

@@ -143,17 +143,30 @@ class RunningNorm(RunningStatistics):
 
     reads = "observation"
 
+    def __init__(self, size: int, clip: float = 10.0) -> None:
+        super().__init__(size, clip)
+        self._known: tuple[Tensor, int, tuple[Tensor, Tensor] | None] | None = None
+
     def spread(self, deviations: Tensor) -> Tensor:
         """Squares ``(1, size)``."""
         return deviations.square().sum(0, keepdim=True)
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Normalise ``(row, size)``."""
-        count, mean, squares = self.counting
-        if count[0] < 2:
+        moments = self._what_counts()
+        if moments is None:
             return vectors
-        std = (squares / count).sqrt() + 1e-8
+        mean, std = moments
         return ((vectors - mean) / std).clamp(-self.clip, self.clip).to(vectors.dtype)
+
+    def _what_counts(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and standard deviation, None while nothing counts; made again when the statistics have changed."""
+        known = self._known
+        if known is None or known[0] is not self.counting or known[1] != self.counting._version:
+            count, mean, squares = self.counting
+            moments = None if count[0] < 2 else (mean, (squares / count).sqrt() + 1e-8)
+            self._known = known = self.counting, self.counting._version, moments
+        return known[2]
 
 
 class RunningWhitening(RunningStatistics):

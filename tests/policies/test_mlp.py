@@ -1,5 +1,6 @@
 """The small network: what it samples is what it evaluates, and its statistics are saved with it."""
 
+import copy
 import threading
 
 import gymnasium as gym
@@ -153,6 +154,28 @@ def test_statistics_stay_whole_where_weights_are_halved(kind):
     assert all(torch.equal(buffer, kept[name]) for name, buffer in norm.named_buffers())
     assert norm.counting.dtype == torch.float64
     norm.settle(1)
+
+
+@pytest.mark.parametrize("kind", [RunningNorm, RunningWhitening])
+def test_what_was_read_once_is_read_again_when_the_statistics_change(kind):
+    """Learned, loaded into a network that has been asked before, copied and moved on, moved to another type and back."""
+    vectors = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 + 1
+    norm, other = kind(2), kind(2)
+    assert torch.equal(norm(vectors), vectors) and torch.equal(other(vectors), vectors)
+    norm.learn(vectors, 0)
+    norm.settle(1)
+    once = norm(vectors)
+    assert not torch.equal(once, vectors)
+    other.load_state_dict(norm.state_dict())
+    assert torch.equal(other(vectors), once)
+    copied = copy.deepcopy(norm)
+    norm.learn(vectors * 5, 1)
+    norm.settle(2)
+    assert not torch.equal(norm(vectors), once)
+    assert torch.equal(copied(vectors), once)
+    copied.load_state_dict(norm.state_dict())
+    assert torch.equal(copied(vectors), norm(vectors))
+    assert torch.equal(copied.to(torch.bfloat16).float()(vectors), norm(vectors)) or kind is RunningWhitening
 
 
 def test_whitened_states_have_no_covariance_but_where_there_is_hardly_any():
