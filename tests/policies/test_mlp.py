@@ -158,7 +158,7 @@ def test_statistics_stay_whole_where_weights_are_halved(kind):
 
 @pytest.mark.parametrize("kind", [RunningNorm, RunningWhitening])
 def test_what_was_read_once_is_read_again_when_the_statistics_change(kind):
-    """Learned, loaded into a network that has been asked before, copied and moved on, moved to another type and back."""
+    """Learned, loaded into a network that was asked before, copied and moved on, of another type and back."""
     vectors = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 + 1
     norm, other = kind(2), kind(2)
     assert torch.equal(norm(vectors), vectors) and torch.equal(other(vectors), vectors)
