@@ -66,6 +66,13 @@ class PolicyModule(L.LightningModule, ABC):
         self.skip_updates = False
         """Whether the remaining parts of this collection are no-ops (``target_kl`` was exceeded)."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As every module, but quick for what Lightning notes fifty times a step: which hook runs is no weight."""
+        if name == "_current_fx_name":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     # -- what an algorithm defines ----------------------------------------------------------------------------------
 
     @property
