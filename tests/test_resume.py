@@ -241,6 +241,15 @@ def test_a_run_whose_budget_of_steps_is_spent_ends_at_once_when_it_is_resumed(fo
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_other_random_numbers_are_refused(folder, tmp_path):
+    fit(folder, "continuing", tmp_path, CollectionCheckpoint(1), max_epochs=1)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    with pytest.raises(
+        ValueError, match="seed_everything is 5, in the run of ckpt_path it was 0; resume with the same"
+    ):
+        fit(folder, "continuing", tmp_path, ckpt_path=last, data={"seed": 5})
+
+
 def test_the_reference_after_a_resume_is_the_policy_that_the_run_started_from(whole, folder, tmp_path):
     kind, reference, _ = whole
     trainer = fit(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lrl.algorithms.module import PolicyModule
-from lrl.functional.credit import Discounts, credit_rollout, explained_variance, whiten
+from lrl.functional.credit import Discounts, credit_rollout, explained_variance, variance, whiten
 from lrl.policies.networks import at_least_float32
 from lrl.policies.policy import Policy
 from lrl.types import Rollout, TurnBatch
@@ -42,8 +42,8 @@ def credited(
     values = sampled_values(module.policy, batch) if rollout.values is None else rollout.values[rollout.active.bool()]
     paid = torch.zeros_like(values) if token_rewards is None else token_rewards
     advantages, returns = credit_rollout(credit, rollout, values, paid, discounts)
-    module.record("train/explained_variance", explained_variance(values[mask], returns[mask])[None])
-    module.record("train/advantage_std", advantages[mask].std(correction=0)[None])
+    module.record("train/explained_variance", explained_variance(values[mask], returns[mask], reduce))
+    module.record("train/advantage_std", variance(advantages[mask], reduce).sqrt())
     if normalise:
         advantages = whiten(advantages, mask, reduce)
     return batch.replace(advantages=advantages, returns=returns, old_values=values)

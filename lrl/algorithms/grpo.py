@@ -27,6 +27,7 @@ from torch import Tensor
 
 from lrl.algorithms.module import OptimizerFactory, PolicyModule
 from lrl.algorithms.schedule import Schedule
+from lrl.algorithms.zero_loss import zero_loss
 from lrl.functional.advantages import group_advantages
 from lrl.functional.kl import kl_estimate
 from lrl.functional.losses import clipped_surrogate, normalise
@@ -110,11 +111,11 @@ class GRPOModule(PolicyModule):
     def training_step(self, batch: TurnBatch) -> Tensor:
         """One part of the buffer: the surrogate, less the KL term, plus the entropy bonus."""
         if self.skip_updates:
-            return self.zero_loss(batch)
+            return zero_loss(self.policy, batch)
         mask = batch.response_mask
         sequences, tokens = self._sizes(mask)
         if len(batch) == 0:  # other ranks may have turns: the same collective calls, in the same order
-            loss = self.zero_loss(batch)
+            loss = zero_loss(self.policy, batch)
             self._skip_beyond_target(loss.detach())
             return loss
         policy = self.policy.evaluate(batch)

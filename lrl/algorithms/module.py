@@ -14,8 +14,9 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
 from lrl.algorithms.meters import Meters, State
-from lrl.algorithms.resume import check_start, mend_loops
-from lrl.algorithms.schedule import Schedule, learning_rate_factor
+from lrl.algorithms.requeue import WholeSteps
+from lrl.algorithms.resume import check_seed, check_start, mend_loops
+from lrl.algorithms.schedule import Schedule, check_training, learning_rate_factor
 from lrl.algorithms.weights import initial_weights, shard_weights, take_weights
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, gather
 from lrl.functional.frozen import frozen_names, without
@@ -52,14 +53,12 @@ class PolicyModule(L.LightningModule, ABC):
         init_from: str | None = None,
     ) -> None:
         super().__init__()
-        if lr <= 0:
-            raise ValueError(f"model.lr is {lr}; it must be positive.")
-        if not 0 <= warmup < 1:
-            raise ValueError(f"model.warmup is {warmup}; it must be a share of the run in [0, 1).")
+        check_training(lr, weight_decay, schedule, warmup)
         self.policy, self.lr, self.weight_decay, self.warmup = policy, lr, weight_decay, warmup
         self.optimizer_factory, self.init_from = optimizer, init_from
         self.schedule: Schedule = schedule
         self._meters = Meters()
+        self.whole_steps = WholeSteps()
         self._configured = False
         self._start = ""
         self._overwritten, self._validated = set[str](), -1
@@ -132,6 +131,7 @@ class PolicyModule(L.LightningModule, ABC):
             "env_steps": self.clocks.get("env_steps", 0),
             "skip_updates": self.skip_updates,
             "validated": self._validated,
+            "seed": self._seed,
             "clocks": dict(self.clocks),
             "meters": self._meter_states(),
             **checkpoint.get("lrl", {}),
@@ -146,6 +146,8 @@ class PolicyModule(L.LightningModule, ABC):
         """
         saved = checkpoint.get("lrl", {})
         check_start(saved, self.policy.fingerprint, self._start, self.init_from)
+        if self.trainer.state.fn == "fit":
+            check_seed(saved, self._seed)
         given = set(checkpoint.get("state_dict", saved.get("names", ())))  # a sharded one holds its weights elsewhere
         missing, unexpected = sorted(set(self.state_dict()) - given), sorted(given - set(super().state_dict()))
         if missing or unexpected:
@@ -174,9 +176,7 @@ class PolicyModule(L.LightningModule, ABC):
         if self.optimizer_factory is not None:
             optimizer = self.optimizer_factory(groups)
         else:
-            fused = not isinstance(
-                self.trainer.precision_plugin, MixedPrecision
-            )  # which then refuses to clip gradients
+            fused = not isinstance(self.trainer.precision_plugin, MixedPrecision)  # it refuses to clip fused ones
             optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
         if self.schedule == "constant" and self.warmup == 0:
             return optimizer
@@ -190,16 +190,6 @@ class PolicyModule(L.LightningModule, ABC):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Trainable weights as an optimiser takes them, those with a learning rate of their own apart."""
         return [{"params": [parameter for parameter in self.parameters() if parameter.requires_grad]}]
-
-    def zero_loss(self, batch: TurnBatch) -> Tensor:
-        """0, attached to the graph: a part that changes nothing still takes part in every collective call.
-
-        Those of sharded weights are made by forward passes, so one turn is evaluated, a made-up one if there is none.
-        """
-        turn = batch[torch.zeros(1, dtype=torch.long)] if len(batch) else batch.map(_one_like)
-        policy = self.policy.evaluate(turn)
-        outputs = (policy.logprobs, policy.entropy, policy.values)
-        return torch.stack([output.sum() * 0.0 for output in outputs if output is not None]).sum()
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
@@ -219,6 +209,11 @@ class PolicyModule(L.LightningModule, ABC):
         return getattr(data, "clocks", {})
 
     @property
+    def _seed(self) -> int | None:
+        """Of everything random in the run."""
+        return getattr(getattr(self._trainer, "datamodule", None), "seed", None)
+
+    @property
     def max_response_tokens(self) -> int:
         """The longest possible turn."""
         sampling = getattr(self.policy, "sampling", None)
@@ -235,6 +230,11 @@ class PolicyModule(L.LightningModule, ABC):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Count what the part before recorded; what this one records counts once it is through."""
         self._meters.settle()
+        self.whole_steps.__enter__()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """What a signal asked for meanwhile is done now."""
+        self.whole_steps.__exit__()
 
     def flush(self) -> dict[str, float]:
         """Reduce what was recorded over ranks and forget it. All ranks must call it, whatever each has recorded."""
@@ -298,8 +298,3 @@ class PolicyModule(L.LightningModule, ABC):
     def predict_step(self, seeds: Tensor) -> EpisodeResults:
         """Play held-out episodes and return them."""
         return self.held_out(seeds, "predict")
-
-
-def _one_like(tensor: Tensor) -> Tensor:
-    """One row shaped like those of an empty tensor: true, or 0."""
-    return tensor.new_full((1, *tensor.shape[1:]), tensor.dtype == torch.bool)

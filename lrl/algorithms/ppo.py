@@ -37,7 +37,8 @@ Departures from the paper, and from RL-LLM's nested PPO:
    where the paper has its first two terms: it stays positive.
 6. ``value_fit`` fits a critic of own weights by least squares on all of a collection, for the next one, where the value
    loss of a few small steps would leave it behind; ``vf_coef`` then weighs nothing.
-7. The value head's dropout is left out: with it the values that credit rests on would not be those that are trained.
+7. ``vf_coef`` weighs half the squared error; where Stable-Baselines3 says .5, that is 1 here.
+8. The value head's dropout is left out: with it the values that credit rests on would not be those that are trained.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ from torch import Tensor
 
 from lrl.algorithms.crediting import credited, reduce_sum, world_size
 from lrl.algorithms.module import OptimizerFactory, PolicyModule
-from lrl.algorithms.ppo_checks import check_credit, check_critic_stands_alone, check_leash, check_value_fit
+from lrl.algorithms.ppo_checks import check_credit, check_critic_stands_alone, check_leash, check_loss, check_value_fit
 from lrl.algorithms.schedule import Schedule
 from lrl.algorithms.value_fit import ValueFit, fit_values
+from lrl.algorithms.zero_loss import zero_loss
 from lrl.functional.credit import Discounts
 from lrl.functional.losses import clipped_surrogate, normalise, value_loss
 from lrl.policies.policy import Policy
@@ -136,6 +138,7 @@ class PPOValueHeadModule(PolicyModule):
         )
         check_credit(policy, credit, self.discounts)
         check_leash(clip_range, old_kl_coef, kl_coef, kl_target, kl_horizon)
+        check_loss(clip_range_vf, vf_coef, ent_coef, loss_normalisation, target_kl)
         self.clip_range, self.clip_range_vf, self.old_kl_coef = clip_range, clip_range_vf, old_kl_coef
         check_value_fit(value_fit, critic_lr, clip_range_vf)
         self.value_fit = value_fit
@@ -171,8 +174,13 @@ class PPOValueHeadModule(PolicyModule):
         """Load the weights.
 
         Raises:
-            ValueError: the critic should be fitted apart and cannot be.
+            ValueError: the critic should be fitted apart and cannot be, or not where weights are sharded.
         """
+        if self.value_fit is not None and self.device_mesh is not None:
+            raise ValueError(
+                "model.value_fit is set and trainer.strategy shards the weights (FSDP2), which L-BFGS cannot step; "
+                "value_fit must be null, or the strategy auto or ddp."
+            )
         super().configure_model()
         if self.value_fit is not None:
             check_critic_stands_alone(self.policy, "model.value_fit")
@@ -206,12 +214,12 @@ class PPOValueHeadModule(PolicyModule):
         """One part of the buffer: the surrogate and the value loss."""
         self.current_kl_coef = self._next_kl_coef  # credit is given: the next collection is paid by the next weight
         if self.skip_updates:
-            return self.zero_loss(batch)
+            return zero_loss(self.policy, batch)
         mask = batch.response_mask
         sizes = reduce_sum(self, torch.tensor([len(mask), int(mask.sum())], dtype=torch.float32, device=mask.device))
         turns, tokens = (sizes / world_size(self)).clamp(min=1)
         if len(batch) == 0:  # other ranks may have turns: the same collective calls, in the same order
-            loss = self.zero_loss(batch)
+            loss = zero_loss(self.policy, batch)
             self._skip_beyond_target(loss.detach())
             return loss
         policy = self.policy.evaluate(batch)

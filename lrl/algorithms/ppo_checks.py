@@ -50,6 +50,24 @@ def check_leash(
         raise ValueError(f"model.kl_horizon is {kl_horizon}; it must be at least 1.")
 
 
+def check_loss(
+    clip_range_vf: float | None, vf_coef: float, ent_coef: float, loss_normalisation: str, target_kl: float | None
+) -> None:
+    """Refuse weights and limits that mean nothing.
+
+    Raises:
+        ValueError: names the setting.
+    """
+    for name, limit in (("clip_range_vf", clip_range_vf), ("target_kl", target_kl)):
+        if limit is not None and limit <= 0:
+            raise ValueError(f"model.{name} is {limit}; it must be positive, or null.")
+    for name, weight in (("vf_coef", vf_coef), ("ent_coef", ent_coef)):
+        if weight < 0:
+            raise ValueError(f"model.{name} is {weight}; it must be 0 or positive.")
+    if loss_normalisation not in ("token", "sequence"):
+        raise ValueError(f"model.loss_normalisation is {loss_normalisation!r}; it must be token or sequence.")
+
+
 def check_critic_stands_alone(policy: Policy, key: str) -> None:
     """Refuse a critic that cannot be fitted while the actor stands still, or only by passes through the whole trunk.
 

@@ -30,6 +30,21 @@ def check_start(saved: Mapping[str, Any], fingerprint: str, start: str, init_fro
         )
 
 
+def check_seed(saved: Mapping[str, Any], seed: int | None) -> None:
+    """Refuse to go on with other random numbers: running episodes are played again, initial networks drawn again.
+
+    Args:
+        saved: what the checkpoint says under ``lrl``.
+        seed: as configured.
+
+    Raises:
+        ValueError: it is another.
+    """
+    before = saved.get("seed", seed)
+    if before != seed:
+        raise ValueError(f"seed_everything is {seed}, in the run of ckpt_path it was {before}; resume with the same.")
+
+
 def mend_loops(loops: dict[str, Any], validated: int) -> None:
     """Let a resumed run do the rest of an epoch whose parts are all trained: validation, then the hooks at its end.
 

@@ -26,6 +26,8 @@ Departures from the paper:
 5. The critic is fitted to lambda returns by L-BFGS from where it was, or by minibatches of Adam.
 6. Episodes that go on in the next collection are bootstrapped, not thrown away.
 7. The region may shrink over the run.
+8. Advantages are scaled to deviation 1, an entropy bonus can be added, and a step must bring a tenth of what the
+   gradient promises (``accept_ratio``; the paper takes any improvement).
 """
 
 from __future__ import annotations
@@ -136,6 +138,7 @@ class TRPOModule(PolicyModule):
         super().setup(stage)
         if stage == "fit":
             check_run(self.trainer, self.policy)
+            _ = self.radius  # says what its schedule misses before anything is played
 
     def configure_model(self) -> None:
         """Load the weights."""

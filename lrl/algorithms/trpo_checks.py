@@ -36,6 +36,7 @@ def check_region(policy: Policy, credit: str, discounts: Discounts, settings: Ma
         "backtrack_coeff": (lambda value: 0 < value < 1, "in (0, 1)"),
         "max_backtracks": (lambda value: value >= 1, "at least 1"),
         "accept_ratio": (lambda value: value >= 0, "0 or positive"),
+        "ent_coef": (lambda value: value >= 0, "0 or positive"),
         "chunk_size": (lambda value: value is None or value >= 1, "at least 1, or null"),
     }
     for name, (fits, right) in rules.items():

@@ -109,5 +109,7 @@ def fit_values(module: PolicyModule, batch: TurnBatch, fit: ValueFit, chunk_size
 
 def _by_lbfgs(weights: list[nn.Parameter], loss: Any, iterations: int) -> None:
     """As many iterations as SciPy's would make at most, each with a line search that keeps the loss falling."""
-    optimizer = torch.optim.LBFGS(weights, max_iter=iterations, line_search_fn="strong_wolfe", history_size=10)
+    optimizer = torch.optim.LBFGS(
+        weights, max_iter=iterations, max_eval=15_000, line_search_fn="strong_wolfe", history_size=10
+    )  # as SciPy: it is iterations that are counted
     optimizer.step(loss)

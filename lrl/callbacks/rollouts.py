@@ -82,14 +82,16 @@ class VectorEnvRollouts(L.Callback):
         pl_module.forget()
         with trainer.precision_plugin.forward_context(), unsharded(pl_module):
             rollout = self._collector(pl_module, plan, trainer.world_size, data).collect(plan)
-            seconds = time.monotonic() - started
-            batch = pl_module.turn_batch(rollout)
-        pl_module.policy.learn_statistics(batch, trainer.current_epoch, partial(reduce_sum, pl_module))
-        data.fill(trainer.current_epoch, rollout, batch)
-        ends = int((rollout.terminated | rollout.truncated).sum())
-        totals = torch.tensor([rollout.num_turns, ends, int(rollout.response_mask.sum())], device=pl_module.device)
-        data.tick(*trainer.strategy.reduce(totals.double(), reduce_op="sum").tolist())
-        record_rollout(pl_module, rollout, seconds)
+        seconds = time.monotonic() - started
+        with pl_module.whole_steps:  # credit may fit a critic
+            with trainer.precision_plugin.forward_context(), unsharded(pl_module):
+                batch = pl_module.turn_batch(rollout)
+            pl_module.policy.learn_statistics(batch, trainer.current_epoch, partial(reduce_sum, pl_module))
+            data.fill(trainer.current_epoch, rollout, batch)
+            ends = int((rollout.terminated | rollout.truncated).sum())
+            totals = torch.tensor([rollout.num_turns, ends, int(rollout.response_mask.sum())], device=pl_module.device)
+            data.tick(*trainer.strategy.reduce(totals.double(), reduce_op="sum").tolist())
+            record_rollout(pl_module, rollout, seconds)
 
     def _collector(
         self, module: PolicyModule, plan: CollectionPlan, world_size: int, data: RolloutDataModule
@@ -149,5 +151,6 @@ def record_rollout(module: PolicyModule, rollout: Rollout, seconds: float) -> No
             module.record("rollout/success_rate", values)
         elif name.startswith("reward/"):
             module.record(f"rollout/{name.replace('/', '_')}", values)
-    module.record("throughput/env_steps_per_second", torch.tensor(rollout.num_turns / seconds))
-    module.record("throughput/tokens_per_second", torch.tensor(float(rollout.response_mask.sum()) / seconds))
+    ranks = module.trainer.world_size  # what is logged is their mean
+    module.record("throughput/env_steps_per_second", torch.tensor(ranks * rollout.num_turns / seconds))
+    module.record("throughput/tokens_per_second", torch.tensor(ranks * float(rollout.response_mask.sum()) / seconds))

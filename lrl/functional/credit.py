@@ -235,12 +235,26 @@ def whiten(
     return out
 
 
-def explained_variance(values: Tensor, targets: Tensor) -> Tensor:
+def variance(values: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """Mean squared deviation from the mean, a float64 scalar.
+
+    Args:
+        values: ``(token,)``.
+        reduce: sums a tensor over ranks; None takes it as it is.
+    """
+    reduce = reduce or (lambda tensor: tensor)
+    wide = values.double()
+    total, count = reduce(torch.stack([wide.sum(), wide.new_tensor(float(len(wide)))]))
+    return reduce((wide - total / count.clamp(min=1)).square().sum()) / count.clamp(min=1)
+
+
+def explained_variance(values: Tensor, targets: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """``1 - Var(target - value) / Var(target)``: 1 is a perfect critic, 0 one that knows the mean. NaN for no variance.
 
     Args:
         values: ``(token,)``.
         targets: ``(token,)``.
+        reduce: sums a tensor over ranks; None takes it as it is.
     """
-    spread = targets.var(correction=0)
-    return torch.where(spread > 0, 1 - (targets - values).var(correction=0) / spread, torch.nan)
+    spread, error = variance(targets, reduce), variance(targets - values, reduce)
+    return torch.where(spread > 0, 1 - error / spread, torch.nan)

@@ -19,7 +19,7 @@ def conjugate_gradient(product: Product, target: Tensor, iterations: int = 10, t
         product: ``A`` times a vector.
         target: ``(parameter,)``.
         iterations: at most; one product each.
-        tolerance: of the squared norm of what is left, at which it stops.
+        tolerance: share of the squared norm of ``target`` that is left when it stops.
 
     Returns:
         ``x``, ``(parameter,)``: after as many iterations as ``A`` has distinct eigenvalues, the solution.
@@ -27,8 +27,9 @@ def conjugate_gradient(product: Product, target: Tensor, iterations: int = 10, t
     x = torch.zeros_like(target)
     rest, direction = target.clone(), target.clone()
     norm = rest @ rest
+    enough = tolerance * norm
     for _ in range(iterations):
-        if norm <= tolerance:
+        if norm <= enough:
             break
         image = product(direction)
         step = norm / (direction @ image)

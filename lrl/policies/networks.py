@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -145,7 +145,7 @@ class RunningNorm(RunningStatistics):
 
     def __init__(self, size: int, clip: float = 10.0) -> None:
         super().__init__(size, clip)
-        self._known: tuple[Tensor, int, tuple[Tensor, Tensor] | None] | None = None
+        self._moments: tuple[Tensor, Tensor] | None = None
 
     def spread(self, deviations: Tensor) -> Tensor:
         """Squares ``(1, size)``."""
@@ -153,20 +153,26 @@ class RunningNorm(RunningStatistics):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Normalise ``(row, size)``."""
-        moments = self._what_counts()
-        if moments is None:
-            return vectors
-        mean, std = moments
+        if self._moments is None:
+            count, mean, squares = self.counting
+            if count[0] < 2:
+                return vectors
+            self._moments = mean, (squares / count).sqrt() + 1e-8
+        mean, std = self._moments
         return ((vectors - mean) / std).clamp(-self.clip, self.clip).to(vectors.dtype)
 
-    def _what_counts(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and standard deviation, None while nothing counts; made again when the statistics have changed."""
-        known = self._known
-        if known is None or known[0] is not self.counting or known[1] != self.counting._version:
-            count, mean, squares = self.counting
-            moments = None if count[0] < 2 else (mean, (squares / count).sqrt() + 1e-8)
-            self._known = known = self.counting, self.counting._version, moments
-        return known[2]
+    def settle(self, collection: int) -> None:
+        """As all statistics; mean and deviation are asked for anew."""
+        super().settle(collection)
+        self._moments = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._moments = None
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._moments = None
+        super()._load_from_state_dict(*args, **kwargs)
 
 
 class RunningWhitening(RunningStatistics):

@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from tiny_runs import demonstrations, make_trainer, ppo, rollout_data, save_tiny_model, text_policy
 
+from lrl.algorithms import ppo as ppo_file
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.algorithms.sft import SFTModule
 from lrl.algorithms.value_fit import ValueFit
@@ -279,6 +281,13 @@ def test_statistics_of_observations_change_between_collections_only(tmp_path):
         ({"value_fit": ValueFit(), "critic_lr": 0.1}, "model.critic_lr is 0.1 with value_fit"),
         ({"value_fit": ValueFit(), "clip_range_vf": 0.2}, "model.clip_range_vf is 0.2 with value_fit"),
         ({"gamma": 1.5}, "model.gamma is 1.5"),
+        ({"clip_range_vf": 0.0}, "model.clip_range_vf is 0.0; it must be positive, or null"),
+        ({"target_kl": -0.1}, "model.target_kl is -0.1; it must be positive, or null"),
+        ({"vf_coef": -1.0}, "model.vf_coef is -1.0; it must be 0 or positive"),
+        ({"ent_coef": -1.0}, "model.ent_coef is -1.0; it must be 0 or positive"),
+        ({"loss_normalisation": "turn"}, "model.loss_normalisation is 'turn'; it must be token or sequence"),
+        ({"weight_decay": -1.0}, "model.weight_decay is -1.0; it must be 0 or positive"),
+        ({"schedule": "lineer"}, "model.schedule is 'lineer'; it must be one of constant, linear, cosine"),
         ({"token_gamma": -1.0}, "model.token_gamma is -1.0"),
         ({"credit": "token", "local_penalties": True}, "model.local_penalties is true with credit token"),
         ({"credit": "bandit", "bootstrap_last": True}, "model.bootstrap_last is true with credit bandit"),
@@ -288,6 +297,43 @@ def test_settings_that_make_no_sense_are_named(settings, complaint):
     with pytest.raises(ValueError) as error:
         PPOValueHeadModule(**{"policy": MLPPolicy()} | settings)
     assert complaint in str(error.value)
+
+
+def test_sharded_weights_and_a_critic_that_is_fitted_apart_do_not_go_together(monkeypatch):
+    monkeypatch.setattr(PPOValueHeadModule, "device_mesh", object())
+    module = PPOValueHeadModule(MLPPolicy((8,), init_seed=0), value_fit=ValueFit())
+    with pytest.raises(ValueError, match="model.value_fit is set and trainer.strategy shards the weights"):
+        module.configure_model()
+
+
+def test_a_job_that_is_requeued_while_the_critic_is_fitted_resumes_bit_identical(tmp_path, monkeypatch):
+    path, fit_values, sent = tmp_path / "requeue.ckpt", ppo_file.fit_values, []
+
+    def hit(module, *given):
+        fitted = fit_values(module, *given)
+        if module.current_epoch == 1 and not sent:
+            sent.append(1)
+            signal.raise_signal(signal.SIGUSR1)
+            assert not path.exists()
+        return fitted
+
+    def fit(name, **given):
+        module = PPOValueHeadModule(MLPPolicy((8,), init_seed=0), value_fit=ValueFit())
+        trainer = make_trainer(tmp_path / name, max_epochs=4, enable_checkpointing=False)
+        signal.signal(signal.SIGUSR1, lambda *_: trainer.save_checkpoint(path))
+        trainer.fit(module, datamodule=chain_data(num_epochs=2), **given)
+        return trainer
+
+    monkeypatch.setattr(ppo_file, "fit_values", hit)
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        whole = fit("whole")
+        resumed = fit("resumed", ckpt_path=path, weights_only=True)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    ours, theirs = (trainer.lightning_module.state_dict() for trainer in (resumed, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert resumed.logger.rows == whole.logger.rows[-len(resumed.logger.rows) :]
 
 
 def test_unfinished_episodes_and_the_bandit_do_not_go_together(tmp_path):

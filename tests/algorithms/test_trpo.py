@@ -1,12 +1,14 @@
 """What TRPO must do and must not do, on a network, a head on a trunk, a scoring and a writing language model."""
 
 import math
+import signal
 
 import pytest
 import torch
 from tiny_runs import make_trainer, rollout_data, save_tiny_model, text_policy
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lrl.algorithms import trpo
 from lrl.algorithms.crediting import sampled_values
 from lrl.algorithms.trpo import TRPOModule
 from lrl.algorithms.value_fit import ValueFit, fit_values
@@ -203,6 +205,28 @@ def test_the_critic_is_fitted_to_the_least_squares_solution(folder, kind):
     assert heavy > after and sum(float(w.detach().abs().sum()) for w in module.policy.critic_parameters()) < 0.2
 
 
+def test_decay_is_part_of_what_the_critic_minimises(folder):
+    module, batch = prepared("mlp", folder)
+    fit_values(module, batch, ValueFit(l2=0.05, iterations=300))
+    weights, values = module.policy.critic_parameters(), module.policy.critic_view(batch)(torch.arange(len(batch)))
+    error = (values - batch.returns).square()[batch.response_mask].mean()
+    total = error + 0.05 * sum(weight.square().sum() for weight in weights)
+    assert all(slope.abs().max() < 1e-4 for slope in torch.autograd.grad(total, weights))
+    assert max(float(slope.abs().max()) for slope in torch.autograd.grad(
+        (module.policy.critic_view(batch)(torch.arange(len(batch))) - batch.returns).square().mean(), weights
+    )) > 1e-3  # fmt: skip
+
+
+def test_fishers_matrix_is_taken_from_as_large_a_share_as_asked_for(folder, monkeypatch):
+    module, batch = prepared("mlp", folder)
+    seen, make = [], module._product
+    monkeypatch.setattr(module, "_product", lambda part, parameters: seen.append(len(part)) or make(part, parameters))
+    for share in (1.0, 0.3):
+        module.fisher_fraction = share
+        module._fisher_product(batch, module.actor_parameters())
+    assert seen == [len(batch), math.ceil(0.3 * len(batch))]
+
+
 @pytest.mark.parametrize("kind", ["head", "mlp"])
 def test_autocast_does_not_hold_the_critic_where_it_was(folder, kind):
     """Inside a collection it would go on with its first copy of weights that are fitted."""
@@ -292,6 +316,50 @@ def test_a_run_that_is_resumed_ends_bit_identical(folder, tmp_path, kind, method
     assert len(resumed.optimizers) == (method == "adam")
 
 
+@pytest.mark.parametrize("moment", ["line search", "critic"])
+@pytest.mark.parametrize("method", FITS)
+def test_a_job_that_is_requeued_while_weights_move_resumes_bit_identical(tmp_path, monkeypatch, method, moment):
+    """Slurm's signal writes a checkpoint wherever it hits; here in the second collection's update."""
+    path = tmp_path / "requeue.ckpt"
+
+    def fit(name, **given):
+        network = MLPPolicy((8,), normalise_observations=True, init_seed=0)
+        data = RolloutDataModule(GymnasiumEnvs("CartPole-v1", max_episode_steps=9), num_envs=4, num_steps=6)
+        trainer = make_trainer(tmp_path / name, max_epochs=4, enable_checkpointing=False)
+        signal.signal(signal.SIGUSR1, lambda *_: trainer.save_checkpoint(path))
+        trainer.fit(TRPOModule(network, max_kl=0.1, value_fit=FITS[method]), datamodule=data, **given)
+        return trainer
+
+    evaluate, fit_values, sent = TRPOModule._surrogate_and_kl, trpo.fit_values, []
+
+    def hit(module, at):
+        if (module.current_epoch, at) == (1, moment) and not sent:
+            sent.append(at)
+            signal.raise_signal(signal.SIGUSR1)
+            assert not path.exists()
+
+    def search(self, *given):
+        hit(self, "line search")
+        return evaluate(self, *given)
+
+    def fitted(module, *given):
+        hit(module, "critic")
+        return fit_values(module, *given)
+
+    monkeypatch.setattr(TRPOModule, "_surrogate_and_kl", search)
+    monkeypatch.setattr(trpo, "fit_values", fitted)
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        whole = fit("whole")
+        assert sent and path.exists()
+        resumed = fit("resumed", ckpt_path=path, weights_only=True)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    ours, theirs = (trainer.lightning_module.state_dict() for trainer in (resumed, whole))
+    assert sorted(ours) == sorted(theirs) and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert resumed.logger.rows == whole.logger.rows[-len(resumed.logger.rows) :] and len(resumed.logger.rows) == 3
+
+
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
@@ -305,6 +373,8 @@ def test_a_run_that_is_resumed_ends_bit_identical(folder, tmp_path, kind, method
         ({"chunk_size": 0}, "model.chunk_size is 0"),
         ({"backtrack_coeff": 1.0}, "model.backtrack_coeff is 1.0"),
         ({"max_backtracks": 0}, "model.max_backtracks is 0"),
+        ({"ent_coef": -0.1}, "model.ent_coef is -0.1; it must be 0 or positive"),
+        ({"schedule": "lineer"}, "model.schedule is 'lineer'; it must be one of constant, linear, cosine"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(settings, complaint):
@@ -341,6 +411,10 @@ def test_runs_that_no_region_can_be_had_in_are_refused(folder, tmp_path):
     ):
         with pytest.raises(ValueError, match=complaint):
             run(module, chain_data(**data), tmp_path, epochs=1, **settings)
+    shrinking, endless = TRPOModule(MLPPolicy((4,), init_seed=0), schedule="linear"), chain_data(max_env_steps=256)
+    with pytest.raises(ValueError, match="model.schedule is 'linear'; it needs trainer.max_epochs"):
+        make_trainer(tmp_path, max_epochs=-1).fit(shrinking, datamodule=endless)
+    assert endless.clocks["env_steps"] == 0
     assert rollout_data("continuing").num_minibatches == 2
 
 

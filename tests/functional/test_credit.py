@@ -1,5 +1,7 @@
 """Credit against plain loops over single episodes, and what must not change it."""
 
+import threading
+
 import pytest
 import torch
 
@@ -246,4 +248,29 @@ def test_explained_variance():
     targets = torch.tensor([1.0, 2.0, 3.0])
     assert float(explained_variance(targets, targets)) == 1
     assert float(explained_variance(torch.full((3,), 2.0), targets)) == 0
-    assert torch.isnan(explained_variance(targets, torch.ones(3)))
+    assert torch.isnan(explained_variance(targets, torch.full((3,), 0.1)))
+
+
+def test_explained_variance_over_ranks_is_that_of_all_tokens():
+    """Two ranks at once: what each hands over is added to what the other did."""
+    draw = torch.Generator().manual_seed(0)
+    values, targets = torch.randn(7, generator=draw), torch.randn(7, generator=draw) + torch.arange(7)
+    wanted = 1 - (targets - values).var() / targets.var()
+    parts, meet, handed, said = [slice(0, 2), slice(2, 7)], threading.Barrier(2), [None, None], [None, None]
+
+    def rank(index):
+        def reduce(tensor):
+            handed[index] = tensor
+            meet.wait(60)
+            total = handed[0] + handed[1]
+            meet.wait(60)
+            return total
+
+        said[index] = explained_variance(values[parts[index]], targets[parts[index]], reduce)
+
+    threads = [threading.Thread(target=rank, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said == [pytest.approx(float(wanted))] * 2

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lrl.functional.trust_region import conjugate_gradient, fisher_product, flatten, line_search
+from lrl.functional.trust_region import conjugate_gradient, fisher_product, flatten, gauss_newton_product, line_search
 
 
 def positive(size, seed):
@@ -27,6 +27,13 @@ def test_two_iterations_by_hand():
     torch.testing.assert_close(once, target * 5 / 20)
     twice = conjugate_gradient(lambda vector: matrix @ vector, target, iterations=2)
     torch.testing.assert_close(twice, torch.tensor([1 / 11, 7 / 11]))
+
+
+def test_a_small_target_is_solved_as_well_as_a_large_one():
+    matrix, target = positive(5, 0), torch.arange(1.0, 6, dtype=torch.float64)
+    solve = lambda scale: conjugate_gradient(lambda vector: matrix @ vector, scale * target) / scale  # noqa: E731
+    torch.testing.assert_close(solve(1e-9), solve(1.0))
+    torch.testing.assert_close(solve(1.0), torch.linalg.solve(matrix, target), rtol=1e-4, atol=1e-6)
 
 
 def test_nothing_to_solve_needs_no_product():
@@ -52,6 +59,23 @@ def test_the_fisher_product_is_that_of_the_explicit_matrix():
         unit = torch.zeros(6, dtype=torch.float64)
         unit[index] = 1
         torch.testing.assert_close(product(unit), (explicit + 0.1 * torch.eye(6, dtype=torch.float64))[index])
+
+
+def test_the_gauss_newton_product_is_that_of_the_explicit_matrix():
+    """Of logits ``tanh(A w)`` whose metric is ``diag(p) - p p^T``: J^T M J with J = diag(1 - tanh^2) A."""
+    draw = torch.Generator().manual_seed(0)
+    matrix = torch.randn(4, 3, generator=draw, dtype=torch.float64)
+    weight = torch.randn(3, generator=draw, dtype=torch.float64, requires_grad=True)
+    unused = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    logits = torch.tanh(matrix @ weight)
+    p = logits.detach().softmax(0)
+    metric = torch.diag(p) - torch.outer(p, p)
+    jacobian = (1 - logits.detach().square())[:, None] * matrix
+    explicit = torch.zeros(5, 5, dtype=torch.float64)
+    explicit[2:, 2:] = jacobian.T @ metric @ jacobian
+    product = gauss_newton_product(logits, lambda tangent: metric @ tangent, [unused, weight], damping=0.1)
+    for row, unit in zip(explicit + 0.1 * torch.eye(5, dtype=torch.float64), torch.eye(5, dtype=torch.float64)):
+        torch.testing.assert_close(product(unit), row)
 
 
 def bowl(weight, steepness=1.0):

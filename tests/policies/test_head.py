@@ -102,6 +102,19 @@ def test_a_trunk_that_is_trained_is_read_again_and_whitened_alike(folder):
     assert policy.language_model.model.get_input_embeddings().weight.grad.abs().sum() > 0
 
 
+def test_the_mean_starts_near_zero_and_what_is_read_is_clipped(folder):
+    policy = policy_on("box", folder, observation_clip=1.5)
+    torch.testing.assert_close(torch.linalg.svdvals(policy.layers[-1].weight), torch.full((1,), 0.1))
+    policy.norm.learn(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), 0)
+    policy.norm.settle(1)
+    assert policy.norm(torch.full((1, 3), 100.0)).tolist() == [[1.5] * 3]
+    whitened = policy_on("box", folder, observation_clip=1.5, whiten_states=1e-3, freeze_trunk=True)
+    states = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
+    whitened.whitening.learn(states, 0)
+    whitened.whitening.settle(1)
+    assert whitened.whitening(100 * states[:1]).abs().max() == 1.5
+
+
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_padding_changes_nothing(folder, pooling):
     policy = policy_on("discrete", folder, pooling=pooling)

@@ -70,6 +70,7 @@ def test_the_seed_names_the_directions_and_the_runs_own_is_left_alone(ordered):
     assert torch.equal(embeddings(again), embeddings(ordered))
     assert not torch.equal(embeddings(other), embeddings(ordered))
     assert again.fingerprint == ordered.fingerprint
+    assert len({each.fingerprint for each in (ordered, other, load())}) == 3
 
 
 def test_who_reads_digit_by_digit_is_refused(tmp_path):
