@@ -25,7 +25,7 @@ class ValueFit:
     l2: float = 1e-3
     """Weight of the squared weights."""
     iterations: int | None = None
-    """Of L-BFGS; null takes 25."""
+    """Of L-BFGS, at most; null takes 25."""
     lr: float | None = None
     """Of Adam; null takes 1e-3."""
     num_epochs: int | None = None
@@ -108,8 +108,6 @@ def fit_values(module: PolicyModule, batch: TurnBatch, fit: ValueFit, chunk_size
 
 
 def _by_lbfgs(weights: list[nn.Parameter], loss: Any, iterations: int) -> None:
-    """As many iterations as SciPy's would make at most, each with a line search that keeps the loss falling."""
-    optimizer = torch.optim.LBFGS(
-        weights, max_iter=iterations, max_eval=15_000, line_search_fn="strong_wolfe", history_size=10
-    )  # as SciPy: it is iterations that are counted
+    """At most as many iterations, each with a line search that keeps the loss falling; torch allows 1.25 looks for each."""
+    optimizer = torch.optim.LBFGS(weights, max_iter=iterations, line_search_fn="strong_wolfe", history_size=10)
     optimizer.step(loss)
