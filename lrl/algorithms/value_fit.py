@@ -108,6 +108,6 @@ def fit_values(module: PolicyModule, batch: TurnBatch, fit: ValueFit, chunk_size
 
 
 def _by_lbfgs(weights: list[nn.Parameter], loss: Any, iterations: int) -> None:
-    """At most as many iterations, each with a line search that keeps the loss falling; torch allows 1.25 looks for each."""
+    """At most as many iterations, each with a line search; torch ends them after 1.25 looks at the loss for each."""
     optimizer = torch.optim.LBFGS(weights, max_iter=iterations, line_search_fn="strong_wolfe", history_size=10)
     optimizer.step(loss)
