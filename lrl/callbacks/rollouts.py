@@ -32,9 +32,8 @@ class VectorEnvRollouts(L.Callback):
         if stage != "fit" or data is None:
             return
         if data.num_groups % trainer.world_size:
-            name = "num_groups" if data.num_steps is None else "num_envs"
             raise ValueError(
-                f"data.{name} is {data.num_groups}; it must be a multiple of the {trainer.world_size} devices."
+                f"data.{data.counted_as} is {data.num_groups}; it must be a multiple of the {trainer.world_size} devices."
             )
         assert isinstance(pl_module, PolicyModule)
         num_envs = data.num_groups // trainer.world_size * data.group_size

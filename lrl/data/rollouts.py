@@ -80,6 +80,7 @@ class RolloutDataModule(L.LightningDataModule):
             raise ValueError(f"data.num_steps is {num_steps} with num_groups; groups play whole episodes.")
         self.env, self.validation_env = env, validation_env or env
         self.num_groups: int = num_groups or num_envs or 0
+        self.counted_as = "num_groups" if num_envs is None else "num_envs"
         self.group_size, self.num_steps = group_size, num_steps
         self.num_epochs, self.num_minibatches = num_epochs, num_minibatches
         self.share_noise, self.max_turns, self.max_env_steps = share_noise, max_turns, max_env_steps

@@ -1,10 +1,12 @@
 """The buffer: every turn in every pass, once, in parts that keep their prompts together; and what is saved of it."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from lrl.callbacks.rollouts import VectorEnvRollouts
 from lrl.data.rollouts import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.types import TurnBatch
@@ -111,6 +113,13 @@ def test_an_empty_buffer_says_what_is_missing():
 def test_impossible_sizes_are_refused_by_name(name):
     with pytest.raises(ValueError, match=f"data.{name} is 0; it must be at least 1"):
         data(**{name: 0})
+
+
+@pytest.mark.parametrize("name", ["num_envs", "num_groups"])
+def test_what_two_devices_cannot_share_is_named_as_it_was_given(name):
+    five = RolloutDataModule(GymnasiumEnvs("FrozenLake-v1"), **{name: 5})
+    with pytest.raises(ValueError, match=f"data.{name} is 5; it must be a multiple of the 2 devices"):
+        VectorEnvRollouts().setup(SimpleNamespace(datamodule=five, world_size=2), None, "fit")
 
 
 def test_held_out_seeds_come_as_one_item():
