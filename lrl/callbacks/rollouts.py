@@ -33,7 +33,8 @@ class VectorEnvRollouts(L.Callback):
             return
         if data.num_groups % trainer.world_size:
             raise ValueError(
-                f"data.{data.counted_as} is {data.num_groups}; it must be a multiple of the {trainer.world_size} devices."
+                f"data.{data.counted_as} is {data.num_groups}; it must be a multiple of the "
+                f"{trainer.world_size} devices."
             )
         assert isinstance(pl_module, PolicyModule)
         num_envs = data.num_groups // trainer.world_size * data.group_size
