@@ -14,8 +14,8 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
 from lrl.algorithms.meters import Meters, State
-from lrl.algorithms.requeue import WholeSteps
-from lrl.algorithms.resume import check_seed, check_start, mend_loops
+from lrl.algorithms.requeue import WholeSteps, requeue_signals
+from lrl.algorithms.resume import check_seed, check_start, mend_loops, run_seed
 from lrl.algorithms.schedule import Schedule, check_training, learning_rate_factor
 from lrl.algorithms.weights import initial_weights, shard_weights, take_weights
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, gather
@@ -87,6 +87,7 @@ class PolicyModule(L.LightningModule, ABC):
 
     def setup(self, stage: str) -> None:
         """Tell the policy what environment it acts in, and show it examples from there, if its prompt wants some."""
+        self.whole_steps = WholeSteps(requeue_signals(self.trainer))
         data: Any = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         self.policy.connect(data.codec)
         if self.policy.response_format is None:
@@ -131,7 +132,7 @@ class PolicyModule(L.LightningModule, ABC):
             "env_steps": self.clocks.get("env_steps", 0),
             "skip_updates": self.skip_updates,
             "validated": self._validated,
-            "seed": self._seed,
+            "seed": run_seed(self._trainer),
             "clocks": dict(self.clocks),
             "meters": self._meter_states(),
             **checkpoint.get("lrl", {}),
@@ -147,7 +148,7 @@ class PolicyModule(L.LightningModule, ABC):
         saved = checkpoint.get("lrl", {})
         check_start(saved, self.policy.fingerprint, self._start, self.init_from)
         if self.trainer.state.fn == "fit":
-            check_seed(saved, self._seed)
+            check_seed(saved, run_seed(self._trainer))
         given = set(checkpoint.get("state_dict", saved.get("names", ())))  # a sharded one holds its weights elsewhere
         missing, unexpected = sorted(set(self.state_dict()) - given), sorted(given - set(super().state_dict()))
         if missing or unexpected:
@@ -207,11 +208,6 @@ class PolicyModule(L.LightningModule, ABC):
         """Environment steps, episodes, tokens and minutes so far, over all ranks."""
         data = getattr(self._trainer, "datamodule", None) if self._trainer else None
         return getattr(data, "clocks", {})
-
-    @property
-    def _seed(self) -> int | None:
-        """Of everything random in the run."""
-        return getattr(getattr(self._trainer, "datamodule", None), "seed", None)
 
     @property
     def max_response_tokens(self) -> int:

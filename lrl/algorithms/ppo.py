@@ -51,7 +51,14 @@ from torch import Tensor
 
 from lrl.algorithms.crediting import credited, reduce_sum, world_size
 from lrl.algorithms.module import OptimizerFactory, PolicyModule
-from lrl.algorithms.ppo_checks import check_credit, check_critic_stands_alone, check_leash, check_loss, check_value_fit
+from lrl.algorithms.ppo_checks import (
+    check_credit,
+    check_critic_stands_alone,
+    check_leash,
+    check_loss,
+    check_value_fit,
+    check_whole_weights,
+)
 from lrl.algorithms.schedule import Schedule
 from lrl.algorithms.value_fit import ValueFit, fit_values
 from lrl.algorithms.zero_loss import zero_loss
@@ -170,17 +177,18 @@ class PPOValueHeadModule(PolicyModule):
         """Only where the KL term counts."""
         return self.keeps_reference
 
+    def setup(self, stage: str) -> None:
+        """Refuse a fit of the critic where there are no whole weights."""
+        super().setup(stage)
+        if stage == "fit" and self.value_fit is not None:
+            check_whole_weights(self.trainer)
+
     def configure_model(self) -> None:
         """Load the weights.
 
         Raises:
-            ValueError: the critic should be fitted apart and cannot be, or not where weights are sharded.
+            ValueError: the critic should be fitted apart and cannot be.
         """
-        if self.value_fit is not None and self.device_mesh is not None:
-            raise ValueError(
-                "model.value_fit is set and trainer.strategy shards the weights (FSDP2), which L-BFGS cannot step; "
-                "value_fit must be null, or the strategy auto or ddp."
-            )
         super().configure_model()
         if self.value_fit is not None:
             check_critic_stands_alone(self.policy, "model.value_fit")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import lightning as L
+
 from lrl.algorithms.value_fit import ValueFit
 from lrl.functional.credit import CREDITS, Discounts
 from lrl.policies.policy import Policy
@@ -87,6 +89,20 @@ def check_critic_stands_alone(policy: Policy, key: str) -> None:
     if model is not None and model.has_critic_adapter:
         raise ValueError(
             f"value_head.adapter is true; {key} fits the critic apart, without the trunk: it must be false."
+        )
+
+
+def check_whole_weights(trainer: L.Trainer) -> None:
+    """Refuse to fit a critic whose weights are spread over devices.
+
+    Raises:
+        ValueError: the strategy shards them.
+    """
+    name = type(trainer.strategy).__name__
+    if "ModelParallel" in name or "FSDP" in name:
+        raise ValueError(
+            "model.value_fit is set and trainer.strategy shards the weights (FSDP2), which L-BFGS cannot step; "
+            "value_fit must be null, or the strategy auto or ddp."
         )
 
 

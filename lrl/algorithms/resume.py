@@ -30,6 +30,12 @@ def check_start(saved: Mapping[str, Any], fingerprint: str, start: str, init_fro
         )
 
 
+def run_seed(trainer: Any) -> int | None:
+    """Of everything random in a run; None where its data has none."""
+    seed = getattr(getattr(trainer, "datamodule", None), "seed", None)
+    return None if seed is None else int(seed)
+
+
 def check_seed(saved: Mapping[str, Any], seed: int | None) -> None:
     """Refuse to go on with other random numbers: running episodes are played again, initial networks drawn again.
 

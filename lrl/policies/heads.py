@@ -70,8 +70,9 @@ class ActionHead(nn.Module):
             spread = Gaussian(outputs[:, None], self.log_std + float(np.log(sampling.temperature)))
             logprobs = self.logprobs(spread, actions)
         native = actions.cpu().numpy().reshape(-1, *self.space.shape)
-        native = np.clip(native, self.space.low, self.space.high).astype(self.space.dtype, copy=False)
-        return native, actions, logprobs
+        native = np.clip(native, self.space.low, self.space.high)
+        whole = np.issubdtype(self.space.dtype, np.integer)
+        return (np.rint(native) if whole else native).astype(self.space.dtype, copy=False), actions, logprobs
 
 
 def check_spaces(policy: str, observation_space: gym.Space, action_space: gym.Space, numbers: bool) -> None:

@@ -217,13 +217,17 @@ def attends_fully(model: Any) -> bool:
     return model.config._attn_implementation in ("sdpa", "eager")
 
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def fingerprint(model: nn.Module) -> str:
-    """A short name of the base weights: 16 hex digits over names, shapes and some values from all over each tensor."""
+    """A short name of the base weights: 16 hex digits over names, shapes, the sum of all bits and some values."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         values = parameter.detach().flatten()
         some = values[:: values.numel() // 256 + 1].float().cpu().numpy().tobytes()
-        digest.update(f"{name}{tuple(parameter.shape)}".encode() + some)
+        total = int(values.view(_BITS[values.element_size()]).sum(dtype=torch.int64))  # exact, in any order
+        digest.update(f"{name}{tuple(parameter.shape)}{total}".encode() + some)
     return digest.hexdigest()[:16]
 
 

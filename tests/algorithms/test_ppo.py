@@ -5,9 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 from tiny_runs import demonstrations, make_trainer, ppo, rollout_data, save_tiny_model, text_policy
 
 from lrl.algorithms import ppo as ppo_file
@@ -299,11 +302,13 @@ def test_settings_that_make_no_sense_are_named(settings, complaint):
     assert complaint in str(error.value)
 
 
-def test_sharded_weights_and_a_critic_that_is_fitted_apart_do_not_go_together(monkeypatch):
-    monkeypatch.setattr(PPOValueHeadModule, "device_mesh", object())
+@pytest.mark.parametrize("stage", ["fit", "validate"])
+def test_sharded_weights_and_a_critic_that_is_fitted_apart_do_not_go_together(stage):
     module = PPOValueHeadModule(MLPPolicy((8,), init_seed=0), value_fit=ValueFit())
-    with pytest.raises(ValueError, match="model.value_fit is set and trainer.strategy shards the weights"):
-        module.configure_model()
+    module._trainer = SimpleNamespace(strategy=ModelParallelStrategy(), datamodule=chain_data())
+    told = pytest.raises(ValueError, match="model.value_fit is set and trainer.strategy shards the weights")
+    with told if stage == "fit" else nullcontext():
+        module.setup(stage)
 
 
 def test_a_job_that_is_requeued_while_the_critic_is_fitted_resumes_bit_identical(tmp_path, monkeypatch):
