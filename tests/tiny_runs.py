@@ -5,6 +5,7 @@ Runs here may be started in processes of their own: nothing in this file asks fo
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import lightning as L
@@ -94,6 +95,28 @@ def text_policy(folder, history=0, temperature=1.0, max_prompt_tokens=256, max_n
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
     model = LanguageModelConfig(name=folder, **model)
     return TextPolicy(model, prompt, sampling, max_prompt_tokens, value_head=value_head)
+
+
+def on_two_ranks(work):
+    """Run ``work(rank, reduce)`` twice at once; ``reduce`` sums what both hand over. What each returns."""
+    handed, said, meet = [None, None], [None, None], threading.Barrier(2)
+
+    def rank(index):
+        def reduce(tensor):
+            handed[index] = tensor
+            meet.wait(60)
+            total = handed[0] + handed[1]
+            meet.wait(60)
+            return total
+
+        said[index] = work(index, reduce)
+
+    threads = [threading.Thread(target=rank, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return said
 
 
 def batch_of(decisions, advantage=0.0):

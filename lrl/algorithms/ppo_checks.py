@@ -6,6 +6,7 @@ import lightning as L
 
 from lrl.algorithms.value_fit import ValueFit
 from lrl.functional.credit import CREDITS, Discounts
+from lrl.functional.sharding import spreads_weights
 from lrl.policies.policy import Policy
 
 
@@ -98,8 +99,7 @@ def check_whole_weights(trainer: L.Trainer) -> None:
     Raises:
         ValueError: the strategy shards them.
     """
-    name = type(trainer.strategy).__name__
-    if "ModelParallel" in name or "FSDP" in name:
+    if spreads_weights(trainer.strategy):
         raise ValueError(
             "model.value_fit is set and trainer.strategy shards the weights (FSDP2), which L-BFGS cannot step; "
             "value_fit must be null, or the strategy auto or ddp."

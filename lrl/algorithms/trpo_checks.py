@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lrl.algorithms.ppo_checks import check_credit, check_critic_stands_alone
 from lrl.functional.credit import Discounts
+from lrl.functional.sharding import spreads_weights
 from lrl.policies.policy import Policy
 
 
@@ -65,7 +66,7 @@ def check_run(trainer: L.Trainer, policy: Policy) -> None:
             f"trainer.precision is {precision}; a trust region of this size is lost in 16 bits, it must be 32-true or "
             "64-true."
         )
-    if "ModelParallel" in type(trainer.strategy).__name__ or "FSDP" in type(trainer.strategy).__name__:
+    if spreads_weights(trainer.strategy):
         raise ValueError(
             "trainer.strategy shards the weights (FSDP2), under which a second derivative is nothing; TRPO needs auto "
             "or ddp."

@@ -224,15 +224,20 @@ def whiten(
         reduce: sums a tensor over ranks; None takes it as it is.
         eps: added to the standard deviation.
     """
-    picked = advantages[mask].double()
-    sums = torch.stack([picked.sum(), picked.new_tensor(float(len(picked)))])
-    total, count = sums if reduce is None else reduce(sums)
-    centred = picked - total / count.clamp(min=1)
-    squares = centred.square().sum()
-    std = ((squares if reduce is None else reduce(squares)) / (count - 1).clamp(min=1)).sqrt()
+    centred, squares, count = _deviations(advantages[mask], reduce)
+    std = (squares / (count - 1).clamp(min=1)).sqrt()
     out = torch.zeros_like(advantages)
-    out[mask] = (centred / (std + eps)).to(out.dtype) if count > 1 else picked.to(out.dtype)
+    out[mask] = (centred / (std + eps)).to(out.dtype) if count > 1 else advantages[mask]
     return out
+
+
+def _deviations(values: Tensor, reduce: Callable[[Tensor], Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+    """From the mean over ranks, float64 as ``values``; the sum of their squares and their number over ranks."""
+    reduce = reduce or (lambda tensor: tensor)
+    wide = values.double()
+    total, count = reduce(torch.stack([wide.sum(), wide.new_tensor(float(len(wide)))]))
+    centred = wide - total / count.clamp(min=1)
+    return centred, reduce(centred.square().sum()), count
 
 
 def variance(values: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
@@ -242,10 +247,8 @@ def variance(values: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -
         values: ``(token,)``.
         reduce: sums a tensor over ranks; None takes it as it is.
     """
-    reduce = reduce or (lambda tensor: tensor)
-    wide = values.double()
-    total, count = reduce(torch.stack([wide.sum(), wide.new_tensor(float(len(wide)))]))
-    return reduce((wide - total / count.clamp(min=1)).square().sum()) / count.clamp(min=1)
+    _, squares, count = _deviations(values, reduce)
+    return squares / count.clamp(min=1)
 
 
 def explained_variance(values: Tensor, targets: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:

@@ -33,6 +33,11 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
     fully_shard(model, mesh=mesh)
 
 
+def spreads_weights(strategy: object) -> bool:
+    """Whether a strategy of Lightning's leaves each rank a part of the weights only."""
+    return any(kind in type(strategy).__name__ for kind in ("ModelParallel", "FSDP"))
+
+
 @contextmanager
 def unsharded(module: nn.Module) -> Iterator[None]:
     """Gather the parameters once, so that ranks may make different numbers of forward passes inside.

@@ -1,9 +1,8 @@
 """Credit against plain loops over single episodes, and what must not change it."""
 
-import threading
-
 import pytest
 import torch
+from tiny_runs import on_two_ranks
 
 from lrl.functional.credit import Discounts, Turns, assign_credit, explained_variance, whiten
 
@@ -256,21 +255,6 @@ def test_explained_variance_over_ranks_is_that_of_all_tokens():
     draw = torch.Generator().manual_seed(0)
     values, targets = torch.randn(7, generator=draw), torch.randn(7, generator=draw) + torch.arange(7)
     wanted = 1 - (targets - values).var() / targets.var()
-    parts, meet, handed, said = [slice(0, 2), slice(2, 7)], threading.Barrier(2), [None, None], [None, None]
-
-    def rank(index):
-        def reduce(tensor):
-            handed[index] = tensor
-            meet.wait(60)
-            total = handed[0] + handed[1]
-            meet.wait(60)
-            return total
-
-        said[index] = explained_variance(values[parts[index]], targets[parts[index]], reduce)
-
-    threads = [threading.Thread(target=rank, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    parts = [slice(0, 2), slice(2, 7)]
+    said = on_two_ranks(lambda rank, reduce: explained_variance(values[parts[rank]], targets[parts[rank]], reduce))
     assert said == [pytest.approx(float(wanted))] * 2

@@ -1,14 +1,13 @@
 """The small network: what it samples is what it evaluates, and its statistics are saved with it."""
 
 import copy
-import threading
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tiny_runs import batch_of
+from tiny_runs import batch_of, on_two_ranks
 
 from lrl.algorithms import crediting
 from lrl.algorithms.crediting import sampled_values
@@ -122,23 +121,12 @@ def test_two_ranks_learn_what_one_would(kind):
     for collection, rows in enumerate(vectors.split([40, 20])):
         together.learn(rows, collection)
         together.settle(collection + 1)
-        handed, meet = [None, None], threading.Barrier(2)
+        parts = rows.split([7, len(rows) - 7])
 
-        def learn(rank, part, collection=collection, handed=handed, meet=meet):
-            def total(tensor):
-                handed[rank] = tensor
-                meet.wait(60)
-                out = handed[0] + handed[1]
-                meet.wait(60)
-                return out
+        def learn(rank, reduce, parts=parts, collection=collection):
+            ranks[rank].learn(parts[rank], collection, reduce)
 
-            ranks[rank].learn(part, collection, total)
-
-        threads = [threading.Thread(target=learn, args=each) for each in enumerate(rows.split([7, len(rows) - 7]))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        on_two_ranks(learn)
         for norm in ranks:
             norm.settle(collection + 1)
             torch.testing.assert_close(norm.counting, together.counting)
