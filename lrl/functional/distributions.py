@@ -57,7 +57,7 @@ class Categorical(Distribution):
         return probabilities * (tangent - (probabilities * tangent).sum(-1, keepdim=True))
 
     def detach(self) -> Categorical:
-        """The same probabilities, a constant. Their logarithms are logits too: they are kept once."""
+        """Return a constant copy; log-softmax makes a new tensor, which holds the logits and the log-probabilities."""
         constant = Categorical(self.all_logprobs.detach())
         constant._all = constant.coordinates
         return constant
@@ -101,5 +101,5 @@ class Gaussian(Distribution):
         return torch.cat([means * (-2 * self.log_std.detach()).exp(), 2 * log_std], dim=-1)
 
     def detach(self) -> Gaussian:
-        """The same densities, constants."""
-        return Gaussian(self.means.detach(), self.log_std.detach())
+        """Return a constant copy: ``log_std`` may be a parameter, which a line search moves in place."""
+        return Gaussian(self.means.detach().clone(), self.log_std.detach().clone())

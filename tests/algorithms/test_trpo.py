@@ -75,6 +75,26 @@ def prepared(kind, folder, **settings):
     return module, batch_of(module, env)
 
 
+def of_torch(distribution):
+    """A copy of one of our distributions as torch has it, sharing nothing with the policy's parameters."""
+    if isinstance(distribution, Categorical):
+        return torch.distributions.Categorical(logits=distribution.coordinates.detach().clone())
+    means, log_std = distribution.coordinates.detach().clone().chunk(2, -1)
+    return torch.distributions.Independent(torch.distributions.Normal(means, log_std.exp()), 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_recorded_divergence_is_that_of_copied_distributions(folder, kind):
+    module, batch = prepared(kind, folder, damping=0.0, max_kl=0.01)
+    before = of_torch(module.policy.evaluate(batch).distribution)
+    module._improve(batch)
+    after = of_torch(module.policy.evaluate(batch).distribution)
+    per_turn = (torch.distributions.kl_divergence(before, after) * batch.response_mask).sum() / len(batch)
+    figures = module.flush()
+    assert figures["train/step_accepted"] == 1
+    assert figures["train/kl"] == pytest.approx(float(per_turn), rel=1e-4)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_update_stays_in_the_region_and_improves_the_surrogate(folder, kind):
     module, batch = prepared(kind, folder)

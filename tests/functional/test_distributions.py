@@ -31,6 +31,19 @@ def test_divergence_entropy_and_logprobs_are_those_of_torch(kind):
     torch.testing.assert_close(ours.kl(ours.detach()), torch.zeros(5, 2, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("kind", ["categorical", "gaussian"])
+def test_a_detached_distribution_stays_when_the_parameters_move_in_place(kind):
+    """A line search writes parameters in place; the old distribution must not move along."""
+    parameters = [drawn(5, 2, 3).requires_grad_(), drawn(3, seed=1).requires_grad_()]
+    live = Categorical(parameters[0]) if kind == "categorical" else Gaussian(*parameters)
+    old, before = live.detach(), live.coordinates.detach().clone()
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.add_(1.0)
+    expected = torch.log_softmax(before, -1) if kind == "categorical" else before
+    torch.testing.assert_close(old.coordinates, expected)
+
+
 def at(kind, coordinates):
     """A distribution with these coordinates."""
     return Categorical(coordinates) if kind == "categorical" else Gaussian(*coordinates.chunk(2, -1))
