@@ -73,11 +73,46 @@ def permutation(length: int, purpose: str, *counters: int) -> np.ndarray:
     return np.argsort(counter_hash(purpose, *counters, np.arange(length)), kind="stable")
 
 
-def token_uniforms(keys: RandomKeys, num_tokens: int) -> Tensor:
-    """One number in [0, 1) for each token that may be drawn, float64 ``(row, num_tokens)``."""
+def token_bits(keys: RandomKeys, num_tokens: int) -> Tensor:
+    """Return 64 random bits for each token that may be sampled, int64 ``(row, num_tokens)``."""
     rows = (keys.env[:, None], keys.turn[:, None])
     bits = counter_hash(keys.purpose, keys.seed, keys.collection, *rows, np.arange(num_tokens)[None])
+    return torch.from_numpy(bits.view(np.int64))
+
+
+def token_uniforms(keys: RandomKeys, num_tokens: int) -> Tensor:
+    """Return one number in [0, 1) for each token that may be sampled, float64 ``(row, num_tokens)``."""
+    bits = token_bits(keys, num_tokens).numpy().view(np.uint64)
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+
+def exponentials(bits: Tensor, size: int) -> Tensor:
+    """Expand each row's 64 bits into independent exponential numbers of mean 1: a SplitMix64 stream seeded by the row.
+
+    Args:
+        bits: int64 ``(row,)``.
+        size: how many numbers each row gets.
+
+    Returns:
+        float32 ``(row, size)``, positive; number ``k`` of a row depends on its bits and on ``k`` alone.
+    """
+    counters = torch.arange(1, size + 1, device=bits.device) * _signed(int(_GOLDEN))
+    state = bits[:, None] + counters
+    for shift, factor in ((30, int(_FIRST)), (27, int(_SECOND))):
+        state = state.bitwise_xor_(_shifted(state, shift)).mul_(_signed(factor))
+    state.bitwise_xor_(_shifted(state, 31))
+    uniforms = _shifted(state, 11).double().add_(0.5).mul_(2.0**-53).float()  # the relative precision of small ones
+    return torch.log1p(uniforms.neg_()).neg_()
+
+
+def _signed(bits: int) -> int:
+    """The same 64 bits as a signed integer, which is what torch computes with."""
+    return bits - (1 << 64) if bits >= 1 << 63 else bits
+
+
+def _shifted(state: Tensor, shift: int) -> Tensor:
+    """Shift int64 right, filling with zeros."""
+    return (state >> shift).bitwise_and_((1 << (64 - shift)) - 1)
 
 
 @contextmanager

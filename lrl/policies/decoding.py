@@ -12,14 +12,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import DynamicCache
 
+from lrl.functional.random import exponentials
 from lrl.policies.layout import additive_mask, assign_rows
 from lrl.policies.prefill import prefill
 from lrl.types import SamplingConfig
 
 _LEAVE = 0.75
 """Rows leave the cache when fewer than this share of them is still written to: leaving copies the cache."""
+_SMALLEST_BLOCK = 64
+"""Token ids that are sampled in one race."""
 _CANDIDATES = (1, 2, 4, 8, 16, 32)
 _PADDING, _PROMPT, _IDLE = -1, 0, -2
 
@@ -58,19 +62,28 @@ def sampling_logprobs(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     return torch.log_softmax(logits, dim=-1)
 
 
-def draw_tokens(logprobs: Tensor, uniforms: Tensor) -> Tensor:
-    """Invert the cumulative distribution at one uniform number per row.
+def draw_tokens(logprobs: Tensor, bits: Tensor) -> Tensor:
+    """Sample one token per row by two exponential races (the Gumbel-max trick): among blocks of ids, then inside one.
+
+    Of exponential clocks with rates ``p`` the first to ring is a sample of ``p``. Rounding moves probabilities with the
+    shape of the batch; then a race changes its winner in proportion to their total variation distance. Inverting the
+    cumulative distribution moves the boundaries of all rare tokens too, and changed 400 times as many samples of the
+    embedded model. Blocks keep the numbers per row at about twice the square root of the vocabulary.
 
     Args:
-        logprobs: ``(row, vocabulary)``; -inf is never drawn.
-        uniforms: float64 ``(row,)`` in [0, 1).
+        logprobs: ``(row, vocabulary)``; -inf is never sampled.
+        bits: int64 ``(row,)``, random.
 
     Returns:
         int64 ``(row,)``.
     """
-    cumulative = logprobs.double().exp().cumsum(-1)
-    target = uniforms[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp_(max=logprobs.shape[-1] - 1)
+    size = logprobs.shape[-1]
+    block = max(_SMALLEST_BLOCK, 1 << (size.bit_length() // 2))
+    rates = pad(logprobs.exp(), (0, -size % block)).unflatten(-1, (-1, block))
+    of_blocks, of_tokens = exponentials(bits, rates.shape[1] + block).split([rates.shape[1], block], dim=-1)
+    chosen = (rates.sum(-1) / of_blocks).argmax(-1)
+    inside = rates[torch.arange(len(chosen), device=chosen.device), chosen]
+    return chosen * block + (inside / of_tokens).argmax(-1)
 
 
 def distinct(prompts: Sequence[Sequence[int]]) -> tuple[list[tuple[int, ...]], list[int]]:
@@ -155,21 +168,21 @@ class Decoder:
 
     @torch.no_grad()
     def __call__(
-        self, prompts: Sequence[Sequence[int]], uniforms: Tensor, sampling: SamplingConfig, device: torch.device
+        self, prompts: Sequence[Sequence[int]], bits: Tensor, sampling: SamplingConfig, device: torch.device
     ) -> Responses:
         """Sample one response for each prompt; equal prompts are computed once.
 
         Args:
             prompts: token ids, one list per row.
-            uniforms: float64 ``(row, max_new_tokens)``, one number per token that may be drawn.
+            bits: int64 ``(row, max_new_tokens)``, random, for each token that may be sampled.
             sampling: the distribution.
             device: where the model lives.
         """
         unique, index = distinct(prompts)
         if sampling.temperature == 0 and len(unique) < len(prompts):  # the same question has the same answer
-            answers = self(unique, uniforms[: len(unique)], sampling, device)
+            answers = self(unique, bits[: len(unique)], sampling, device)
             return Responses(ids=answers.ids[index], mask=answers.mask[index], logprobs=answers.logprobs[index])
-        uniforms, stop = uniforms.to(device), self.stop_ids.to(device)
+        bits, stop = bits.to(device), self.stop_ids.to(device)
         num_rows, steps = len(prompts), sampling.max_new_tokens
         logits, mask, cache, _ = prefill(self.model, unique, device, self.own_mask)
         board = self._share(torch.tensor(index, device=device), mask, cache, steps)
@@ -180,7 +193,7 @@ class Decoder:
         step = 0
         for step in range(steps):
             logprobs = sampling_logprobs(logits, sampling)
-            token = draw_tokens(logprobs, uniforms[board.turn, step])
+            token = draw_tokens(logprobs, bits[board.turn, step])
             out_ids[board.turn, step], out_mask[board.turn, step] = token, True
             out_logprobs[board.turn, step] = logprobs.gather(-1, token[:, None]).squeeze(-1)
             writing = ~torch.isin(token, stop)

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from lrl.functional.distributions import Categorical, Distribution, Gaussian
-from lrl.functional.random import token_uniforms
+from lrl.functional.random import token_bits, token_uniforms
 from lrl.policies.decoding import draw_tokens, sampling_logprobs
 from lrl.types import RandomKeys, SamplingConfig
 
@@ -60,7 +60,7 @@ class ActionHead(nn.Module):
         """
         if self.log_std is None:
             choices = sampling_logprobs(outputs, sampling)
-            actions = draw_tokens(choices, token_uniforms(keys, 1)[:, 0].to(outputs.device))
+            actions = draw_tokens(choices, token_bits(keys, 1)[:, 0].to(outputs.device))
             return actions.cpu().numpy() + int(self.space.start), actions, choices.gather(-1, actions[:, None])
         if sampling.temperature == 0:
             actions, logprobs = outputs, torch.zeros_like(outputs[:, :1])

@@ -165,7 +165,7 @@ class LanguageModel(nn.Module):
         return int(self.model.get_output_embeddings().weight.shape[-1])
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], uniforms: Tensor, sampling: SamplingConfig, stop_text: str | None
+        self, prompts: Sequence[Sequence[int]], bits: Tensor, sampling: SamplingConfig, stop_text: str | None
     ) -> Responses:
         """Sample one response per prompt, ended by the end of the turn or by ``stop_text``.
 
@@ -174,7 +174,7 @@ class LanguageModel(nn.Module):
         assert self.tokenizer is not None
         stops = self.tokenizer.stops(stop_text)
         decoder = Decoder(self.model, self.tokenizer.stop_ids(stop_text), self.own_mask, stops)
-        return decoder(prompts, uniforms, sampling, self.device)
+        return decoder(prompts, bits, sampling, self.device)
 
     def candidate_logprobs(
         self, prompts: Sequence[Sequence[int]], ids: Tensor, mask: Tensor, groups: int = 1

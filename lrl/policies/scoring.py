@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.functional.distributions import Categorical
 from lrl.functional.masking import selected_logprobs
-from lrl.functional.random import seeded, token_uniforms
+from lrl.functional.random import seeded, token_bits
 from lrl.policies.candidates import Normalisation, check_distinct, divisors
 from lrl.policies.chat import ChatTokenizer
 from lrl.policies.decoding import draw_tokens, sampling_dtype, sampling_logprobs
@@ -184,7 +184,7 @@ class ScoringPolicy(Policy):
             values = self.value_head(cast(Tensor, states)[:, None], mask)
         self.train(was_training)
         logprobs = sampling_logprobs(scores, self.sampling if sampling is None else sampling)
-        choice = draw_tokens(logprobs, token_uniforms(keys, 1)[:, 0].to(scores.device))
+        choice = draw_tokens(logprobs, token_bits(keys, 1)[:, 0].to(scores.device))
         texts = [self.action_texts[index] for index in choice.tolist()]
         return Decisions(
             actions=texts,

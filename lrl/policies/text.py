@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lrl.functional.distributions import Categorical
 from lrl.functional.masking import selected_logprobs
-from lrl.functional.random import seeded, token_uniforms
+from lrl.functional.random import seeded, token_bits
 from lrl.policies.chat import ChatTokenizer
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig
 from lrl.policies.policy import Policy
@@ -124,8 +124,8 @@ class TextPolicy(Policy):
         prompts = [self.encode(text, history) for text, history in zip(observations, memory, strict=True)]
         was_training = self.training
         self.eval()
-        uniforms = token_uniforms(keys, sampling.max_new_tokens)
-        responses = self.language_model.generate(prompts, uniforms, sampling, self.stop_text)
+        bits = token_bits(keys, sampling.max_new_tokens)
+        responses = self.language_model.generate(prompts, bits, sampling, self.stop_text)
         self.train(was_training)
         lengths = responses.mask.sum(1).tolist()
         texts = [self.tokenizer.decode(ids[:n]) for ids, n in zip(responses.ids.tolist(), lengths)]

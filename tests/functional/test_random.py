@@ -1,8 +1,10 @@
 """Random numbers are named by counters."""
 
 import numpy as np
+import pytest
+import torch
 
-from lrl.functional.random import counter_hash, permutation, seeds, token_uniforms
+from lrl.functional.random import counter_hash, exponentials, permutation, seeds, token_uniforms
 from lrl.types import RandomKeys
 
 
@@ -30,6 +32,18 @@ def test_numbers_are_uniform_and_uncorrelated():
     assert np.abs(histogram - 1 / 16).max() < 0.003
     assert abs(np.corrcoef(numbers[:, 0], numbers[:, 1])[0, 1]) < 0.08
     assert abs(np.corrcoef(numbers[:-1, 0], numbers[1:, 0])[0, 1]) < 0.08
+
+
+def test_exponentials_are_a_splitmix_stream_of_mean_one():
+    bits = torch.tensor([0, -1, 1234567])
+    numbers = exponentials(bits, 20_000)
+    assert (numbers > 0).all() and torch.equal(numbers[2, :50], exponentials(bits[2:], 50)[0])
+    for row in numbers:
+        assert abs(row.mean() - 1) < 0.03 and abs(row.std() - 1) < 0.04
+        assert abs(float((row < 0.1).float().mean()) - (1 - np.exp(-0.1))) < 0.01
+    assert abs(np.corrcoef(numbers.numpy())[np.triu_indices(3, 1)]).max() < 0.03
+    first = 0xE220A8397B1DCDAF  # SplitMix64's first output from seed 0
+    assert numbers[0, 0].item() == pytest.approx(-np.log1p(-(first >> 11) * 2.0**-53), rel=1e-6)
 
 
 def test_seeds_fit_what_environments_take():
