@@ -23,6 +23,7 @@ import lrl.algorithms.trpo
 import lrl.callbacks.checkpoint
 import lrl.callbacks.evaluation
 import lrl.callbacks.export
+import lrl.callbacks.group_statistics
 import lrl.callbacks.policy_picture
 import lrl.callbacks.progress
 import lrl.callbacks.rollouts

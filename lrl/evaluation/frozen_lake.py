@@ -10,7 +10,7 @@ import numpy as np
 from lrl.codecs.codec import InvalidActionError
 from lrl.codecs.grid import Desc, FrozenLakeCodec, desc_of, draw
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
-from lrl.envs.tabular import TransitionTable, optimal_success, reachable_states, success_probability
+from lrl.envs.tabular import TransitionTable, optimal_q, optimal_success, reachable_states, success_probability
 from lrl.evaluation.episodes import sampling_at
 from lrl.policies.policy import Policy
 from lrl.prompts.response_format import response_format
@@ -18,6 +18,9 @@ from lrl.types import RandomKeys, SamplingConfig
 
 _CHUNK = 1024
 """States that a policy is asked at once."""
+
+_TIE = 1e-9
+"""Q-values closer together than this are equal: what value iteration leaves over is not a preference."""
 
 _PATIENCE = 100
 """Episodes on known maps after which an environment is taken to have no other."""
@@ -47,6 +50,16 @@ class Lake:
         """The success of the best policy there is, one that watches the clock."""
         return optimal_success(self.table, self.steps, self.start)
 
+    @property
+    def q_values(self) -> np.ndarray:
+        """Values of the best stationary policy's actions, float64 ``(state, action)``."""
+        return optimal_q([self.table])[0]
+
+    @property
+    def best_stationary(self) -> float:
+        """The success of the policy that value iteration finds: the highest that learning from its values can reach."""
+        return self.success(np.eye(self.table.num_actions)[self.q_values.argmax(-1)])
+
     def success(self, decisions: np.ndarray) -> float:
         """Success within the time limit of action probabilities ``(state, action)``.
 
@@ -72,6 +85,56 @@ class ExactResults:
     def optimum(self) -> np.ndarray:
         """float64 ``(map,)``."""
         return np.array([lake.optimum for lake in self.lakes])
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongState:
+    """A state in which a policy's likeliest action is not a best one."""
+
+    row: int
+    column: int
+    action: str
+    """The likeliest action."""
+    probability: float
+    """Its probability."""
+    best: str
+    """The best actions, joined by ``or``."""
+    best_probability: float
+    """The probability of any of them."""
+
+    def __str__(self) -> str:
+        return (
+            f"row {self.row} column {self.column}: {self.action} has {self.probability:.2f}, "
+            f"{self.best} (best) {self.best_probability:.2f}"
+        )
+
+
+def wrong_states(lake: Lake, decisions: np.ndarray) -> list[WrongState]:
+    """Return the states in which the likeliest action is not a best one, ascending.
+
+    Args:
+        lake: the map.
+        decisions: action probabilities ``(state, action)``; where a row sums to less than 1, the rest is invalid.
+    """
+    q, names, wrong = lake.q_values, FrozenLakeCodec().action_texts, list[WrongState]()
+    for state in lake.states:
+        best = np.flatnonzero(q[state] >= q[state].max() - _TIE)
+        shares = np.append(decisions[state], 1 - decisions[state].sum())  # the last: responses that are no action
+        likeliest = int(shares.argmax())
+        if likeliest in best:
+            continue
+        row, column = divmod(state, len(lake.desc[0]))
+        wrong.append(
+            WrongState(
+                row=row,
+                column=column,
+                action=[*names, "an invalid response"][likeliest],
+                probability=float(shares[likeliest]),
+                best=" or ".join(names[action] for action in best),
+                best_probability=float(decisions[state, best].sum()),
+            )
+        )
+    return wrong
 
 
 def is_frozen_lake(envs: EnvFactory) -> bool:

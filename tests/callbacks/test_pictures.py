@@ -1,8 +1,9 @@
 """Exact figures and pictures during training."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import lightning as L
 import pytest
@@ -36,9 +37,9 @@ class Lessons(L.LightningDataModule):
 class Expert(L.LightningModule):
     """Knows everything already."""
 
-    def __init__(self, env: EnvFactory) -> None:
+    def __init__(self, env: EnvFactory, policy: ExpertPolicy) -> None:
         super().__init__()
-        self.policy, self.weight, self.steps = ExpertPolicy(), torch.nn.Parameter(torch.zeros(1)), 0
+        self.policy, self.weight, self.steps = policy, torch.nn.Parameter(torch.zeros(1)), 0
         self.policy.connect(env.codec)
 
     def publish(self, means: dict[str, float]) -> None:
@@ -55,8 +56,8 @@ class Expert(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-def fit(env: EnvFactory, folder: Path, *callbacks: L.Callback) -> Expert:
-    expert = Expert(env)
+def fit(env: EnvFactory, folder: Path, *callbacks: L.Callback, policy: ExpertPolicy | None = None) -> Expert:
+    expert = Expert(env, policy or ExpertPolicy())
     trainer = L.Trainer(
         max_epochs=2,
         accelerator="cpu",
@@ -79,6 +80,31 @@ def test_a_run_on_frozen_lake_leaves_the_exact_figure_and_both_pictures(tmp_path
     assert expert.published["val/exact_success_of_optimum"] == pytest.approx(0.7402 / 0.7442, abs=1e-3)
     for name in ("policy.png", "learning_curve.png"):
         assert (tmp_path / name).read_bytes().startswith(PNG)
+
+
+class Stubborn(ExpertPolicy):
+    """Knows everything but the start, where it goes up in three of four responses."""
+
+    def act(self, observations: Any, memory: Any, keys: Any, sampling: Any = None) -> Any:
+        decisions = super().act(observations, memory, keys, sampling)
+        up = self._format.render("UP")
+        wrong = [up if "row 0 column 0" in text else old for text, old in zip(observations, decisions.actions)]
+        greedy = sampling is None or sampling.temperature == 0
+        rare = [not greedy and turn % 4 == 0 for turn in keys.turn.tolist()]
+        picked = [old if right else new for old, new, right in zip(decisions.actions, wrong, rare)]
+        return replace(decisions, actions=picked)
+
+
+def test_a_run_that_failed_says_so_and_where(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    env = GymnasiumEnvs("FrozenLake-v1")
+    with caplog.at_level("INFO", logger="lrl"):
+        fit(env, tmp_path / "solved", ExactSuccess(samples=8))
+        assert "FrozenLake is solved: exact success 0.740" in caplog.text
+        caplog.clear()
+        fit(env, tmp_path / "failed", ExactSuccess(samples=8), policy=Stubborn())
+    assert "FrozenLake is NOT SOLVED: exact success 0.0" in caplog.text
+    assert "row 0 column 0: UP has 0.75, LEFT (best) 0.25" in caplog.text
+    assert [r.levelname for r in caplog.records if r.name == "lrl"] == ["WARNING", "WARNING"]
 
 
 def test_random_maps_are_averaged(tmp_path: Path) -> None:

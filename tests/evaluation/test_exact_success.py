@@ -11,7 +11,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake import split_of
 from lrl.envs.tabular import success_probability
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.evaluation.frozen_lake import exact_evaluation, is_frozen_lake, lakes_of
+from lrl.evaluation.frozen_lake import exact_evaluation, is_frozen_lake, lakes_of, wrong_states
 from lrl.policies.fixed import ConstantPolicy, ExpertPolicy, FixedPolicy, RandomPolicy
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
@@ -84,3 +84,15 @@ def test_other_environments_have_no_exact_figure() -> None:
     assert is_frozen_lake(LAKE) and is_frozen_lake(RANDOM_MAPS) and not is_frozen_lake(cart)
     with pytest.raises(ValueError, match="env is 'CartPole-v1'"):
         lakes_of(cart)
+
+
+def test_wrong_states_are_named_with_probabilities() -> None:
+    lake = lakes_of(LAKE)[0]
+    decisions = np.eye(4)[lake.q_values.argmax(-1)]
+    assert wrong_states(lake, decisions) == []
+    assert lake.best_stationary == pytest.approx(0.7402, abs=1e-4)
+    decisions[0], decisions[6], decisions[10] = (0.02, 0.04, 0.03, 0.91), (0, 0, 1, 0), (0.4, 0, 0, 0)
+    assert [str(state) for state in wrong_states(lake, decisions)] == [
+        "row 0 column 0: UP has 0.91, LEFT (best) 0.02",
+        "row 2 column 2: an invalid response has 0.60, LEFT (best) 0.40",
+    ], "in row 1 column 2 LEFT and RIGHT are equally good"
