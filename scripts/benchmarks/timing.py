@@ -95,6 +95,12 @@ def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if Path(path).exists() else []
 
 
+def provenance() -> dict[str, Any]:
+    """Return the command, the commit and the machine, for a JSON file."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    return {"command": "python " + shlex.join(sys.argv), "commit": commit, "machine": machine()}
+
+
 def finish(comparisons: list[Comparison], bar: float, path: Path | None, **notes: Any) -> None:
     """Print the table, and write the JSON file where one is asked for."""
     print(f"{'':36s} {'ours':>10s} {'theirs':>10s} {'':14s} {'ratio':>7s}  (smallest to largest of the repeats)")
@@ -103,14 +109,6 @@ def finish(comparisons: list[Comparison], bar: float, path: Path | None, **notes
     print(f"bar: {bar:g}x")
     if path is None:
         return
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    document = {
-        "command": "python " + shlex.join(sys.argv),
-        "commit": commit,
-        "machine": machine(),
-        "bar": bar,
-        **notes,
-        "comparisons": [comparison.report() for comparison in comparisons],
-    }
+    document = {**provenance(), "bar": bar, **notes, "comparisons": [comparison.report() for comparison in comparisons]}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=2) + "\n")

@@ -12,6 +12,7 @@ divergence that it looks at.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import time
 from pathlib import Path
@@ -19,8 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.timing import Comparison, alternate, finish, quiet
+from benchmarks.timing import Comparison, alternate, finish, provenance, quiet
 from benchmarks.whole_runs import WholeRuns
+
+from lrl.evaluation.seeds import headline_seed
 
 CONFIG = "configs/half_cheetah/trpo_mlp.yaml"
 
@@ -75,12 +78,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env_steps", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--keep_runs", type=Path, help="folder for our run directories, each named by its seed")
+    parser.add_argument("--theirs_only", type=int, help="only sb3-contrib, on this many headline seeds")
 
 
 def main(options: argparse.Namespace) -> None:
     """Compare."""
     quiet()
     both = Both(CONFIG, options.env_steps, "val/return", options.keep_runs)
+    if options.theirs_only:
+        _theirs(both, options)
+        return
     ours, theirs = alternate(both.ours, both.theirs, options.repeats, warm=True)
     comparison = Comparison(
         name=f"HalfCheetah-v5, {both.steps} env steps",
@@ -90,3 +97,22 @@ def main(options: argparse.Namespace) -> None:
         notes={"returns": both.returns},
     )
     finish([comparison], bar=1.0, path=options.json, title="TRPO on a network against sb3-contrib", settings=both.model)
+
+
+def _theirs(both: Both, options: argparse.Namespace) -> None:
+    """Run sb3-contrib on the seeds of :mod:`lrl.evaluation.seeds`; the JSON file is complete after each of them."""
+    torch.set_num_threads(1)
+    seeds, minutes = [headline_seed(index) for index in range(options.theirs_only)], list[float]()
+    for done, seed in enumerate(seeds, 1):
+        both.seed["theirs"] = seed
+        minutes.append(round(both.steps / both.theirs() / 60, 2))
+        print(f"seed {seed}: {both.returns['theirs'][-1]:.0f} after {minutes[-1]} minutes", flush=True)
+        document = provenance() | {
+            "title": f"sb3-contrib's TRPO on HalfCheetah-v5, {both.steps} env steps, return of 20 held-out episodes",
+            "settings": both.model,
+            "seeds": seeds[:done],
+            "returns": both.returns["theirs"],
+            "minutes": minutes,
+        }
+        if options.json is not None:
+            options.json.write_text(json.dumps(document, indent=1) + "\n")
