@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from lrl.codecs.clipping import clip_to_box
 from lrl.codecs.codec import InvalidActionError
 from lrl.codecs.numbers import Numbers, split
 
@@ -106,9 +107,13 @@ class VectorPart(Part):
         return "\n".join([f"{name} {text}" for name, text in zip(self._names, texts)])
 
     def read(self, text: str) -> np.ndarray:
-        """As many numbers as there are dimensions; whoever acts clips them to the space."""
-        values = self._numbers.read(split(text, self._numbers.size))
-        return values.astype(self._space.dtype).reshape(self._space.shape)
+        """As many numbers as there are dimensions.
+
+        Numbers outside the space are returned as they were said, not cast to its dtype: whoever acts clips them.
+        """
+        values = self._numbers.read(split(text, self._numbers.size)).reshape(self._space.shape)
+        inside, clipped = clip_to_box(self._space, values)
+        return values if clipped else inside
 
 
 class PlainPart(Part):

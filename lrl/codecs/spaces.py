@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
-from lrl.codecs.numbers import NumberFormat, Range
+from lrl.codecs.numbers import NumberFormat, Range, Ranges
 from lrl.codecs.parts import CountsPart, JointPart, Part, PlainPart, VectorPart, WordsPart, flatten
 
 
@@ -22,8 +22,8 @@ class Wording:
 
     description: str = ""
     """What it is about, in a sentence or two."""
-    names: tuple[str, ...] | None = None
-    """Of the observed dimensions."""
+    names: tuple[str, ...] | Callable[[Any], tuple[str, ...] | None] | None = None
+    """Of the observed dimensions; or what tells them of the environment."""
     actions: tuple[str, ...] | None = None
     """Words for its actions."""
     ranges: tuple[Range, ...] | Callable[[Any], tuple[Range, ...] | None] | None = None
@@ -31,9 +31,14 @@ class Wording:
     has_expert: bool = False
     """Whether it can be asked what its expert would do."""
 
+    def of(self, native: gym.Env) -> Wording:
+        """The wording of one environment: names and ranges that depend on it are asked for."""
+        names = self.names(native) if callable(self.names) else self.names
+        return replace(self, names=names, ranges=self.ranges(native) if callable(self.ranges) else self.ranges)
+
 
 def part_for(
-    space: gym.Space, numbers: NumberFormat, wording: Wording, where: str, ranges: Sequence[Range] | None = None
+    space: gym.Space, numbers: NumberFormat, wording: Wording, where: str, ranges: Ranges | None = None
 ) -> Part:
     """The text of a space.
 
@@ -45,7 +50,7 @@ def part_for(
         ranges: what integers stand for; None takes the bounds.
 
     Raises:
-        ValueError: it is another space.
+        ValueError: it is another space, or the ranges do not fit it.
     """
     if isinstance(space, spaces.Discrete):
         return WordsPart(space, wording.actions if where == "action" else None)
@@ -56,10 +61,15 @@ def part_for(
     if isinstance(space, spaces.Box):
         ends = _ends(space, ranges, where)
         named = wording.names if numbers.names and where == "observation" else None
-        return VectorPart(space, numbers.writer(*ends, where), named)
+        assert not callable(named), "the wording of one environment is that of Wording.of()"
+        whole = np.issubdtype(space.dtype, np.integer)
+        return VectorPart(space, numbers.writer(*ends, where, whole), named)
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         leaves = dict(flatten(space, space))
-        parts = {path: part_for(leaf, numbers, Wording(), f"{where} {path}") for path, leaf in leaves.items()}
+        own = _ranges_by_key(ranges, leaves, where)
+        parts = {
+            path: part_for(leaf, numbers, Wording(), f"{where} {path}", own.get(path)) for path, leaf in leaves.items()
+        }
         return JointPart(space, parts)
     raise ValueError(
         f"the {where} space is {space}, which has no text; it must be a Discrete, MultiDiscrete, MultiBinary, Box or "
@@ -67,15 +77,40 @@ def part_for(
     )
 
 
-def _ends(space: spaces.Box, ranges: Sequence[Range] | None, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper end of every dimension, ``(dimension,)``."""
-    low, high = (np.asarray(bound, dtype=np.float64).ravel() for bound in (space.low, space.high))
+def _ranges_by_key(ranges: Ranges | None, leaves: Mapping[str, gym.Space], where: str) -> Mapping[str, Sequence[Range]]:
+    """The ranges of each Box of a Dict or Tuple, by its path; a single one is for all."""
+    boxes = [path for path, leaf in leaves.items() if isinstance(leaf, spaces.Box)]
     if ranges is None:
-        return low, high
-    if len(ranges) not in (1, len(low)):
-        raise ValueError(f"numbers.ranges has {len(ranges)} entries; the {where} has {len(low)} dimensions.")
+        return {}
+    if isinstance(ranges, Mapping):
+        unknown = [path for path in ranges if path not in boxes]
+        if unknown:
+            raise ValueError(
+                f"numbers.ranges has the key {unknown[0]!r}; the {where} has numbers under {', '.join(boxes)}."
+            )
+        return ranges
+    if len(ranges) > 1:
+        raise ValueError(
+            f"numbers.ranges is a list of {len(ranges)}, but the {where} has numbers under {', '.join(boxes)}; it must "
+            f"be by key, like {{{boxes[0]}: [[low, high]]}}."
+        )
+    return dict.fromkeys(boxes, ranges)
+
+
+def _ends(space: spaces.Box, ranges: Ranges | None, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper end of every dimension, ``(dimension,)``."""
+    if isinstance(ranges, Mapping):
+        keys = ", ".join(ranges)
+        raise ValueError(
+            f"numbers.ranges has the keys {keys}; the {where} is a Box, so it must be a list without keys."
+        )
+    if ranges is None:
+        return space.low.ravel(), space.high.ravel()
+    size = int(np.prod(space.shape))
+    if len(ranges) not in (1, size):
+        raise ValueError(f"numbers.ranges has {len(ranges)} entries; the {where} has {size} dimensions.")
     ends = np.asarray(ranges, dtype=np.float64)
-    return tuple(np.broadcast_to(ends, (len(low), 2)).T)  # pyright: ignore[reportReturnType]
+    return tuple(np.broadcast_to(ends, (size, 2)).T)  # pyright: ignore[reportReturnType]
 
 
 class SpaceCodec(TextCodec):
@@ -99,9 +134,10 @@ class SpaceCodec(TextCodec):
         wording: Wording | None = None,
     ) -> None:
         self.numbers, wording = numbers or NumberFormat(), wording or Wording()
+        if callable(wording.names) or callable(wording.ranges):
+            raise TypeError("The wording's names or ranges depend on the environment; codec_for asks it for them.")
+        self._check_numbers(observation_space, wording)
         self.has_expert = wording.has_expert
-        if callable(wording.ranges):
-            raise TypeError("The wording's ranges depend on the environment; codec_for asks it for them.")
         ranges = self.numbers.ranges or wording.ranges
         self._observation = part_for(observation_space, self.numbers, wording, "observation", ranges)
         self._action = part_for(action_space, self.numbers, wording, "action")
@@ -109,6 +145,15 @@ class SpaceCodec(TextCodec):
         self.tags_observations = isinstance(observation_space, spaces.Box) and not (
             self.numbers.names and wording.names
         )
+
+    def _check_numbers(self, space: gym.Space, wording: Wording) -> None:
+        """Refuse settings that would do nothing."""
+        if self.numbers.ranges and not any(isinstance(leaf, spaces.Box) for _, leaf in flatten(space, space)):
+            raise ValueError(f"numbers.ranges is set, but the observation space is {space}; it must be null.")
+        if self.numbers.names and not (isinstance(space, spaces.Box) and wording.names):
+            raise ValueError(
+                f"numbers.names is true, but no names are known of the observed numbers, {space}; it must be false."
+            )
 
     @property
     def description(self) -> str:

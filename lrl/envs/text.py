@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 
+from lrl.codecs.clipping import clip_to_space
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.envs.advice import expert_action
 from lrl.envs.native import NativeEnv
@@ -70,8 +70,8 @@ class TextEnv(gym.Wrapper):
 
     An answer whose format or action is not legal is an event of the environment: the native environment is not
     stepped, the reward is ``invalid_penalty``, the observation says what was wrong above the unchanged text, and
-    the episode terminates after ``max_invalid`` such answers in a row. Numbers beyond a Box are clipped to it, and
-    counted as ``clipped_numbers``. ``info`` always holds ``action_valid``,
+    the episode terminates after ``max_invalid`` such answers in a row. Numbers beyond a Box, also one inside a Dict or
+    Tuple, are clipped to it and counted as ``clipped_numbers``. ``info`` always holds ``action_valid``,
     ``success`` and ``invalid_reason`` (see :class:`~lrl.envs.native.NativeEnv`). Where the format has reasoning and
     actions are finitely many, ``reasoning_agrees`` says whether the action it names last is the one that was taken.
 
@@ -105,8 +105,6 @@ class TextEnv(gym.Wrapper):
         self._native = NativeEnv(env, success_return, reset_options)
         super().__init__(self._native)
         self.codec = codec
-        space = env.action_space
-        self._bounds = (space.low, space.high) if isinstance(space, gym.spaces.Box) else None
         self.observation_space = AnyText()
         self.action_space = AnyText()
         self._format = format_named(response_format)
@@ -144,7 +142,7 @@ class TextEnv(gym.Wrapper):
             observation, reward, terminated, truncated, info = self._refuse(str(error))
             return observation, reward, terminated, truncated, info | self._agreement(action, None)
         self._invalid = 0
-        native_action, clipped = self._clip(native_action)
+        native_action, clipped = clip_to_space(self._native.action_space, native_action)
         observation, reward, terminated, truncated, info = self._native.step(native_action)
         if clipped is not None:
             info["clipped_numbers"] = clipped
@@ -160,13 +158,6 @@ class TextEnv(gym.Wrapper):
             return {}
         taken = None if native_action is None else self.codec.action_to_text(native_action)
         return {"reasoning_agrees": taken is not None and self.codec.mentioned_action(thought) == taken}
-
-    def _clip(self, action: Any) -> tuple[Any, int | None]:
-        """An action inside the native space, and how many of its numbers were not; None where it is no Box."""
-        if self._bounds is None:
-            return action, None
-        inside = np.clip(action, *self._bounds)
-        return inside, int((inside != action).sum())
 
     def _show(self, observation: Any) -> str:
         self._text = self.codec.observation_to_text(observation, self._context)

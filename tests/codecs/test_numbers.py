@@ -67,11 +67,35 @@ def test_a_wrong_number_of_parts_is_refused():
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [({"kind": "words"}, "kind"), ({"precision": -1}, "precision"), ({"ranges": [(1.0, 0.0)]}, r"ranges\[0\]")],
+    [
+        ({"kind": "words"}, "kind"),
+        ({"precision": -1}, "precision"),
+        ({"ranges": [(1.0, 0.0)]}, r"ranges\[0\]"),
+        ({"ranges": {"velocity": [(0.0, 1.0), (1.0, 0.0)]}}, r"ranges.velocity\[1\]"),
+    ],
 )
 def test_wrong_settings_are_named(settings, named):
     with pytest.raises(ValueError, match=f"numbers.{named}"):
         NumberFormat(**settings)
+
+
+def test_ends_further_apart_than_the_largest_number_have_no_integers():
+    most = np.finfo(np.float64).max
+    with pytest.raises(ValueError, match="observation: dimension 0 goes from -1.79.*numbers.ranges"):
+        NumberFormat(kind="integers").writer([-most], [most], "observation")
+    with pytest.raises(ValueError, match=r"numbers.ranges\[1\] is .* a finite width apart"):
+        NumberFormat(kind="integers", ranges=[(0.0, 1.0), (-most, most)])
+
+
+def test_the_first_and_the_last_integer_are_the_ends_themselves():
+    numbers = Integers([-0.1, 1e6], [0.3, 1e6 + 1e-3])
+    assert numbers.read(["0", "0"]).tolist() == [-0.1, 1e6]
+    assert numbers.read(["999", "999"]).tolist() == [0.3, 1e6 + 1e-3]
+
+
+def test_an_unbounded_action_is_not_told_to_give_ranges_which_are_for_observations():
+    with pytest.raises(ValueError, match="action: dimension 0 goes from .*; numbers.kind must be decimals"):
+        NumberFormat(kind="integers").writer([0.0], [math.inf], "action")
 
 
 def test_an_unbounded_dimension_has_no_integers():

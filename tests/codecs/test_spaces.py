@@ -6,6 +6,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lrl.codecs.codec import InvalidActionError
 from lrl.codecs.numbers import NumberFormat
@@ -25,6 +27,25 @@ SPACES = [
     spaces.Tuple((spaces.Discrete(2), spaces.Tuple((spaces.MultiBinary(2), spaces.Discrete(3))))),
 ]
 INTEGERS = NumberFormat(kind="integers")
+WHOLE = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
+
+
+@st.composite
+def whole_boxes(draw, widest=None):
+    """A Box of one dimension of some integer dtype, with an element of it."""
+    dtype = draw(st.sampled_from(WHOLE))
+    least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    low = draw(st.integers(least, most - 1))
+    high = draw(st.integers(low + 1, most if widest is None else min(most, low + widest)))
+    space = spaces.Box(np.array([low], dtype), np.array([high], dtype), dtype=dtype)
+    return space, np.array([draw(st.integers(low, high))], dtype)
+
+
+def read_back(space, value, numbers=None):
+    codec = SpaceCodec(spaces.Discrete(2), space, numbers)
+    back = codec.text_to_action(codec.action_to_text(value))
+    assert back.dtype == space.dtype and space.contains(back)
+    return int(back[0])
 
 
 def same(a, b, atol):
@@ -44,6 +65,29 @@ def test_an_action_is_read_back_from_its_text(space, numbers):
         action = space.sample()
         back = codec.text_to_action(codec.action_to_text(action))
         assert same(action, back, 4 / 999 / 2 + 1e-6)
+
+
+@settings(deadline=None)
+@given(whole_boxes())
+def test_decimals_of_any_integer_box_are_read_back_exactly(pair):
+    space, value = pair
+    for end in (space.low, value, space.high):
+        assert read_back(space, end) == read_back(space, end, NumberFormat(precision=0)) == int(end[0])
+
+
+@settings(deadline=None)
+@given(whole_boxes(widest=999))
+def test_integers_of_an_integer_box_of_up_to_a_thousand_numbers_are_read_back_exactly(pair):
+    assert read_back(*pair, INTEGERS) == int(pair[1][0])
+
+
+@settings(deadline=None)
+@given(whole_boxes())
+def test_integers_of_a_wider_integer_box_are_read_back_to_half_a_bin_and_its_ends_exactly(pair):
+    space, value = pair
+    low, high = int(space.low[0]), int(space.high[0])
+    assert abs(read_back(space, value, INTEGERS) - int(value[0])) <= (high - low) / 999 / 2 * (1 + 1e-9) + 0.5
+    assert (read_back(space, space.low, INTEGERS), read_back(space, space.high, INTEGERS)) == (low, high)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -111,6 +155,54 @@ def test_a_space_without_text_is_named():
 def test_ranges_must_fit_the_dimensions():
     with pytest.raises(ValueError, match="numbers.ranges has 3 entries; the observation has 6"):
         SpaceCodec(BOX, spaces.Discrete(2), NumberFormat(kind="integers", ranges=[(0.0, 1.0)] * 3))
+
+
+def test_ranges_of_a_dict_or_a_tuple_are_given_by_key():
+    box = spaces.Box(-np.inf, np.inf, (2,))
+    body = spaces.Dict({"position": box, "speed": spaces.Tuple((box, box)), "count": spaces.Discrete(3)})
+    ranges = {"position": [(-1.0, 1.0), (0.0, 10.0)], "speed.0": [(0.0, 999.0)], "speed.1": [(0.0, 99.9)]}
+    codec = SpaceCodec(body, spaces.Discrete(2), NumberFormat(kind="integers", ranges=ranges))
+    seen = {"position": [0.0, 5.0], "speed": ([1.0, 2.0], [1.0, 2.0]), "count": 2}
+    assert codec.observation_to_text(seen) == "count: 2\nposition: 500,500\nspeed.0: 1,2\nspeed.1: 10,20"
+
+
+def test_one_range_is_for_all_numbers_of_a_dict_and_a_key_that_is_left_out_takes_the_bounds():
+    space = spaces.Dict({"a": spaces.Box(0.0, 999.0, (1,)), "b": spaces.Box(0.0, 99.9, (1,))})
+    seen = {"a": [7.0], "b": [7.0]}
+
+    def text(ranges):
+        return SpaceCodec(space, spaces.Discrete(2), NumberFormat(kind="integers", ranges=ranges)).observation_to_text(
+            seen
+        )
+
+    assert text([(0.0, 9990.0)]) == "a: 1\nb: 1"
+    assert text({"a": [(0.0, 9990.0)]}) == "a: 1\nb: 70" and text(None) == "a: 7\nb: 70"
+
+
+DICT = spaces.Dict({"a": spaces.Box(-np.inf, np.inf, (2,)), "b": spaces.Discrete(2)})
+
+
+@pytest.mark.parametrize(
+    ("space", "ranges", "sentence"),
+    [
+        (DICT, {"c": [(0.0, 1.0)]}, "numbers.ranges has the key 'c'; the observation has numbers under a"),
+        (DICT, {"b": [(0.0, 1.0)]}, "numbers.ranges has the key 'b'"),
+        (DICT, [(0.0, 1.0)] * 2, r"is a list of 2, .*; it must be by key, like \{a: \[\[low, high\]\]\}"),
+        (DICT, {"a": [(0.0, 1.0)] * 3}, "numbers.ranges has 3 entries; the observation a has 2 dimensions"),
+        (DICT, None, r"observation a: dimension 0 goes from -inf to inf.*give numbers.ranges, \{a: one \[low, high\]"),
+        (BOX, {"a": [(0.0, 1.0)]}, "numbers.ranges has the keys a; the observation is a Box"),
+        (spaces.Discrete(3), [(0.0, 1.0)], "numbers.ranges is set, but the observation space is Discrete"),
+    ],
+)
+def test_ranges_that_do_not_fit_the_space_are_one_sentence(space, ranges, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        SpaceCodec(space, spaces.Discrete(2), NumberFormat(kind="integers", ranges=ranges))
+
+
+@pytest.mark.parametrize("space", [BOX, DICT, spaces.Discrete(3)], ids=["Box", "Dict", "Discrete"])
+def test_names_that_nobody_knows_are_refused(space):
+    with pytest.raises(ValueError, match="numbers.names is true, but no names are known of .*; it must be false"):
+        SpaceCodec(space, spaces.Discrete(2), NumberFormat(names=True))
 
 
 def test_words_must_be_as_many_as_actions():

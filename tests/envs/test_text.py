@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lrl.codecs.grid import FrozenLakeCodec, draw
+from lrl.codecs.registry import codec_for
 from lrl.envs.native import NativeEnv
 from lrl.envs.text import TextEnv
 
@@ -148,3 +149,37 @@ def test_whether_the_reasoning_names_the_action_that_was_taken() -> None:
         "left": False,
     }
     assert {text: env.step(text)[4]["reasoning_agrees"] for text in answers} == answers
+
+
+class Boxes(gym.Env):
+    """Keeps the action that it is given, of a space that holds a Box."""
+
+    observation_space = gym.spaces.Discrete(1)
+
+    def __init__(self, action_space: gym.Space) -> None:
+        self.action_space = action_space
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        self.action = action
+        return 0, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("space", "text", "expected", "clipped"),
+    [
+        (gym.spaces.Box(0, 255, (2,), np.uint8), "300,-1", [255, 0], 2),
+        (gym.spaces.Dict({"by": gym.spaces.Box(0, 255, (2,), np.uint8)}), "by: 300,7", {"by": [255, 7]}, 1),
+        (gym.spaces.Tuple((gym.spaces.Box(-1.0, 1.0, (1,)), gym.spaces.Discrete(2))), "0: -9\n1: 1", (-1.0, 1), 1),
+    ],
+    ids=["Box", "Dict", "Tuple"],
+)
+def test_the_environment_is_stepped_with_the_nearest_action_of_its_space(space, text, expected, clipped) -> None:
+    native = Boxes(space)
+    env = TextEnv(native, codec_for(native), "direct")
+    env.reset()
+    info = env.step(f"<action>{text}</action>")[4]
+    np.testing.assert_equal(native.action, expected)
+    assert info["clipped_numbers"] == clipped and space.contains(native.action)
