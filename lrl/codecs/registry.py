@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TypeVar
 
 import gymnasium as gym
@@ -44,10 +43,9 @@ def codec_for(env: gym.Env, numbers: NumberFormat | None = None) -> TextCodec:
         if numbers is not None:
             raise ValueError(f"env.numbers is set, but {name} is told in words; it must be null.")
         return build(native)
-    if wording is not None and callable(wording.ranges):
-        wording = replace(wording, ranges=wording.ranges(native))
     try:
-        return SpaceCodec(native.observation_space, native.action_space, numbers, wording)
+        own = None if wording is None else wording.of(native)
+        return SpaceCodec(native.observation_space, native.action_space, numbers, own)
     except ValueError as error:
         raise ValueError(f"env is {name!r}: {error}") from error
 

@@ -6,11 +6,12 @@ that happens: the ends of an episode where there are some, else values that a go
 
 from __future__ import annotations
 
-from lrl.codecs.mujoco import mujoco_ranges
+from lrl.codecs.mujoco import mujoco_names, mujoco_ranges
 from lrl.codecs.spaces import Wording
 
 MUJOCO = Wording(
     description="A simulated body with motors at its joints. The observation lists positions, then velocities.",
+    names=mujoco_names,
     ranges=mujoco_ranges,
 )
 """Every MuJoCo body."""

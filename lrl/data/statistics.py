@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 from gymnasium import spaces
 
-from lrl.codecs.numbers import Range
+from lrl.codecs.numbers import Range, Ranges
+from lrl.codecs.parts import flatten
 from lrl.data.minari_storage import DatasetReader
 
 
-def observation_ranges(dataset_id: str) -> list[Range]:
+def observation_ranges(dataset_id: str) -> Ranges:
     """Least and greatest of every observed number, for ``env.numbers.ranges``.
 
     The configuration saves them with the policy: training and evaluation read the same numbers.
@@ -18,18 +19,28 @@ def observation_ranges(dataset_id: str) -> list[Range]:
         dataset_id: Minari's name, local.
 
     Returns:
-        One ``(low, high)`` per dimension; 0.5 to both sides of a number that never changes.
+        One ``(low, high)`` per dimension; 0.5 to both sides of a number that never changes. Of a Dict or Tuple a list
+        of these for each Box, by its key.
 
     Raises:
-        ValueError: the data set is missing, empty or damaged, or its observations are no vectors.
+        ValueError: the data set is missing, empty or damaged, or nothing that is observed is a Box.
     """
     reader = DatasetReader(dataset_id)
-    if not isinstance(reader.observation_space, spaces.Box):
-        raise ValueError(f"dataset_id is {dataset_id!r}, observed as {reader.observation_space}; it must be a Box.")
-    low = np.full(int(np.prod(reader.observation_space.shape)), np.inf)
-    high = -low
+    space = reader.observation_space
+    boxes = {path: leaf for path, leaf in flatten(space, space) if isinstance(leaf, spaces.Box)}
+    if not boxes:
+        raise ValueError(f"dataset_id is {dataset_id!r}, observed as {space}; it must be a Box, or hold one.")
+    ends = {path: np.full((2, int(np.prod(box.shape))), np.inf) for path, box in boxes.items()}
     for index in range(len(reader.lengths)):
-        seen = np.reshape(reader.episode(index).observations, (-1, len(low)))
-        low, high = np.minimum(low, seen.min(0)), np.maximum(high, seen.max(0))
+        steps = [dict(flatten(space, seen)) for seen in reader.episode(index).observations]
+        for path, (low, negated) in ends.items():
+            seen = np.reshape([step[path] for step in steps], (len(steps), -1))
+            np.minimum(low, seen.min(0), out=low)
+            np.minimum(negated, -seen.max(0).astype(np.float64), out=negated)
+    ranges = {path: _ranges(low, -negated) for path, (low, negated) in ends.items()}
+    return ranges[""] if isinstance(space, spaces.Box) else ranges
+
+
+def _ranges(low: np.ndarray, high: np.ndarray) -> list[Range]:
     constant = low == high
     return [*zip((low - 0.5 * constant).tolist(), (high + 0.5 * constant).tolist(), strict=True)]

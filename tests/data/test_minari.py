@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 
+import gymnasium as gym
 import h5py
 import minari
 import numpy as np
@@ -12,11 +13,12 @@ import torch
 
 import lrl.data.minari as module
 from lrl.codecs.numbers import NumberFormat
+from lrl.codecs.spaces import SpaceCodec
 from lrl.data import minari_storage
 from lrl.data.collection import collect
 from lrl.data.demonstrations import DemonstrationsDataModule, ExpertDemonstrations, JsonlDemonstrations
 from lrl.data.minari import MinariDemonstrations, write_jsonl
-from lrl.data.minari_storage import DatasetReader, data_path
+from lrl.data.minari_storage import DatasetReader, DatasetWriter, data_path
 from lrl.data.statistics import observation_ranges
 from lrl.data.symmetry import Symmetry
 from lrl.envs.factory import GymnasiumEnvs
@@ -451,6 +453,22 @@ def test_ranges_are_what_the_data_set_spans(datasets, monkeypatch):
     assert (written.min(0) == 0).all() and (written.max(0) == 999).all()
     with pytest.raises(ValueError, match="lrl/lakes-v0', observed as .*; it must be a Box"):
         observation_ranges("lrl/lakes-v0")
+
+
+def test_ranges_of_a_dict_are_told_by_key(datasets):
+    box = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    space = gym.spaces.Dict({"position": box, "count": gym.spaces.Discrete(9), "speed": gym.spaces.Tuple((box,))})
+    steps = [np.array([-3.0, 1.0]), np.array([2.0, 1.0])]
+    seen = [{"position": step, "count": 4, "speed": (10 * step,)} for step in steps]
+    episode = {"seed": 0, "context": None, "success": False, "observations": [*seen, seen[0]], "actions": [0, 1]}
+    episode |= {"rewards": [0.0, 0.0], "terminations": [False, True], "truncations": [False, False]}
+    with DatasetWriter("lrl/joint-v0", space, gym.spaces.Discrete(2), None) as writer:
+        writer.add([episode | {"random_steps": [], "advised": []}])
+        writer.finish({})
+    ranges = observation_ranges("lrl/joint-v0")
+    assert ranges == {"position": [(-3.0, 2.0), (0.5, 1.5)], "speed.0": [(-30.0, 20.0), (9.5, 10.5)]}
+    codec = SpaceCodec(space, gym.spaces.Discrete(2), NumberFormat(kind="integers", ranges=ranges))
+    assert codec.observation_to_text(seen[1]) == "count: 4\nposition: 999,500\nspeed.0: 999,500"
 
 
 class Upside(Symmetry):

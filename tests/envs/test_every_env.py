@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from lrl.codecs.mujoco import mujoco_ranges
+from lrl.codecs.mujoco import mujoco_names, mujoco_ranges
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.registry import codec_for
 from lrl.envs.factory import GymnasiumEnvs
@@ -60,6 +60,8 @@ def test_integers_lose_next_to_nothing_of_a_body(id, size):
     native = GymnasiumEnvs(id, kwargs).make_native()
     low, high = np.array(mujoco_ranges(native.unwrapped)).T
     assert size is None or len(low) == size
+    names = mujoco_names(native.unwrapped)
+    assert len(names) == len(set(names)) == len(low), "each number has a name of its own"
     native.reset(seed=0)
     native.action_space.seed(0)
     seen = np.array([native.step(native.action_space.sample())[0] for _ in range(200)])
@@ -77,6 +79,25 @@ def test_dm_control_is_told_by_its_spaces(kwargs):
     assert GymnasiumEnvs("shimmy:dm_control/cheetah-run-v0").codec.observation_to_text(
         {"position": np.zeros(8), "velocity": np.ones(9)}
     ).splitlines()[1] == "velocity: " + ",".join(["1.000"] * 9)
+
+
+@pytest.mark.filterwarnings("ignore:.*DISPLAY:Warning")
+def test_dm_control_can_be_told_in_integers():
+    numbers = NumberFormat(kind="integers", ranges={"position": [(-999.0, 999.0)], "velocity": [(0.0, 999.0)]})
+    codec = GymnasiumEnvs("shimmy:dm_control/cheetah-run-v0", numbers=numbers).codec
+    text = codec.observation_to_text({"position": np.ones(8), "velocity": np.full(9, 7.0)})
+    assert text.splitlines() == ["position: " + ",".join(["500"] * 8), "velocity: " + ",".join(["7"] * 9)]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "first"), [({}, ()), ({"exclude_current_positions_from_observation": False}, ("x",))]
+)
+def test_the_numbers_of_half_cheetah_have_the_names_of_gymnasiums_documentation(kwargs, first):
+    joints = [f"{end} {part}" for end in ("back", "front") for part in ("thigh", "shin", "foot")]
+    names = [*first, "height", "pitch", *joints, *(f"{name} velocity" for name in ("x", "height", "pitch", *joints))]
+    envs = GymnasiumEnvs("HalfCheetah-v5", kwargs, numbers=NumberFormat(names=True, precision=0))
+    text = envs.codec.observation_to_text(np.arange(len(names)))
+    assert text.splitlines() == [f"{name} {number}" for number, name in enumerate(names)]
 
 
 @pytest.mark.parametrize("id", TOYS)
