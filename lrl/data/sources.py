@@ -110,7 +110,8 @@ class JsonlDemonstrations(Demonstrations):
     What was seen stands under ``observation``, with or without ``<observation>`` tags, or as it is under ``prompt``. An
     answer stands under ``response`` as it is, or its action under ``action``, with or without ``<action>`` tags, and
     what was thought under ``reasoning``: these are put into the policy's format, and tags are there exactly where the
-    environment writes them. The original's files, ``{"observation": ..., "action": ...}``, are such files.
+    environment writes them. An action of finitely many may also be its number in the action space. The original's
+    files, ``{"observation": ..., "action": ...}``, are such files.
 
     Args:
         path: the file.
@@ -153,15 +154,23 @@ class JsonlDemonstrations(Demonstrations):
 
 
 _ACTION_TAGS = re.compile(r"^\s*<action>|</action>\s*$")
+_DIGITS = re.compile(r"\s*-?[0-9]{1,18}\s*")
 _OBSERVATION_TAGS = re.compile(r"^\s*<observation>|</observation>\s*$")
 
 
 def _action(codec: TextCodec, text: str) -> Any:
-    """A native action; numbers stand in tags, as the environment wants them, and words may."""
+    """A native action; numbers stand in tags, as the environment wants them, and words may.
+
+    Where actions are words, their numbers in the action space will do as well.
+    """
+    bare = _ACTION_TAGS.sub("", text)
+    words = codec.action_texts or ()
+    if _DIGITS.fullmatch(bare) and bare not in words and int(bare) in map(codec.text_to_action, words):
+        return int(bare)
     try:
         return codec.text_to_action(text)
     except InvalidActionError:
-        return codec.text_to_action(_ACTION_TAGS.sub("", text))
+        return codec.text_to_action(bare)
 
 
 def _text(record: dict[str, Any], *keys: str) -> str:

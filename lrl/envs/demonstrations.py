@@ -18,6 +18,8 @@ from lrl.rewards.row import Row
 
 ACTIONS = FrozenLakeCodec().action_texts
 Q_COLUMNS = tuple(f"q_value_{action.lower()}" for action in ACTIONS)
+NEEDED = ("state_str", "action_text", *Q_COLUMNS)
+"""Columns that a file must have."""
 COLUMNS = ("state", "state_str", "action", "action_text", *Q_COLUMNS, "reward", "next_state", "done", "batch_idx")
 """``state_str`` is the environment's ``ansi`` picture with ``|`` for newlines: an empty line or the last action, then
 the map, in which an escape code colours the agent's cell."""
@@ -29,8 +31,11 @@ _HEADER = re.compile(r"\s*(\((Left|Down|Right|Up)\))?\s*")
 class CsvRows(RowSource):
     """The states of a file of demonstrations, each as often as it is in there or once.
 
+    The columns :data:`NEEDED` are enough: the state is then the cell that ``state_str`` colours. Of the other
+    :data:`COLUMNS` those that are there are read as well, and must agree.
+
     Args:
-        path: the file, with the columns :data:`COLUMNS`; others are ignored.
+        path: the file; columns that are not among :data:`COLUMNS` are ignored.
         distinct: keep one row of each state of a map and its values. The original's file repeats 11 of them.
         is_slippery: what the description of the environment says.
     """
@@ -56,7 +61,7 @@ class CsvRows(RowSource):
         try:
             with self.path.open(newline="", encoding="utf-8") as file:
                 reader = csv.DictReader(file)
-                missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+                missing = [column for column in NEEDED if column not in (reader.fieldnames or ())]
                 if missing:
                     raise ValueError(f"{self.path}, row 0 (the header), column {missing[0]}: it is missing.")
                 yield from reader
@@ -68,16 +73,19 @@ def _read_row(record: Mapping[str, Any], where: str) -> Row:
     cell = _Cells(record, where)
     desc, agent = cell.read("state_str", decode_picture, "an ansi picture of the map with | for newlines")
     size = len(desc) * len(desc[0])
-    state = cell.read("state", _index_below(size), f"a cell's index below {size}")
+    state = cell.read_optional("state", _index_below(size), f"a cell's index below {size}", agent)
+    if state is None:
+        raise ValueError(f"{where}, column state_str: no cell is coloured, and there is no column state to say where.")
     if agent not in (None, state):
         raise ValueError(f"{where}, column state_str: the agent is drawn on cell {agent}; column state says {state}.")
-    action = cell.read("action", _index_below(len(ACTIONS)), "0, 1, 2 or 3")
-    named = cell.read("action_text", str, "an action's name")
-    if named.strip().upper() != ACTIONS[action]:
-        raise ValueError(f"{where}, column action_text: it is {named!r}; action {action} is {ACTIONS[action]}.")
+    named = cell.read("action_text", _action_named, f"one of {', '.join(ACTIONS)}")
+    action = cell.read_optional("action", _index_below(len(ACTIONS)), "0, 1, 2 or 3", named)
+    if named != action:
+        text = record["action_text"]
+        raise ValueError(f"{where}, column action_text: it is {text!r}; action {action} is {ACTIONS[action]}.")
     values = np.array([cell.read(column, _finite, "a finite number") for column in Q_COLUMNS])
-    cell.read("next_state", _index_below(size), f"a cell's index below {size}")
-    cell.read("reward", _finite, "a finite number")
+    cell.read_optional("next_state", _index_below(size), f"a cell's index below {size}")
+    cell.read_optional("reward", _finite, "a finite number")
     return row_of(state, desc, values, action)
 
 
@@ -96,6 +104,14 @@ class _Cells:
             return convert(text)
         except ValueError as error:
             raise ValueError(f"{self.where}, column {column}: it is {text!r}; it must be {expected}.") from error
+
+    def read_optional(self, column: str, convert: Callable[[str], Any], expected: str, without: Any = None) -> Any:
+        """The converted cell of ``column``; ``without`` where the file has no such column."""
+        return self.read(column, convert, expected) if column in self.record else without
+
+
+def _action_named(text: str) -> int:
+    return ACTIONS.index(text.strip().upper())
 
 
 def _finite(text: str) -> float:

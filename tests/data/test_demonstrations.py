@@ -132,6 +132,7 @@ def test_a_hundred_thousand_demonstrations_start_at_once(data):
         ('{"action": "LEFT"}', "line 1: it has no observation or prompt"),
         ('{"observation": 1, "action": "LEFT"}', "line 1: observation is 1"),
         ('{"observation": "x", "action": "LEFT"}\n{"observation": "x", "action": "JUMP"}', "line 2: .*JUMP"),
+        ('{"observation": "x", "action": "<action>4</action>"}', "line 1: action is '<action>4</action>'"),
         ('{"observation": "x", "action": "LEFT"}\n\n{', "line 3: it must be a JSON object"),
         ("[1]", "line 1: it must be a JSON object"),
         ("1", "line 1: it must be a JSON object"),
@@ -155,6 +156,8 @@ def test_a_missing_file_is_one_sentence(tmp_path, policy):
     [
         ({"action": "LEFT"}, "<think></think><answer>LEFT</answer>"),
         ({"action": "<action>LEFT</action>"}, "<think></think><answer>LEFT</answer>"),
+        ({"action": "<action>2</action>"}, "<think></think><answer>RIGHT</answer>"),
+        ({"action": "0"}, "<think></think><answer>LEFT</answer>"),
         ({"action": "UP", "reasoning": "so"}, "<think>so</think><answer>UP</answer>"),
         ({"response": "whatever"}, "whatever"),
     ],

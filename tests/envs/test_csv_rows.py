@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lrl.envs.demonstrations import COLUMNS, CsvRows, decode_picture, demonstrate, write_csv
+from lrl.envs.demonstrations import COLUMNS, Q_COLUMNS, CsvRows, decode_picture, demonstrate, write_csv
 from lrl.envs.frozen_lake_rows import ExpertQRows
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "expert_q.py"
@@ -59,6 +59,21 @@ def test_a_first_row_without_last_action_and_other_columns_are_read(tmp_path: Pa
     lines = path.read_text().replace("\r", "").splitlines()
     path.write_text("\n".join([f",{lines[0]}", f"0,{lines[1]}"]))
     assert CsvRows(str(path)).rows()[0].state == 0
+
+
+def test_a_file_of_pictures_action_names_and_values_is_enough(tmp_path: Path) -> None:
+    least = {column: ORIGINAL[column] for column in ("state_str", "action_text", *Q_COLUMNS)}
+    assert CsvRows(file_with(tmp_path, least)).rows() == CsvRows(file_with(tmp_path, ORIGINAL)).rows()
+    with pytest.raises(ValueError, match="row 1, column action_text: it is 'JUMP'; it must be one of LEFT, DOWN"):
+        CsvRows(file_with(tmp_path, least | {"action_text": "JUMP"})).rows()
+    with pytest.raises(ValueError, match="row 1, column state_str: no cell is coloured, and there is no column state"):
+        CsvRows(file_with(tmp_path, least | {"state_str": "|SFFF|FHFH|FFFH|HFFG|"})).rows()
+
+
+@pytest.mark.parametrize("column", ["state", "action", "reward", "next_state", "done", "batch_idx"])
+def test_any_other_column_may_be_missing(column: str, tmp_path: Path) -> None:
+    whole = CsvRows(file_with(tmp_path, ORIGINAL)).rows()
+    assert CsvRows(file_with(tmp_path, {k: v for k, v in ORIGINAL.items() if k != column})).rows() == whole
 
 
 def test_repeated_states_are_kept_once_unless_asked_for(tmp_path: Path) -> None:
