@@ -2,16 +2,21 @@
 
 python scripts/collect.py --policy expert --env_id lrl/BabyAI-GoToLocal-v0 --dataset_id lrl/babyai-goto/bot-v0
 python scripts/collect.py --policy runs/frozen_lake/grpo/<run> --env_id FrozenLake-v1 --dataset_id lrl/lake/llm-v0
+python scripts/collect.py --policy runs/cartpole/ppo/<run> --env_id CartPole-v1 --dataset_id lrl/cartpole/ppo-v0
 python scripts/collect.py --env_id lrl/BabyAI-GoToLocal-v0 --dataset_id lrl/babyai-goto/bot-v0 --jsonl goto.jsonl
+
+A checkpoint may hold any policy that can act: a language model in text, or a network in native actions.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lrl.codecs.numbers import Ranges
     from lrl.data.collection import Collected
     from lrl.envs.factory import GymnasiumEnvs
     from lrl.policies.policy import Policy
@@ -31,8 +36,8 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--seed", type=int, default=0, help="of the first episode")
     parser.add_argument("--num_envs", type=int, default=1, help="side by side; the data set does not depend on it")
     parser.add_argument("--vectorization", choices=("sync", "async"), default="sync", help="async: in processes")
-    parser.add_argument("--temperature", type=float, default=0.0, help="of a language model; 0 decodes greedily")
-    parser.add_argument("--random_share", type=float, default=0.0, help="of turns with a random action, not learned")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of a checkpoint; 0 is its best action")
+    parser.add_argument("--random_share", type=float, default=0.0, help="of turns with a random action, text only")
     parser.add_argument("--successful_only", action="store_true", help="keep what the environment calls a success")
     parser.add_argument("--jsonl", type=Path, metavar="FILE", help="write the data set as JSON lines as well")
     parser.add_argument("--ranges", action="store_true", help="print what its observations span, for env.numbers")
@@ -69,8 +74,14 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.ranges:
         from lrl.data.statistics import observation_ranges
 
-        ends = ", ".join(f"[{low:.6g}, {high:.6g}]" for low, high in observation_ranges(arguments.dataset_id))
-        print(f"numbers: {{kind: integers, ranges: [{ends}]}}")
+        ranges = observation_ranges(arguments.dataset_id)
+        print(f"numbers: {{kind: integers, ranges: {_yaml(ranges)}}}")
+
+
+def _yaml(ranges: Ranges) -> str:
+    if isinstance(ranges, Mapping):
+        return "{" + ", ".join(f"{key}: {_yaml(own)}" for key, own in ranges.items()) + "}"
+    return "[" + ", ".join(f"[{low:.6g}, {high:.6g}]" for low, high in ranges) + "]"
 
 
 def load(arguments: argparse.Namespace) -> tuple[Policy | None, GymnasiumEnvs]:

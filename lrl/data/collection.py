@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from lrl.codecs.codec import TextCodec
 from lrl.data.minari_storage import DatasetWriter
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
-from lrl.envs.text import NativeStart, NativeStep
+from lrl.envs.native import NativeStart, NativeStep
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
 from lrl.policies.noisy import NoisyPolicy, RandomAnswer
 from lrl.policies.policy import Policy
@@ -61,10 +61,11 @@ class RecordedEpisode:
 
 
 class EpisodeRecorder(VectorWrapper):
-    """Vectorised text environments that hand over each episode at its end.
+    """Vectorised environments that hand over each episode at its end.
 
     Args:
-        envs: of :class:`~lrl.envs.text.TextEnv`. A reset's options say under ``episode`` which episode each plays.
+        envs: of :class:`~lrl.envs.text.TextEnv` or :class:`~lrl.envs.native.NativeEnv`. A reset's options say under
+            ``episode`` which episode each plays.
         on_episode: takes the episodes, in the order of their ends; each once, though idle environments are reset again.
     """
 
@@ -126,13 +127,7 @@ class RecordedEnvs(EnvFactory):
         return self.env.codec
 
     def make(self, num_envs: int, response_format: str | None) -> VectorEnv:
-        """See :meth:`EnvFactory.make`.
-
-        Raises:
-            ValueError: native environments are asked for.
-        """
-        if response_format is None:
-            raise ValueError("policy gives native actions; only policies that answer in text can be recorded.")
+        """See :meth:`EnvFactory.make`."""
         return EpisodeRecorder(self.env.make(num_envs, response_format), self.on_episode)
 
 
@@ -165,7 +160,9 @@ def collect(
 ) -> Collected:
     """Play episodes ``0 .. episodes - 1``, each to its end, and write them as a Minari data set in this order.
 
-    The data set does not depend on ``num_envs``. It is written whole or not at all.
+    What is written are native observations and actions, whether the policy answers in text or acts natively. The data
+    set does not depend on ``num_envs``, up to rounding in a network's matrix products. It is written whole or not at
+    all.
 
     Args:
         policy: connected and configured.
@@ -178,7 +175,7 @@ def collect(
         commit: of the code, for the metadata.
         sampling: how the policy decides; None takes its own way.
         random_share: of turns in which a random action is taken instead; such steps are kept, and marked as no
-            demonstrations.
+            demonstrations. Only for a policy that answers in text.
         successful_only: keep only what the environment calls a success.
         on_episode: called at the end of each episode.
 
@@ -187,7 +184,8 @@ def collect(
     """
     native = env.make_native()
     native.close()
-    policy = NoisyPolicy(policy, random_share)
+    if random_share or policy.response_format is not None:
+        policy = NoisyPolicy(policy, random_share)
     with DatasetWriter(dataset_id, native.observation_space, native.action_space, native.spec) as writer:
         kept = _InOrder(writer, successful_only)
         results = evaluate_policy(

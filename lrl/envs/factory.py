@@ -139,7 +139,7 @@ class GymnasiumEnvs(EnvFactory):
         self.make_native().close()  # a bad setting is one error here, not one per process
         native = functools.partial(_make_native, self.id, self.kwargs, self.max_episode_steps)
         if response_format is None:
-            make_one = functools.partial(_make_measured, native, self.success_return, self.reset_options)
+            make_one = functools.partial(_make_measured, native, self.success_return, self.reset_options, self.codec)
         else:
             rule = (response_format, self.invalid_penalty, self.max_invalid, self.success_return, self.reset_options)
             make_one = functools.partial(_make_text, native, self.codec, rule)

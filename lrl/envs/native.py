@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.utils import seeding
+
+from lrl.codecs.codec import TextCodec
+
+
+@dataclass(frozen=True)
+class NativeStart:
+    """What a reset of a native environment returned."""
+
+    observation: Any
+    context: Any
+    """The codec's, see :meth:`~lrl.codecs.codec.TextCodec.context`; None without a codec."""
+
+
+@dataclass(frozen=True)
+class NativeStep:
+    """What a native environment was stepped with, and what it returned."""
+
+    action: Any
+    observation: Any
+    reward: float
 
 
 class NativeEnv(gym.Wrapper):
@@ -23,17 +44,25 @@ class NativeEnv(gym.Wrapper):
         env: a native environment.
         success_return: see above.
         reset_options: of every reset; those of a call count more.
+        codec: whose context is recorded with each episode, so that the recording can be put into words later.
 
     Attributes:
+        records: whether ``info["native"]`` holds a :class:`NativeStart` after a reset and a :class:`NativeStep` after
+            a step. Set it before a reset.
         noise_seed: if set, the environment's random numbers are seeded with it after each reset, so that
             environments of one group can share their start but not what happens to them afterwards.
     """
 
     def __init__(
-        self, env: gym.Env, success_return: float | None = None, reset_options: Mapping[str, Any] | None = None
+        self,
+        env: gym.Env,
+        success_return: float | None = None,
+        reset_options: Mapping[str, Any] | None = None,
+        codec: TextCodec | None = None,
     ) -> None:
         super().__init__(env)
-        self._reset_options = dict(reset_options or {})
+        self._reset_options, self._codec = dict(reset_options or {}), codec
+        self.records = False
         self.noise_seed: int | None = None
         spec = env.unwrapped.spec
         registered = None if spec is None else spec.reward_threshold
@@ -47,7 +76,11 @@ class NativeEnv(gym.Wrapper):
         if self.noise_seed is not None:
             self.env.unwrapped.np_random = seeding.np_random(int(self.noise_seed))[0]
         self._return, self._rewarded = 0.0, False
-        return observation, {"action_valid": True, "success": False, "invalid_reason": ""}
+        info: dict[str, Any] = {"action_valid": True, "success": False, "invalid_reason": ""}
+        if self.records:
+            context = None if self._codec is None else self._codec.context(self.env)
+            info["native"] = NativeStart(observation, context)
+        return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the native environment."""
@@ -56,13 +89,10 @@ class NativeEnv(gym.Wrapper):
         self._return += reward
         success = (terminated or truncated) and self._succeeded(reward, terminated, info)
         self._rewarded |= reward > 0
-        return (
-            observation,
-            reward,
-            terminated,
-            truncated,
-            {"action_valid": True, "success": success, "invalid_reason": "", **reward_terms(info)},
-        )
+        told = {"action_valid": True, "success": success, "invalid_reason": "", **reward_terms(info)}
+        if self.records:
+            told["native"] = NativeStep(action, observation, reward)
+        return observation, reward, terminated, truncated, told
 
     def _succeeded(self, reward: float, terminated: bool, info: dict[str, Any]) -> bool:
         verdict = info.get("success", info.get("is_success"))

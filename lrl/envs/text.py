@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -47,24 +46,6 @@ class AdvisedText(str):
         return advised
 
 
-@dataclass(frozen=True)
-class NativeStart:
-    """What a reset gave, before it was put into words."""
-
-    observation: Any
-    context: Any
-    """The codec's, see :meth:`~lrl.codecs.codec.TextCodec.context`."""
-
-
-@dataclass(frozen=True)
-class NativeStep:
-    """What the native environment was given, and what it gave back."""
-
-    action: Any
-    observation: Any
-    reward: float
-
-
 class TextEnv(gym.Wrapper):
     """A native environment that shows text and takes answers.
 
@@ -86,8 +67,6 @@ class TextEnv(gym.Wrapper):
 
     Attributes:
         advises: whether observations are :class:`AdvisedText`, by :mod:`lrl.envs.advice`. Set it before a reset.
-        records: whether ``info["native"]`` holds a :class:`NativeStart` after a reset and a :class:`NativeStep` after
-            a step; an answer that is not legal has none. Set it before a reset.
     """
 
     def __init__(
@@ -102,7 +81,7 @@ class TextEnv(gym.Wrapper):
     ) -> None:
         if max_invalid < 1:
             raise ValueError(f"max_invalid is {max_invalid}; it must be at least 1.")
-        self._native = NativeEnv(env, success_return, reset_options)
+        self._native = NativeEnv(env, success_return, reset_options, codec)
         super().__init__(self._native)
         self.codec = codec
         self.observation_space = AnyText()
@@ -114,7 +93,6 @@ class TextEnv(gym.Wrapper):
         self._context: Any = None
         self._text = ""
         self.advises = False
-        self.records = False
 
     @property
     def noise_seed(self) -> int | None:
@@ -130,8 +108,6 @@ class TextEnv(gym.Wrapper):
         observation, info = self._native.reset(seed=seed, options=options)
         self._invalid = 0
         self._context = self.codec.context(self._native.env)
-        if self.records:
-            info["native"] = NativeStart(observation, self._context)
         return self._show(observation), info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -146,8 +122,6 @@ class TextEnv(gym.Wrapper):
         observation, reward, terminated, truncated, info = self._native.step(native_action)
         if clipped is not None:
             info["clipped_numbers"] = clipped
-        if self.records:
-            info["native"] = NativeStep(native_action, observation, reward)
         info |= self._agreement(action, native_action)
         return self._show(observation), reward, terminated, truncated, info
 

@@ -45,7 +45,10 @@ class NoisyPolicy(Policy):
         if not 0 <= random_share < 1:
             raise ValueError(f"random_share is {random_share}; it must be in [0, 1).")
         if policy.response_format is None:
-            raise ValueError(f"{type(policy).__name__} does not answer in text; it must, to take random actions.")
+            raise ValueError(
+                f"random_share is {random_share}, but {type(policy).__name__} acts natively; it must be 0 for a policy "
+                "that does not answer in text."
+            )
         self.policy, self.random_share, self.codec = policy, random_share, policy.codec
         self._response_format = policy.response_format
         self._format = format_named(policy.response_format)
