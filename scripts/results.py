@@ -19,6 +19,7 @@ from lrl.evaluation.results import (
     draw_picture,
     environments_table,
     fill,
+    final_values,
     kept_results,
     learning_table,
     pictures,
@@ -26,6 +27,7 @@ from lrl.evaluation.results import (
     summarise,
     text_cost_table,
 )
+from lrl.evaluation.seed_intervals import check_bounds
 
 RESULTS, PICTURES = Path("assets/results"), Path("assets/pictures")
 PAGES = (Path("README.md"), Path("configs/README.md"))
@@ -49,6 +51,9 @@ def main() -> None:
     keep_parser.add_argument("--machine", default="2-core x86-64 virtual machine")
     keep_parser.add_argument("--bar", type=float, help="what a run should reach")
     keep_parser.add_argument(
+        "--bounds", nargs=2, type=float, metavar=("LOW", "HIGH"), help="of a return that has some; rates lie in [0, 1]"
+    )
+    keep_parser.add_argument(
         "--reach", type=float, help="keep when the mean of 25 training episodes first reaches this"
     )
     keep_parser.add_argument("--baseline", action="append", default=[], metavar="LABEL=VALUE")
@@ -68,11 +73,12 @@ def keep(arguments: argparse.Namespace) -> None:
     about = {"title": arguments.title, "machine": arguments.machine, "baselines": baselines, "note": arguments.note}
     if arguments.window is not None and arguments.window < 1:
         raise ValueError(f"--window is {arguments.window}; it must be at least 1.")
-    given = {name: getattr(arguments, name) for name in ("label", "window", "picture", "clocks", "bar")}
+    given = {name: getattr(arguments, name) for name in ("label", "window", "picture", "clocks", "bar", "bounds")}
     about |= {name: value for name, value in given.items() if value is not None}
     path = RESULTS / f"{arguments.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     result = about | summarise(arguments.runs, arguments.metric, arguments.drawn, arguments.reach)
+    check_bounds(result, final_values(result))
     path.write_text(result_text(result), encoding="utf-8")
     print(f"wrote {path}")
 

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from lrl.envs.factory import EnvFactory
-from lrl.evaluation.statistics import interquartile_mean, mean_interval, ratio_interval, wilson_interval
+from lrl.evaluation.statistics import bootstrap_interval, interquartile_mean, ratio_interval, wilson_interval
 from lrl.policies.policy import Policy
 from lrl.rollouts.collector import rows_of
 from lrl.types import History, RandomKeys, SamplingConfig
@@ -64,10 +64,13 @@ class EpisodeResults:
         }
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """The 95% intervals of :meth:`means`: Student's, Wilson's for success, bootstrap over episodes for turns."""
+        """The 95% intervals of :meth:`means`: Wilson's for success, bootstrap over episodes for everything else.
+
+        An environment does not say how its returns are bounded, and a bootstrap stays within what was seen.
+        """
         return {
-            "return": mean_interval(self.returns),
-            "length": mean_interval(self.lengths),
+            "return": bootstrap_interval(self.returns),
+            "length": bootstrap_interval(self.lengths),
             "success_rate": wilson_interval(int(self.successes.sum()), len(self)),
             "invalid_action_rate": ratio_interval(self.invalid_actions, self.lengths),
         }

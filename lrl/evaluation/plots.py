@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lrl.evaluation.statistics import interquartile_mean
+from lrl.evaluation.seed_intervals import MIN_SEEDS
+from lrl.evaluation.statistics import bootstrap_bounds, interquartile_mean
 
 CLOCKS = ("env_steps", "episodes", "tokens", "minutes")
 """What a curve can be drawn against; columns ``clock/<name>`` of ``metrics.csv``."""
 
 _RESAMPLES = 2000
+_LABEL_WIDTH = 60
+"""Characters of a legend's line, so that it stays within the axes."""
+_EPISODES = {"rollout": "training episodes", "val": "held-out episodes"}
+"""What the metrics of a group are measured on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +45,11 @@ class Curve:
     centre: np.ndarray
     """Mean or interquartile mean over runs, ``(point,)``."""
     lower: np.ndarray
-    """Lower end of the 95% interval, ``(point,)``; nan with one run."""
+    """Lower end of the 95% interval, ``(point,)``; nan with fewer than five runs."""
     upper: np.ndarray
     """Upper end."""
+    runs: np.ndarray
+    """The single runs, ``(run, point)``."""
 
 
 def metrics_file(run: Path) -> Path:
@@ -79,7 +87,7 @@ def read_series(run: Path, metric: str, clock: str = "env_steps") -> Series:
 
 
 def aggregate(label: str, runs: Sequence[Series], statistic: Literal["mean", "iqm"] = "iqm") -> Curve:
-    """Mean or interquartile mean over runs, with a 95% percentile bootstrap interval over them.
+    """Mean or interquartile mean over runs, with a 95% percentile bootstrap interval over five runs or more.
 
     Runs are interpolated to the clock values of all of them, over the range that all cover: beyond it the
     set of runs, and with it the curve, would change.
@@ -95,20 +103,12 @@ def aggregate(label: str, runs: Sequence[Series], statistic: Literal["mean", "iq
     if not len(clock):
         raise ValueError(f"the runs of {label!r} share no range of the clock; draw them under labels of their own.")
     values = np.stack([np.interp(clock, run.clock, run.values) for run in runs])
-    reduce = _mean if statistic == "mean" else interquartile_mean
-    lower, upper = _bootstrap(values, reduce) if len(runs) > 1 else np.full((2, len(clock)), np.nan)
-    return Curve(label=label, num_runs=len(runs), clock=clock, centre=reduce(values, axis=0), lower=lower, upper=upper)
-
-
-def _mean(values: np.ndarray, axis: int) -> np.ndarray:
-    return values.mean(axis=axis)
-
-
-def _bootstrap(values: np.ndarray, reduce: Any) -> np.ndarray:
-    """Interval of ``(run, point)`` values by drawing whole runs, ``(2, point)``."""
-    rows = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
-    drawn = np.stack([reduce(values[picked], axis=0) for picked in rows])
-    return np.quantile(drawn, [0.025, 0.975], axis=0)
+    reduce = np.mean if statistic == "mean" else interquartile_mean
+    lower, upper = np.full((2, len(clock)), np.nan)
+    if len(runs) >= MIN_SEEDS:
+        lower, upper = bootstrap_bounds((values,), reduce, resamples=_RESAMPLES)  # whole runs are resampled
+    centre = reduce(values, axis=0)
+    return Curve(label=label, num_runs=len(runs), clock=clock, centre=centre, lower=lower, upper=upper, runs=values)
 
 
 def group_runs(arguments: Iterable[str]) -> dict[str, list[Path]]:
@@ -137,10 +137,10 @@ def draw_curves(
     baselines: Mapping[str, float] | None = None,
     title: str = "",
 ) -> None:
-    """Write curves, their intervals and horizontal baselines to a PNG.
+    """Write curves and horizontal baselines to a PNG: five runs or more with their interval, fewer with each run.
 
     Args:
-        curves: one line each; a single run is drawn without interval.
+        curves: one line each, and a thin one for each of two to four runs.
         metric: names the y axis.
         clock: names the x axis.
         path: of the PNG; folders are made.
@@ -149,23 +149,37 @@ def draw_curves(
     """
     figure, axes = new_figure(7, 4.2)
     for curve in curves:
-        marker = "o" if len(curve.clock) < 3 else ""
-        (line,) = axes.plot(curve.clock, curve.centre, label=_caption(curve), marker=marker)
-        axes.fill_between(curve.clock, curve.lower, curve.upper, color=line.get_color(), alpha=0.2, linewidth=0)
+        _draw_curve(axes, curve)
     for shade, (label, height) in zip(_greys(len(baselines or {})), (baselines or {}).items(), strict=True):
         axes.axhline(height, color=shade, linestyle="--", linewidth=1.2, label=f"{label} ({height:,.4g})")
     if all(0 <= value <= 1 for curve in curves for value in curve.centre):
         axes.set_ylim(0, 1.04)  # a rate is read against nothing and all
     axes.set_xlabel(clock.replace("_", " "))
-    axes.set_ylabel(metric)
+    axes.set_ylabel(_axis_label(metric))
     axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=9)
     save_figure(figure, path)
 
 
+def _draw_curve(axes: Any, curve: Curve) -> None:
+    marker = "o" if len(curve.clock) < 3 else ""
+    (line,) = axes.plot(curve.clock, curve.centre, label=_caption(curve), marker=marker)
+    if curve.num_runs >= MIN_SEEDS:
+        axes.fill_between(curve.clock, curve.lower, curve.upper, color=line.get_color(), alpha=0.2, linewidth=0)
+    elif curve.num_runs > 1:
+        axes.plot(curve.clock, curve.runs.T, color=line.get_color(), alpha=0.4, linewidth=0.8)
+
+
+def _axis_label(metric: str) -> str:
+    group, _, name = metric.partition("/")
+    exact = name.startswith("exact_")  # computed for every state, not played
+    return metric if exact or group not in _EPISODES else f"{metric}, {_EPISODES[group]}"
+
+
 def _caption(curve: Curve) -> str:
-    return curve.label if curve.num_runs == 1 else f"{curve.label} ({curve.num_runs} runs)"
+    text = curve.label if curve.num_runs == 1 else f"{curve.label} ({curve.num_runs} runs)"
+    return textwrap.fill(text, _LABEL_WIDTH)
 
 
 def _greys(count: int) -> list[str]:

@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from lrl.evaluation.plots import CLOCKS, Curve, Series, aggregate, draw_curves, metrics_file
-from lrl.evaluation.statistics import mean_interval
+from lrl.evaluation.seed_intervals import bounds_of, spread
 
 _FINISHED = re.compile(r"finished after ([\d.]+) minutes")
 _POINTS = 50
@@ -133,15 +133,16 @@ def final_values(result: dict[str, Any]) -> np.ndarray:
 def result_curve(result: dict[str, Any], clock: str) -> Curve:
     """What is drawn of a result: the mean over its runs, with the interval.
 
-    Each point is the mean of the last ``window`` measurements of a run, where the result has one; the name is its
-    ``label``, or else its title.
+    Each point is the mean of the last ``window`` measurements of a run, where the result has one. The name is its
+    ``label``, or else its title up to the first comma: what follows says how the final value was measured, which may
+    be something else than what is drawn.
     """
     window = result.get("window", 1)
     series = [
         Series(clock=np.array(curve[clock]), values=_trailing_mean(curve[result["drawn"]], window))
         for curve in (run.get("drawn", run["curve"]) for run in result["runs"])
     ]
-    return aggregate(result.get("label", result["title"]), series, "mean")
+    return aggregate(result.get("label", result["title"].partition(",")[0]), series, "mean")
 
 
 def _trailing_mean(values: Sequence[float], window: int) -> np.ndarray:
@@ -181,21 +182,24 @@ def draw_picture(name: str, results: Sequence[dict[str, Any]], folder: Path) -> 
 
 
 def learning_table(results: Sequence[dict[str, Any]]) -> str:
-    """Markdown: one row per experiment, with mean, interval, seeds above the bar and minutes."""
+    """Markdown: one row per experiment, with mean, interval over seeds, seeds that reach the bar, and minutes.
+
+    The interval is a bootstrap where the metric is bounded and Student's where it is not; with fewer than five seeds
+    the value of each seed is shown instead.
+    """
     lines = ["| experiment | result | seeds | minutes | command |", "|---|---|---|---|---|"]
     return "\n".join([*lines, *(_row(result) for result in results)])
 
 
 def _row(result: dict[str, Any]) -> str:
     values = final_values(result)
-    low, high = mean_interval(values)
-    spread = f" ({low:.3f} to {high:.3f})" if len(values) > 1 else ""
+    seeds = f" ({spread(values, bounds_of(result))})" if len(values) > 1 else ""
     bar = result.get("bar")
     reached = f"{int((values >= bar).sum())} of {len(values)} reach {bar:g}" if bar is not None else f"{len(values)}"
     minutes = [run["minutes"] for run in result["runs"] if run["minutes"] is not None]
     spent = " to ".join(sorted({f"{min(minutes):.1f}", f"{max(minutes):.1f}"}, key=float)) if minutes else ""
     name = result["metric"].partition("/")[2].replace("_", " ")
-    return f"| {result['title']} | {name} {values.mean():.3f}{spread} | {reached} | {spent} | `{result['command']}` |"
+    return f"| {result['title']} | {name} {values.mean():.3f}{seeds} | {reached} | {spent} | `{result['command']}` |"
 
 
 def environments_table(

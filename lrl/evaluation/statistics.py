@@ -1,46 +1,104 @@
-"""Means, rates and interquartile means, each with an interval."""
+"""Means, rates and interquartile means with intervals, by scipy.
+
+scipy.stats takes a second to import, so it is imported where it is used: training does not need it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from statistics import NormalDist
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 Interval = tuple[float, float]
-"""Lower and upper bound."""
+"""Lower and upper bound; nan where there is no interval."""
+
+_RESAMPLES = 10_000
+_BATCH = 2_000_000
+"""Values that the bootstrap holds at a time."""
 
 
-def student_t_quantile(probability: float, degrees: int) -> float:
-    """The t-distribution's quantile, by bisection of its integral (about 1e-6 exact).
-
-    With ``t = sqrt(degrees) tan(angle)`` the density is proportional to ``cos(angle) ** (degrees - 1)``.
-
-    Args:
-        probability: in (0, 1).
-        degrees: of freedom, at least 1.
-    """
-    angles = np.linspace(-np.pi / 2, np.pi / 2, 200_001)
-    density = np.cos(angles).clip(min=0) ** (degrees - 1)
-    cumulative = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    angle = np.interp(probability, cumulative / cumulative[-1], angles)
-    return float(math.sqrt(degrees) * math.tan(angle))
-
-
-def mean_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Student's interval of a mean; ``(nan, nan)`` for fewer than two values.
+def t_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
+    """Student's interval of the mean of an unbounded figure; ``(nan, nan)`` for fewer than two values.
 
     Args:
         values: ``(n,)``.
         confidence: share of such intervals that hold the true mean.
     """
+    from scipy.stats import sem, t
+
     numbers = np.asarray(values, dtype=np.float64)
     if len(numbers) < 2:
         return math.nan, math.nan
-    half = student_t_quantile((1 + confidence) / 2, len(numbers) - 1) * numbers.std(ddof=1) / math.sqrt(len(numbers))
-    return float(numbers.mean() - half), float(numbers.mean() + half)
+    if np.ptp(numbers) == 0:  # scipy returns nan
+        return float(numbers[0]), float(numbers[0])
+    lower, upper = t.interval(confidence, len(numbers) - 1, loc=numbers.mean(), scale=sem(numbers))
+    return float(lower), float(upper)
+
+
+def bootstrap_interval(values: ArrayLike, confidence: float = 0.95, seed: int = 0) -> Interval:
+    """Percentile bootstrap interval of a mean, which lies within the values; ``(nan, nan)`` for fewer than two.
+
+    Args:
+        values: ``(n,)``.
+        confidence: of the interval.
+        seed: of the resampling.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    if len(numbers) < 2:
+        return math.nan, math.nan
+    lower, upper = bootstrap_bounds((numbers,), _mean, confidence, seed=seed)
+    return float(lower), float(upper)
+
+
+def ratio_interval(numerators: ArrayLike, denominators: ArrayLike, confidence: float = 0.95, seed: int = 0) -> Interval:
+    """Percentile bootstrap interval of ``sum(numerators) / sum(denominators)``, resampling pairs ``(n,)``.
+
+    For rates of turns: the turns of one episode depend on each other, so episodes are resampled and not turns. A single
+    pair has an interval of width 0, the ratio itself.
+    """
+    above, below = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
+    if len(above) < 2:
+        return float(above.sum() / below.sum()), float(above.sum() / below.sum())
+    lower, upper = bootstrap_bounds((above, below), _ratio, confidence, seed=seed, paired=True)
+    return float(lower), float(upper)
+
+
+def bootstrap_bounds(
+    samples: tuple[np.ndarray, ...],
+    statistic: Callable[..., Any],
+    confidence: float = 0.95,
+    resamples: int = _RESAMPLES,
+    seed: int = 0,
+    **options: Any,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper end of scipy's percentile bootstrap, with a generator of a fixed seed.
+
+    Args:
+        samples: arrays that are resampled along their first axis.
+        statistic: takes resampled arrays and ``axis``.
+        confidence: of the interval.
+        resamples: how often.
+        seed: of the generator.
+        options: of :func:`scipy.stats.bootstrap`.
+    """
+    from scipy.stats import bootstrap
+
+    result = bootstrap(
+        samples,
+        statistic,
+        axis=0,
+        vectorized=True,
+        method="percentile",
+        confidence_level=confidence,
+        n_resamples=resamples,
+        batch=max(1, _BATCH // max(sample.size for sample in samples)),
+        rng=np.random.default_rng(seed),
+        **options,
+    )
+    return result.confidence_interval.low, result.confidence_interval.high
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> Interval:
@@ -49,73 +107,29 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> In
     Raises:
         ValueError: no trials, or more successes than trials.
     """
+    from scipy.stats import binomtest
+
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"successes is {successes} of {trials} trials; it must be in 0..trials, and trials positive.")
-    z, rate = NormalDist().inv_cdf((1 + confidence) / 2), successes / trials
-    scale = 1 + z * z / trials
-    centre = (rate + z * z / (2 * trials)) / scale
-    half = z / scale * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    interval = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
+    return float(interval.low), float(interval.high)
 
 
-def interquartile_mean(values: ArrayLike, axis: int | None = None) -> np.ndarray:
+def interquartile_mean(values: ArrayLike, axis: int | None = None) -> Any:
     """Mean without the lowest and the highest quarter (arXiv:2108.13264; whole values are cut, as in rliable).
 
     Args:
         values: any shape.
         axis: which axis to reduce; None takes all values together, runs and tasks alike.
     """
-    numbers = np.asarray(values, dtype=np.float64)
-    numbers = np.sort(numbers.reshape(-1) if axis is None else numbers, axis=axis or 0)
-    size = numbers.shape[axis or 0]
-    cut = size // 4
-    return numbers.take(np.arange(cut, size - cut), axis=axis or 0).mean(axis=axis or 0)
+    from scipy.stats import trim_mean
+
+    return trim_mean(np.asarray(values, dtype=np.float64), 0.25, axis=axis)
 
 
-def stratified_bootstrap_interval(
-    scores: ArrayLike,
-    statistic: Callable[[np.ndarray], np.ndarray],
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    """Percentile interval from runs that are drawn again, for each task apart (arXiv:2108.13264).
-
-    Args:
-        scores: ``(run, task)``, or ``(run,)`` for one task.
-        statistic: of resampled scores ``(resample, run * task)`` along the last axis, ``(resample,)``.
-        confidence: of the interval.
-        resamples: how often the runs are drawn.
-        seed: of the draws.
-    """
-    numbers = np.asarray(scores, dtype=np.float64)
-    numbers = numbers[:, None] if numbers.ndim == 1 else numbers
-    runs, tasks = numbers.shape
-    rows = np.random.default_rng(seed).integers(runs, size=(resamples, runs, tasks))
-    drawn = statistic(numbers[rows, np.arange(tasks)].reshape(resamples, -1))
-    lower, upper = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(lower), float(upper)
+def _mean(values: np.ndarray, axis: int) -> np.ndarray:
+    return values.mean(axis=axis)
 
 
-def iqm_interval(scores: ArrayLike, confidence: float = 0.95, resamples: int = 2000, seed: int = 0) -> Interval:
-    """The stratified bootstrap interval of the interquartile mean of ``scores`` ``(run,)`` or ``(run, task)``."""
-    return stratified_bootstrap_interval(
-        scores, lambda drawn: interquartile_mean(drawn, axis=-1), confidence, resamples, seed
-    )
-
-
-def ratio_interval(
-    numerators: Sequence[float] | np.ndarray,
-    denominators: Sequence[float] | np.ndarray,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    """Percentile bootstrap interval of ``sum(numerators) / sum(denominators)``, drawing pairs ``(n,)``.
-
-    For rates of turns: turns of one episode hang together, so episodes are drawn and not turns.
-    """
-    above, below = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
-    rows = np.random.default_rng(seed).integers(len(above), size=(resamples, len(above)))
-    lower, upper = np.quantile(above[rows].sum(1) / below[rows].sum(1), [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(lower), float(upper)
+def _ratio(above: np.ndarray, below: np.ndarray, axis: int) -> np.ndarray:
+    return above.sum(axis=axis) / below.sum(axis=axis)

@@ -43,3 +43,9 @@ def test_the_notebook_redraws_every_picture(monkeypatch, capsys):
 def test_no_output_is_kept_in_the_notebook():
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     assert not any(cell.get("outputs") for cell in cells)
+
+
+def test_cartpoles_network_is_drawn_against_episodes_first():
+    """As in the paper's figure 12."""
+    kept = kept_results(ROOT / "assets" / "results")
+    assert kept["cartpole_ppo_mlp"]["clocks"] == ["episodes", "env_steps"]

@@ -3,10 +3,12 @@
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from lrl.evaluation import plots
 from lrl.evaluation.plots import Series, aggregate, draw_curves, group_runs, metrics_file, read_series
 
 ROOT = Path(__file__).parents[2]
@@ -68,11 +70,12 @@ def test_iqm_ignores_a_run_that_failed() -> None:
     assert aggregate("grpo", runs, "mean").centre == pytest.approx([0, 0.525])
 
 
-def test_interval_holds_the_centre_and_one_run_has_none() -> None:
-    runs = [series([0, 1], [0, value]) for value in (0.2, 0.4, 0.6, 0.8)]
+def test_interval_holds_the_centre_and_fewer_than_five_runs_have_none() -> None:
+    runs = [series([0, 1], [0, value]) for value in (0.2, 0.4, 0.5, 0.6, 0.8)]
     curve = aggregate("grpo", runs, "mean")
     assert curve.lower[1] < curve.centre[1] < curve.upper[1] and curve.lower[0] == curve.upper[0] == 0
-    assert np.isnan(aggregate("one", runs[:1], "mean").lower).all()
+    assert curve.lower[1] >= 0.2 and curve.upper[1] <= 0.8
+    assert np.isnan(aggregate("four", runs[:4], "mean").lower).all()
 
 
 def test_runs_without_common_range_are_an_error() -> None:
@@ -93,6 +96,50 @@ def test_a_picture_is_written_without_a_display(tmp_path: Path) -> None:
     path = tmp_path / "new" / "curve.png"
     draw_curves([curve], "val/success_rate", "env_steps", path, {"optimum": 0.744, "random": 0.014}, "FrozenLake")
     assert path.read_bytes().startswith(PNG)
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Figures that are drawn, instead of files."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure))
+    return drawn
+
+
+def test_the_legend_lies_within_the_axes_however_long_a_label_is(figures: list[Any], tmp_path: Path) -> None:
+    label = "PPO with a small network on CartPole, 100,000 env steps, return of 100 held-out episodes, and so on " * 2
+    curve = aggregate(label, [series([0, 1], [0, 1]), series([0, 1], [0, 0.5])])
+    draw_curves([curve], "rollout/return", "episodes", tmp_path / "x.png", {"random": 0.1})
+    figures[0].canvas.draw()
+    axes = figures[0].axes[0]
+    legend, frame = axes.get_legend().get_window_extent(), axes.get_window_extent()
+    assert frame.x0 <= legend.x0 and legend.x1 <= frame.x1 and frame.y0 <= legend.y0 and legend.y1 <= frame.y1
+
+
+@pytest.mark.parametrize(
+    ("metric", "label"),
+    [
+        ("rollout/return", "rollout/return, training episodes"),
+        ("val/return", "val/return, held-out episodes"),
+        ("val/exact_success", "val/exact_success"),
+        ("train/loss", "train/loss"),
+    ],
+)
+def test_the_axis_says_which_episodes_were_measured(
+    metric: str, label: str, figures: list[Any], tmp_path: Path
+) -> None:
+    draw_curves([aggregate("a", [series([0, 1], [0, 1])])], metric, "env_steps", tmp_path / "x.png")
+    assert figures[0].axes[0].get_ylabel() == label
+
+
+@pytest.mark.parametrize(("count", "lines", "bands"), [(1, 1, 0), (4, 5, 0), (5, 1, 1)])
+def test_few_runs_are_drawn_singly_and_five_with_an_interval(
+    count: int, lines: int, bands: int, figures: list[Any], tmp_path: Path
+) -> None:
+    curve = aggregate("a", [series([0, 1], [0, value]) for value in range(count)], "mean")
+    draw_curves([curve], "val/return", "env_steps", tmp_path / "x.png")
+    axes = figures[0].axes[0]
+    assert (len(axes.lines), len(axes.collections)) == (lines, bands)
 
 
 def script(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:

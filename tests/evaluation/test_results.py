@@ -67,13 +67,13 @@ def test_a_metric_that_was_not_measured_is_named(tmp_path):
         summarise([run_directory(tmp_path / "a", 0, [0])], "val/nothing")
 
 
-def test_a_row_says_the_mean_its_interval_and_how_many_seeds_reach_the_bar(tmp_path):
+def test_a_row_says_the_mean_the_value_of_each_of_few_seeds_and_how_many_reach_the_bar(tmp_path):
     runs = [
         run_directory(tmp_path / name, seed, [value]) for seed, (name, value) in enumerate([("a", 0.7), ("b", 0.8)])
     ]
     result = {"title": "ours", "bar": 0.72, **summarise(runs, "val/exact_success")}
     row = learning_table([result]).splitlines()[-1]
-    assert "exact success 0.750 (0.115 to 1.385)" in row and "1 of 2 reach 0.72" in row and "| 1.5 |" in row
+    assert "exact success 0.750 (0.700, 0.800)" in row and "1 of 2 reach 0.72" in row and "| 1.5 |" in row
 
 
 def test_a_comparison_shows_medians_and_the_range_of_ratios():
@@ -149,3 +149,9 @@ def test_a_drawn_point_is_the_mean_of_the_last_measurements_under_its_label(tmp_
     curve = result_curve(result, "env_steps")
     assert curve.label == "ours" and curve.centre[-1] == pytest.approx(3)
     assert result_curve(result | {"window": 1}, "env_steps").centre[-1] == pytest.approx(6)
+
+
+def test_a_curve_is_not_labelled_by_how_the_final_value_was_measured(tmp_path):
+    runs = [run_directory(tmp_path / "a", 0, [0, 1])]
+    result = {"title": "PPO on CartPole, return of 100 held-out episodes", **summarise(runs, "val/exact_success")}
+    assert result_curve(result, "env_steps").label == "PPO on CartPole"

@@ -32,7 +32,7 @@ def shown(episodes: int) -> str:
 def test_every_figure_stands_over_its_interval_in_80_columns() -> None:
     text = shown(3)
     assert all(figure in text for figure in ("0.500", "4.0", "0.667", "0.250", "24", "title", "caption"))
-    assert "-0.742..1.742" in text and "0.208..0.939" in text and "0.250..0.250" in text
+    assert "0.000..1.000" in text and "0.208..0.939" in text and "0.250..0.250" in text
 
 
 def test_one_episode_has_no_interval() -> None:

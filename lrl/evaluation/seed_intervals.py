@@ -1,0 +1,52 @@
+"""What the seeds of one experiment say of a figure: an interval that stays within its bounds, or the single values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lrl.evaluation.statistics import bootstrap_interval, t_interval
+
+MIN_SEEDS = 5
+"""With fewer seeds their single values are reported instead of an interval."""
+
+_RATES = ("_rate", "_success", "_fraction")
+"""How the names of metrics end that lie in [0, 1]."""
+
+
+def bounds_of(result: dict[str, Any]) -> tuple[float, float] | None:
+    """The least and the greatest value that a result's metric can take; None where it has no such bounds.
+
+    Rates lie in [0, 1]; the bounds of a return stand in the result, under ``bounds``.
+    """
+    if result["metric"].endswith(_RATES):
+        return 0.0, 1.0
+    return tuple(result["bounds"]) if "bounds" in result else None
+
+
+def check_bounds(result: dict[str, Any], values: np.ndarray) -> None:
+    """Raise if one of the final values lies outside the bounds of the metric.
+
+    Raises:
+        ValueError: one does.
+    """
+    bounds = bounds_of(result)
+    if bounds is not None and not ((bounds[0] <= values) & (values <= bounds[1])).all():
+        raise ValueError(
+            f"--bounds is {bounds[0]:g} {bounds[1]:g}, but {result['metric']} ends between {values.min():g} and"
+            f" {values.max():g}; it must hold the final value of every run."
+        )
+
+
+def spread(values: np.ndarray, bounds: tuple[float, float] | None) -> str:
+    """The 95% interval of the mean over seeds as text, or the value of each seed where there are fewer than five.
+
+    Args:
+        values: of each seed, ``(seed,)``.
+        bounds: of the figure; a bootstrap where there are some, else Student's interval.
+    """
+    if len(values) < MIN_SEEDS:
+        return ", ".join(f"{value:.3f}" for value in values)
+    low, high = t_interval(values) if bounds is None else bootstrap_interval(values)
+    return f"{low:.3f} to {high:.3f}"
