@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """The command line."""
-    from lrl.evaluation.arguments import add_env_arguments
+    from lrl.evaluation.arguments import add_env_arguments, add_fabric_arguments
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", help="a checkpoint or a run directory")
@@ -35,8 +35,7 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="log the figures there")
     parser.add_argument("--capture_video", type=Path, metavar="FOLDER", help="write an mp4 of the first episodes")
     parser.add_argument("--num_videos", type=int, default=3, help="with --capture_video")
-    parser.add_argument("--accelerator", default="auto")
-    parser.add_argument("--devices", default="1", help="episodes are split over them")
+    add_fabric_arguments(parser)
     model = parser.add_argument_group("with --model")
     model.add_argument("--response_format", default="think_answer", help="direct, think_answer or final_answer")
     model.add_argument("--num_examples", type=int, default=0, help="few-shot turns of the environment's expert")
@@ -49,27 +48,30 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
 def main() -> None:
     """Evaluate on every device, print on the first."""
     parser, arguments = parse()
-    from lightning.fabric import Fabric
-
+    from lrl.evaluation.arguments import fabric_of
     from lrl.quiet import silence_libraries
 
     silence_libraries()
-    fabric = Fabric(accelerator=arguments.accelerator, devices=arguments.devices)
-    fabric.launch()
     try:
-        run(fabric, arguments)
+        fabric_of(arguments).launch(run, arguments)
     except ValueError as error:
         parser.exit(2, f"evaluate.py: {error}\n")
 
 
 def run(fabric: Fabric, arguments: argparse.Namespace) -> None:
+    """Load, and evaluate in the precision that is asked for."""
+    loaded = load(arguments)
+    with fabric.autocast():
+        evaluate(fabric, loaded, arguments)
+
+
+def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> None:
     """Play, gather, print, write."""
     from rich.console import Console
 
     from lrl.evaluation.checkpoint import load_baseline
     from lrl.evaluation.table import results_table, write_json
 
-    loaded = load(arguments)
     subject = "trained" if arguments.checkpoint else "model" if arguments.model else arguments.policy
     rows = {subject: play(fabric, loaded, arguments)}
     for name in ("random", "expert"):
@@ -164,6 +166,7 @@ def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> Episo
     from lrl.evaluation.episodes import evaluate_policy, gather, sampling_at
 
     policy = loaded.policy.to(fabric.device)
+    fabric.strategy.precision.convert_module(policy)  # in place; does nothing with a mixed precision
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     shown = fabric.is_global_zero and console.is_terminal

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import GymnasiumEnvs
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
 
 
 def add_env_arguments(parser: argparse.ArgumentParser, required: bool = False) -> None:
@@ -36,6 +39,34 @@ def envs_of(arguments: argparse.Namespace, numbers: NumberFormat | None = None, 
     return GymnasiumEnvs(
         arguments.env_id or "FrozenLake-v1", kwargs, numbers=numbers, reset_options=options, **settings
     )
+
+
+def add_fabric_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--accelerator``, ``--devices``, ``--strategy`` and ``--precision``; :func:`fabric_of` reads them."""
+    parser.add_argument("--accelerator", default="auto")
+    parser.add_argument("--devices", default="1", help="episodes are split over them")
+    parser.add_argument("--strategy", default="auto", help="how Fabric starts the devices: ddp, ddp_spawn, dp")
+    parser.add_argument("--precision", help="of Fabric, for example bf16-mixed; default: that of the weights")
+
+
+def fabric_of(arguments: argparse.Namespace) -> Fabric:
+    """The devices that are asked for.
+
+    Raises:
+        ValueError: Fabric knows no such setting, or the strategy would shard the policy.
+    """
+    from lightning.fabric import Fabric
+
+    from lrl.functional.sharding import spreads_weights
+
+    names = ("accelerator", "devices", "strategy", "precision")
+    fabric = Fabric(**{name: getattr(arguments, name) for name in names})
+    if spreads_weights(fabric.strategy):
+        raise ValueError(
+            f"--strategy is {arguments.strategy!r}, which shards the weights; devices play episodes of different "
+            "lengths, so each needs the whole policy: give ddp."
+        )
+    return fabric
 
 
 def json_object(name: str, text: str) -> dict[str, Any]:
