@@ -124,7 +124,8 @@ def interquartile_mean(values: ArrayLike, axis: int | None = None) -> Any:
     """
     from scipy.stats import trim_mean
 
-    return trim_mean(np.asarray(values, dtype=np.float64), 0.25, axis=axis)
+    numbers = np.asarray(values, dtype=np.float64)
+    return trim_mean(numbers.reshape(-1) if axis is None else numbers, 0.25, axis=axis or 0)
 
 
 def _mean(values: np.ndarray, axis: int) -> np.ndarray:
