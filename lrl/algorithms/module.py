@@ -19,6 +19,7 @@ from lrl.algorithms.resume import check_seed, check_start, mend_loops, run_seed
 from lrl.algorithms.schedule import Schedule, check_training, learning_rate_factor
 from lrl.algorithms.weights import initial_weights, shard_weights, take_weights
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, gather
+from lrl.evaluation.metrics import EpisodeMetrics
 from lrl.functional.frozen import frozen_names, without
 from lrl.functional.sharding import gather_ranks, own_part, unsharded
 from lrl.policies.loading import fingerprint
@@ -275,9 +276,10 @@ class PolicyModule(L.LightningModule, ABC):
                 rank=self.global_rank,
                 world_size=self.trainer.world_size,
             )
-        results = gather(results)
-        self.publish({f"{group}/{name}": value for name, value in results.means().items()})
-        return results
+        metrics = EpisodeMetrics().to(self.device)
+        metrics.update(results)
+        self.publish({f"{group}/{name}": float(value) for name, value in metrics.compute().items()})
+        return gather(results)
 
     def validation_step(self, seeds: Tensor) -> None:
         """Play held-out episodes."""

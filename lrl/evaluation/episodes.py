@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from lrl.envs.factory import EnvFactory
+from lrl.evaluation.metrics import EpisodeMetrics
 from lrl.evaluation.statistics import bootstrap_interval, interquartile_mean, ratio_interval, wilson_interval
 from lrl.policies.policy import Policy
 from lrl.rollouts.collector import rows_of
@@ -55,13 +56,10 @@ class EpisodeResults:
         return float(self.lengths.sum() / max(self.seconds, 1e-9))
 
     def means(self) -> dict[str, float]:
-        """``return``, ``length``, ``success_rate`` and ``invalid_action_rate``, for loggers."""
-        return {
-            "return": float(self.returns.mean()),
-            "length": float(self.lengths.mean()),
-            "success_rate": float(self.successes.mean()),
-            "invalid_action_rate": float(self.invalid_actions.sum() / self.lengths.sum()),
-        }
+        """The figures of :class:`~lrl.evaluation.metrics.EpisodeMetrics` over these episodes."""
+        metrics = EpisodeMetrics(sync_on_compute=False)
+        metrics.update(self)
+        return {name: float(value) for name, value in metrics.compute().items()}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
         """The 95% intervals of :meth:`means`: Wilson's for success, bootstrap over episodes for everything else.
