@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
-from lrl.algorithms.meters import Meters, State
+from lrl.algorithms.meters import MetricMeans, State
 from lrl.algorithms.requeue import WholeSteps, requeue_signals
 from lrl.algorithms.resume import check_seed, check_start, mend_loops, run_seed
 from lrl.algorithms.schedule import Schedule, check_training, learning_rate_factor
@@ -58,7 +58,7 @@ class PolicyModule(L.LightningModule, ABC):
         self.policy, self.lr, self.weight_decay, self.warmup = policy, lr, weight_decay, warmup
         self.optimizer_factory, self.init_from = optimizer, init_from
         self.schedule: Schedule = schedule
-        self._meters = Meters()
+        self._meters = MetricMeans()
         self.whole_steps = WholeSteps()
         self._configured = False
         self._start = ""
@@ -222,7 +222,7 @@ class PolicyModule(L.LightningModule, ABC):
 
     def forget(self) -> None:
         """Drop what was recorded of a collection that was broken off and is made again."""
-        self._meters.clear()
+        self._meters.reset()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Count what the part before recorded; what this one records counts once it is through."""

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrl.algorithms.meters import Meters
+from lrl.algorithms.meters import MetricMeans
 from lrl.algorithms.module import OptimizerFactory, PolicyModule
 from lrl.algorithms.schedule import Schedule
 from lrl.data.demonstrations import DemonstrationsDataModule
@@ -130,7 +130,7 @@ class SFTModule(PolicyModule):
         self._validate_loss()
 
     def _validate_loss(self) -> None:
-        losses = Meters()
+        losses = MetricMeans().to(self.device)
         with unsharded(self):  # ranks may have different numbers of batches
             for held_out in self._demonstrations.validation_batches(self.global_rank, self.trainer.world_size):
                 batch = held_out.to(self.device)
