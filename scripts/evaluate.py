@@ -8,6 +8,7 @@ python scripts/evaluate.py --policy expert --json expert.json
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ def main() -> None:
 
     silence_libraries()
     try:
-        fabric_of(arguments).launch(run, arguments)
+        fabric_of(arguments).launch(partial(run, arguments=arguments))
     except ValueError as error:
         parser.exit(2, f"evaluate.py: {error}\n")
 
