@@ -86,6 +86,8 @@ def architecture(kind, **changes):
             "head_dim": 8,
             "max_position_embeddings": 512,
         }
+    if kind == "falcon":
+        del sizes["head_dim"]  # follows from the others
     return AutoConfig.for_model(kind, **sizes | changes)
 
 

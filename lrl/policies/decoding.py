@@ -16,8 +16,10 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from lrl.functional.random import exponentials
+from lrl.policies.attention import compute_dtype
 from lrl.policies.layout import additive_mask, assign_rows
 from lrl.policies.prefill import prefill
+from lrl.policies.rereading import Rereading
 from lrl.types import SamplingConfig
 
 _LEAVE = 0.75
@@ -149,21 +151,71 @@ class _Board:
         return (owner == _PROMPT) | (owner == slots[:, :, None])
 
 
+class _Shared:
+    """Answers behind the prompts in a cache; its rows may hold several answers."""
+
+    def __init__(self, model: Any, own_mask: bool, prompts: Sequence[Sequence[int]], steps: int, device: Any) -> None:
+        self.model, self.own_mask, self.step = model, own_mask, 0
+        unique, index = distinct(prompts)
+        logits, mask, self.cache, _ = prefill(model, unique, device, own_mask)
+        prompt_of = torch.tensor(index, device=device)
+        counts = torch.bincount(prompt_of)
+        per_row = answers_per_row(counts, mask.shape[1], steps) if own_mask else 1
+        self.board = _Board(prompt_of, mask, per_row)
+        if len(self.board.prompt) > len(mask):
+            self.cache.batch_select_indices(self.board.prompt)
+        if own_mask:
+            for layer in self.cache.layers:
+                layer.reserve(steps * min(per_row, int(counts.max())))  # pyright: ignore[reportAttributeAccessIssue]
+        self.logits = logits[self.board.prompt[self.board.row]]
+
+    @property
+    def turn(self) -> Tensor:
+        """Which answers are being written, int64 ``(answer,)``."""
+        return self.board.turn
+
+    def write(self, token: Tensor, writing: Tensor) -> Tensor:
+        """Logits ``(answer, vocabulary)`` behind one more token of each answer that is ``writing``."""
+        board = self.board
+        board.keep(writing, self.cache)
+        ids, slots, place = board.add(token[writing])
+        if self.own_mask:
+            attention = additive_mask(board.seen(slots), compute_dtype(self.model))
+        else:
+            attention = (board.owner != _PADDING).long()
+        out = self.model(
+            input_ids=ids,
+            attention_mask=attention,
+            position_ids=(board.lengths + self.step)[:, None].expand_as(ids),
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        self.step += 1
+        return out.logits[board.row, place]
+
+
 class Decoder:
     """Decodes with a causal language model that shares its weights with training.
 
     Args:
         model: called as a Hugging Face causal LM is.
         stop_ids: tokens that end an answer.
-        own_mask: hand the model its 4-D mask and share prompts: only where every layer attends fully.
+        own_mask: hand the model a 4-D mask and share prompts: only where every layer attends fully.
         stops: whether an answer, given as its token ids so far, ends by its text; for tokenizers that write the
             format's end with several tokens. It is asked row by row.
+        cached: keep keys and values, behind prompts that are padded on the left; else every token is computed from a
+            row that is read again, which is right for any causal model.
     """
 
     def __init__(
-        self, model: Any, stop_ids: set[int], own_mask: bool, stops: Callable[[list[int]], bool] | None = None
+        self,
+        model: Any,
+        stop_ids: set[int],
+        own_mask: bool,
+        stops: Callable[[list[int]], bool] | None = None,
+        cached: bool = True,
     ) -> None:
-        self.model, self.own_mask, self.stops = model, own_mask, stops
+        self.model, self.own_mask, self.stops, self.cached = model, own_mask, stops, cached
         self.stop_ids = torch.tensor(sorted(stop_ids))
 
     @torch.no_grad()
@@ -184,53 +236,26 @@ class Decoder:
             return Responses(ids=answers.ids[index], mask=answers.mask[index], logprobs=answers.logprobs[index])
         bits, stop = bits.to(device), self.stop_ids.to(device)
         num_rows, steps = len(prompts), sampling.max_new_tokens
-        logits, mask, cache, _ = prefill(self.model, unique, device, self.own_mask)
-        board = self._share(torch.tensor(index, device=device), mask, cache, steps)
-        logits = logits[board.prompt[board.row]]
+        if self.cached:
+            writer = _Shared(self.model, self.own_mask, prompts, steps, device)
+        else:
+            writer = Rereading(self.model, prompts, device)
+        logits = writer.logits
         out_ids = torch.zeros(num_rows, steps, dtype=torch.long, device=device)
         out_mask = torch.zeros(num_rows, steps, dtype=torch.bool, device=device)
         out_logprobs = torch.zeros(num_rows, steps, dtype=sampling_dtype(logits), device=device)
         step = 0
         for step in range(steps):
-            logprobs = sampling_logprobs(logits, sampling)
-            token = draw_tokens(logprobs, bits[board.turn, step])
-            out_ids[board.turn, step], out_mask[board.turn, step] = token, True
-            out_logprobs[board.turn, step] = logprobs.gather(-1, token[:, None]).squeeze(-1)
+            turn, logprobs = writer.turn, sampling_logprobs(logits, sampling)
+            token = draw_tokens(logprobs, bits[turn, step])
+            out_ids[turn, step], out_mask[turn, step] = token, True
+            out_logprobs[turn, step] = logprobs.gather(-1, token[:, None]).squeeze(-1)
             writing = ~torch.isin(token, stop)
             if self.stops is not None:
-                ended = [self.stops(ids) for ids in out_ids[board.turn, : step + 1].tolist()]
+                ended = [self.stops(ids) for ids in out_ids[turn, : step + 1].tolist()]
                 writing = writing & ~torch.tensor(ended, device=device)
             if step == steps - 1 or not writing.any():
                 break
-            board.keep(writing, cache)
-            logits = self._step(token[writing], board, step, cache)
+            logits = writer.write(token, writing)
         width = step + 1
         return Responses(ids=out_ids[:, :width], mask=out_mask[:, :width], logprobs=out_logprobs[:, :width])
-
-    def _share(self, prompt_of: Tensor, mask: Tensor, cache: DynamicCache, steps: int) -> _Board:
-        """Give each answer its place, and the cache one row for every few answers to a prompt."""
-        counts = torch.bincount(prompt_of)
-        per_row = answers_per_row(counts, mask.shape[1], steps) if self.own_mask else 1
-        board = _Board(prompt_of, mask, per_row)
-        if len(board.prompt) > len(mask):
-            cache.batch_select_indices(board.prompt)
-        if self.own_mask:
-            for layer in cache.layers:
-                layer.reserve(steps * min(per_row, int(counts.max())))  # pyright: ignore[reportAttributeAccessIssue]
-        return board
-
-    def _step(self, token: Tensor, board: _Board, step: int, cache: DynamicCache) -> Tensor:
-        """Logits ``(answer, vocabulary)`` behind one more token of each answer."""
-        ids, slots, place = board.add(token)
-        if self.own_mask:
-            attention = additive_mask(board.seen(slots), self.model.dtype)
-        else:
-            attention = (board.owner != _PADDING).long()
-        out = self.model(
-            input_ids=ids,
-            attention_mask=attention,
-            position_ids=(board.lengths + step)[:, None].expand_as(ids),
-            past_key_values=cache,
-            use_cache=True,
-        )
-        return out.logits[board.row, place]

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from lrl.functional.sharding import shard
+from lrl.policies.attention import attention_of, compute_dtype, is_halved, kernel_of, max_positions, use_kernel
 from lrl.policies.candidates import candidate_logprobs
 from lrl.policies.chat import ChatTokenizer
 from lrl.policies.decoding import Decoder, Responses
-from lrl.policies.layout import Layout, lay_out
+from lrl.policies.forward import accepted, at_tokens, logits_of
+from lrl.policies.layout import Layout, lay_out, lay_out_alone
 from lrl.policies.loading import (
     add_critic_adapter,
     attach_lora,
-    attends_fully,
     check_available,
     fingerprint,
     freeze_second_adapter,
@@ -29,10 +30,11 @@ from lrl.policies.loading import (
     recomputed,
     use_adapter,
 )
-from lrl.policies.model_config import DTYPES, LanguageModelConfig, LoRAConfig
+from lrl.policies.model_config import LanguageModelConfig, LoRAConfig
 from lrl.policies.numerals import order_numerals
 from lrl.policies.packing import pack
 from lrl.policies.prefill import head_inputs
+from lrl.policies.sharing import check_sharing
 from lrl.types import SamplingConfig
 
 __all__ = ["LanguageModel", "LanguageModelConfig", "LoRAConfig"]
@@ -51,6 +53,7 @@ class LanguageModel(nn.Module):
         self.fingerprint = ""
         self._reference: list[Any] = []
         self.has_critic_adapter = False
+        self._told_of_kernel = False
 
     def configure(self) -> None:
         """Load tokenizer and weights, attach adapters; a second call does nothing."""
@@ -64,47 +67,78 @@ class LanguageModel(nn.Module):
         if self.config.ordered_numbers:
             order_numerals(model, self.tokenizer.tokenizer.get_vocab(), self.config.init_seed)
         self.fingerprint = fingerprint(model)
-        self.own_mask = attends_fully(model)
+        self.kernel, self.max_positions = kernel_of(model), max_positions(model)
         self.model = model if self.config.lora is None else attach_lora(model, self.config)
         if self.config.gradient_checkpointing:
             recompute_activations(self.model)
-        self.share = self.config.share_prompts and self.own_mask and self._sharing_is_exact()
+        self.model.eval()
+        self.share, self.cached = self._what_attention_allows()
         self.model.train(self.training)
+
+    def _what_attention_allows(self) -> tuple[bool, bool]:
+        """Whether turns may share rows, and whether prompts may be padded on the left before a cache."""
+        self._settle_kernel(self.model)
+        attention = attention_of(self.model)
+        if attention != "full" or self.kernel not in ("sdpa", "eager"):
+            return False, attention != "other"
+        verdict = check_sharing(self.model, self.device)
+        if verdict != "exact" and self.config.share_prompts:
+            reason = "gives other logits with it" if verdict == "inexact" else "rounds more with it"
+            logging.getLogger("lrl").warning("share_prompts is switched off: this model %s.", reason)
+        return verdict == "exact" and self.config.share_prompts, verdict != "inexact"
+
+    def _settle_kernel(self, model: Any) -> None:
+        """Compute attention so that sampled and teacher-forced log-probabilities agree.
+
+        In 16 bits on a CPU the kernels of SDPA round by the shape of the batch and its mask, and eager attention does
+        not; weights and autocast may have become 16 bits since the model was loaded.
+        """
+        halved_on_cpu = self.device.type == "cpu" and is_halved(model)
+        if self.config.attention == "auto":
+            use_kernel(model, "eager" if halved_on_cpu else self.kernel)
+        elif self.config.attention == "sdpa" and halved_on_cpu and not self._told_of_kernel:
+            self._told_of_kernel = True
+            logging.getLogger("lrl").warning(
+                "language_model.attention is sdpa, which in 16 bits on a CPU rounds differently while sampling than in "
+                "training; it should be auto or eager."
+            )
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.model.parameters()).device
 
-    def lay_out(
-        self,
-        inputs: Mapping[str, Tensor],
-        response_mask: Tensor,
-        share: bool | None = None,
-        pack_tokens: int | None = None,
-    ) -> Layout:
+    def lay_out(self, inputs: Mapping[str, Tensor], response_mask: Tensor, pack_tokens: int | None = None) -> Layout:
         """Rows for turns with ``prompt_ids``, ``prompt_mask`` and ``response_ids``.
 
         Packed where ``pack_tokens`` is given and the model's attention allows it (:mod:`lrl.policies.packing`), else
         with equal prompts shared where that pays (:mod:`lrl.policies.layout`).
+
+        Raises:
+            ValueError: a turn has more tokens than the model has positions.
         """
         turns = inputs["prompt_ids"], inputs["prompt_mask"], inputs["response_ids"], response_mask
+        if self.max_positions is not None:
+            self._check_positions(int((inputs["prompt_mask"].sum(1) + response_mask.sum(1)).max()))
+        if not self.cached:
+            return lay_out_alone(*turns)
         if pack_tokens is not None and self.share:
             return pack(*turns, pack_tokens)
-        return lay_out(*turns, self.share if share is None else share)
+        return lay_out(*turns, self.share)
+
+    def _check_positions(self, tokens: int, or_sampled: str = "") -> None:
+        if self.max_positions is not None and tokens > self.max_positions:
+            raise ValueError(
+                f"language_model.name is {self.config.name!r}, which knows {self.max_positions} positions, and a turn "
+                f"has {tokens} tokens{or_sampled}; max_prompt_tokens or max_new_tokens must be smaller."
+            )
 
     def logits(self, layout: Layout, model: Any = None) -> Tensor:
         """Logits ``(turn, token, vocabulary)`` that predict each response token."""
         model = self.model if model is None else model
+        self._settle_kernel(model)
         with recomputed(model, self.config.gradient_checkpointing):
-            out = model(
-                input_ids=layout.input_ids,
-                attention_mask=layout.attention_mask(self._mask_dtype()),
-                position_ids=layout.position_ids,
-                logits_to_keep=layout.logit_columns,
-                use_cache=False,
-            )
-        return out.logits[layout.row[:, None], layout.kept]
+            return logits_of(model, layout)
 
     def logits_and_states(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """:meth:`logits`, and the hidden states ``(turn, token, hidden)`` that they are made from.
@@ -120,7 +154,7 @@ class LanguageModel(nn.Module):
                     self.logits(layout)
             finally:
                 use_adapter(self.model, "default")
-        return logits, states[0][layout.row[:, None], layout.kept]
+        return logits, at_tokens(states[0], layout)
 
     def states(self, ids: Tensor, mask: Tensor, model: Any = None) -> Tensor:
         """Last hidden states ``(row, column, hidden)`` of texts, none of which is to be continued.
@@ -131,10 +165,13 @@ class LanguageModel(nn.Module):
             model: another than the one that is trained.
         """
         model = self.model if model is None else model
+        self._check_positions(ids.shape[1])
+        self._settle_kernel(model)
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         padding = None if bool(mask.all()) else mask.long()
+        given = {"input_ids": ids, "attention_mask": padding, "position_ids": positions, "use_cache": False}
         with head_inputs(model, last_only=True) as states, recomputed(model, self.config.gradient_checkpointing):
-            model(input_ids=ids, attention_mask=padding, position_ids=positions, use_cache=False)
+            model(**accepted(model, given))
         return states[0]
 
     def add_critic_adapter(self) -> None:
@@ -172,8 +209,11 @@ class LanguageModel(nn.Module):
         See :class:`lrl.policies.decoding.Decoder`.
         """
         assert self.tokenizer is not None
+        longest = max(len(prompt) for prompt in prompts)
+        self._check_positions(longest + sampling.max_new_tokens, f", {sampling.max_new_tokens} of them to be sampled")
+        self._settle_kernel(self.model)
         stops = self.tokenizer.stops(stop_text)
-        decoder = Decoder(self.model, self.tokenizer.stop_ids(stop_text), self.own_mask, stops)
+        decoder = Decoder(self.model, self.tokenizer.stop_ids(stop_text), self.share, stops, self.cached)
         return decoder(prompts, bits, sampling, self.device)
 
     def candidate_logprobs(
@@ -185,7 +225,9 @@ class LanguageModel(nn.Module):
 
         See :func:`lrl.policies.candidates.candidate_logprobs`.
         """
-        return candidate_logprobs(self.model, prompts, ids, mask, self._mask_dtype(), groups)
+        self._check_positions(max(len(prompt) for prompt in prompts) + ids.shape[1])
+        self._settle_kernel(self.model)
+        return candidate_logprobs(self.model, prompts, ids, mask, compute_dtype(self.model), groups)
 
     # -- the reference -------------------------------------------------------------------------------------------
 
@@ -237,31 +279,3 @@ class LanguageModel(nn.Module):
             else:
                 with self.model.disable_adapter():
                     yield self.model
-
-    # -- self-check ----------------------------------------------------------------------------------------------
-
-    def _mask_dtype(self) -> torch.dtype:
-        if torch.is_autocast_enabled(self.device.type):
-            return torch.get_autocast_dtype(self.device.type)
-        return DTYPES[self.config.dtype]
-
-    @torch.no_grad()
-    def _sharing_is_exact(self) -> bool:
-        """Compare the shared layout with the plain pass on a few made-up turns."""
-        ids = torch.arange(24, device=self.device) % self.model.config.vocab_size
-        inputs = {
-            "prompt_ids": ids[:6].repeat(4, 1),
-            "prompt_mask": torch.ones(4, 6, dtype=torch.bool, device=self.device),
-            "response_ids": ids.view(4, 6),
-        }
-        mask = torch.ones(4, 6, dtype=torch.bool, device=self.device)
-        was_training = self.model.training
-        self.model.eval()
-        shared = self.logits(self.lay_out(inputs, mask, share=True)).float()
-        plain = self.logits(self.lay_out(inputs, mask, share=False)).float()
-        self.model.train(was_training)
-        tolerance = 1e-3 if self.config.dtype in ("float32", "float64") else 0.1 * float(plain.abs().max())
-        exact = bool((shared - plain).abs().max() <= tolerance)
-        if not exact:
-            logging.getLogger("lrl").warning("share_prompts is switched off: this model gives other logits with it.")
-        return exact

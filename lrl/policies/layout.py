@@ -56,7 +56,8 @@ def additive_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
         dtype: of the attention.
     """
     mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+    widest = torch.float32 if dtype == torch.float64 else dtype  # eager attention takes its softmax in float32
+    return mask.masked_fill_(~seen, torch.finfo(widest).min)[:, None]
 
 
 def lay_out(
@@ -82,6 +83,39 @@ def lay_out(
     per_row = _cheapest(counts, prompt_width, response_width)
     row, slot = assign_rows(prompt_of, counts, per_row)
     return _build(prompt_ids, lengths, response_ids, response_mask.sum(1), row, slot, per_row)
+
+
+def lay_out_alone(prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor, response_mask: Tensor) -> Layout:
+    """Lay every turn out in a row of its own, padded on the right only.
+
+    No token sees padding in any causal model, whatever it makes of masks and positions; logits are computed from the
+    end of the shortest prompt on.
+
+    Args:
+        prompt_ids: int64 ``(turn, prompt)``, right-padded.
+        prompt_mask: bool ``(turn, prompt)``.
+        response_ids: int64 ``(turn, token)``, right-padded.
+        response_mask: bool ``(turn, token)``, a prefix of each row.
+    """
+    lengths, sizes = prompt_mask.sum(1), response_mask.sum(1)
+    width, first = int((lengths + sizes).max()), int(lengths.min()) - 1
+    columns = torch.arange(width, device=prompt_ids.device)
+    input_ids = torch.zeros(len(lengths), width, dtype=torch.long, device=prompt_ids.device)
+    turn, column = ragged(lengths)
+    input_ids[turn, column] = prompt_ids[turn, column]
+    turn, column = ragged(sizes)
+    input_ids[turn, lengths[turn] + column] = response_ids[turn, column]
+    kept = torch.zeros_like(response_ids)
+    kept[turn, column] = lengths[turn] + column - 1 - first
+    return Layout(
+        input_ids=input_ids,
+        position_ids=columns.expand_as(input_ids),
+        segments=torch.where(columns < (lengths + sizes)[:, None], 0, -1),
+        completions_per_row=1,
+        logit_columns=torch.arange(first, max(width - 1, first + 1), device=prompt_ids.device),
+        row=torch.arange(len(lengths), device=prompt_ids.device),
+        kept=kept,
+    )
 
 
 def _cheapest(counts: Tensor, prompt: int, response: int) -> int:

@@ -51,7 +51,8 @@ def load_base(config: LanguageModelConfig) -> Any:
 
     hf_logging.disable_progress_bar()
     dtype, remote = DTYPES[config.dtype], config.trust_remote_code
-    options = {"dtype": dtype, "attn_implementation": config.attention, "trust_remote_code": remote}
+    attention = None if config.attention == "auto" else config.attention
+    options = {"dtype": dtype, "attn_implementation": attention, "trust_remote_code": remote}
     architecture = _architecture(config) if config.random_init else None
     try:
         if architecture is None:
@@ -67,9 +68,14 @@ def load_base(config: LanguageModelConfig) -> Any:
         if any(mark in str(error) for mark in ("attn_implementation", "attention implementation", "FlashAttention")):
             raise ValueError(
                 f"language_model.attention is {config.attention!r}, which {config.name} cannot be loaded with; "
-                "it must be sdpa, eager or an installed flash_attention_2."
+                f"it must be {_other_attention(config.attention)}."
             ) from error
         raise ValueError(missing_model_message(config.name, error)) from error
+
+
+def _other_attention(refused: str) -> str:
+    """What a model may have that does not have ``refused``: those without sdpa have eager alone."""
+    return "auto or eager" if refused == "sdpa" else "auto, sdpa or eager"
 
 
 def _architecture(config: LanguageModelConfig) -> Any:
@@ -204,17 +210,6 @@ def use_adapter(model: Any, name: str) -> None:
         adapters = set(parameter_name.split(".")) & set(model.peft_config)
         if adapters:
             parameter.requires_grad_("reference" not in adapters)
-
-
-def attends_fully(model: Any) -> bool:
-    """Whether every layer sees all earlier tokens, and attention takes a 4-D mask."""
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None and any(kind != "full_attention" for kind in kinds):
-        return False
-    if kinds is None and getattr(config, "sliding_window", None) is not None:
-        return False
-    return model.config._attn_implementation in ("sdpa", "eager")
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -43,8 +43,9 @@ class LanguageModelConfig:
     """Hub name or local folder."""
     dtype: str = "float32"
     """``float32``, ``bfloat16``, ``float16`` or ``float64``."""
-    attention: str = "sdpa"
-    """``sdpa``, ``eager`` or ``flash_attention_2``."""
+    attention: str = "auto"
+    """``sdpa``, ``eager`` or ``flash_attention_2``; ``auto`` is ``eager`` in 16 bits on a CPU and where a model has
+    nothing else, ``sdpa`` elsewhere."""
     lora: LoRAConfig | None = None
     """Train adapters only; null trains all weights."""
     quantization: str | None = None
@@ -61,7 +62,7 @@ class LanguageModelConfig:
     trust_remote_code: bool = False
     """Run code that comes with the model."""
     share_prompts: bool = True
-    """Compute equal prompts once in the training pass, where it is exact and pays."""
+    """Let equal prompts share a row, while sampling and in training, where a self-check finds it exact and it pays."""
     gradient_checkpointing: bool = False
     """Trade compute for activation memory."""
     config_overrides: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,194 @@
+"""What a model's attention sees, which kernel computes it, and whether turns that share a row change its numbers."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+Attention = Literal["full", "window", "other"]
+"""``full``: every layer sees all earlier tokens. ``window``: some layers see only the last few columns. ``other``:
+ALiBi, recurrent layers, or an attention that this package does not know."""
+
+_FULL, _WINDOWED = {"full_attention"}, {"full_attention", "sliding_attention"}
+_HARMLESS = {"chunk_size_feed_forward", "max_window_layers", "window_size", "sliding_window", "use_sliding_window"}
+_SUSPECT = re.compile(
+    r"window|chunk_size|alibi|local_att|block_type|layers_attn|attn_layer_|attention_pattern|global_attn"
+    r"|mamba|ssm|recurrent|conv|^linear_|lru|index_topk|sliding"
+)
+"""Names of settings that no model with full attention has."""
+_HALVED = (torch.bfloat16, torch.float16)
+SOUND = 1.5
+"""How much farther from float32 than the plain 16-bit pass another 16-bit pass may be."""
+_EXACT = 1e-4
+"""Relative difference between two float32 passes that is put down to rounding."""
+
+
+def bare(model: Any) -> Any:
+    """The Hugging Face model inside peft's wrapper, or the model itself."""
+    return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+
+
+def attention_of(model: Any) -> Attention:
+    """Read from its configuration what the attention of a causal LM sees.
+
+    A model that takes no ``position_ids`` derives positions from columns or the mask, as those with ALiBi do.
+    """
+    model = bare(model)
+    config = model.config.get_text_config()
+    settings = {key: value for key, value in config.to_dict().items() if value}
+    takes = inspect.signature(model.forward).parameters
+    if not {"position_ids", "past_key_values", "logits_to_keep"} <= set(takes) or getattr(model, "_is_stateful", False):
+        return "other"
+    layers = getattr(config, "layer_types", None)
+    if layers is None:
+        layers = [_layer_type(str(kind)) for kind in settings.get("attention_layers", ())]
+        if settings.get("sliding_window") is not None and settings.get("use_sliding_window", True):
+            layers.append("sliding_attention")
+        if any(_SUSPECT.search(key) for key in settings if key not in _HARMLESS) or _names_alibi(settings):
+            return "other"
+    kinds = set(layers)
+    if settings.get("attention_chunk_size") or settings.get("alibi") or not kinds <= _WINDOWED:
+        return "other"
+    return "full" if kinds <= _FULL else "window"
+
+
+def _layer_type(kind: str) -> str:
+    """GPT-Neo's names."""
+    return {"global": "full_attention", "local": "sliding_attention"}.get(kind, kind)
+
+
+def _names_alibi(settings: Mapping[str, Any]) -> bool:
+    inner = [value for value in settings.values() if isinstance(value, Mapping)]
+    return settings.get("position_embedding_type") == "alibi" or any(part.get("alibi") for part in inner)
+
+
+def max_positions(model: Any) -> int | None:
+    """How many positions a model has learned, or has a table of; None where they are computed for any position."""
+    model = bare(model)
+    tables = "wpe", "embed_positions", "position_embeddings", "position_embedding"
+    names = [name for name, _ in (*model.named_modules(), *model.named_buffers())]
+    if any(name.rsplit(".", 1)[-1] in tables for name in names):
+        return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return None
+
+
+def compute_dtype(model: Any) -> torch.dtype:
+    """What attention computes in: the autocast type where there is one, else that of the weights."""
+    weight = bare(model).get_input_embeddings().weight
+    if torch.is_autocast_enabled(weight.device.type):
+        return torch.get_autocast_dtype(weight.device.type)
+    return weight.dtype
+
+
+# -- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def kernel_of(model: Any) -> str:
+    """The attention implementation that is in use: ``sdpa``, ``eager``, ..."""
+    return bare(model).config._attn_implementation
+
+
+def is_halved(model: Any) -> bool:
+    """Whether attention computes in 16 bits."""
+    return compute_dtype(model) in _HALVED
+
+
+def use_kernel(model: Any, name: str) -> None:
+    """Let a model compute its attention by another implementation, if it can change it."""
+    if kernel_of(model) != name and bare(model)._can_set_attn_implementation():
+        bare(model).set_attn_implementation(name)
+
+
+def _finite_eager_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Any:
+    """As transformers' mask of eager attention, but finite in float32.
+
+    The softmax is taken in float32, where the least float64 is -inf, and a row of padding would be NaN.
+    """
+    return eager_mask(*args, dtype=torch.float32 if dtype == torch.float64 else dtype, **kwargs)
+
+
+AttentionMaskInterface.register("eager", _finite_eager_mask)
+
+
+# -- self-check ------------------------------------------------------------------------------------------------------
+
+
+def is_exact(shared: Tensor, plain: Tensor) -> bool:
+    """Whether logits of two float32 passes differ by no more than rounding.
+
+    Args:
+        shared: ``(turn, token, vocabulary)``.
+        plain: of the same turns.
+    """
+    spread = (plain - plain.mean(-1, keepdim=True)).abs().max()
+    return bool((shared - plain).abs().max() <= _EXACT * spread)
+
+
+def is_sound(shared: Tensor, plain: Tensor, exact: Tensor) -> bool:
+    """Whether a 16-bit pass is about as near to float32 as the plain 16-bit pass.
+
+    Args:
+        shared: logits ``(turn, token, vocabulary)`` of the pass to judge.
+        plain: those of the plain pass.
+        exact: those in float32.
+    """
+    logprobs = [torch.log_softmax(logits.float(), dim=-1) for logits in (shared, plain, exact)]
+    far, usual = ((part - logprobs[2]).abs().mean() for part in logprobs[:2])
+    return bool(far <= SOUND * usual + _EXACT)
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Compute a model's passes in float32, one block's weights widened at a time.
+
+    A float32 copy of the model would need twice the memory of the 16-bit weights; this needs one layer's. Weights in
+    4 bits stay as they are and are multiplied in float32.
+    """
+    handles: list[Any] = []
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def widen(part: nn.Module, recurse: bool) -> None:
+        for tensor in (*part.parameters(recurse), *part.buffers(recurse)):
+            if tensor.dtype in _HALVED and not hasattr(tensor, "quant_state"):  # whose 16 bits are packed ones of 4
+                kept[id(tensor)] = tensor, tensor.data
+                tensor.data = tensor.data.float()
+
+    def restore(part: nn.Module, recurse: bool) -> None:
+        for tensor in (*part.parameters(recurse), *part.buffers(recurse)):
+            if id(tensor) in kept:
+                tensor.data = kept.pop(id(tensor))[1]
+
+    quantised: list[Any] = [part for part in model.modules() if getattr(part, "compute_dtype", None) in _HALVED]
+    types = [part.compute_dtype for part in quantised]
+    for part, recurse in _blocks(model):
+        handles.append(part.register_forward_pre_hook(lambda part, _, recurse=recurse: widen(part, recurse)))
+        handles.append(part.register_forward_hook(lambda part, *_, recurse=recurse: restore(part, recurse)))
+    for part in quantised:
+        part.compute_dtype = torch.float32
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for tensor, data in kept.values():
+            tensor.data = data
+        for part, dtype in zip(quantised, types, strict=True):
+            part.compute_dtype = dtype
+
+
+def _blocks(part: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
+    """Modules to widen: decoder layers with all that is in them, elsewhere each module for itself."""
+    yield part, False
+    for child in part.children():
+        if isinstance(child, nn.ModuleList):
+            for layer in child:
+                yield layer, True
+        else:
+            yield from _blocks(child)
