@@ -104,6 +104,12 @@ class LanguageModel(nn.Module):
             )
 
     @property
+    def recomputes(self) -> bool:
+        """Whether log-probabilities of what was sampled are computed again, by the pass that training uses."""
+        wanted = self.config.recompute_logprobs
+        return is_halved(self.model) if wanted is None else wanted
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.model.parameters()).device

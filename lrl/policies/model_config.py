@@ -63,6 +63,9 @@ class LanguageModelConfig:
     """Run code that comes with the model."""
     share_prompts: bool = True
     """Let equal prompts share a row, while sampling and in training, where a self-check finds it exact and it pays."""
+    recompute_logprobs: bool | None = None
+    """Take the log-probabilities of sampled tokens from a pass like training's, one more forward pass per response, so
+    that the first ratio is 1 however attention rounds; null does so in 16 bits only."""
     gradient_checkpointing: bool = False
     """Trade compute for activation memory."""
     config_overrides: Mapping[str, Any] = field(default_factory=dict)

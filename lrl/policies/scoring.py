@@ -172,7 +172,7 @@ class ScoringPolicy(Policy):
         inputs = pad_prompts(prompts, self.language_model.device)
         was_training = self.training
         self.eval()
-        if self.language_model.share:
+        if self.language_model.share and not (sampling is None and self.language_model.recomputes):
             ids, mask = self._candidates()
             sums, states = self.language_model.candidate_logprobs(prompts, ids, mask, self.length_groups)
             scores = sums / self._lengths(mask)

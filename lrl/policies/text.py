@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,15 @@ from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_bits
 from lrl.policies.chat import ChatTokenizer
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig
+from lrl.policies.layout import Layout
 from lrl.policies.policy import Policy
 from lrl.policies.value_head import ValueHead, ValueHeadConfig
 from lrl.prompts.response_format import response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
+
+_LOGITS = 2**26
+"""How many logits are computed at once where no gradient is needed."""
 
 
 class TextPolicy(Policy):
@@ -126,14 +130,33 @@ class TextPolicy(Policy):
         self.eval()
         bits = token_bits(keys, sampling.max_new_tokens)
         responses = self.language_model.generate(prompts, bits, sampling, self.stop_text)
+        inputs = pad_prompts(prompts, responses.ids.device) | {"response_ids": responses.ids}
+        logprobs = responses.logprobs
+        if sampling is self.sampling and self.language_model.recomputes:
+            logprobs = self._teacher_forced(inputs, responses.mask)
         self.train(was_training)
         lengths = responses.mask.sum(1).tolist()
         texts = [self.tokenizer.decode(ids[:n]) for ids, n in zip(responses.ids.tolist(), lengths)]
         memory = [self.prompt.remember(self.codec, *row) for row in zip(memory, observations, texts, strict=True)]
-        inputs = pad_prompts(prompts, responses.ids.device) | {"response_ids": responses.ids}
-        return Decisions(
-            actions=texts, inputs=inputs, response_mask=responses.mask, logprobs=responses.logprobs, memory=memory
-        )
+        return Decisions(actions=texts, inputs=inputs, response_mask=responses.mask, logprobs=logprobs, memory=memory)
+
+    @torch.no_grad()
+    def _teacher_forced(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+        """Log-probabilities ``(turn, token)`` as :meth:`evaluate` has them, of a few turns at a time."""
+        vocabulary = self.language_model.model.get_output_embeddings().weight.shape[0]
+        size = max(1, _LOGITS // (vocabulary * mask.shape[1]))
+        parts = []
+        for start in range(0, len(mask), size):
+            part = {name: tensor[start : start + size] for name, tensor in inputs.items()}
+            seen = mask[start : start + size]
+            logits = self.language_model.logits(self._layout(part, seen))
+            parts.append(
+                selected_logprobs(logits / self.sampling.temperature, part["response_ids"][:, : seen.shape[1]])
+            )
+        return torch.cat(parts) * mask
+
+    def _layout(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Layout:
+        return self.language_model.lay_out(inputs, mask, pack_tokens=self.pack_tokens)
 
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Teacher-forced log-probabilities at the sampling temperature; dropout off unless a seed names it.
@@ -141,7 +164,7 @@ class TextPolicy(Policy):
         The mode stays as it is set here: layers that compute their activations again do so in the backward pass.
         """
         self.train(dropout_seed is not None)
-        layout = self.language_model.lay_out(batch.inputs, batch.response_mask, pack_tokens=self.pack_tokens)
+        layout = self._layout(batch.inputs, batch.response_mask)
         mask, values = batch.response_mask, None
         with seeded(dropout_seed, self.language_model.device):
             if self.value_head is None:
@@ -166,7 +189,7 @@ class TextPolicy(Policy):
     @torch.no_grad()
     def _states(self, batch: TurnBatch) -> Tensor:
         """What each token's logits are made from, ``(turn, token, hidden)``."""
-        layout = self.language_model.lay_out(batch.inputs, batch.response_mask, pack_tokens=self.pack_tokens)
+        layout = self._layout(batch.inputs, batch.response_mask)
         return self.language_model.logits_and_states(layout)[1]
 
     def critic_parameters(self) -> list[nn.Parameter]:
