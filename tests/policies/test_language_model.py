@@ -5,99 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import WORDS, save_tiny_model
+from tiny_architectures import LORA, folder_of, load, logprobs, plain_logprobs, trainable, turns
+from tiny_runs import save_tiny_model
 
-from lrl.functional.masking import selected_logprobs
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig, LoRAConfig
 from lrl.types import SamplingConfig
-
-WIDE = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, "initializer_range": 0.05}
-WINDOW = {"sliding_window": 4, "num_hidden_layers": 2}
-LOCAL = {"num_layers": 2, "num_heads": 2}
-LINEAR = {f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads")}
-LINEAR |= {f"linear_{name}": 8 for name in ("key_head_dim", "value_head_dim")}
-EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
-MAMBA = {"mamba_n_heads": 2, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 4, "mamba_chunk_size": 4}
-ALIBI = {"num_kv_heads": 2, "alibi": True, "new_decoder_architecture": False}
-OTHERS = {
-    "bloom": ("bloom", {"n_layer": 2, "n_head": 2}),
-    "falcon": ("falcon", ALIBI),
-    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
-    "jamba": ("jamba", {"attn_layer_period": 2, "num_experts": 2, "mamba_d_state": 4, "attn_layer_offset": 1}),
-    "qwen3_next": (
-        "qwen3_next",
-        LINEAR
-        | EXPERTS
-        | {"layer_types": ["linear_attention", "full_attention"], "shared_expert_intermediate_size": 8},
-    ),
-    "recurrent_gemma": ("recurrent_gemma", {"num_hidden_layers": 3, "lru_width": 16, "attention_window_size": 4}),
-    "falcon_h1": ("falcon_h1", MAMBA | {"mamba_d_ssm": 16}),
-}
-"""Models whose state or positions cannot be padded."""
-FOLDERS = OTHERS | {
-    "llama": ("llama", {}),
-    "tied": ("llama", {"tie_word_embeddings": True}),
-    "gpt2": ("gpt2", {}),
-    "short": ("gpt2", {"n_positions": 12}),
-    "mistral": ("mistral", WINDOW),
-    "gemma2": ("gemma2", WINDOW),
-    "gemma3": ("gemma3_text", WINDOW),
-    "qwen3": ("qwen3", {}),
-    "gpt_neo": ("gpt_neo", LOCAL | {"attention_types": [[["global", "local"], 1]], "window_size": 4}),
-    "wide": ("llama", WIDE),
-    "wide_tied": ("llama", WIDE | {"tie_word_embeddings": True}),
-}
-LORA = LoRAConfig(r=2, alpha=4)
 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
     """One folder for each architecture, made when it is asked for."""
     root = tmp_path_factory.mktemp("architectures")
-
-    def folder(name):
-        if not (root / name).exists():
-            kind, changes = FOLDERS[name]
-            save_tiny_model(root / name, kind, **changes)
-        return str(root / name)
-
-    return folder
-
-
-def load(name, **settings):
-    model = LanguageModel(LanguageModelConfig(name=name, **settings))
-    model.configure()
-    return model.eval()
-
-
-def turns(rows=6, prompt=9, response=5, seed=0):
-    """Right-padded turns over two prompts of different lengths."""
-    generator = torch.Generator().manual_seed(seed)
-    prompt_of, sizes = torch.arange(rows) % 2, torch.arange(rows) % response + 1
-    prompts = torch.randint(4, len(WORDS), (2, prompt), generator=generator)[prompt_of]
-    prompt_mask = torch.arange(prompt)[None] < torch.tensor([prompt, prompt - 3])[prompt_of][:, None]
-    mask = torch.arange(response)[None] < sizes[:, None]
-    responses = torch.randint(4, len(WORDS), (rows, response), generator=generator)
-    return {"prompt_ids": prompts * prompt_mask, "prompt_mask": prompt_mask, "response_ids": responses * mask}, mask
-
-
-def logprobs(model, logits=None):
-    inputs, mask = turns()
-    chosen = (logits or model.logits)(model.lay_out(inputs, mask))
-    return selected_logprobs(chosen, inputs["response_ids"]) * mask
-
-
-def plain_logprobs(hugging_face):
-    """Each turn alone, without padding, mask or positions."""
-    inputs, mask = turns()
-    rows = []
-    for prompt, seen, response, counts in zip(
-        inputs["prompt_ids"], inputs["prompt_mask"], inputs["response_ids"], mask
-    ):
-        prompt, response = prompt[seen], response[counts]
-        logits = hugging_face(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
-        rows.append(torch.nn.functional.pad(selected_logprobs(logits, response), (0, mask.shape[1] - len(response))))
-    return torch.stack(rows)
+    return lambda name: folder_of(root, name)
 
 
 def disturb(model, size=0.3):
@@ -107,123 +26,6 @@ def disturb(model, size=0.3):
         for weight in model.parameters():
             if weight.requires_grad:
                 weight.add_(size * torch.randn_like(weight))
-
-
-def trainable(model):
-    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-
-
-# -- every architecture -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "shares", "settings"),
-    [
-        ("llama", True, {}),
-        ("tied", True, {}),
-        ("gpt2", True, {}),
-        ("qwen3", True, {}),
-        ("gpt2", True, {"lora": LORA}),
-        ("mistral", False, {}),
-        ("gemma3", False, {}),
-        ("gemma2", False, {}),
-        ("gpt_neo", False, {}),
-        *((name, False, {}) for name in OTHERS),
-    ],
-)
-@torch.no_grad()
-def test_logprobs_are_those_of_the_plain_model_and_prompts_are_shared_where_that_is_exact(
-    folders, name, shares, settings
-):
-    model = load(folders(name), **settings)
-    assert model.share == shares
-    torch.testing.assert_close(logprobs(model), plain_logprobs(model.model), atol=1e-5, rtol=0)
-    sampled, recorded = sampled_logprobs(model)
-    torch.testing.assert_close(recorded, sampled, atol=1e-5, rtol=0)
-
-
-@torch.no_grad()
-def sampled_logprobs(model):
-    """Log-probabilities of a few sampled answers: each turn alone in the plain model, and as recorded."""
-    inputs, _ = turns()
-    prompts = [ids[seen].tolist() for ids, seen in zip(inputs["prompt_ids"], inputs["prompt_mask"])]
-    uniforms = torch.rand(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    out, alone = model.generate(prompts, uniforms, SamplingConfig(max_new_tokens=6), None), []
-    for prompt, ids, mask in zip(prompts, out.ids, out.mask, strict=True):
-        row = torch.tensor(prompt + ids[mask].tolist())[None]
-        alone.append(selected_logprobs(model.model(row, use_cache=False).logits[0, len(prompt) - 1 : -1], ids[mask]))
-    return torch.cat(alone), out.logprobs[out.mask]
-
-
-def test_no_path_shares_prompts_that_are_not_to_be_shared(folders, monkeypatch):
-    model = load(folders("llama"), share_prompts=False)
-    assert not model.share and model.cached
-    masks, forward = [], model.model.forward
-    monkeypatch.setattr(
-        model.model, "forward", lambda **given: masks.append(given["attention_mask"]) or forward(**given)
-    )
-    logprobs(model)
-    sampled = model.generate([[4, 5, 6]] * 4, torch.rand(4, 3), SamplingConfig(max_new_tokens=3), None)
-    assert sampled.mask.any() and {mask.ndim for mask in masks} == {2}
-
-
-@torch.no_grad()
-def test_a_model_that_counts_columns_instead_of_positions_neither_shares_rows_nor_pads_before_a_cache(
-    folders, monkeypatch, caplog
-):
-    from transformers.models.llama.modeling_llama import LlamaModel
-
-    forward = LlamaModel.forward
-    monkeypatch.setattr(
-        LlamaModel, "forward", lambda self, *args, position_ids=None, **rest: forward(self, *args, **rest)
-    )
-    model = load(folders("llama"))
-    assert not model.share and not model.cached and "share_prompts is switched off" in caplog.text
-    torch.testing.assert_close(logprobs(model), plain_logprobs(model.model), atol=1e-5, rtol=0)
-    torch.testing.assert_close(*sampled_logprobs(model), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-@pytest.mark.parametrize("share", [True, False])
-def test_prompts_of_different_lengths_have_finite_gradients_in_eager_float64(folders, name, share):
-    model = load(folders(name), dtype="float64", attention="eager", share_prompts=share)
-    said = logprobs(model)
-    torch.testing.assert_close(said, plain_logprobs(model.model), atol=1e-5, rtol=0)
-    gradients = torch.autograd.grad(said.sum(), list(trainable(model).values()))
-    assert all(gradient.isfinite().all() for gradient in gradients)
-    torch.testing.assert_close(*sampled_logprobs(model), atol=1e-5, rtol=0)
-
-
-def test_more_tokens_than_learned_positions_are_one_sentence(folders):
-    model = load(folders("short"))
-    sentence = "knows 12 positions, and a turn has 14 tokens.*max_prompt_tokens or max_new_tokens must be smaller"
-    with pytest.raises(ValueError, match=sentence):
-        logprobs(model)
-    with pytest.raises(ValueError, match="13 tokens, 4 of them to be sampled"):
-        model.generate([[4] * 9], torch.rand(1, 4), SamplingConfig(max_new_tokens=4), None)
-    with pytest.raises(ValueError, match="knows 12 positions"):
-        model.states(torch.ones(1, 13, dtype=torch.long), torch.ones(1, 13, dtype=torch.bool))
-    assert model.generate([[4] * 9], torch.rand(1, 3), SamplingConfig(max_new_tokens=3), None).mask.any()
-    assert load(folders("llama")).max_positions is None
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma3", "gemma2"])
-def test_greedy_answers_are_those_of_stock_generate(folders, name):
-    model = load(folders(name))
-    inputs, _ = turns()
-    prompts = [ids[seen].tolist() for ids, seen in zip(inputs["prompt_ids"], inputs["prompt_mask"])]
-    ours = model.generate(prompts, torch.zeros(6, 8), SamplingConfig(temperature=0, max_new_tokens=8), None)
-    for prompt, ids, mask in zip(prompts, ours.ids, ours.mask, strict=True):
-        ids = ids[mask].tolist()
-        theirs = model.model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt)),
-            do_sample=False,
-            max_new_tokens=8,
-            pad_token_id=0,
-        )
-        assert ids == theirs[0, len(prompt) :].tolist()[: len(ids)]
-        assert len(ids) == 8 or ids[-1] in model.tokenizer.stop_ids()
 
 
 def test_a_base_model_without_a_template_must_be_given_one(folders, tmp_path):
