@@ -17,7 +17,7 @@ Attention = Literal["full", "window", "other"]
 ALiBi, recurrent layers, or an attention that this package does not know."""
 
 _FULL, _WINDOWED = {"full_attention"}, {"full_attention", "sliding_attention"}
-_HARMLESS = {"chunk_size_feed_forward", "max_window_layers", "window_size", "sliding_window", "use_sliding_window"}
+_HARMLESS = {"chunk_size_feed_forward", "max_window_layers", "sliding_window", "use_sliding_window"}
 _SUSPECT = re.compile(
     r"window|chunk_size|alibi|local_att|block_type|layers_attn|attn_layer_|attention_pattern|global_attn"
     r"|mamba|ssm|recurrent|conv|^linear_|lru|index_topk|sliding"
@@ -51,7 +51,8 @@ def attention_of(model: Any) -> Attention:
         layers = [_layer_type(str(kind)) for kind in settings.get("attention_layers", ())]
         if settings.get("sliding_window") is not None and settings.get("use_sliding_window", True):
             layers.append("sliding_attention")
-        if any(_SUSPECT.search(key) for key in settings if key not in _HARMLESS) or _names_alibi(settings):
+        harmless = _HARMLESS | ({"window_size"} if "attention_layers" in settings else set())
+        if any(_SUSPECT.search(key) for key in settings.keys() - harmless) or _names_alibi(settings):
             return "other"
     kinds = set(layers)
     if settings.get("attention_chunk_size") or settings.get("alibi") or not kinds <= _WINDOWED:

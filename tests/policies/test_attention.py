@@ -35,7 +35,7 @@ def built(kind, changes):
         ("llama4_text", {"attention_chunk_size": 4, "num_local_experts": 2, "head_dim": 8}, "other"),
         ("lfm2", {"layer_types": ["conv", "full_attention"]}, "other"),
         ("mamba", {"state_size": 4}, "other"),
-        ("llama", {"some_window_size": 4}, "other"),
+        ("llama", {"window_size": 4}, "other"),
         ("llama", {"attention": {"alibi": True}}, "other"),
     ],
 )
