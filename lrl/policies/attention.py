@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -155,13 +156,13 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     handles: list[Any] = []
     kept: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def widen(part: nn.Module, recurse: bool) -> None:
+    def widen(recurse: bool, part: nn.Module, *_: Any) -> None:
         for tensor in (*part.parameters(recurse), *part.buffers(recurse)):
             if tensor.dtype in _HALVED and not hasattr(tensor, "quant_state"):  # whose 16 bits are packed ones of 4
                 kept[id(tensor)] = tensor, tensor.data
                 tensor.data = tensor.data.float()
 
-    def restore(part: nn.Module, recurse: bool) -> None:
+    def restore(recurse: bool, part: nn.Module, *_: Any) -> None:
         for tensor in (*part.parameters(recurse), *part.buffers(recurse)):
             if id(tensor) in kept:
                 tensor.data = kept.pop(id(tensor))[1]
@@ -169,8 +170,8 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     quantised: list[Any] = [part for part in model.modules() if getattr(part, "compute_dtype", None) in _HALVED]
     types = [part.compute_dtype for part in quantised]
     for part, recurse in _blocks(model):
-        handles.append(part.register_forward_pre_hook(lambda part, _, recurse=recurse: widen(part, recurse)))
-        handles.append(part.register_forward_hook(lambda part, *_, recurse=recurse: restore(part, recurse)))
+        handles.append(part.register_forward_pre_hook(partial(widen, recurse)))
+        handles.append(part.register_forward_hook(partial(restore, recurse)))
     for part in quantised:
         part.compute_dtype = torch.float32
     try:
