@@ -97,8 +97,8 @@ def sampled_logprobs(model):
     """Log-probabilities of a few sampled answers: each turn alone in the plain model, and as recorded."""
     inputs, _ = turns()
     prompts = [ids[seen].tolist() for ids, seen in zip(inputs["prompt_ids"], inputs["prompt_mask"])]
-    uniforms = torch.rand(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    out, alone = model.generate(prompts, uniforms, SamplingConfig(max_new_tokens=6), None), []
+    bits = torch.randint(-(2**62), 2**62, (6, 6), generator=torch.Generator().manual_seed(0))
+    out, alone = model.generate(prompts, bits, SamplingConfig(max_new_tokens=6), None), []
     for prompt, ids, mask in zip(prompts, out.ids, out.mask, strict=True):
         row = torch.tensor(prompt + ids[mask].tolist())[None]
         alone.append(selected_logprobs(model.model(row, use_cache=False).logits[0, len(prompt) - 1 : -1], ids[mask]))
