@@ -206,7 +206,7 @@ class PolicyModule(L.LightningModule, ABC):
 
     @property
     def clocks(self) -> dict[str, float]:
-        """Environment steps, episodes, tokens and minutes so far, over all ranks."""
+        """Environment steps, episodes (SFT: optimiser steps), tokens and minutes so far, over all ranks."""
         data = getattr(self._trainer, "datamodule", None) if self._trainer else None
         return getattr(data, "clocks", {})
 
@@ -250,8 +250,9 @@ class PolicyModule(L.LightningModule, ABC):
         """Hand means to the loggers, with the clocks, and to callbacks that monitor them."""
         row = means | {f"clock/{name}": value for name, value in self.clocks.items()}
         if self._trainer is not None and not self.trainer.sanity_checking:
+            step = self.clocks.get("env_steps", self.clocks.get("optimizer_steps", 0))
             for logger in self.trainer.loggers:
-                logger.log_metrics(row, step=int(self.clocks.get("env_steps", 0)))
+                logger.log_metrics(row, step=int(step))
             callback_metrics = {name: torch.tensor(value) for name, value in means.items()}
             self.trainer.callback_metrics.update(callback_metrics)  # log_dict would take a tenth of a small run
 

@@ -180,6 +180,8 @@ def test_metrics_are_logged_per_pass_or_as_often_as_asked_with_the_clocks(folder
     assert logged(per_pass, "clock/optimizer_steps") == [5, 10]
     often = fit(sft(folder, log_every=2), tmp_path, max_epochs=2)
     assert logged(often, "clock/optimizer_steps") == [2, 4, 5, 6, 8, 10]
+    for trainer in (per_pass, often):
+        assert [step for step, _ in trainer.logger.rows] == logged(trainer, "clock/optimizer_steps")
     assert logged(often, "clock/tokens")[-1] == logged(per_pass, "clock/tokens")[-1] == 2 * 40 * 2
     assert logged(often, "train/loss")[-1] < logged(often, "train/loss")[0]
     accumulated = fit(sft(folder, log_every=1), tmp_path, max_epochs=1, accumulate_grad_batches=2)
