@@ -27,6 +27,7 @@ from torch import Tensor
 
 from lrl.algorithms.module import OptimizerFactory, PolicyModule
 from lrl.algorithms.schedule import Schedule
+from lrl.algorithms.step_sizes import step_sizes
 from lrl.algorithms.zero_loss import zero_loss
 from lrl.functional.advantages import group_advantages
 from lrl.functional.kl import kl_estimate
@@ -113,7 +114,7 @@ class GRPOModule(PolicyModule):
         if self.skip_updates:
             return zero_loss(self.policy, batch)
         mask = batch.response_mask
-        sequences, tokens = self._sizes(mask)
+        sequences, tokens = step_sizes(self, mask)
         if len(batch) == 0:  # other ranks may have turns: the same collective calls, in the same order
             loss = zero_loss(self.policy, batch)
             self._skip_beyond_target(loss.detach())
@@ -130,12 +131,6 @@ class GRPOModule(PolicyModule):
         loss = -normalise(objective, mask, self.loss_normalisation, sequences, tokens, self.max_response_tokens)
         self._record_step(loss, ratio, policy.entropy, batch)
         return loss
-
-    def _sizes(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Turns and sampled tokens of this part, each averaged over ranks."""
-        sizes = torch.tensor([len(mask), int(mask.sum())], dtype=torch.float32, device=mask.device)
-        sequences, tokens = self.trainer.strategy.reduce(sizes, reduce_op="mean") if self._trainer else sizes
-        return sequences, tokens.clamp(min=1)
 
     @torch.no_grad()
     def _record_step(self, loss: Tensor, ratio: Tensor, entropy: Tensor, batch: TurnBatch) -> None:

@@ -60,6 +60,7 @@ from lrl.algorithms.ppo_checks import (
     check_whole_weights,
 )
 from lrl.algorithms.schedule import Schedule
+from lrl.algorithms.step_sizes import step_sizes
 from lrl.algorithms.value_fit import ValueFit, fit_values
 from lrl.algorithms.zero_loss import zero_loss
 from lrl.functional.credit import Discounts
@@ -224,8 +225,7 @@ class PPOValueHeadModule(PolicyModule):
         if self.skip_updates:
             return zero_loss(self.policy, batch)
         mask = batch.response_mask
-        sizes = reduce_sum(self, torch.tensor([len(mask), int(mask.sum())], dtype=torch.float32, device=mask.device))
-        turns, tokens = (sizes / world_size(self)).clamp(min=1)
+        turns, tokens = step_sizes(self, mask)
         if len(batch) == 0:  # other ranks may have turns: the same collective calls, in the same order
             loss = zero_loss(self.policy, batch)
             self._skip_beyond_target(loss.detach())

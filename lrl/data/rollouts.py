@@ -96,6 +96,8 @@ class RolloutDataModule(L.LightningDataModule):
         self.restored_episodes: dict[str, Any] | None = None
         """What a checkpoint told of them."""
         self._batch: TurnBatch | None = None
+        self._counted: tuple[int, int, tuple[int, int]] = (-1, -1, (0, 0))
+        """Collection, first part and sizes of the optimiser step that was counted last."""
         self._started = time.monotonic()
 
     @property
@@ -139,9 +141,30 @@ class RolloutDataModule(L.LightningDataModule):
             raise ValueError("The rollout buffer is empty; give the trainer the callback VectorEnvRollouts.")
         if self.num_minibatches == 1 and "prompt_ids" not in self._batch.inputs:
             return self._batch  # one sum, whatever the order
-        order = self._order(self._batch, index // self.num_minibatches)
+        return self._batch[self._members(self._batch, index)]
+
+    def _members(self, batch: TurnBatch, index: int) -> torch.Tensor:
+        """The turns of part ``index``, int64 ``(turn,)``."""
+        order = self._order(batch, index // self.num_minibatches)
         parts = torch.tensor_split(order, self.num_minibatches)
-        return self._batch[parts[index % self.num_minibatches].to(self._batch.response_mask.device)]
+        return parts[index % self.num_minibatches].to(batch.response_mask.device)
+
+    def step_sizes(self, index: int, accumulated: int) -> tuple[int, int]:
+        """Return this rank's turns and sampled tokens of the optimiser step that part ``index`` belongs to.
+
+        Args:
+            index: of a part.
+            accumulated: parts per optimiser step; the last step of a collection may have fewer.
+        """
+        assert self._batch is not None
+        start, batch = index - index % accumulated, self._batch
+        if self._counted[:2] != (self.collection, start):
+            limit = self.num_parts if self.trainer is None else int(self.trainer.num_training_batches)
+            parts = range(start, min(start + accumulated, limit))
+            masks = [batch.response_mask[self._members(batch, part)] for part in parts]
+            sizes = sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
+            self._counted = self.collection, start, sizes
+        return self._counted[2]
 
     def _order(self, batch: TurnBatch, epoch: int) -> torch.Tensor:
         """A shuffle of the turns, int64 ``(turn,)``, that keeps turns with equal prompts side by side."""

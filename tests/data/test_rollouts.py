@@ -55,6 +55,14 @@ def test_parts_are_as_equal_as_can_be_and_exactly_as_many_as_asked_for():
     assert len(data().train_dataloader()) == data().num_parts == 12
 
 
+def test_a_step_of_accumulated_parts_is_as_large_as_its_parts_together():
+    module = filled()
+    for parts in (range(3), range(9, 12)):
+        expected = sum(len(module.part(part)) for part in parts)
+        assert all(module.step_sizes(part, 3) == (expected, 2 * expected) for part in parts)
+    assert module.step_sizes(11, 5) == (10, 20), "the last step of a collection has two parts"
+
+
 def test_one_part_of_a_network_is_all_that_was_collected_and_texts_still_stand_by_prompt():
     texts = turns()
     vectors = texts.replace(inputs={"observation": torch.zeros(22, 3)})
