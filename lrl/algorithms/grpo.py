@@ -57,6 +57,7 @@ class GRPOModule(PolicyModule):
         schedule: of the learning rate.
         warmup: share of the run.
         init_from: weights to start from.
+        max_skipped_steps: steps in a row that may be skipped because their gradients are not finite.
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class GRPOModule(PolicyModule):
         schedule: Schedule = "constant",
         warmup: float = 0.0,
         init_from: str | None = None,
+        max_skipped_steps: int = 10,
     ) -> None:
-        super().__init__(policy, lr, optimizer, weight_decay, schedule, warmup, init_from)
+        super().__init__(policy, lr, optimizer, weight_decay, schedule, warmup, init_from, max_skipped_steps)
         if clip_range <= 0 or (clip_range_high is not None and clip_range_high <= 0):
             raise ValueError(
                 f"model.clip_range is {clip_range}, clip_range_high {clip_range_high}; both must be positive."

@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
+from lrl.algorithms.finite import FiniteStepsModule
 from lrl.algorithms.meters import MetricMeans, State
 from lrl.algorithms.requeue import WholeSteps, requeue_signals
 from lrl.algorithms.resume import check_seed, check_start, mend_loops, run_seed
@@ -30,7 +31,7 @@ from lrl.types import Rollout, SamplingConfig, TurnBatch
 OptimizerFactory = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
 
 
-class PolicyModule(L.LightningModule, ABC):
+class PolicyModule(FiniteStepsModule, ABC):
     """Plumbing that is the same for all algorithms; no algorithm inherits from another.
 
     Args:
@@ -41,6 +42,7 @@ class PolicyModule(L.LightningModule, ABC):
         schedule: ``constant``, ``linear`` or ``cosine`` decay to zero over the run.
         warmup: share of the run over which the learning rate rises from zero.
         init_from: checkpoint, folder or hub name whose *weights only* the run starts from.
+        max_skipped_steps: how many optimiser steps in a row may be skipped because their gradients are not finite.
     """
 
     def __init__(
@@ -52,8 +54,9 @@ class PolicyModule(L.LightningModule, ABC):
         schedule: Schedule = "constant",
         warmup: float = 0.0,
         init_from: str | None = None,
+        max_skipped_steps: int = 10,
     ) -> None:
-        super().__init__()
+        super().__init__(max_skipped_steps)
         check_training(lr, weight_decay, schedule, warmup)
         self.policy, self.lr, self.weight_decay, self.warmup = policy, lr, weight_decay, warmup
         self.optimizer_factory, self.init_from = optimizer, init_from
@@ -132,6 +135,7 @@ class PolicyModule(L.LightningModule, ABC):
             "names": sorted(self.state_dict()),
             "env_steps": self.clocks.get("env_steps", 0),
             "skip_updates": self.skip_updates,
+            "skipped_steps": self.finite_steps.state(),
             "validated": self._validated,
             "seed": run_seed(self._trainer),
             "clocks": dict(self.clocks),
@@ -157,6 +161,7 @@ class PolicyModule(L.LightningModule, ABC):
         self.skip_updates = bool(saved.get("skip_updates", False))
         if self.trainer.state.fn == "fit":
             self._validated = saved.get("validated", -1)
+            self.finite_steps.load(saved.get("skipped_steps", [0, 0]))
             mend_loops(checkpoint["loops"], self._validated)
             if any(saved.get("meters", ())):
                 self._meters.load(own_part(saved["meters"]))
@@ -199,6 +204,7 @@ class PolicyModule(L.LightningModule, ABC):
         """Step, unless the rest of the collection is skipped: with a zero gradient Adam's momentum would still move."""
         if self.skip_updates and optimizer_closure is not None:
             optimizer_closure()
+            self.finite_steps.forget()
             return
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
@@ -256,9 +262,13 @@ class PolicyModule(L.LightningModule, ABC):
             callback_metrics = {name: torch.tensor(value) for name, value in means.items()}
             self.trainer.callback_metrics.update(callback_metrics)  # log_dict would take a tenth of a small run
 
+    def publish_training(self) -> None:
+        """Log what training recorded since the last row."""
+        self.publish(self.flush() | {"train/skipped_steps": float(self.finite_steps.flush())})
+
     def on_train_epoch_end(self) -> None:
         """Log once per collection."""
-        self.publish(self.flush())
+        self.publish_training()
 
     # -- held-out episodes ------------------------------------------------------------------------------------------
 

@@ -100,6 +100,7 @@ class PPOValueHeadModule(PolicyModule):
         schedule: of the learning rate.
         warmup: share of the run.
         init_from: weights to start from.
+        max_skipped_steps: steps in a row that may be skipped because their gradients are not finite.
     """
 
     def __init__(
@@ -131,8 +132,9 @@ class PPOValueHeadModule(PolicyModule):
         schedule: Schedule = "constant",
         warmup: float = 0.0,
         init_from: str | None = None,
+        max_skipped_steps: int = 10,
     ) -> None:
-        super().__init__(policy, lr, optimizer, weight_decay, schedule, warmup, init_from)
+        super().__init__(policy, lr, optimizer, weight_decay, schedule, warmup, init_from, max_skipped_steps)
         if critic_lr is not None and critic_lr <= 0:
             raise ValueError(f"model.critic_lr is {critic_lr}; it must be positive, or null.")
         self.critic_lr, self.credit, self.normalise_advantages = critic_lr, credit, normalise_advantages
@@ -203,7 +205,9 @@ class PPOValueHeadModule(PolicyModule):
             token_rewards = self._kl_penalty(batch)
         batch = credited(self, rollout, batch, token_rewards, self.credit, self.discounts, self.normalise_advantages)
         if self.value_fit is not None:
-            self.record("train/value_loss", fit_values(self, batch, self.value_fit))
+            error = fit_values(self, batch, self.value_fit)
+            self.finite_steps.require("train/value_loss", error)
+            self.record("train/value_loss", error)
         return batch
 
     def _kl_penalty(self, batch: TurnBatch) -> Tensor:

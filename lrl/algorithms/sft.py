@@ -49,6 +49,7 @@ class SFTModule(PolicyModule):
         schedule: of the learning rate.
         warmup: share of the run.
         init_from: weights to start from.
+        max_skipped_steps: steps in a row that may be skipped because their gradients are not finite.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class SFTModule(PolicyModule):
         schedule: Schedule = "cosine",
         warmup: float = 0.03,
         init_from: str | None = None,
+        max_skipped_steps: int = 10,
     ) -> None:
-        super().__init__(policy, lr, optimizer, weight_decay, schedule, warmup, init_from)
+        super().__init__(policy, lr, optimizer, weight_decay, schedule, warmup, init_from, max_skipped_steps)
         if log_every is not None and log_every < 1:
             raise ValueError(f"model.log_every is {log_every}; it must be at least 1, or null.")
         self.log_every = log_every
@@ -112,7 +114,7 @@ class SFTModule(PolicyModule):
         steps = data.clocks["optimizer_steps"]
         begins = batch_idx > 0 and batch_idx % self.trainer.accumulate_grad_batches == 0
         if self.log_every is not None and begins and steps % self.log_every == 0:
-            self.publish(self.flush())
+            self.publish_training()
         data.tick(self.current_epoch, batch_idx)
         self._dropout_seed = int(seeds("dropout", data.seed, self.current_epoch, batch_idx, self.global_rank))
 

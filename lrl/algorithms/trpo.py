@@ -88,6 +88,7 @@ class TRPOModule(PolicyModule):
             probabilities of all choices are kept beside: turns x tokens x vocabulary numbers.
         value_fit: how the critic is fitted.
         init_from: weights to start from.
+        max_skipped_steps: steps in a row that may be skipped because their gradients are not finite.
     """
 
     def __init__(
@@ -112,11 +113,16 @@ class TRPOModule(PolicyModule):
         chunk_size: int | None = None,
         value_fit: ValueFit | None = None,
         init_from: str | None = None,
+        max_skipped_steps: int = 10,
     ) -> None:
         self.value_fit = ValueFit() if value_fit is None else value_fit
         super().__init__(
-            policy, lr=self.value_fit.lr or 1.0, schedule=schedule, init_from=init_from
-        )  # of the critic, if it has one
+            policy,
+            lr=self.value_fit.lr or 1.0,  # of the critic, if it has one
+            schedule=schedule,
+            init_from=init_from,
+            max_skipped_steps=max_skipped_steps,
+        )
         self.automatic_optimization = False
         self.credit, self.normalise_advantages = credit, normalise_advantages
         self.discounts = Discounts(
@@ -175,13 +181,18 @@ class TRPOModule(PolicyModule):
     def training_step(self, batch: TurnBatch) -> None:
         """All of a collection: one step of the actor, then the critic."""
         self._improve(batch)
-        self.record("train/value_loss", fit_values(self, batch, self.value_fit, self.chunk_size))
+        error = fit_values(self, batch, self.value_fit, self.chunk_size)
+        self.finite_steps.require("train/value_loss", error)
+        self.record("train/value_loss", error)
 
     @sdpa_kernel(SDPBackend.MATH)  # the others have no second derivative
     def _improve(self, batch: TurnBatch) -> None:
         parameters, parts = self.actor_parameters(), batch.split(self.chunk_size)
         turns = float(reduce_sum(self, torch.tensor(float(len(batch)), device=self.device)))
         start, gradient, old = self._surrogate_and_gradient(parts, parameters, turns)
+        self.finite_steps.require("the surrogate (train/improvement)", start)
+        if not self.finite_steps.accept(gradient.norm()):
+            return
         product = self._fisher_product(batch, parameters)
         direction = conjugate_gradient(product, gradient, self.cg_iterations)
         curvature, radius = float(direction @ product(direction)), self.radius

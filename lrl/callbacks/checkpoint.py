@@ -10,6 +10,8 @@ from typing import Any, Literal
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
+from lrl.algorithms.finite import weights_are_finite
+
 
 class CollectionCheckpoint(Checkpoint):
     """Writes ``last.ckpt``, and ``best.ckpt`` where a metric is monitored.
@@ -52,7 +54,16 @@ class CollectionCheckpoint(Checkpoint):
             self.write(trainer, "best.ckpt")
 
     def write(self, trainer: L.Trainer, name: str) -> Path:
-        """Write beside the target, then put it in place in one step; all ranks take part."""
+        """Write beside the target, then put it in place in one step; all ranks take part.
+
+        Raises:
+            ValueError: weights are not finite; the target stays as it was.
+        """
+        if not weights_are_finite(trainer.lightning_module):
+            raise ValueError(
+                f"weights are not finite after collection {trainer.current_epoch + 1}; the run stops and {name} stays "
+                "as it was, try a smaller learning rate or look at the rewards."
+            )
         folder = checkpoint_folder(trainer)
         target, draft = folder / name, folder / f".{name}.draft"
         if trainer.is_global_zero:

@@ -1,0 +1,168 @@
+"""Stop a run whose loss is not finite, and skip optimiser steps whose gradients are not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+_NONE = 2**31 - 1
+"""A minibatch that there is not."""
+
+
+class FiniteSteps:
+    """Decides, on all ranks alike, whether an optimiser step may be taken.
+
+    One number is read per step, the norm of the gradients, which clipping needs anyway. A loss that is not finite is
+    not looked at when it is made: its gradients are multiplied by NaN, so that the norm tells of it on every rank.
+
+    Args:
+        module: whose trainer knows the collection and the minibatch.
+        max_skipped: steps in a row that may be skipped.
+
+    Raises:
+        ValueError: ``max_skipped`` is negative.
+    """
+
+    def __init__(self, module: L.LightningModule, max_skipped: int) -> None:
+        if max_skipped < 0:
+            raise ValueError(f"model.max_skipped_steps is {max_skipped}; it must be 0 or positive.")
+        self._module, self._max_skipped = [module], max_skipped  # in a list: no submodule of itself
+        self._losses: list[tuple[int, Tensor]] = []
+        self._skipped = self._in_a_row = 0
+
+    def watch(self, loss: Tensor) -> Tensor:
+        """Return what to differentiate ``loss`` with: 1, or NaN where the loss is not finite."""
+        value = loss.detach()
+        self._losses.append((self._minibatch, value))
+        return value * 0 + 1
+
+    def forget(self) -> None:
+        """Forget the losses of a step that is not taken."""
+        self._losses.clear()
+
+    def accept(self, norm: Tensor) -> bool:
+        """Whether to take a step by gradients of this norm, the same on all ranks.
+
+        Raises:
+            ValueError: a loss was not finite on some rank, or too many steps in a row were skipped.
+        """
+        losses, self._losses = self._losses, []
+        if math.isfinite(float(norm)):
+            self._in_a_row = 0
+            return True
+        self._check_losses(losses)
+        self._skipped, self._in_a_row = self._skipped + 1, self._in_a_row + 1
+        if self._in_a_row > self._max_skipped:
+            raise ValueError(
+                f"train/grad_norm is not finite in {self._place(self._minibatch)}, after {self._max_skipped} skipped "
+                f"steps in a row (model.max_skipped_steps); {_ADVICE}."
+            )
+        return False
+
+    def _check_losses(self, losses: Iterable[tuple[int, Tensor]]) -> None:
+        bad = [minibatch for minibatch, loss in losses if not math.isfinite(float(loss))]
+        first = torch.tensor(min(bad, default=_NONE), device=self._module[0].device)
+        found = int(self._trainer.strategy.reduce(first, reduce_op="min"))
+        if found != _NONE:
+            raise ValueError(f"train/loss is not finite in {self._place(found)}; {_ADVICE}.")
+
+    def require(self, name: str, value: Tensor | float) -> None:
+        """Stop unless a figure that is the same on all ranks is finite.
+
+        Raises:
+            ValueError: it is not.
+        """
+        if not math.isfinite(float(value)):
+            raise ValueError(f"{name} is not finite in collection {self._collection}; {_ADVICE}.")
+
+    def flush(self) -> int:
+        """Return how many steps were skipped since the last call."""
+        skipped, self._skipped = self._skipped, 0
+        return skipped
+
+    def state(self) -> list[int]:
+        """Skipped steps since the last row, and in a row."""
+        return [self._skipped, self._in_a_row]
+
+    def load(self, state: list[int]) -> None:
+        """Restore :meth:`state`."""
+        self._skipped, self._in_a_row = state
+
+    @property
+    def _trainer(self) -> Any:
+        return self._module[0].trainer
+
+    @property
+    def _minibatch(self) -> int:
+        """The index of the running minibatch; 0 without a trainer."""
+        attached = self._module[0]._trainer
+        return max(attached.fit_loop.epoch_loop.batch_idx, 0) if attached else 0
+
+    @property
+    def _collection(self) -> int:
+        return self._module[0].current_epoch + 1
+
+    def _place(self, minibatch: int) -> str:
+        return f"minibatch {minibatch + 1} of collection {self._collection}"
+
+
+_ADVICE = "the run stops and its last checkpoint stays as it was, try a smaller learning rate or look at the rewards"
+
+
+class FiniteStepsModule(L.LightningModule):
+    """A module whose optimiser steps are taken only with finite gradients.
+
+    Args:
+        max_skipped_steps: how many steps in a row may be skipped.
+    """
+
+    def __init__(self, max_skipped_steps: int) -> None:
+        super().__init__()
+        self.finite_steps = FiniteSteps(self, max_skipped_steps)
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Differentiate a loss; one that is not finite makes all gradients so, on every rank."""
+        super().backward(loss, *args, gradient=self.finite_steps.watch(loss), **kwargs)
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip the gradients, or drop them if they are not finite: without gradients an optimiser changes nothing."""
+        precision = self.trainer.precision_plugin
+        weights = list(precision.main_params(optimizer))
+        norm = gradient_norm(weights)
+        if not self.finite_steps.accept(whole_number(norm)):
+            if getattr(precision, "scaler", None) is None:  # a loss scaler skips the step itself
+                optimizer.zero_grad()
+        elif gradient_clip_algorithm == "value" or isinstance(precision, MixedPrecision):
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        elif gradient_clip_val:
+            nn.utils.clip_grads_with_norm_(weights, gradient_clip_val, norm)
+
+
+def gradient_norm(weights: Iterable[Tensor]) -> Tensor:
+    """Return the norm of all gradients; a sharded one where gradients are sharded."""
+    return nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+
+
+def whole_number(number: Tensor) -> Tensor:
+    """Return a number that ranks may hold parts of; all ranks must call it."""
+    return number.full_tensor() if isinstance(number, DTensor) else number
+
+
+@torch.no_grad()
+def weights_are_finite(module: L.LightningModule) -> bool:
+    """Whether all trainable weights are finite, on all ranks; all ranks must call it."""
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    local = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
+    local = [weight for weight in local if weight.numel()]
+    finite = not local or math.isfinite(float(nn.utils.get_total_norm(local, norm_type=math.inf)))
+    missing = torch.tensor(0.0 if finite else 1.0, device=module.device)
+    return not float(module.trainer.strategy.reduce(missing, reduce_op="sum"))
