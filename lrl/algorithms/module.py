@@ -16,7 +16,7 @@ from torch import Tensor
 from lrl.algorithms.finite import FiniteStepsModule
 from lrl.algorithms.meters import MetricMeans, State
 from lrl.algorithms.requeue import WholeSteps, requeue_signals
-from lrl.algorithms.resume import check_seed, check_start, mend_loops, run_seed
+from lrl.algorithms.resume import check_seed, check_start, mend_loops, read_whole, run_seed
 from lrl.algorithms.schedule import Schedule, check_training, learning_rate_factor
 from lrl.algorithms.weights import initial_weights, shard_weights, take_weights
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, gather
@@ -92,6 +92,7 @@ class PolicyModule(FiniteStepsModule, ABC):
     def setup(self, stage: str) -> None:
         """Tell the policy what environment it acts in, and show it examples from there, if its prompt wants some."""
         self.whole_steps = WholeSteps(requeue_signals(self.trainer))
+        read_whole(self.trainer)
         data: Any = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         self.policy.connect(data.codec)
         if self.policy.response_format is None:

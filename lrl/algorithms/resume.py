@@ -3,7 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import lightning as L
+from lightning.pytorch.plugins import TorchCheckpointIO
+
+from lrl.functional.sharding import is_sharded_checkpoint, spreads_weights, whole_checkpoint
+
+
+class WholeCheckpointIO(TorchCheckpointIO):
+    """Reads a checkpoint that several ranks wrote in parts (FSDP2) as a whole one."""
+
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return a checkpoint, whether ``path`` is a file or a folder."""
+        if is_sharded_checkpoint(Path(path)):
+            return whole_checkpoint(Path(path))
+        return super().load_checkpoint(path, *args, **kwargs)
+
+
+def read_whole(trainer: L.Trainer) -> None:
+    """Let a strategy that does not shard read sharded checkpoints, unless the user chose how to read."""
+    strategy = trainer.strategy
+    if not spreads_weights(strategy) and type(strategy.checkpoint_io) is TorchCheckpointIO:
+        strategy.checkpoint_io = WholeCheckpointIO()
 
 
 def check_start(saved: Mapping[str, Any], fingerprint: str, start: str, init_from: str | None) -> None:

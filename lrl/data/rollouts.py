@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from lrl.codecs.codec import TextCodec
 from lrl.envs.factory import EnvFactory
 from lrl.functional.random import permutation
-from lrl.functional.sharding import gather_ranks, own_part
+from lrl.functional.sharding import gather_ranks, own_part, own_share
 from lrl.types import Rollout, TurnBatch
 
 Clocks = dict[str, float]
@@ -224,13 +224,13 @@ class RolloutDataModule(L.LightningDataModule):
         """Restore :meth:`state_dict`.
 
         Raises:
-            ValueError: another number of ranks collected what is saved.
+            ValueError: another number of ranks collected turns that are still to be trained on.
         """
         self.clocks, self.collection = dict(state_dict["clocks"]), state_dict["collection"]
         self._started = time.monotonic()
         fits = self.trainer is None or self.trainer.state.fn == "fit"
         if state_dict.get("running_episodes") and fits:
-            self.restored_episodes = own_part(state_dict["running_episodes"])
+            self.restored_episodes = own_share(state_dict["running_episodes"])
         if "batches" in state_dict and fits:
             self._batch = TurnBatch(**own_part(state_dict["batches"]))
             self.trained_parts = state_dict["trained_parts"]

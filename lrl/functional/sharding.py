@@ -101,6 +101,26 @@ def read_checkpoint(path: Path, weights: bool = True) -> dict[str, Any]:
         raise ValueError(f"{str(path)!r} is no checkpoint, or a damaged one ({reason}).") from error
 
 
+def whole_checkpoint(path: Path) -> dict[str, Any]:
+    """Return a checkpoint with the parts of several ranks as a trainer without shards would have written it.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    checkpoint, states = read_checkpoint(path), []
+    while f"optimizer_{len(states)}" in checkpoint:
+        states.append(_by_position(checkpoint.pop(f"optimizer_{len(states)}")))
+    return checkpoint | {"optimizer_states": states}
+
+
+def _by_position(state: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimiser's state, which shards keep by the names of weights, by their positions as torch does."""
+    names = [name for group in state["param_groups"] for name in group["params"]]
+    place = {name: position for position, name in enumerate(names)}
+    groups = [{**group, "params": [place[name] for name in group["params"]]} for group in state["param_groups"]]
+    return {"state": {place[name]: kept for name, kept in state.get("state", {}).items()}, "param_groups": groups}
+
+
 def gather_ranks(value: Any) -> list[Any]:
     """``value`` of every rank, by rank. All ranks must call it."""
     if not (dist.is_available() and dist.is_initialized()):
@@ -116,10 +136,37 @@ def own_part(values: Sequence[Any]) -> Any:
     Raises:
         ValueError: another number of ranks took part.
     """
-    initialised = dist.is_available() and dist.is_initialized()
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if initialised else (0, 1)
+    rank, world_size = _place()
     if len(values) != world_size:
         raise ValueError(
-            f"ckpt_path holds what each of {len(values)} ranks was doing; resume it with as many, not {world_size}."
+            f"ckpt_path was written inside a collection and holds what each of {len(values)} ranks was doing; resume "
+            f"it with as many, not {world_size}, or from a checkpoint between collections."
         )
     return values[rank]
+
+
+def own_share(values: Sequence[dict[str, list[Any]] | None]) -> dict[str, list[Any]] | None:
+    """This rank's share of lists that :func:`gather_ranks` returned, whatever the number of ranks then and now.
+
+    Args:
+        values: lists by name, of each rank; the lists of all ranks, one after the other, are cut into equal parts.
+    """
+    rank, world_size = _place()
+    if len(values) == world_size:
+        return values[rank]
+    given = [value for value in values if value is not None]
+    if len(given) < len(values):
+        return None
+    share = {}
+    for name in given[0]:
+        everything = [item for value in given for item in value[name]]
+        size = len(everything) // world_size
+        share[name] = everything[rank * size : (rank + 1) * size]
+    return share
+
+
+def _place() -> tuple[int, int]:
+    """This rank, and how many there are."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1

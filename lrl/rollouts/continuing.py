@@ -167,7 +167,7 @@ class ContinuingCollector:
         if len(state["episode"]) != len(self.env):
             raise ValueError(
                 f"ckpt_path holds the episodes of {len(state['episode'])} environments per device, here are "
-                f"{len(self.env)}; resume with the same data.num_envs and devices."
+                f"{len(self.env)}; resume with the same data.num_envs."
             )
         self._episode = np.array(state["episode"], dtype=np.int64)
         self._actions = [list(played) for played in state["actions"]]

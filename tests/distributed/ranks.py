@@ -52,6 +52,8 @@ RUNS = {
     "fsdp2_one_file_full": ("fsdp2_one_file", {}),
     "fsdp2_one_file_lora": ("fsdp2_one_file", LORA),
 }
+EARLY = ("ddp_ppo", "fsdp2_ppo", "fsdp2_one_file_lora", "fsdp2_lora")
+"""Runs that one device goes on with after two collections."""
 UNEVEN = {"num_groups": 2, "group_size": 1, "num_minibatches": 5, "num_epochs": 1}
 
 
@@ -181,6 +183,9 @@ def cases(folder, root):
     yield "fsdp2_warm", lambda at: outcome(fit(folder, at, "fsdp2", **warm))
     yield "ddp_warm", lambda at: outcome(fit(folder, at, "ddp", **warm))
     yield "fsdp2_tied", lambda at: outcome(fit(f"{folder}-tied", at, "fsdp2"))
+    for run in EARLY:
+        strategy, changes = RUNS[run]
+        yield f"{run}_early", lambda at, s=strategy, c=changes: outcome(fit(folder, at, s, StopAfter(2), **c))
     yield "ddp_inside", lambda at: dict(zip(("whole", "resumed"), map(outcome, resume_inside(folder, at, "ddp"))))
 
 

@@ -4,11 +4,12 @@ import json
 import multiprocessing
 import socket
 
+import lightning as L
 import pytest
 import ranks
 import torch
 from safetensors.torch import load_file
-from tiny_runs import FEW_ITERATIONS, FLOAT64, SIZES, grpo, make_trainer, rollout_data, save_tiny_model, trpo
+from tiny_runs import FEW_ITERATIONS, FLOAT64, SIZES, grpo, make_trainer, ppo, rollout_data, save_tiny_model, trpo
 
 from lrl.algorithms.weights import initial_weights
 from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
@@ -62,6 +63,44 @@ def test_a_resumed_run_ends_bit_identical(results, run):
         whole, resumed = rank[run], rank[f"{run}_resumed"]
         assert all(torch.equal(weight, resumed["weights"][name]) for name, weight in whole["weights"].items())
         assert whole["rows"][-1:] == resumed["rows"] and whole["responses"] == resumed["responses"]
+
+
+@pytest.mark.parametrize("run", ranks.EARLY)
+def test_one_device_goes_on_with_what_two_ranks_did(results, root, folder, tmp_path, run):
+    strategy, changes = ranks.RUNS[run]
+    last = root / f"{run}_early" / "checkpoints" / "last.ckpt"
+    assert is_sharded_checkpoint(last) == (strategy == "fsdp2")
+    kept = {}
+
+    class Keep(L.Callback):
+        def on_train_start(self, trainer, pl_module):
+            kept["weights"] = {name: weight.clone() for name, weight in pl_module.state_dict().items()}
+            kept["steps"] = {float(state["step"]) for state in trainer.optimizers[0].state.values()}
+
+    if "ppo" in run:
+        module, data = ppo(folder, schedule="constant"), rollout_data("continuing")
+    else:
+        module, data = grpo(folder, schedule="constant", **changes), rollout_data("episodes", **SIZES)
+    alone = make_trainer(tmp_path, Keep(), enable_checkpointing=False, gradient_clip_val=1.0)
+    alone.fit(module, datamodule=data, ckpt_path=last, weights_only=True)
+    early = results[0][f"{run}_early"]["weights"]
+    assert set(kept["weights"]) == set(early) and kept["steps"] == {8.0}
+    assert all(torch.equal(kept["weights"][name], weight) for name, weight in early.items())
+    parts = [rank[run]["responses"] for rank in results]
+    times = max(map(len, parts))
+    padded = [part + [[""] * len(part[0])] * (times - len(part)) for part in parts]
+    assert data.rollout.responses == [[*first, *second] for first, second in zip(*padded, strict=True)]
+
+
+def test_a_checkpoint_from_inside_a_collection_is_resumed_with_as_many_ranks(results, root, folder, tmp_path):
+    alone = make_trainer(tmp_path, enable_checkpointing=False, gradient_clip_val=1.0)
+    with pytest.raises(ValueError, match="inside a collection and holds what each of 2 ranks was doing"):
+        alone.fit(
+            grpo(folder, schedule="constant"),
+            datamodule=rollout_data("episodes", **SIZES),
+            ckpt_path=root / "ddp_inside" / "inside.ckpt",
+            weights_only=True,
+        )
 
 
 def test_a_checkpoint_from_inside_a_collection_holds_what_each_rank_collected(results):
