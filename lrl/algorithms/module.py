@@ -6,14 +6,15 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import lightning as L
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
 from lrl.algorithms.finite import FiniteStepsModule
+from lrl.algorithms.interrupt import Interruption
 from lrl.algorithms.meters import MetricMeans, State
 from lrl.algorithms.requeue import WholeSteps, requeue_signals
 from lrl.algorithms.resume import check_seed, check_start, mend_loops, read_whole, run_seed
@@ -62,7 +63,7 @@ class PolicyModule(FiniteStepsModule, ABC):
         self.optimizer_factory, self.init_from = optimizer, init_from
         self.schedule: Schedule = schedule
         self._meters = MetricMeans()
-        self.whole_steps = WholeSteps()
+        self.whole_steps, self.interruption = WholeSteps(), Interruption()
         self._configured = False
         self._start = ""
         self._overwritten, self._validated = set[str](), -1
@@ -275,10 +276,18 @@ class PolicyModule(FiniteStepsModule, ABC):
 
     def held_out(self, seeds: Tensor, group: str) -> EpisodeResults:
         """Play one episode for each seed and publish ``<group>/...``."""
+        results = self.interruption.attempt(partial(self._play, seeds))
+        metrics = EpisodeMetrics().to(self.device)
+        metrics.update(results)
+        self.publish({f"{group}/{name}": float(value) for name, value in metrics.compute().items()})
+        return gather(results)
+
+    def _play(self, seeds: Tensor) -> EpisodeResults:
+        """Play this rank's share of held-out episodes."""
         data = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         own = getattr(self.policy, "sampling", None) or SamplingConfig()
         with self.trainer.precision_plugin.forward_context(), unsharded(self):
-            results = evaluate_policy(
+            return evaluate_policy(
                 self.policy,
                 data.validation_env,
                 episodes=len(seeds),
@@ -288,10 +297,6 @@ class PolicyModule(FiniteStepsModule, ABC):
                 rank=self.global_rank,
                 world_size=self.trainer.world_size,
             )
-        metrics = EpisodeMetrics().to(self.device)
-        metrics.update(results)
-        self.publish({f"{group}/{name}": float(value) for name, value in metrics.compute().items()})
-        return gather(results)
 
     def validation_step(self, seeds: Tensor) -> None:
         """Play held-out episodes."""

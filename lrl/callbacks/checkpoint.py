@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,10 +12,13 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
 from lrl.algorithms.finite import weights_are_finite
+from lrl.algorithms.module import PolicyModule
 
 
 class CollectionCheckpoint(Checkpoint):
     """Writes ``last.ckpt``, and ``best.ckpt`` where a metric is monitored.
+
+    SIGTERM and Ctrl-C end the run with ``last.ckpt`` as well (:class:`lrl.algorithms.interrupt.Interruption`).
 
     One Lightning epoch is one collection (or one pass over demonstrations). Lightning's ``global_step`` is not used:
     it stays 0 in a module without an automatic optimiser.
@@ -34,11 +38,34 @@ class CollectionCheckpoint(Checkpoint):
         self.every_n_collections, self.monitor, self.mode = every_n_collections, monitor, mode
         self.best: float | None = None
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """From now on SIGTERM and Ctrl-C end the run with a checkpoint."""
+        assert isinstance(pl_module, PolicyModule)
+        pl_module.interruption.listen(trainer, partial(self.write, trainer, "last.ckpt"))
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """End the run here if a signal came, but not between accumulated minibatches, whose gradients are not saved."""
+        assert isinstance(pl_module, PolicyModule)
+        if not trainer.fit_loop._should_accumulate():
+            pl_module.interruption.check()
+
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write what is due."""
+        """Write what is due; end the run if a signal came."""
+        assert isinstance(pl_module, PolicyModule)
         ends = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
         if ends or (trainer.current_epoch + 1) % self.every_n_collections == 0:
             self.write(trainer, "last.ckpt")
+        pl_module.interruption.check()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Leave signals to others."""
+        assert isinstance(pl_module, PolicyModule)
+        pl_module.interruption.ignore()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Leave signals to others."""
+        assert isinstance(pl_module, PolicyModule)
+        pl_module.interruption.ignore()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the best."""

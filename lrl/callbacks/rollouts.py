@@ -80,8 +80,12 @@ class VectorEnvRollouts(L.Callback):
         )
         pl_module.policy.settle_statistics(trainer.current_epoch)
         pl_module.forget()
-        with trainer.precision_plugin.forward_context(), unsharded(pl_module):
-            rollout = self._collector(pl_module, plan, trainer.world_size, data).collect(plan)
+
+        def play() -> Rollout:
+            with trainer.precision_plugin.forward_context(), unsharded(pl_module):
+                return self._collector(pl_module, plan, trainer.world_size, data).collect(plan)
+
+        rollout = pl_module.interruption.attempt(play)
         seconds = time.monotonic() - started
         with pl_module.whole_steps:  # credit may fit a critic
             with trainer.precision_plugin.forward_context(), unsharded(pl_module):

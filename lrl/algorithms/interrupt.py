@@ -1,0 +1,112 @@
+"""SIGTERM and Ctrl-C: a run ends at the next whole step, with a checkpoint that resumes bit-identically."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import lightning as L
+import torch
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_T = TypeVar("_T")
+
+
+class _AbandonedError(BaseException):
+    """Raised by a signal's handler inside :meth:`Interruption.attempt`."""
+
+
+class Interruption:
+    """Notes signals, and ends the run on all ranks where the state is whole.
+
+    Lightning ends at a SIGTERM without a checkpoint and with exit status 0, at Ctrl-C wherever the run happens to be.
+    Here a signal is noted. All ranks ask each other at the end of every optimiser step, collection and validation
+    whether one came to any of them, write a checkpoint together and exit with status 128 + signal, as a shell does. A
+    second Ctrl-C ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self._came, self._abandons = 0, False
+        self._handlers: dict[int, Any] = {}
+        self._trainer: L.Trainer | None = None
+        self._write: Callable[[], Path] = Path
+
+    def listen(self, trainer: L.Trainer, write: Callable[[], Path]) -> None:
+        """Take over from Lightning's handlers.
+
+        Args:
+            trainer: whose run is to be ended.
+            write: writes a checkpoint and returns where; all ranks call it.
+        """
+        self._trainer, self._write = trainer, write
+        self._came = signal.SIGTERM if trainer.received_sigterm else 0
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {number: signal.signal(number, self._note) for number in _SIGNALS}
+
+    def ignore(self) -> None:
+        """Give the signals back to those who handled them before."""
+        handlers, self._handlers, self._trainer = self._handlers, {}, None
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._came:
+            if number == signal.SIGINT:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            return
+        self._came = number
+        name = signal.Signals(number).name
+        os.write(2, f"{name}: a checkpoint is written at the next whole step; Ctrl-C ends at once.\n".encode())
+        if self._abandons:
+            self._abandons = False
+            raise _AbandonedError
+
+    def attempt(self, work: Callable[[], _T]) -> _T:
+        """Do what takes long and changes nothing that is saved; a signal breaks it off.
+
+        All ranks must call it. A rank that broke off waits for the others, which finish their work unless the signal
+        came to them as well.
+
+        Args:
+            work: a collection or a validation. What it raises after a signal does not count: the processes of
+                environments may have got the signal too.
+        """
+        result: Any = None
+        try:
+            self._abandons = self._trainer is not None
+            if self._abandons and self._came:
+                raise _AbandonedError
+            result = work()
+            self._abandons = False
+        except (_AbandonedError, Exception) as error:
+            if not (self._came and self._trainer) and not isinstance(error, _AbandonedError):
+                raise
+        finally:
+            self._abandons = False
+        self.check()
+        return result
+
+    def check(self) -> None:
+        """End the run if a signal came to any rank; all ranks must call it, where the state is whole.
+
+        Raises:
+            SystemExit: one came; the checkpoint is written.
+        """
+        if self._trainer is None:
+            return
+        number = self._came
+        if self._trainer.world_size > 1:
+            came = torch.tensor(number, device=self._trainer.strategy.root_device)
+            number = int(self._trainer.strategy.reduce(came, reduce_op="max"))
+        if number:
+            path, name = self._write(), signal.Signals(number).name
+            shown = os.path.relpath(path)
+            logging.getLogger("lrl").warning("%s: wrote %s; go on with --ckpt_path %s", name, shown, shown)
+            raise SystemExit(128 + number)
