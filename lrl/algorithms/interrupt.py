@@ -106,7 +106,7 @@ class Interruption:
             came = torch.tensor(number, device=self._trainer.strategy.root_device)
             number = int(self._trainer.strategy.reduce(came, reduce_op="max"))
         if number:
-            path, name = self._write(), signal.Signals(number).name
-            shown = os.path.relpath(path)
-            logging.getLogger("lrl").warning("%s: wrote %s; go on with --ckpt_path %s", name, shown, shown)
+            path, name = os.path.relpath(self._write()), signal.Signals(number).name
+            if self._trainer.is_global_zero:
+                logging.getLogger("lrl").warning("%s: wrote %s; resume with --ckpt_path %s", name, path, path)
             raise SystemExit(128 + number)

@@ -3,6 +3,7 @@
 import datetime
 import logging
 import os
+import signal
 import traceback
 import warnings
 from pathlib import Path
@@ -52,6 +53,7 @@ RUNS = {
     "fsdp2_one_file_full": ("fsdp2_one_file", {}),
     "fsdp2_one_file_lora": ("fsdp2_one_file", LORA),
 }
+SIGNALS = [("ddp", "collecting"), ("ddp", "training"), ("fsdp2", "training")]
 EARLY = ("ddp_ppo", "fsdp2_ppo", "fsdp2_one_file_lora", "fsdp2_lora")
 """Runs that one device goes on with after two collections."""
 UNEVEN = {"num_groups": 2, "group_size": 1, "num_minibatches": 5, "num_epochs": 1}
@@ -140,6 +142,48 @@ class SaveInside(L.Callback):
             trainer.save_checkpoint(self.path)
 
 
+class SpoilLoss(L.Callback):
+    """Makes the loss of the second rank alone NaN, in the second minibatch of the second collection."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if (trainer.global_rank, trainer.current_epoch, batch_idx) == (1, 1, 1):
+            batch.advantages[0, 0] = float("nan")
+
+
+class SignalRank(L.Callback):
+    """Sends SIGTERM to the second rank alone, while it collects or trains in the second collection."""
+
+    def __init__(self, moment):
+        self.moment = moment
+
+    def send(self, trainer, moment):
+        if trainer.global_rank == 1 and trainer.current_epoch == 1 and moment == self.moment:
+            self.moment = None
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_fit_start(self, trainer, pl_module):
+        act = pl_module.policy.act
+
+        def sending(*args, **kwargs):
+            self.send(trainer, "collecting")
+            return act(*args, **kwargs)
+
+        pl_module.policy.act = sending
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.send(trainer, "training")
+
+
+def interrupted(folder, root, strategy, moment):
+    """Runs that a signal to one rank ends on both, and what they come to when they are resumed."""
+    status = None
+    try:
+        fit(folder, root, strategy, SignalRank(moment))
+    except SystemExit as end:
+        status = end.code
+    return outcome(fit(folder, root, strategy, ckpt_path=root / "checkpoints" / "last.ckpt")) | {"status": status}
+
+
 def outcome(trainer):
     """What is left of a run on this rank: whole weights, rows, what was answered last."""
     whole = {}
@@ -176,6 +220,9 @@ def cases(folder, root):
             f"{strategy}_uneven",
             lambda at, s=strategy: outcome(fit(folder, at, s, sizes=UNEVEN, target_kl=1.0, limit_val_batches=1)),
         )
+        yield f"{strategy}_loss", lambda at, s=strategy: refused(lambda: fit(folder, at, s, SpoilLoss()))
+    for strategy, moment in SIGNALS:
+        yield f"{strategy}_{moment}", lambda at, s=strategy, m=moment: interrupted(folder, at, s, m)
     yield "ddp_float64", lambda at: outcome(fit(folder, at, "ddp", sizes={"num_minibatches": 1}, **FLOAT64))
     yield "ddp_trpo_float64", lambda at: outcome(fit(folder, at, "ddp", algorithm="trpo", **FEW_ITERATIONS))
     yield "fsdp2_trpo", lambda at: refused(lambda: fit(folder, at, "fsdp2", algorithm="trpo"))

@@ -146,6 +146,23 @@ def test_target_kl_stops_updates_on_both_ranks_or_on_none(results, strategy):
     assert not all(torch.equal(weight, untold[name]) for name, weight in ours["weights"].items())
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_loss_that_is_not_finite_on_one_rank_ends_both(results, root, strategy):
+    for rank in results:
+        assert "train/loss is not finite in minibatch 2 of collection 2" in rank[f"{strategy}_loss"]["sentence"]
+    last = read_checkpoint(root / f"{strategy}_loss" / "checkpoints" / "last.ckpt")
+    assert all(torch.isfinite(weight).all() for weight in last["state_dict"].values())
+
+
+@pytest.mark.parametrize(("strategy", "moment"), ranks.SIGNALS)
+def test_a_signal_to_one_rank_ends_both_and_they_go_on_bit_for_bit(results, strategy, moment):
+    for rank in results:
+        resumed, whole = rank[f"{strategy}_{moment}"], rank[f"{strategy}_full"]
+        assert resumed["status"] == 143
+        assert all(torch.equal(weight, resumed["weights"][name]) for name, weight in whole["weights"].items())
+        assert resumed["rows"] == whole["rows"][-2:]
+
+
 @pytest.mark.parametrize("run", ["ddp_full", "ddp_lora", "fsdp2_full", "fsdp2_lora", "fsdp2_warm", "fsdp2_tied"])
 def test_the_exported_folder_holds_the_weights_of_both_ranks(results, root, run):
     (file,) = (root / run / "model").glob("*.safetensors")
