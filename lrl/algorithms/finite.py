@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import lightning as L
@@ -116,8 +116,8 @@ class FiniteSteps:
 _ADVICE = "the run stops and its last checkpoint stays as it was, try a smaller learning rate or look at the rewards"
 
 
-class FiniteStepsModule(L.LightningModule):
-    """A module whose optimiser steps are taken only with finite gradients.
+class GuardedStepsModule(L.LightningModule):
+    """A module whose optimiser steps are taken only with finite gradients, and only while updates are not skipped.
 
     Args:
         max_skipped_steps: how many steps in a row may be skipped.
@@ -126,6 +126,18 @@ class FiniteStepsModule(L.LightningModule):
     def __init__(self, max_skipped_steps: int) -> None:
         super().__init__()
         self.finite_steps = FiniteSteps(self, max_skipped_steps)
+        self.skip_updates = False
+        """Whether the remaining minibatches of this collection are no-ops (``target_kl`` was exceeded)."""
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
+    ) -> None:
+        """Step, unless the rest of the collection is skipped: with a zero gradient Adam's momentum would still move."""
+        if self.skip_updates and optimizer_closure is not None:
+            optimizer_closure()
+            self.finite_steps.forget()
+            return
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Differentiate a loss; one that is not finite makes all gradients so, on every rank."""

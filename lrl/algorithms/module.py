@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -13,13 +12,14 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
-from lrl.algorithms.finite import FiniteStepsModule
+from lrl.algorithms.adapters import lora_scale, start_from
+from lrl.algorithms.finite import GuardedStepsModule
 from lrl.algorithms.interrupt import Interruption
 from lrl.algorithms.meters import MetricMeans, State
 from lrl.algorithms.requeue import WholeSteps, requeue_signals
 from lrl.algorithms.resume import check_seed, check_start, mend_loops, read_whole, run_seed
 from lrl.algorithms.schedule import Schedule, check_training, learning_rate_factor
-from lrl.algorithms.weights import initial_weights, shard_weights, take_weights
+from lrl.algorithms.weights import shard_weights
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, gather
 from lrl.evaluation.metrics import EpisodeMetrics
 from lrl.functional.frozen import frozen_names, without
@@ -32,7 +32,7 @@ from lrl.types import Rollout, SamplingConfig, TurnBatch
 OptimizerFactory = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
 
 
-class PolicyModule(FiniteStepsModule, ABC):
+class PolicyModule(GuardedStepsModule, ABC):
     """Plumbing that is the same for all algorithms; no algorithm inherits from another.
 
     Args:
@@ -67,8 +67,6 @@ class PolicyModule(FiniteStepsModule, ABC):
         self._configured = False
         self._start = ""
         self._overwritten, self._validated = set[str](), -1
-        self.skip_updates = False
-        """Whether the remaining parts of this collection are no-ops (``target_kl`` was exceeded)."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """As every module, but quick for what Lightning notes fifty times a step: which hook runs is no weight."""
@@ -108,9 +106,7 @@ class PolicyModule(FiniteStepsModule, ABC):
         self._configured = True
         self.policy.configure()
         if self.init_from is not None:
-            weights = initial_weights(self.init_from)
-            self._overwritten = {f"policy.{name}" for name in take_weights(self.policy, weights, self.init_from)}
-            logging.getLogger("lrl").info("started from %d tensors of %s", len(weights), self.init_from)
+            self._overwritten = {f"policy.{name}" for name in start_from(self.policy, self.init_from)}
             self._start = fingerprint(self.policy)
         if self.needs_reference:
             self.policy.build_reference(warm_started=self.init_from is not None)
@@ -134,6 +130,7 @@ class PolicyModule(FiniteStepsModule, ABC):
         checkpoint["lrl"] = {
             "fingerprint": self.policy.fingerprint,
             "start": self._start,
+            "lora_scale": lora_scale(self.policy),
             "names": sorted(self.state_dict()),
             "env_steps": self.clocks.get("env_steps", 0),
             "skip_updates": self.skip_updates,
@@ -199,16 +196,6 @@ class PolicyModule(FiniteStepsModule, ABC):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Trainable weights as an optimiser takes them, those with a learning rate of their own apart."""
         return [{"params": [parameter for parameter in self.parameters() if parameter.requires_grad]}]
-
-    def optimizer_step(
-        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
-    ) -> None:
-        """Step, unless the rest of the collection is skipped: with a zero gradient Adam's momentum would still move."""
-        if self.skip_updates and optimizer_closure is not None:
-            optimizer_closure()
-            self.finite_steps.forget()
-            return
-        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
     # -- metrics ----------------------------------------------------------------------------------------------------
 

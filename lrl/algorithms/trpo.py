@@ -116,13 +116,8 @@ class TRPOModule(PolicyModule):
         max_skipped_steps: int = 10,
     ) -> None:
         self.value_fit = ValueFit() if value_fit is None else value_fit
-        super().__init__(
-            policy,
-            lr=self.value_fit.lr or 1.0,  # of the critic, if it has one
-            schedule=schedule,
-            init_from=init_from,
-            max_skipped_steps=max_skipped_steps,
-        )
+        lr = self.value_fit.lr or 1.0  # of the critic, if it has one
+        super().__init__(policy, lr, schedule=schedule, init_from=init_from, max_skipped_steps=max_skipped_steps)
         self.automatic_optimization = False
         self.credit, self.normalise_advantages = credit, normalise_advantages
         self.discounts = Discounts(

@@ -23,12 +23,22 @@ def initial_weights(source: str) -> dict[str, Tensor]:
     Raises:
         ValueError: there is nothing of that kind.
     """
-    path = Path(source)
-    if (path / "checkpoints" / "last.ckpt").exists():
-        path = path / "checkpoints" / "last.ckpt"
+    path = locate(source)
     if path.is_file() or is_sharded_checkpoint(path):
         return _checkpoint(path, source)
-    return _safetensors(path if path.is_dir() else _snapshot(source), source)
+    return _safetensors(path, source)
+
+
+def locate(source: str) -> Path:
+    """Return the checkpoint, or the folder of safetensors, that ``init_from`` names.
+
+    Raises:
+        ValueError: there is nothing of that kind.
+    """
+    path = Path(source)
+    if (path / "checkpoints" / "last.ckpt").exists():
+        return path / "checkpoints" / "last.ckpt"
+    return path if path.exists() else _snapshot(source)
 
 
 def _checkpoint(path: Path, source: str) -> dict[str, Tensor]:
@@ -62,15 +72,33 @@ def _safetensors(folder: Path, source: str) -> dict[str, Tensor]:
     return {f"language_model.model.{name}": tensor for name, tensor in tensors.items()}
 
 
-def _canonical(name: str) -> str:
-    """A name without the marks that adapters leave on it."""
-    for mark in ("base_model.model.", "base_layer.", "default."):
+def canonical(name: str) -> str:
+    """Return a name without the marks that adapters leave on it."""
+    for mark in ("base_model.model.", "base_layer.", "modules_to_save.", "default."):
         name = name.replace(mark, "")
     return name
 
 
-def take_weights(policy: nn.Module, weights: dict[str, Tensor], source: str) -> set[str]:
+def own_weights(policy: nn.Module) -> dict[str, tuple[str, Tensor]]:
+    """Return name and tensor of what ``init_from`` may replace, by canonical name.
+
+    Of a layer that is trained whole beside adapters that is the trained copy, not the original.
+    """
+    return {
+        canonical(name): (name, tensor)
+        for name, tensor in policy.state_dict(keep_vars=True).items()
+        if ".reference." not in name and ".original_module." not in name
+    }
+
+
+def take_weights(policy: nn.Module, weights: dict[str, Tensor], source: str, partial: bool = False) -> set[str]:
     """Copy ``weights`` into ``policy`` by name, adapters or not.
+
+    Args:
+        policy: configured.
+        weights: what ``init_from`` gave.
+        source: its name.
+        partial: whether some of the base and no adapters may be given, as after merging.
 
     Returns:
         The names of frozen weights that were overwritten: they can no longer be had by the name of the base.
@@ -78,18 +106,15 @@ def take_weights(policy: nn.Module, weights: dict[str, Tensor], source: str) -> 
     Raises:
         ValueError: a tensor fits nothing or has another shape, or only some of the adapters or of the base are given.
     """
-    own = {
-        _canonical(name): (name, tensor)
-        for name, tensor in policy.state_dict(keep_vars=True).items()
-        if ".reference." not in name
-    }
-    unknown = [name for name in weights if _canonical(name) not in own]
+    own = own_weights(policy)
+    unknown = [name for name in weights if canonical(name) not in own]
     if unknown or not weights:
         held = unknown[:3] or "no weights"
         raise ValueError(f"model.init_from is {source!r}; it holds {held}, which this policy lacks.")
-    taken = {own[_canonical(name)][0]: tensor for name, tensor in weights.items()}
+    taken = {own[canonical(name)][0]: tensor for name, tensor in weights.items()}
     targets = dict(own.values())
-    _check_complete(policy, {name: targets[name] for name in taken}, source)
+    if not partial:
+        _check_complete(policy, {name: targets[name] for name in taken}, source)
     with torch.no_grad():
         for name, tensor in taken.items():
             if targets[name].shape != tensor.shape:
@@ -102,10 +127,13 @@ def take_weights(policy: nn.Module, weights: dict[str, Tensor], source: str) -> 
 def _check_complete(policy: nn.Module, given: Mapping[str, Tensor], source: str) -> None:
     """Of what is trained, and of what is frozen, all is given or nothing.
 
-    Critic and head start afresh where the run before had none.
+    Beside adapters some of the base may be given: what an earlier ``init_from`` replaced. Critic and head start afresh
+    where the run before had none.
     """
     covered = {id(tensor) for tensor in given.values()}
     kinds = {tensor.requires_grad for tensor in given.values() if isinstance(tensor, nn.Parameter)}
+    if any(".lora_" in name for name in given):
+        kinds.discard(False)
     afresh = {"value_head", "critic", "layers", "head"} - {name.split(".")[0] for name in given}
     missing = [
         name

@@ -183,7 +183,9 @@ def _tied_layers(model: Any) -> set[str]:
 def freeze_second_adapter(model: Any) -> None:
     """Copy adapter ``default`` to a frozen adapter ``reference``."""
     if "reference" not in model.peft_config:
-        model.add_adapter("reference", copy.deepcopy(model.peft_config["default"]))
+        with warnings.catch_warnings():  # a copy that is never trained need not be tied
+            warnings.filterwarnings("ignore", "You have requested `ensure_weight_tying`")
+            model.add_adapter("reference", copy.deepcopy(model.peft_config["default"]))
     state = dict(model.named_parameters())
     with torch.no_grad():
         for name, parameter in state.items():
