@@ -63,7 +63,7 @@ class Interruption:
             return
         self._came = number
         name = signal.Signals(number).name
-        os.write(2, f"{name}: a checkpoint is written at the next whole step; Ctrl-C ends at once.\n".encode())
+        os.write(2, f"{name}: a checkpoint is written at the next whole step, Ctrl-C again ends at once.\n".encode())
         if self._abandons:
             self._abandons = False
             raise _AbandonedError

@@ -64,8 +64,8 @@ class CollectionCheckpoint(Checkpoint):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Leave signals to others."""
-        assert isinstance(pl_module, PolicyModule)
-        pl_module.interruption.ignore()
+        if isinstance(pl_module, PolicyModule):
+            pl_module.interruption.ignore()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the best."""
