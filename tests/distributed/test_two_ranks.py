@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tiny_runs import FEW_ITERATIONS, FLOAT64, SIZES, grpo, make_trainer, ppo, rollout_data, save_tiny_model, trpo
 
 from lrl.algorithms.weights import initial_weights
+from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
 
 pytestmark = pytest.mark.distributed
@@ -81,7 +82,7 @@ def test_one_device_goes_on_with_what_two_ranks_did(results, root, folder, tmp_p
         module, data = ppo(folder, schedule="constant"), rollout_data("continuing")
     else:
         module, data = grpo(folder, schedule="constant", **changes), rollout_data("episodes", **SIZES)
-    alone = make_trainer(tmp_path, Keep(), enable_checkpointing=False, gradient_clip_val=1.0)
+    alone = make_trainer(tmp_path, CollectionCheckpoint(1), Keep(), gradient_clip_val=1.0)
     alone.fit(module, datamodule=data, ckpt_path=last, weights_only=True)
     early = results[0][f"{run}_early"]["weights"]
     assert set(kept["weights"]) == set(early) and kept["steps"] == {8.0}
@@ -93,7 +94,7 @@ def test_one_device_goes_on_with_what_two_ranks_did(results, root, folder, tmp_p
 
 
 def test_a_checkpoint_from_inside_a_collection_is_resumed_with_as_many_ranks(results, root, folder, tmp_path):
-    alone = make_trainer(tmp_path, enable_checkpointing=False, gradient_clip_val=1.0)
+    alone = make_trainer(tmp_path, CollectionCheckpoint(1), gradient_clip_val=1.0)
     with pytest.raises(ValueError, match="inside a collection and holds what each of 2 ranks was doing"):
         alone.fit(
             grpo(folder, schedule="constant"),
