@@ -285,17 +285,17 @@ class PolicyModule(GuardedStepsModule, ABC):
                 world_size=self.trainer.world_size,
             )
 
-    def validation_step(self, seeds: Tensor) -> None:
+    def validation_step(self, seeds: Tensor) -> EpisodeResults | None:
         """Play held-out episodes."""
-        self.held_out(seeds, "val")
+        return self.held_out(seeds, "val")
 
     def on_validation_epoch_end(self) -> None:
         """Remember that it is done: a run that is resumed from here must not do it again."""
         self._validated = self.current_epoch
 
-    def test_step(self, seeds: Tensor) -> None:
+    def test_step(self, seeds: Tensor) -> EpisodeResults:
         """Play held-out episodes."""
-        self.held_out(seeds, "test")
+        return self.held_out(seeds, "test")
 
     def predict_step(self, seeds: Tensor) -> EpisodeResults:
         """Play held-out episodes and return them."""

@@ -29,6 +29,7 @@ from lrl.algorithms.meters import MetricMeans
 from lrl.algorithms.module import OptimizerFactory, PolicyModule
 from lrl.algorithms.schedule import Schedule
 from lrl.data.demonstrations import DemonstrationsDataModule
+from lrl.evaluation.episodes import EpisodeResults
 from lrl.functional.random import seeds
 from lrl.functional.sharding import unsharded
 from lrl.policies.policy import Policy
@@ -125,11 +126,11 @@ class SFTModule(PolicyModule):
             raise ValueError(f"data is a {type(data).__name__}; it must be a DemonstrationsDataModule.")
         return data
 
-    def validation_step(self, seeds: Tensor) -> None:
+    def validation_step(self, seeds: Tensor) -> EpisodeResults | None:
         """Play held-out episodes, if there are any, and publish the loss on held-out demonstrations."""
-        if len(seeds):
-            super().validation_step(seeds)
+        results = super().validation_step(seeds) if len(seeds) else None
         self._validate_loss()
+        return results
 
     def _validate_loss(self) -> None:
         losses = MetricMeans().to(self.device)

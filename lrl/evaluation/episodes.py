@@ -50,6 +50,10 @@ class EpisodeResults:
     def __len__(self) -> int:
         return len(self.index)
 
+    def to(self, device: Any) -> EpisodeResults:
+        """Return itself: Lightning moves what ``predict_step`` returns, and these arrays live on the CPU."""
+        return self
+
     @property
     def env_steps_per_second(self) -> float:
         """Turns per second of wall-clock time."""
