@@ -20,7 +20,9 @@ _COLUMNS = {
     "success_rate": ("success", 3),
     "invalid_action_rate": ("invalid", 3),
 }
-"""Figure to heading and decimals."""
+"""Figure to heading and the most decimals."""
+_DIGITS = 4
+"""Of a figure, decimals included, unless it has more before the point."""
 
 
 def results_table(rows: Mapping[str, EpisodeResults], title: str, caption: str = "") -> Table:
@@ -34,23 +36,28 @@ def results_table(rows: Mapping[str, EpisodeResults], title: str, caption: str =
     from rich import box
     from rich.table import Table
 
-    table = Table(
-        title=title, caption=caption or None, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left"
-    )
+    justify: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
+    table = Table(title=title, caption=caption or None, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, **justify)
     table.add_column("policy", overflow="fold", min_width=8)
     for heading in (*(heading for heading, _ in _COLUMNS.values()), "steps/s"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", overflow="fold")  # never an ellipsis in place of digits
     for name, results in rows.items():
         means, intervals = results.means(), results.intervals()
-        figures = [f"{means[key]:.{n}f}\n{_bounds(intervals[key], n)}" for key, (_, n) in _COLUMNS.items()]
+        figures = [_figure(means[key], intervals[key], most) for key, (_, most) in _COLUMNS.items()]
         table.add_row(name, *figures, f"{results.env_steps_per_second:,.0f}")
     return table
 
 
-def _bounds(interval: tuple[float, float], decimals: int) -> str:
+def _figure(mean: float, interval: tuple[float, float], most: int) -> str:
+    """A figure over its interval, all three with the decimals of the largest."""
+    finite = [abs(value) for value in (mean, *interval) if np.isfinite(value)]
+    whole = len(f"{max(finite, default=0):.0f}")
+    decimals = max(0, min(most, _DIGITS - whole))
     if np.isnan(interval).any():
-        return "no interval"
-    return f"{interval[0]:.{decimals}f}..{interval[1]:.{decimals}f}"
+        return f"{mean:.{decimals}f}\nno interval"
+    low, high = (f"{bound:.{decimals}f}" for bound in interval)
+    between = ".." if len(low) + len(high) <= 2 * (_DIGITS + 2) else "..\n"
+    return f"{mean:.{decimals}f}\n{low}{between}{high}"
 
 
 def write_json(report: Mapping[str, Any], path: Path) -> None:

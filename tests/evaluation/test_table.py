@@ -4,6 +4,7 @@ import io
 import json
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +24,32 @@ def results(episodes: int) -> EpisodeResults:
     )  # fmt: skip
 
 
-def shown(episodes: int) -> str:
+def printed(rows: dict[str, EpisodeResults]) -> str:
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(results_table({"grpo": results(episodes)}, "title", "caption"))
+    console.print(results_table(rows, "title", "caption"))
     return console.export_text()
+
+
+def shown(episodes: int) -> str:
+    return printed({"grpo": results(episodes)})
 
 
 def test_every_figure_stands_over_its_interval_in_80_columns() -> None:
     text = shown(3)
     assert all(figure in text for figure in ("0.500", "4.0", "0.667", "0.250", "24", "title", "caption"))
     assert "0.000..1.000" in text and "0.208..0.939" in text and "0.250..0.250" in text
+
+
+def test_long_episodes_with_large_returns_fit_into_80_columns() -> None:
+    cheetah = replace(results(3), lengths=np.full(3, 1000), invalid_actions=np.zeros(3, dtype=np.int64), seconds=0.004)
+    rows = {
+        "trained": replace(cheetah, returns=np.array([4744.269, 4743.1, 4746.9])),
+        "constant": replace(cheetah, returns=np.array([-12345.678, 23456.789, 4744.269])),
+    }
+    text = printed(rows)
+    whole = ("4745", "4740..4750", "1000..1000", "0.208..0.939", "750,000", "5285", "-39199..", "49769")
+    assert all(figure in text for figure in whole)
+    assert "…" not in text and max(map(len, text.splitlines())) <= 80
 
 
 def test_one_episode_has_no_interval() -> None:
