@@ -94,6 +94,8 @@ class PolicyModule(GuardedStepsModule, ABC):
         read_whole(self.trainer)
         data: Any = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         self.policy.connect(data.codec)
+        if data.validation_env is not data.env:
+            data.validation_env.check("data.validation_env", self.policy.response_format)
         if self.policy.response_format is None:
             self.policy.connect_spaces(*data.env.spaces)
         if wants_examples(self.policy):

@@ -50,6 +50,17 @@ class EnvFactory(ABC):
         envs.close()
         return envs.single_observation_space, envs.single_action_space
 
+    def check(self, key: str, response_format: str | None) -> None:
+        """Make one environment, so that a mistake in its settings is reported at the start of a run.
+
+        Raises:
+            ValueError: it cannot be made; the message begins with ``key``, under which it is configured.
+        """
+        try:
+            self.make(1, response_format).close()
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from error
+
     def training_levels(self) -> EnvFactory:
         """The same environments without anything that is held out for testing."""
         return self
