@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 import time
 
-USAGE = """usage: lrl {fit,validate,test,predict} --config configs/<env>/<algorithm>.yaml [options]
+USAGE = """usage: lrl {fit,validate,test,predict} --config <env>/<algorithm>.yaml [options]
+       lrl evaluate --checkpoint PATH [options]
 
 Language models as reinforcement-learning policies.
 
   fit         train a policy
   validate    play held-out episodes with a checkpoint (--ckpt_path)
   test        the same, logged under test/
-  predict     the same, and return the episodes
+  predict     the same, and write the episodes to predictions.json in the run directory
+  evaluate    play episodes with a checkpoint, any language model or a baseline (lrl evaluate --help)
 
-  --config FILE            an experiment; a second one is an overlay, e.g. configs/overlays/wandb.yaml
+  --config FILE            an experiment; a second one is an overlay, e.g. overlays/wandb.yaml; what is no file here is
+                           looked up among the configurations that ship with lrl
   --ckpt_path PATH         resume from a checkpoint or a run directory
   --run_directory PATH     where the run is kept (default: runs/<env>/<algorithm>/<date>-seed<k>)
   --push_to_hub NAME       export the trained model and push it to the Hugging Face hub
@@ -23,7 +26,7 @@ Language models as reinforcement-learning policies.
 
 `lrl fit --help` lists every option. Example:
 
-  lrl fit --config configs/frozen_lake/grpo.yaml
+  lrl fit --config frozen_lake/grpo.yaml
 """
 
 
@@ -36,6 +39,11 @@ def main() -> None:
         from importlib.metadata import version
 
         sys.stdout.write(f"lrl {version('lrl')}\n")
+        return
+    if sys.argv[1] == "evaluate":
+        from lrl.evaluate import main as evaluate
+
+        evaluate("lrl evaluate", sys.argv[2:])
         return
     started = time.monotonic()
     from lrl.cli import run

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 import time
-from argparse import ArgumentError
 from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
+from jsonargparse import ActionConfigFile  # pyright: ignore[reportPrivateImportUsage]
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 import lrl.algorithms.grpo
@@ -43,9 +41,12 @@ import lrl.rewards.expert_q
 import lrl.rewards.format  # noqa: F401  (imported so that configs can name classes without their module)
 from lrl.algorithms.module import PolicyModule
 from lrl.callbacks.export import ExportModel
+from lrl.callbacks.held_out_table import HeldOutTable
 from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
+from lrl.mistakes import in_a_sentence, user_errors
 from lrl.quiet import silence_libraries
 from lrl.run_directory import RunDirectory, experiment_name
+from lrl.shipped import resolve_config, shipped
 
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
 
@@ -56,24 +57,42 @@ def base_config() -> Path:
     Raises:
         ValueError: it is not there (jsonargparse would ignore that silently).
     """
-    package = Path(__file__).parent
-    for path in (package.parent / "configs" / "base.yaml", package / "base.yaml"):
-        if path.is_file():
-            return path
-    raise ValueError(f"configs/base.yaml is missing beside {package}; restore it, every experiment starts from it.")
+    path = shipped("configs/base.yaml")
+    if path is None:
+        raise ValueError("configs/base.yaml is missing from lrl; restore it, every experiment starts from it.")
+    return Path(path)
 
 
-_NO_REASON = (
-    "Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path",
-    "Expected a <class 'NoneType'>",
-)  # fmt: skip
-"""How lines begin that frame the reason in a report of jsonargparse."""
+class ConfigFile(ActionConfigFile):
+    """``--config`` that finds the configurations that ship with lrl as well as files."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        """Read the file that is named."""
+        super().__call__(parser, cfg, resolve_config(values), option_string)
 
 
 class SaveRunConfig(SaveConfigCallback):
     """Writes the resolved configuration to the run directory and into every checkpoint."""
 
     _text = ""
+    begun = False
+    """Whether something was trained or evaluated."""
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        """The first collection is there: from now on the run directory holds what somebody may want."""
+        self.begun = True
+
+    def on_validation_start(self, *args: Any) -> None:
+        """So does a run that evaluates."""
+        self.begun = True
+
+    def on_test_start(self, *args: Any) -> None:
+        """As :meth:`on_validation_start`."""
+        self.begun = True
+
+    def on_predict_start(self, *args: Any) -> None:
+        """As :meth:`on_validation_start`."""
+        self.begun = True
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Make the checkpoint loadable without the run directory."""
@@ -88,17 +107,35 @@ class LRLCLI(LightningCLI):
     def __init__(self, args: Any = None, run: bool = True) -> None:
         defaults = {"default_config_files": [str(base_config())], "exit_on_error": False}  # errors are told by run()
         self.run_directory: RunDirectory | None = None
-        super().__init__(
-            PolicyModule,
-            L.LightningDataModule,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            save_config_callback=SaveRunConfig,
-            save_config_kwargs={"overwrite": True},  # the directory is new, or the requeued job's own
-            parser_kwargs={"exit_on_error": False} | dict.fromkeys(_SUBCOMMANDS, defaults) if run else defaults,
-            args=args,
-            run=run,
-        )
+        try:
+            super().__init__(
+                PolicyModule,
+                L.LightningDataModule,
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                save_config_callback=SaveRunConfig,
+                save_config_kwargs={"overwrite": True},  # the directory is new, or the requeued job's own
+                parser_kwargs={"exit_on_error": False} | dict.fromkeys(_SUBCOMMANDS, defaults) if run else defaults,
+                args=args,
+                run=run,
+                auto_configure_optimizers=False,  # the module makes its own optimiser; --optimizer would be ignored
+            )
+        except BaseException:
+            if self.run_directory is not None and not self._begun:
+                self.run_directory.discard()
+            raise
+
+    @property
+    def _begun(self) -> bool:
+        """Whether the run directory holds more than the records of a launch."""
+        callbacks = self.trainer.callbacks if hasattr(self, "trainer") else []  # pyright: ignore
+        return any(getattr(callback, "begun", False) for callback in callbacks)
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """As Lightning's, but with :class:`ConfigFile`."""
+        parser = LightningArgumentParser(dump_header=[f"lightning.pytorch=={L.__version__}"], **kwargs)
+        parser.add_argument("-c", "--config", action=ConfigFile, help="a file, or one of the configs of lrl by name")
+        return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The run directory, and values that must agree."""
@@ -114,9 +151,16 @@ class LRLCLI(LightningCLI):
         if resumed:
             config.ckpt_path = str(checkpoint_file(resumed))
             check_ours(Path(config.ckpt_path))
-        self.run_directory = RunDirectory.create(config.run_directory, experiment, config.seed_everything)
-        config.trainer.default_root_dir = str(self.run_directory.path)
         loggers = config.trainer.logger if isinstance(config.trainer.logger, list) else []
+        for logger in loggers:
+            if "WandbLogger" in logger.class_path and not logger.init_args.get("offline"):
+                check_wandb_login()
+        self.run_directory = RunDirectory.create(config.run_directory, experiment, config.seed_everything)
+        if self.subcommand not in (None, "fit") and not resumed:
+            logging.getLogger("lrl").warning(
+                "no --ckpt_path: %s scores the policy as it is before training", self.subcommand
+            )
+        config.trainer.default_root_dir = str(self.run_directory.path)
         for logger in loggers:
             settings = logger.init_args
             settings.save_dir = str(self.run_directory.path)
@@ -138,6 +182,8 @@ class LRLCLI(LightningCLI):
         repo_id = self._get(self.config, "push_to_hub")
         if repo_id is not None:
             cast(Any, trainer).callbacks.append(ExportModel(repo_id))  # behind the checkpoint: that is kept first
+        if self.subcommand not in (None, "fit"):
+            cast(Any, trainer).callbacks.append(HeldOutTable())  # behind those whose figures it shows
         return trainer
 
 
@@ -159,6 +205,23 @@ def checkpoint_file(path: str) -> Path:
     raise ValueError(f"ckpt_path is {path!r}; it must be a checkpoint or a run directory with checkpoints/last.ckpt.")
 
 
+def check_wandb_login() -> None:
+    """Raise before anything is made if Weights & Biases has no key and there is nobody to ask for one.
+
+    Raises:
+        ValueError: so it is.
+    """
+    if os.environ.get("WANDB_MODE", "online") not in ("online", "run", "shared") or sys.stdin.isatty():
+        return
+    import wandb
+
+    if not wandb.login(prompt=False, verify=False):
+        raise ValueError(
+            "trainer.logger has a WandbLogger, but there is no login; call `wandb login`, set WANDB_API_KEY, or set "
+            "WANDB_MODE=offline."
+        )
+
+
 def check_ours(checkpoint: Path) -> None:
     """Before anything is loaded or made.
 
@@ -175,16 +238,6 @@ def check_ours(checkpoint: Path) -> None:
         )
 
 
-def in_a_sentence(message: str) -> str:
-    """Without line breaks; of a parser's report on all that a value could have been, what is wrong with it."""
-    if "Union subtypes" not in message:
-        return " ".join(message.split())
-    told = [line.strip(" -") for line in message.splitlines()]
-    reason = next((line for line in told if line and not line.startswith(_NO_REASON)), " ".join(told))
-    keys = ".".join(re.findall(r'Parser key "([^"]+)"', message.split(reason)[0]))
-    return re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", f"{keys}: {reason}" if keys else reason)
-
-
 def run(args: Any = None, started: float | None = None) -> None:
     """Run the command line; a user's mistake becomes one sentence and exit status 2.
 
@@ -197,7 +250,7 @@ def run(args: Any = None, started: float | None = None) -> None:
     try:
         LRLCLI(args)
         logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
-    except (ValueError, MisconfigurationException, ArgumentError) as error:
+    except user_errors() as error:
         logging.getLogger("lrl.trace").debug("", exc_info=True)
         sys.stderr.write(f"lrl: {in_a_sentence(str(error))}\n")
         if os.environ.get("LRL_TRACEBACK"):

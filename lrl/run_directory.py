@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from lrl.shipped import checkout
+
 _VARIABLE = "LRL_RUN_DIRECTORY"
+_RECORDS = (
+    "run.log",
+    "command.txt",
+    "commit.txt",
+    "config.yaml",
+    "hparams.yaml",
+    "metrics.csv",
+    "events.out.*",
+    "wandb",
+)
+"""What a launch writes before it trains."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +32,8 @@ class RunDirectory:
     """A directory of this launch alone; its ranks share it."""
 
     path: Path
+    made: tuple[Path, ...] | None = None
+    """Directories that this launch made, innermost first; None where others may have written into ``path``."""
 
     @classmethod
     def create(cls, wanted: str | None, experiment: str, seed: int) -> RunDirectory:
@@ -29,7 +45,7 @@ class RunDirectory:
             seed: the run's seed.
 
         Raises:
-            ValueError: the user's path is taken.
+            ValueError: the user's path is taken, or cannot be written to.
         """
         path = Path(os.environ.get(_VARIABLE) or wanted or _fresh(Path("runs") / experiment, seed)).resolve()
         first = (
@@ -38,14 +54,41 @@ class RunDirectory:
         requeued = int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
         if first and not requeued and path.exists() and any(path.iterdir()):
             raise ValueError(f"run_directory is {str(path)!r}, which is not empty; name a new one.")
-        path.mkdir(parents=True, exist_ok=True)
-        os.environ[_VARIABLE] = str(path)  # the ranks that this process starts
-        _start_log(path, quiet=not first)
-        if first:
-            (path / "command.txt").write_text(" ".join(sys.argv) + "\n", encoding="utf-8")
-            (path / "commit.txt").write_text(commit() + "\n", encoding="utf-8")
-            logging.getLogger("lrl").info("run directory %s", os.path.relpath(path))
-        return cls(path)
+        made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
+        run = cls(path, made if first and not requeued else None)
+        try:
+            run._begin(quiet=not first)
+        except OSError as error:
+            run.discard()
+            raise ValueError(
+                f"run_directory is {str(path)!r}, which cannot be written to ({error.strerror}); name another one."
+            ) from error
+        return run
+
+    def _begin(self, quiet: bool) -> None:
+        """Make the directory and write what is known before the run."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        os.environ[_VARIABLE] = str(self.path)  # the ranks that this process starts
+        _start_log(self.path, quiet)
+        if not quiet:
+            (self.path / "command.txt").write_text(" ".join(sys.argv) + "\n", encoding="utf-8")
+            (self.path / "commit.txt").write_text(commit() + "\n", encoding="utf-8")
+            logging.getLogger("lrl").info("run directory %s", os.path.relpath(self.path))
+
+    def discard(self) -> None:
+        """Remove what a launch wrote that failed before it trained, so that the same command can be given again.
+
+        Files that lrl does not write stay, and so does a directory that was there before.
+        """
+        if self.made is None or (self.path / "checkpoints").exists():
+            return
+        _stop_log()
+        os.environ.pop(_VARIABLE, None)
+        for record in [found for name in _RECORDS for found in self.path.glob(name)]:
+            shutil.rmtree(record) if record.is_dir() else record.unlink()
+        for folder in self.made:
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
 
 
 def experiment_name(configs: list[str]) -> str:
@@ -59,7 +102,9 @@ def experiment_name(configs: list[str]) -> str:
 
 def commit() -> str:
     """The git commit of the code, with ``-dirty`` where files are changed; ``unknown`` outside a repository."""
-    folder = Path(__file__).parent
+    folder = checkout()
+    if folder is None:  # installed, perhaps inside the repository of another program
+        return "unknown"
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
@@ -79,13 +124,30 @@ def _fresh(parent: Path, seed: int) -> Path:
     return path
 
 
+class _RunLog(logging.FileHandler):
+    """``run.log``; on a full disk it stays silent, for what the run needs to write fails with a sentence of its own."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
+        """Print a traceback of anything but a failure to write."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
+def _stop_log() -> None:
+    """Close ``run.log``."""
+    for logger in (logging.getLogger("lrl"), logging.getLogger("py.warnings")):
+        for handler in [handler for handler in logger.handlers if isinstance(handler, _RunLog)]:
+            logger.removeHandler(handler)
+            handler.close()
+
+
 def _start_log(path: Path, quiet: bool) -> None:
     """Our messages go to the terminal and, with times and everything of the trace, to ``run.log``."""
     logger = logging.getLogger("lrl")
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
     logger.handlers.clear()
-    page = logging.FileHandler(path / "run.log", encoding="utf-8")
+    page = _RunLog(path / "run.log", encoding="utf-8")
     page.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handlers: list[logging.Handler] = [page]
     if not quiet:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import lrl.cli
+import lrl.shipped
 from lrl.callbacks.export import ExportModel
 from lrl.cli import LRLCLI, base_config, check_ours, checkpoint_file
 from lrl.run_directory import RunDirectory, experiment_name
@@ -73,6 +74,25 @@ def test_every_overlay_goes_on_top_of_an_experiment(overlay):
         (["--model.init_args.lr", "much"], "lrl: model.lr: Expected a float. Got value: much"),
         (["--trainer.max_epochs", "many"], "lrl: trainer.max_epochs: Expected a int"),
         (["--nonsense", "1"], "lrl: unrecognized arguments: --nonsense 1"),
+        (["--optimizer", "Adam"], "lrl: unrecognized arguments: --optimizer Adam"),
+        (
+            ["--model.init_args.learning_rate", "1"],
+            "lrl: model: Option 'learning_rate' is not accepted; did you mean 'lr'?",
+        ),
+        (["--data.init_args.n_envs", "1"], "lrl: data: Option 'n_envs' is not accepted; did you mean 'num_envs'?"),
+        (
+            ["--model.init_args.policy.init_args.sampling.temprature", "1"],
+            "lrl: model.policy: unrecognized arguments: --sampling.temprature=1; did you mean 'temperature'?",
+        ),
+        (
+            ["--trainer.max_epohcs", "1"],
+            "lrl: unrecognized arguments: --trainer.max_epohcs 1; did you mean 'max_epochs'?",
+        ),
+        (
+            ["--trainer.precision", "bf15"],
+            "lrl: trainer.precision: 'bf15' must be one of 64, 32, 16, transformer-engine, transformer-engine-float16, "
+            "16-true, 16-mixed, bf16-true, bf16-mixed, 32-true, 64-true, bf16; did you mean 'bf16'?",
+        ),
     ],
 )
 def test_a_wrong_key_or_type_is_refused_by_name_in_a_sentence(arguments, sentence, capsys, monkeypatch):
@@ -105,7 +125,7 @@ def test_an_accelerator_that_is_not_here_is_named(monkeypatch):
 
 
 def test_a_missing_base_is_an_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(lrl.cli, "__file__", str(tmp_path / "lrl" / "cli.py"))
+    monkeypatch.setattr(lrl.shipped, "_PACKAGE", tmp_path / "lrl")
     with pytest.raises(ValueError, match=r"base\.yaml is missing"):
         base_config()
 
@@ -188,20 +208,47 @@ def test_a_checkpoint_of_ours_is_accepted(tmp_path):
     check_ours(tmp_path / "last.ckpt")
 
 
-def test_a_run_leaves_its_records_and_a_users_mistake_is_one_sentence(tmp_path):
-    environment = {**os.environ, "LRL_RUN_DIRECTORY": ""}
-    environment.pop("LRL_RUN_DIRECTORY")
+def run(*arguments):
+    """A command line in a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
+    command = [sys.executable, "-m", "lrl", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+
+
+SHORT = ("--config", "configs/frozen_lake/grpo.yaml", "--data.init_args.validation_episodes", "2")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A short run, and what it said."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
     sizes = ["--trainer.max_epochs", "1", "--data.init_args.num_epochs", "1", "--data.init_args.group_size", "2"]
-    command = [sys.executable, "-m", "lrl", "fit", "--config", "configs/frozen_lake/grpo.yaml", *sizes]
-    run = tmp_path / "run"
     quiet = ["--trainer.callbacks", "[{class_path: lrl.callbacks.rollouts.VectorEnvRollouts}, "
              "{class_path: lrl.callbacks.checkpoint.CollectionCheckpoint}]"]  # fmt: skip
-    whole = [*command, "--run_directory", str(run), *quiet]
-    result = subprocess.run(whole, capture_output=True, text=True, env=environment, timeout=120)
+    return folder, run("fit", *SHORT, *sizes, *quiet, "--run_directory", folder)
+
+
+def test_a_run_leaves_its_records(trained):
+    folder, result = trained
     assert result.returncode == 0, result.stderr
-    assert {"config.yaml", "metrics.csv", "run.log", "commit.txt", "checkpoints"} <= set(os.listdir(run))
+    assert {"config.yaml", "metrics.csv", "run.log", "commit.txt", "checkpoints"} <= set(os.listdir(folder))
     for noise in ("Tip", "Warning", "deprecated", "litlogger", "GPU available"):
         assert noise not in result.stdout + result.stderr
-    wrong = [*command, "--run_directory", str(tmp_path / "other"), "--model.init_args.lr", "-1"]
-    result = subprocess.run(wrong, capture_output=True, text=True, env=environment, timeout=120)
-    assert result.returncode == 2 and "lr is -1" in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
+def test_a_checkpoint_is_evaluated_and_its_figures_are_printed(subcommand, trained, tmp_path):
+    folder, _ = trained
+    result = run(subcommand, *SHORT, "--ckpt_path", folder, "--run_directory", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert all(word in result.stdout for word in ("last.ckpt in FrozenLake-v1", "success", "2 episodes"))
+    assert "before training" not in result.stderr
+    assert (tmp_path / "run" / "predictions.json").exists() == (subcommand == "predict")
+
+
+@pytest.mark.parametrize("option", ["--optimizer", "--lr_scheduler"])
+def test_help_does_not_offer_what_would_be_ignored(option, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    with pytest.raises(SystemExit):
+        LRLCLI(["fit", "--help"])
+    assert f"{option} " not in capsys.readouterr().out

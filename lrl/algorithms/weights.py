@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint, shard
 from lrl.policies.language_model import LanguageModel
 from lrl.policies.value_head import ValueHead
+from lrl.shipped import resolve
 
 _PREFIX = "policy."
 
@@ -35,7 +36,7 @@ def locate(source: str) -> Path:
     Raises:
         ValueError: there is nothing of that kind.
     """
-    path = Path(source)
+    path = Path(resolve(source))
     if (path / "checkpoints" / "last.ckpt").exists():
         return path / "checkpoints" / "last.ckpt"
     return path if path.exists() else _snapshot(source)

@@ -8,6 +8,7 @@ from typing import Any
 
 from lrl.codecs.codec import TextCodec
 from lrl.prompts.template import Message, PromptTemplate
+from lrl.shipped import resolve
 from lrl.types import History
 
 PLAIN = (
@@ -61,7 +62,7 @@ class ChatTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(resolve(name), trust_remote_code=trust_remote_code)
         except (OSError, ValueError, KeyError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ValueError(
@@ -176,11 +177,12 @@ def _template_text(tokenizer: Any, chat_template: str) -> str:
                 "it must be plain, chatml or the path of a Jinja file."
             )
         return tokenizer.get_chat_template()
-    if not Path(chat_template).is_file():
+    file = Path(resolve(chat_template))
+    if not file.is_file():
         raise ValueError(
             f"language_model.chat_template is {chat_template!r}; it must be auto, plain, chatml or an existing file."
         )
-    return Path(chat_template).read_text(encoding="utf-8")
+    return file.read_text(encoding="utf-8")
 
 
 def _pad_id(tokenizer: Any) -> int:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from lrl.policies.model_config import DTYPES, LanguageModelConfig, LoRAConfig
+from lrl.shipped import resolve
 
 _HUB_TIMEOUT = 10
 """Seconds that the hub has for its first answer."""
@@ -29,7 +30,7 @@ def check_available(name: str) -> None:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    if Path(name).is_dir():
+    if Path(resolve(name)).is_dir():
         return
     try:
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):
@@ -58,7 +59,7 @@ def load_base(config: LanguageModelConfig) -> Any:
         if architecture is None:
             quantization = _quantization(config)
             model = AutoModelForCausalLM.from_pretrained(
-                config.name, use_safetensors=True, quantization_config=quantization, **options
+                resolve(config.name), use_safetensors=True, quantization_config=quantization, **options
             )
             return _keep_gradients(model).eval()
         with torch.random.fork_rng(devices=[]):
@@ -82,7 +83,7 @@ def _architecture(config: LanguageModelConfig) -> Any:
     from transformers import AutoConfig
 
     try:
-        architecture = AutoConfig.from_pretrained(config.name, trust_remote_code=config.trust_remote_code)
+        architecture = AutoConfig.from_pretrained(resolve(config.name), trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError) as error:
         raise ValueError(missing_model_message(config.name, error)) from error
     unknown = [key for key in config.config_overrides if not hasattr(architecture, key)]
@@ -97,7 +98,7 @@ def missing_model_message(name: str, error: Exception) -> str:
     """One sentence on why ``name`` could not be loaded."""
     text = str(error).strip()
     reason = text.splitlines()[0][:200] if text else type(error).__name__
-    if Path(name).is_dir():
+    if Path(resolve(name)).is_dir():
         return f"language_model.name is {name!r}, a folder that holds no causal LM in safetensors ({reason})."
     return (
         f"language_model.name is {name!r}; there is no local folder of that name, and the hub did not give it either, "

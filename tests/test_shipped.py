@@ -1,0 +1,110 @@
+"""What ships with lrl is found by name from any folder, and from the wheel."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import lrl.shipped
+from lrl.run_directory import commit
+from lrl.shipped import resolve, resolve_config
+
+ROOT = Path(lrl.shipped.__file__).parents[1]
+LAKE = str(ROOT / "configs" / "frozen_lake" / "grpo.yaml")
+CALLBACKS = "lrl.callbacks.rollouts.VectorEnvRollouts", "lrl.callbacks.checkpoint.CollectionCheckpoint"
+SHORT = {
+    "--trainer.max_epochs": "1",
+    "--trainer.limit_val_batches": "0",
+    "--trainer.callbacks": json.dumps([{"class_path": name} for name in CALLBACKS]),
+    "--data.init_args.num_epochs": "1",
+    "--data.init_args.group_size": "2",
+    "--run_directory": "run",
+}
+FIT = ["fit", "--config", "frozen_lake/grpo.yaml", *(word for option in SHORT.items() for word in option)]
+TRAIN_AND_EVALUATE = f"""
+import sys, lrl, lrl.__main__ as program
+print(lrl.__file__)
+for command in ({FIT}, ["evaluate", "--checkpoint", "run", "--episodes", "2"]):
+    sys.argv = ["lrl", *command]
+    program.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("assets/tiny-lm", str(ROOT / "assets" / "tiny-lm")),
+        ("./assets/tiny-lm", str(ROOT / "assets" / "tiny-lm")),
+        ("assets/no-such-lm", "assets/no-such-lm"),
+        ("lrl/cli.py", "lrl/cli.py"),
+        ("assets/../lrl", "assets/../lrl"),
+        ("owner/model", "owner/model"),
+    ],
+)
+def test_a_model_that_ships_is_found_from_any_folder(name, found, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert resolve(name) == found
+
+
+def test_a_config_is_named_with_or_without_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert resolve_config("frozen_lake/grpo.yaml") == resolve_config("configs/frozen_lake/grpo.yaml") == LAKE
+    assert resolve_config("frozen_lake/nothing.yaml") == "frozen_lake/nothing.yaml"
+    assert resolve_config("{trainer: {max_epochs: 1}}") == "{trainer: {max_epochs: 1}}"
+
+
+def test_files_of_the_users_own_win(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "frozen_lake").mkdir()
+    (tmp_path / "frozen_lake" / "grpo.yaml").touch()
+    (tmp_path / "assets" / "tiny-lm").mkdir(parents=True)
+    assert resolve_config("frozen_lake/grpo.yaml") == "frozen_lake/grpo.yaml"
+    assert resolve("assets/tiny-lm") == "assets/tiny-lm"
+
+
+def test_an_installed_package_has_no_commit_of_the_repository_around_it(monkeypatch):
+    assert commit() != "unknown"
+    monkeypatch.setattr(lrl.shipped, "_PACKAGE", ROOT / "tests" / "site-packages" / "lrl")
+    assert commit() == "unknown"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_every_model_and_every_config(wheel):
+    carried = set(zipfile.ZipFile(wheel).namelist())
+    files = [path for path in (*ROOT.glob("assets/*-lm/*"), *ROOT.glob("configs/**/*.yaml")) if path.is_file()]
+    assert len(files) > 40
+    assert {f"lrl/files/{path.relative_to(ROOT)}" for path in files} <= carried
+
+
+def test_the_installed_wheel_trains_and_evaluates_in_an_empty_folder(wheel, tmp_path):
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    empty.mkdir()
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile", "--quiet"]
+    subprocess.run([*pip, "--target", str(site), str(wheel)], check=True, capture_output=True, timeout=120)
+    environment = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
+    result = subprocess.run(
+        [sys.executable, "-c", TRAIN_AND_EVALUATE],
+        cwd=empty,
+        env=environment | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[0] == str(site / "lrl" / "__init__.py")
+    assert (empty / "run" / "checkpoints" / "last.ckpt").is_file()
+    assert (empty / "run" / "commit.txt").read_text() == "unknown\n"
+    assert all(word in result.stdout for word in ("trained", "random", "expert", "optimum 0.7442"))
