@@ -45,7 +45,7 @@ def run_seeds(config: str, count: int, folder: Path, jobs: int = 1, options: Seq
     runs = [folder / f"seed{seed}" for seed in seeds]
     todo = [(seed, run) for seed, run in zip(seeds, runs, strict=True) if not _is_finished(run)]
     with ThreadPoolExecutor(jobs) as pool:
-        codes = list(pool.map(lambda job: _fit(config, *job, options), todo))
+        codes = list(pool.map(lambda job: _fit(config, job[0], job[1], options), todo))
     failed = [str(run) for (_, run), code in zip(todo, codes, strict=True) if code]
     if failed:
         raise ValueError(f"{len(failed)} of {count} runs failed, the first is {failed[0]}; its run.log says why.")

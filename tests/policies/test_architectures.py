@@ -107,7 +107,9 @@ def test_greedy_answers_are_those_of_stock_generate(folders, name):
     model = load(folders(name))
     inputs, _ = turns()
     prompts = [ids[seen].tolist() for ids, seen in zip(inputs["prompt_ids"], inputs["prompt_mask"])]
-    ours = model.generate(prompts, torch.zeros(6, 8, dtype=torch.long), SamplingConfig(temperature=0, max_new_tokens=8), None)
+    ours = model.generate(
+        prompts, torch.zeros(6, 8, dtype=torch.long), SamplingConfig(temperature=0, max_new_tokens=8), None
+    )
     for prompt, ids, mask in zip(prompts, ours.ids, ours.mask, strict=True):
         ids = ids[mask].tolist()
         theirs = model.model.generate(

@@ -183,7 +183,9 @@ def test_four_bit_weights_are_near_the_whole_ones_and_train_through_adapters(fol
     inputs, _ = turns()
     prompts = [ids[seen].tolist() for ids, seen in zip(inputs["prompt_ids"], inputs["prompt_mask"])]
     with torch.no_grad():
-        assert model.generate(prompts, torch.randint(9, (6, 4)), SamplingConfig(max_new_tokens=4), None).mask[:, 0].all()
+        assert (
+            model.generate(prompts, torch.randint(9, (6, 4)), SamplingConfig(max_new_tokens=4), None).mask[:, 0].all()
+        )
 
 
 @pytest.mark.parametrize("changes", [{}, {"lora": LORA, "random_init": True}])
