@@ -192,7 +192,7 @@ def test_accumulating_over_parts_is_the_whole_batch(tiny_model, normalisation, p
     losses = [module.training_step(batch[index]) for index in torch.arange(24).chunk(parts)]
     torch.testing.assert_close(sum(losses) / parts, whole)
     summed = torch.stack([gradient(module, loss) for loss in losses]).mean(0)
-    torch.testing.assert_close(summed, gradient(module, whole), atol=1e-7, rtol=1e-6)
+    torch.testing.assert_close(summed, gradient(module, whole), atol=5e-7, rtol=1e-6)  # RMSNorm computes in float32
 
 
 def test_a_part_without_turns_takes_part_and_changes_nothing(tiny_model):
