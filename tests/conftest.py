@@ -6,10 +6,45 @@ import os
 # run. Set before torch is imported; child processes inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import fcntl
+import multiprocessing
+import shutil
+from multiprocessing import forkserver
+from pathlib import Path
 
 import pytest
 
 WORDS = "<pad> <unk> <|im_start|> <|im_end|> <think> </think> <answer> </answer> \n system user assistant left right up"
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory):
+    """Make a folder that all worker processes share: ``once(name, make)`` calls ``make(folder)`` in one of them."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+    def folder(name, make):
+        with (shared / f"{name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+            if lock.tell() == 0:  # nobody has finished it
+                shutil.rmtree(shared / name, ignore_errors=True)
+                (shared / name).mkdir()
+                make(shared / name)
+                lock.write("made")
+        return shared / name
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def processes():
+    """Children that start with the imports done."""
+    context, here = multiprocessing.get_context("forkserver"), Path(__file__).parent
+    context.set_forkserver_preload(["ranks", "tiny_runs", "transformers.models.llama.modeling_llama"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here / 'distributed'}")  # Python 3.11's server has not ours
+        forkserver.ensure_running()
+    return context
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,17 @@
-"""Every command that the documentation shows is run, cut short."""
+"""Every command that the documentation shows is run once, cut short."""
 
-import os
+import hashlib
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import run_command
+
+from lrl.cli import LRLCLI
 
 PAGES = ("README.md", "configs/README.md")
 SHORT = "--trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.limit_val_batches 0"
+SMALL = {"batch_size": 8, "num_groups": 8, "group_size": 3, "num_steps": 4, "max_turns": 6}
 NEEDS_A_HUB = ("grpo_gemma", "ppo_llama3b", "trpo_gpt2")
 
 
@@ -26,49 +27,57 @@ def commands():
     return list(dict.fromkeys(found))
 
 
-def run(command, **environment):
-    """As a shell runs it, which expands braces."""
-    line = re.sub(r"^python ", f"{shlex.quote(sys.executable)} ", command)
-    clean = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
-    shell = ["bash", "-c", line]
-    return subprocess.run(shell, capture_output=True, text=True, env=clean | environment, timeout=300, input="")
+COLLECTING = [line for line in commands() if "collect.py --policy" in line]
+TRAINING = [line for line in commands() if " -m lrl " in line]
+SCRIPTS = [line for line in commands() if " scripts/" in line and line not in COLLECTING]
+DIRECTORIES = {named[1]: line for line in TRAINING if (named := re.search(r" --run_directory (runs/\S+)", line))}
+"""Training commands that others start from, by the directory that they name."""
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A run directory that scripts can be given."""
-    folder = tmp_path_factory.mktemp("readme") / "run"
-    command = f"python -m lrl fit --config configs/frozen_lake/grpo.yaml {SHORT} --run_directory {folder}"
-    result = run(command)
-    assert result.returncode == 0, result.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def datasets(tmp_path_factory):
+@pytest.fixture(scope="session")
+def datasets(once):
     """Where small ones of all documented data sets are."""
-    folder = str(tmp_path_factory.mktemp("minari"))
-    for command in commands():
-        if "collect.py --policy" in command:
-            result = run(f"{command} --episodes 4", MINARI_DATASETS_PATH=folder)
+
+    def collect(folder):
+        for command in COLLECTING:
+            result = run_command(f"{command} --episodes 4", MINARI_DATASETS_PATH=str(folder))
             assert result.returncode == 0, result.stderr
-    return folder
+
+    return str(once("readme-datasets", collect))
 
 
-@pytest.fixture(scope="module")
-def warm_starts(datasets, tmp_path_factory):
-    """Short runs of the documented commands that others start from, by the directory that they name, in their order."""
-    folders = {}
-    for command in commands():
-        named = re.search(r" -m lrl .*--run_directory (runs/\S+)", command)
-        if named:
-            folders[named[1]] = tmp_path_factory.mktemp("warm") / "run"
-            first = start_of(command)
-            more = f" --model.init_args.init_from {folders[first]}" if first else ""
-            line = f"{command} {SHORT} --run_directory {folders[named[1]]}{more}"
-            result = run(line, HF_HUB_OFFLINE="1", MINARI_DATASETS_PATH=datasets)
+@pytest.fixture(scope="session")
+def trained(datasets, once):
+    """The run directory of a training command, which is run when it is first asked for."""
+
+    def directory(command):
+        start, more = start_of(command), ""
+        if start:
+            more = f" --model.init_args.init_from {directory(DIRECTORIES[start])}"
+
+        def train(folder):
+            result = run_shortened(f"{command} {SHORT} --run_directory {folder / 'run'}{more}", datasets)
             assert result.returncode == 0, result.stderr
-    return folders
+
+        return once(f"readme-{hashlib.sha256(command.encode()).hexdigest()[:16]}", train) / "run"
+
+    return directory
+
+
+def run_shortened(command, datasets):
+    """What is written is read and made as it is, then less of it is played."""
+    make = LRLCLI.instantiate_classes
+
+    def made(self):
+        make(self)
+        for name, most in SMALL.items():
+            if hasattr(self.datamodule, name) and (name == "max_turns" or getattr(self.datamodule, name) is not None):
+                setattr(self.datamodule, name, min(getattr(self.datamodule, name) or most, most))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LRLCLI, "instantiate_classes", made)
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        return run_command(command, MINARI_DATASETS_PATH=datasets)
 
 
 def start_of(command):
@@ -79,37 +88,43 @@ def start_of(command):
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("command", [line for line in commands() if " -m lrl " in line])
-def test_a_training_command_runs(command, datasets, tmp_path, request):
-    needs_a_hub = any(name in command for name in NEEDS_A_HUB)
-    more = " --trainer.accelerator auto" if needs_a_hub else ""
-    if start_of(command):
-        more += f" --model.init_args.init_from {request.getfixturevalue('warm_starts')[start_of(command)]}"
-    line = f"{command} {SHORT} --run_directory {tmp_path / 'run'}{more}"
-    result = run(line, HF_HUB_OFFLINE="1", MINARI_DATASETS_PATH=datasets)
-    if needs_a_hub:
+@pytest.mark.parametrize("command", TRAINING)
+def test_a_training_command_runs(command, trained, datasets, tmp_path):
+    if any(name in command for name in NEEDS_A_HUB):
+        line = f"{command} {SHORT} --run_directory {tmp_path / 'run'} --trainer.accelerator auto"
+        result = run_shortened(line, datasets)
         assert result.returncode == 2 and "language_model.name" in result.stderr and "Traceback" not in result.stderr
         return
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists()
+    assert (trained(command) / "checkpoints" / "last.ckpt").exists()
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(
-    "command", [line for line in commands() if " scripts/" in line and "collect.py --policy" not in line]
-)
+@pytest.mark.parametrize("command", SCRIPTS)
 def test_a_script_runs(command, trained, datasets, tmp_path):
-    command = re.sub(r"runs/\S*last\.ckpt", str(trained / "checkpoints" / "last.ckpt"), command)
-    command = re.sub(r"runs/\S+", str(trained), command)
+    run = trained("python -m lrl fit --config configs/frozen_lake/grpo.yaml") if "runs/" in command else tmp_path
+    command = re.sub(r"runs/\S*last\.ckpt", str(run / "checkpoints" / "last.ckpt"), command)
+    command = re.sub(r"(--checkpoint) runs/\S+", rf"\1 {run}", command)
     command = re.sub(r"(--(?:json|out|tensorboard|capture_video)) \S+", rf"\1 {tmp_path}/out", command)
     short = " --episodes 4" if re.search("evaluate|success_table", command) else ""
-    result = run(command + short, MINARI_DATASETS_PATH=datasets)
+    result = run_command(command + short, MINARI_DATASETS_PATH=datasets)
     assert result.returncode == 0, result.stderr
 
 
 def test_there_are_commands_to_run():
-    assert len([line for line in commands() if " -m lrl " in line]) >= 4
-    assert any("scripts/evaluate.py" in line for line in commands())
+    assert len(TRAINING) >= 4 and any("scripts/evaluate.py" in line for line in SCRIPTS)
+
+
+def test_a_short_run_is_made_of_the_sizes_that_are_written(tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(LRLCLI, "_run_subcommand", lambda self, _: seen.update(vars(self.datamodule)))
+    result = run_shortened(f"{TRAINING[0]} --run_directory {tmp_path / 'run'}", str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert {name: seen[name] for name in SMALL if name in seen} == {
+        "num_groups": 8,
+        "group_size": 3,
+        "num_steps": None,
+        "max_turns": 6,
+    }
 
 
 def test_make_targets_that_the_readme_names_exist():
@@ -119,5 +134,5 @@ def test_make_targets_that_the_readme_names_exist():
 
 
 def test_tables_are_what_the_kept_results_say():
-    result = run("python scripts/results.py check")
+    result = run_command("python scripts/results.py check")
     assert result.returncode == 0, result.stderr
