@@ -1,9 +1,7 @@
 """A run that was stopped and resumed ends as one that was not: bit for bit."""
 
-import multiprocessing
+import functools
 import signal
-from multiprocessing import forkserver
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,17 +27,6 @@ KINDS = sorted(OPTIONS)
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def processes():
-    """Children that start with the imports done."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tiny_runs", "transformers.models.llama.modeling_llama"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # Python 3.11's server does not get ours
-        forkserver.ensure_running()
-    return context
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -126,14 +113,13 @@ class SaveAt(Callback):
             trainer.save_checkpoint(self.path)
 
     def on_fit_start(self, trainer, pl_module):
-        decide = pl_module.policy.act
+        decide, credit = pl_module.policy.act, pl_module.turn_batch
 
         def act(*args, **kwargs):
             self.save(trainer, "collecting")
             return decide(*args, **kwargs)
 
         pl_module.policy.act = act
-        credit = pl_module.turn_batch
 
         def turn_batch(rollout):
             credited = credit(rollout)
@@ -207,14 +193,34 @@ CASES += [
 ]
 
 
+def settings(every):
+    """With validation after every so many collections."""
+    return {"limit_val_batches": 1, "check_val_every_n_epoch": every}
+
+
+@pytest.fixture(scope="module")
+def saved(folder, tmp_path_factory):
+    """An uninterrupted run of a kind that saves at all its moments, and where; made when it is first asked for."""
+
+    @functools.cache
+    def run(kind, every):
+        root = tmp_path_factory.mktemp("saved")
+        cases = [case[1:4] for case in CASES if (case[0], case[4]) == (kind, every)]
+        paths = {case: root / f"{number}.ckpt" for number, case in enumerate(cases)}
+        savers = [saver(path, moment, part) for (moment, part, saver), path in paths.items()]
+        return fit(folder, kind, root, *savers, **settings(every)), paths
+
+    return run
+
+
 @pytest.mark.parametrize(("kind", "moment", "part", "saver", "every"), CASES)
 def test_a_checkpoint_from_inside_a_collection_resumes_bit_identical(
-    folder, tmp_path, kind, moment, part, saver, every
+    folder, saved, tmp_path, kind, moment, part, saver, every
 ):
-    changes = {"limit_val_batches": 1, "check_val_every_n_epoch": every}
-    whole = fit(folder, kind, tmp_path, saver(tmp_path / "requeue.ckpt", moment, part), **changes)
+    whole, paths = saved(kind, every)
     counter = Counter()
-    resumed = fit(folder, kind, tmp_path, counter, ckpt_path=tmp_path / "requeue.ckpt", **changes)
+    path = paths[moment, part, saver]
+    resumed = fit(folder, kind, tmp_path, counter, ckpt_path=path, **settings(every))
     assert_ends_alike(resumed, whole)
     left = [f"u1.{n}" for n in range(PARTS)]
     assert [event for event in counter.events if event.startswith("u")][-PARTS:] == [f"u2.{n}" for n in range(PARTS)]

@@ -1,7 +1,6 @@
 """Two ranks on one machine: DDP and FSDP2 train, save and resume, and make the same collective calls."""
 
 import json
-import multiprocessing
 import socket
 
 import lightning as L
@@ -33,13 +32,12 @@ def root(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def results(folder, root):
+def results(folder, root, processes):
     """What each rank found, from one pair of processes."""
-    context = multiprocessing.get_context("forkserver")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    workers = [context.Process(target=ranks.work, args=(rank, folder, str(root), port)) for rank in range(2)]
+    workers = [processes.Process(target=ranks.work, args=(rank, folder, str(root), port)) for rank in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
