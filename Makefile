@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS := dev
 RUN := runs/quickstart
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 .PHONY: quickstart test test-fast test-all lint clean
@@ -34,10 +34,10 @@ lint: $(VENV)/.installed
 	$(BIN)/lint-imports
 
 test-fast: $(VENV)/.installed
-	$(PYTEST) -m "not learning and not gpu and not reference and not distributed"
+	$(PYTEST) -m "not learning and not gpu and not reference and not distributed and not pretrained"
 
 test: lint
-	$(PYTEST) -m "not gpu and not reference"
+	$(PYTEST) -m "not gpu and not reference and not pretrained"
 
 test-all: lint $(VENV)/.installed-bench
 	$(PYTEST) -m "not gpu"
