@@ -66,7 +66,7 @@ def _main(words):
 
 @contextlib.contextmanager
 def _as_if_fresh(environment):
-    """No run directory, Python's own warning filters; afterwards variables, loggers and generators are what they were."""
+    """No run directory, Python's own filters; afterwards variables, loggers and generators are what they were."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     kept = [(logger, logger.level, logger.propagate, list(logger.handlers)) for logger in loggers]
     numbers, pythons = np.random.get_state(), random.getstate()

@@ -5,12 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from commands import Finished, run_words
+
 SCRIPT = Path(__file__).parents[1] / "scripts" / "success_table.py"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), "--policy", "expert", "--episodes", "3", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=SCRIPT.parents[1])
+def run(*arguments: str) -> Finished:
+    return run_words(["python", str(SCRIPT), "--policy", "expert", "--episodes", "3", *arguments])
 
 
 def test_each_environment_is_a_line_and_an_entry_with_the_seeds_that_failed(tmp_path: Path) -> None:
@@ -41,8 +42,9 @@ def test_settings_of_an_environment_are_columns_from_the_first_line_on() -> None
 
 
 def test_a_label_that_is_given_twice_is_one_sentence() -> None:
+    # The one that starts a process of its own, as a user does: it ends before anything large is imported.
     command = [sys.executable, str(SCRIPT), "--env_id", "FrozenLake-v1", "--checkpoint", "a=x", "a=y"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=SCRIPT.parents[1])
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert (
         done.stderr.strip()

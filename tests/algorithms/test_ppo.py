@@ -1,15 +1,13 @@
 """What PPO must do and must not do, on a network, a scoring and a writing language model."""
 
 import math
-import os
 import signal
-import subprocess
-import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
+from commands import run_words
 from lightning.pytorch.strategies import ModelParallelStrategy
 from tiny_runs import demonstrations, make_trainer, ppo, rollout_data, save_tiny_model, text_policy
 
@@ -362,11 +360,10 @@ def test_rollout_data_names_what_does_not_go_together():
 
 
 def test_a_checkpoint_is_evaluated_and_started_from(tmp_path):
-    command = [sys.executable, "-m", "lrl", "fit", "--config", "configs/cartpole/ppo_mlp.yaml"]
+    command = ["python", "-m", "lrl", "fit", "--config", "configs/cartpole/ppo_mlp.yaml"]
     command += ["--trainer.max_epochs", "2", "--trainer.check_val_every_n_epoch", "3"]
     command += ["--run_directory", str(tmp_path / "run")]
-    clean = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
-    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=120)
+    done = run_words(command)
     assert done.returncode == 0, done.stderr
     loaded = load_policy(tmp_path / "run")
     assert evaluate_policy(loaded.policy, loaded.env_factory, 3, 0, 3).returns.min() >= 8

@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 
 import gymnasium as gym
 import minari
 import numpy as np
 import pytest
+from commands import run_words
 
 from lrl.data.collection import collect
 from lrl.data.minari_storage import DatasetReader, DatasetWriter
@@ -244,8 +243,8 @@ def test_minari_is_silent(capfd, recwarn):
 
 def test_the_script_collects_and_exports(tmp_path):
     def run(*arguments):
-        command = [sys.executable, "scripts/collect.py", "--env_id", "FrozenLake-v1", "--dataset_id", "lrl/lake/bot-v0"]
-        return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=300)
+        command = ["python", "scripts/collect.py", "--env_id", "FrozenLake-v1", "--dataset_id", "lrl/lake/bot-v0"]
+        return run_words([*command, *arguments])
 
     lines = tmp_path / "lake.jsonl"
     done = run("--policy", "expert", "--episodes", "3", "--env_kwargs", '{"is_slippery": false}', "--jsonl", str(lines))
