@@ -3,6 +3,7 @@
 import datetime
 import logging
 import os
+import shutil
 import signal
 import traceback
 import warnings
@@ -27,7 +28,7 @@ from tiny_runs import (
 )
 
 from lrl.algorithms.ppo import PPOValueHeadModule
-from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.callbacks.checkpoint import CollectionCheckpoint, checkpoint_folder
 from lrl.callbacks.export import ExportModel
 from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
 from lrl.policies.scoring import ScoringPolicy
@@ -109,26 +110,22 @@ def critic_of(folder, kind):
     return ScoringPolicy(LanguageModelConfig(name=folder), prompt, length_groups=3, value_head=head)
 
 
-def resume(folder, root, strategy, **changes):
-    """Two collections, then the third one by another trainer."""
-    fit(folder, root, strategy, StopAfter(2), **changes)
-    return fit(folder, root, strategy, ckpt_path=root / "checkpoints" / "last.ckpt", **changes)
-
-
 def resume_inside(folder, root, strategy):
     """A checkpoint from between two parts of the second collection, of which each rank has its own."""
     whole = fit(folder, root, strategy, SaveInside(root / "inside.ckpt"))
     return whole, fit(folder, root, strategy, ckpt_path=root / "inside.ckpt")
 
 
-class StopAfter(L.Callback):
-    """Ends a run early, without telling the learning rate's schedule."""
+class KeepSecond(L.Callback):
+    """Copies the checkpoint of the second collection: what a run leaves that is killed in the third."""
 
-    def __init__(self, epochs):
-        self.epochs = epochs
+    def __init__(self, path):
+        self.path = path
 
-    def on_train_epoch_end(self, trainer, pl_module):
-        trainer.should_stop = trainer.current_epoch + 1 >= self.epochs
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 2 and trainer.is_global_zero:
+            last = checkpoint_folder(trainer) / "last.ckpt"
+            (shutil.copytree if last.is_dir() else shutil.copyfile)(last, self.path)
 
 
 class SaveInside(L.Callback):
@@ -212,8 +209,12 @@ def refused(run):
 def cases(folder, root):
     """Name and function of everything that is run."""
     for name, (strategy, changes) in RUNS.items():
-        yield name, lambda at, s=strategy, c=changes: outcome(fit(folder, at, s, **c))
-        yield f"{name}_resumed", lambda at, s=strategy, c=changes: outcome(resume(folder, at, s, **c))
+        second = root / f"{name}.ckpt"
+        yield name, lambda at, s=strategy, c=changes, k=second: outcome(fit(folder, at, s, KeepSecond(k), **c))
+        yield (
+            f"{name}_resumed",
+            lambda at, s=strategy, c=changes, k=second: outcome(fit(folder, at, s, ckpt_path=k, **c)),
+        )
     for strategy in ("ddp", "fsdp2"):
         yield f"{strategy}_kl_trips", lambda at, s=strategy: outcome(fit(folder, at, s, target_kl=1e-4))
         yield (
