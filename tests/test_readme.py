@@ -8,10 +8,12 @@ import pytest
 from commands import run_command
 
 from lrl.cli import LRLCLI
+from lrl.envs.frozen_lake_rows import RandomMapRows
 
 PAGES = ("README.md", "configs/README.md")
 SHORT = "--trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.limit_val_batches 0"
 SMALL = {"batch_size": 8, "num_groups": 8, "group_size": 3, "num_steps": 4, "max_turns": 6}
+MAPS = 10
 NEEDS_A_HUB = ("grpo_gemma", "ppo_llama3b", "trpo_gpt2")
 
 
@@ -66,7 +68,7 @@ def trained(datasets, once):
 
 def run_shortened(command, datasets):
     """What is written is read and made as it is, then less of it is played."""
-    make = LRLCLI.instantiate_classes
+    make, rows = LRLCLI.instantiate_classes, RandomMapRows.rows
 
     def made(self):
         make(self)
@@ -74,7 +76,12 @@ def run_shortened(command, datasets):
             if hasattr(self.datamodule, name) and (name == "max_turns" or getattr(self.datamodule, name) is not None):
                 setattr(self.datamodule, name, min(getattr(self.datamodule, name) or most, most))
 
+    def few(self):
+        self.num_maps = min(self.num_maps, MAPS)
+        return rows(self)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RandomMapRows, "rows", few)
         patch.setattr(LRLCLI, "instantiate_classes", made)
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         return run_command(command, MINARI_DATASETS_PATH=datasets)
@@ -105,8 +112,9 @@ def test_a_script_runs(command, trained, datasets, tmp_path):
     command = re.sub(r"runs/\S*last\.ckpt", str(run / "checkpoints" / "last.ckpt"), command)
     command = re.sub(r"(--checkpoint) runs/\S+", rf"\1 {run}", command)
     command = re.sub(r"(--(?:json|out|tensorboard|capture_video)) \S+", rf"\1 {tmp_path}/out", command)
-    short = " --episodes 4" if re.search("evaluate|success_table", command) else ""
-    result = run_command(command + short, MINARI_DATASETS_PATH=datasets)
+    command += " --episodes 4" if re.search("evaluate|success_table", command) else ""
+    command += " --num_videos 1" if "--capture_video" in command else ""
+    result = run_command(command, MINARI_DATASETS_PATH=datasets)
     assert result.returncode == 0, result.stderr
 
 
