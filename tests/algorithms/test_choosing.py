@@ -41,6 +41,7 @@ def test_it_is_trained_by_grpo_from_a_ratio_of_one(folder, tmp_path, lora, kind)
     assert last["train/kl_to_reference"] > 0
 
 
+@pytest.mark.learning
 def test_demonstrations_are_learned_by_the_cross_entropy_over_candidates(folder, tmp_path, caplog):
     module, data = choosing(sft(folder), folder, temperature=2.0), demonstrations()
     trainer = make_trainer(tmp_path, enable_checkpointing=False, max_epochs=60)

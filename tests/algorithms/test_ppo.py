@@ -208,6 +208,7 @@ def reward_of(module, data, root, epochs=25):
     return found
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("credit", ["turn", "token", "nested"])
 def test_a_network_solves_a_lake_of_four_fields(tmp_path, credit):
     module = PPOValueHeadModule(MLPPolicy((16,), init_seed=0), lr=1e-2, credit=credit)

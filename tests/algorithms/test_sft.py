@@ -54,6 +54,7 @@ def logged(trainer, name):
     return [row[name] for _, row in trainer.logger.rows if name in row]
 
 
+@pytest.mark.learning
 def test_it_clones_the_expert_and_with_the_sign_flipped_it_does_not(folder, tmp_path, monkeypatch):
     def success():
         module = sft(folder, pack_tokens=128)

@@ -278,6 +278,7 @@ def run(module, data, root, epochs=40, **changes):
 FITS = {"lbfgs": ValueFit(), "adam": ValueFit(method="adam", lr=1e-2)}
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("method", FITS)
 def test_a_network_solves_a_lake_of_four_fields_inside_the_region(tmp_path, method):
     module = TRPOModule(MLPPolicy((16,), init_seed=0), max_kl=0.02, value_fit=FITS[method])
