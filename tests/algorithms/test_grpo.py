@@ -290,6 +290,16 @@ def test_a_collection_whose_groups_agree_moves_nothing(tiny_model):
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
 
 
+def test_every_token_carries_its_episodes_advantage_over_the_group(tiny_model, monkeypatch):
+    module = grpo(tiny_model, max_new_tokens=1)
+    monkeypatch.setattr(module, "all_gather", lambda own: own)
+    plan = CollectionPlan(seed=5, collection=0, num_groups=3, group_size=8)
+    rollout = Collector(module.policy, PromptEnvs(Bandit(), [Right()]).make(24, "direct")).collect(plan)
+    batch, better = module.turn_batch(rollout), group_advantages(rollout.returns, rollout.group)
+    assert better.min() < 0 < better.max() and rollout.returns[better.argmax()] > rollout.returns[better.argmin()]
+    assert torch.equal(batch.advantages, better[:, None] * batch.response_mask)
+
+
 def mean_return(module):
     """Of the policy as it samples."""
     env = PromptEnvs(Bandit(), [Right()]).make(96, "direct")
