@@ -163,6 +163,7 @@ def test_a_checkpoint_is_found_in_a_run_directory(tmp_path):
     assert checkpoint_file(str(tmp_path)).name == "last.ckpt"
 
 
+@pytest.mark.distributed
 def test_weights_and_biases_offline_write_to_the_run_directory_and_ask_nobody(tmp_path):
     run = tmp_path / "run-of-mine"
     where = ["--trainer.logger.project", "lakes", "--trainer.logger.entity", "ours"]
@@ -228,6 +229,7 @@ def trained(tmp_path_factory):
     return folder, run("fit", *SHORT, *sizes, *quiet, "--run_directory", folder)
 
 
+@pytest.mark.distributed
 def test_a_run_leaves_its_records(trained):
     folder, result = trained
     assert result.returncode == 0, result.stderr
@@ -236,6 +238,7 @@ def test_a_run_leaves_its_records(trained):
         assert noise not in result.stdout + result.stderr
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
 def test_a_checkpoint_is_evaluated_and_its_figures_are_printed(subcommand, trained, tmp_path):
     folder, _ = trained

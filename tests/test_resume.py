@@ -83,6 +83,7 @@ def test_three_collections_are_trained_part_by_part(whole):
 # -- killed -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize("moment", ["rollout", "update", "write"])
 def test_a_killed_run_that_is_resumed_ends_bit_identical(whole, folder, processes, tmp_path, moment):
     kind, reference, _ = whole
