@@ -177,6 +177,7 @@ def test_the_reference_is_paid_for_by_token_and_its_weight_follows_the_target(fo
     batch = module.turn_batch(moved)
     kl = (batch.old_logprobs - batch.ref_logprobs) * batch.response_mask
     assert kl.abs().max() > 0.01
+    torch.testing.assert_close(module._kl_penalty(batch), -0.1 * kl)  # what became likelier than it was costs
     error = (kl.sum(-1).mean() / 0.01 - 1).clamp(-0.2, 0.2)
     assert module.current_kl_coef == 0.1
     assert module._next_kl_coef == pytest.approx(0.1 * math.exp(float(error) * len(batch) / 10_000))
