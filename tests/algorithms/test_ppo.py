@@ -216,6 +216,7 @@ def test_a_network_solves_a_lake_of_four_fields(tmp_path, credit):
     assert reward_of(module, chain_data(), tmp_path) == 1
 
 
+@pytest.mark.learning
 def test_with_its_sign_flipped_it_does_not(tmp_path):
     class Flipped(PPOValueHeadModule):
         def _surrogate(self, ratio, advantages):
