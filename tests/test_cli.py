@@ -64,7 +64,7 @@ def test_every_overlay_goes_on_top_of_an_experiment(overlay):
     parsed = parse("--config", "configs/frozen_lake/grpo.yaml", "--config", overlay)
     loggers = [logger.class_path.rsplit(".", 1)[-1] for logger in parsed.trainer.logger]
     assert loggers[:2] == ["CSVLogger", "TensorBoardLogger"] and ("WandbLogger" in loggers) == ("wandb" in str(overlay))
-    assert len(parsed.trainer.callbacks) == 6
+    assert len(parsed.trainer.callbacks) == 7
 
 
 @pytest.mark.parametrize(

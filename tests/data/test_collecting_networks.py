@@ -1,5 +1,6 @@
 """Collecting from policies that act natively: networks are recorded as policies that answer in text are."""
 
+import copy
 import importlib.util
 import json
 import sys
@@ -73,7 +74,7 @@ def short(steps):
     import gymnasium as gym
 
     def spec(id):
-        found = gym.spec(id)
+        found = copy.deepcopy(gym.spec(id))  # the registered one is shared by all tests
         found.max_episode_steps = steps
         return found
 
