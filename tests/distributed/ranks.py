@@ -123,6 +123,8 @@ class KeepSecond(L.Callback):
         self.path = path
 
     def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 2:
+            pl_module.second_weights = whole_weights(pl_module)
         if trainer.current_epoch == 2 and trainer.is_global_zero:
             last = checkpoint_folder(trainer) / "last.ckpt"
             (shutil.copytree if last.is_dir() else shutil.copyfile)(last, self.path)
@@ -181,16 +183,20 @@ def interrupted(folder, root, strategy, moment):
     return outcome(fit(folder, root, strategy, ckpt_path=root / "checkpoints" / "last.ckpt")) | {"status": status}
 
 
+def whole_weights(module):
+    """A copy of what is trained; all ranks must ask."""
+    weights = module.state_dict().items()
+    return {name: (w.full_tensor() if hasattr(w, "full_tensor") else w).detach().clone() for name, w in weights}
+
+
 def outcome(trainer):
     """What is left of a run on this rank: whole weights, rows, what was answered last."""
-    whole = {}
-    for name, weight in trainer.lightning_module.state_dict().items():
-        whole[name] = (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach().clone()
     local = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in trainer.model.parameters()]
     rollout = trainer.datamodule.rollout
     return {
-        "weights": whole,
+        "weights": whole_weights(trainer.lightning_module),
         "rows": trainer.logger.rows,
+        "second_weights": getattr(trainer.lightning_module, "second_weights", None),
         "local_size": sum(weight.numel() for weight in local),
         "responses": rollout and rollout.responses,
         "turns": rollout and rollout.num_turns,
@@ -231,9 +237,6 @@ def cases(folder, root):
     yield "fsdp2_warm", lambda at: outcome(fit(folder, at, "fsdp2", **warm))
     yield "ddp_warm", lambda at: outcome(fit(folder, at, "ddp", **warm))
     yield "fsdp2_tied", lambda at: outcome(fit(f"{folder}-tied", at, "fsdp2"))
-    for run in EARLY:
-        strategy, changes = RUNS[run]
-        yield f"{run}_early", lambda at, s=strategy, c=changes: outcome(fit(folder, at, s, StopAfter(2), **c))
     yield "ddp_inside", lambda at: dict(zip(("whole", "resumed"), map(outcome, resume_inside(folder, at, "ddp"))))
 
 

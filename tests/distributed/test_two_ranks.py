@@ -67,7 +67,7 @@ def test_a_resumed_run_ends_bit_identical(results, run):
 @pytest.mark.parametrize("run", ranks.EARLY)
 def test_one_device_goes_on_with_what_two_ranks_did(results, root, folder, tmp_path, run):
     strategy, changes = ranks.RUNS[run]
-    last = root / f"{run}_early" / "checkpoints" / "last.ckpt"
+    last = root / f"{run}.ckpt"  # of the second collection
     assert is_sharded_checkpoint(last) == (strategy == "fsdp2")
     kept = {}
 
@@ -82,7 +82,7 @@ def test_one_device_goes_on_with_what_two_ranks_did(results, root, folder, tmp_p
         module, data = grpo(folder, schedule="constant", **changes), rollout_data("episodes", **SIZES)
     alone = make_trainer(tmp_path, CollectionCheckpoint(1), Keep(), gradient_clip_val=1.0)
     alone.fit(module, datamodule=data, ckpt_path=last, weights_only=True)
-    early = results[0][f"{run}_early"]["weights"]
+    early = results[0][run]["second_weights"]
     assert set(kept["weights"]) == set(early) and kept["steps"] == {8.0}
     assert all(torch.equal(kept["weights"][name], weight) for name, weight in early.items())
     parts = [rank[run]["responses"] for rank in results]
