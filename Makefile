@@ -34,10 +34,10 @@ lint: $(VENV)/.installed
 	$(BIN)/lint-imports
 
 test-fast: $(VENV)/.installed
-	$(PYTEST) -m "not learning and not gpu and not reference and not distributed and not pretrained"
+	$(PYTEST) -m "not (slow or learning or distributed or gpu or reference or pretrained)"
 
 test: lint
-	$(PYTEST) -m "not gpu and not reference and not pretrained"
+	$(PYTEST) -m "not (gpu or reference or pretrained)"
 
 test-all: lint $(VENV)/.installed-bench
 	$(PYTEST) -m "not gpu"

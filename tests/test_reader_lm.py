@@ -13,6 +13,7 @@ import torch
 
 from lrl.policies.language_model import LanguageModel, LanguageModelConfig
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 
 

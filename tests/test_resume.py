@@ -214,6 +214,7 @@ def saved(folder, tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "moment", "part", "saver", "every"), CASES)
 def test_a_checkpoint_from_inside_a_collection_resumes_bit_identical(
     folder, saved, tmp_path, kind, moment, part, saver, every

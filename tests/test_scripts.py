@@ -58,6 +58,7 @@ def test_a_person_plays_by_typing(monkeypatch, capsys):
     assert said.out.count("Goal:") == 3  # a person sees each observation once
 
 
+@pytest.mark.slow
 def test_figures_go_to_tensorboard_and_episodes_to_videos(monkeypatch, capsys, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

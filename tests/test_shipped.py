@@ -89,6 +89,7 @@ def test_the_wheel_holds_every_model_and_every_config(wheel):
     assert {f"lrl/files/{path.relative_to(ROOT)}" for path in files} <= carried
 
 
+@pytest.mark.slow
 def test_the_installed_wheel_trains_and_evaluates_in_an_empty_folder(wheel, tmp_path):
     site, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from commands import Finished, run_words
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "success_table.py"
@@ -41,6 +42,7 @@ def test_settings_of_an_environment_are_columns_from_the_first_line_on() -> None
     assert lines[2].startswith("| `lrl/BabyAI-GoToLocal-v0` |  |") and "| 3 |" in lines[3]
 
 
+@pytest.mark.slow
 def test_a_label_that_is_given_twice_is_one_sentence() -> None:
     # The one that starts a process of its own, as a user does: it ends before anything large is imported.
     command = [sys.executable, str(SCRIPT), "--env_id", "FrozenLake-v1", "--checkpoint", "a=x", "a=y"]

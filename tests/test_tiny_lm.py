@@ -22,6 +22,7 @@ from lrl.prompts.response_format import response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.types import PastTurn
 
+pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parents[1] / "assets" / "tiny-lm"
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
 STATES = [state for state, cell in enumerate("".join(MAP)) if cell in "SF"]

@@ -87,6 +87,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "number", "moment"), CASES)
 def test_an_interrupted_run_says_where_it_is_kept_and_goes_on_bit_for_bit(
     folder, whole, tmp_path, caplog, kind, number, moment

@@ -362,6 +362,7 @@ def test_rollout_data_names_what_does_not_go_together():
     assert rollout_data("continuing").num_steps == 4
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_evaluated_and_started_from(tmp_path):
     command = ["python", "-m", "lrl", "fit", "--config", "configs/cartpole/ppo_mlp.yaml"]
     command += ["--trainer.max_epochs", "2", "--trainer.check_val_every_n_epoch", "3"]
@@ -415,6 +416,7 @@ def test_a_resume_with_another_critic_lr_is_refused(tmp_path):
     fit(1e-3, ckpt_path=str(saved))
 
 
+@pytest.mark.slow
 def test_a_critics_adapter_is_trained_saved_and_loaded_beside_actor_and_reference(folder, tmp_path):
     lora = {"lora": LoRAConfig(r=2)}
 

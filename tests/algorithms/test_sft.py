@@ -123,6 +123,7 @@ def test_the_sampling_temperature_plays_no_part(folder, tmp_path, caplog):
     assert torch.equal(weights(hot), weights(usual))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_run_resumed_inside_a_pass_ends_bit_identical(folder, tmp_path, accumulate):
     settings = {"max_epochs": 3, "accumulate_grad_batches": accumulate}

@@ -301,6 +301,7 @@ def test_with_its_sign_flipped_it_does_not(tmp_path):
     assert [row["val/return"] for _, row in run(module, chain_data(), tmp_path) if "val/return" in row] == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "head", "scoring"])
 def test_a_language_model_runs_in_lightning_and_stays_in_the_region(folder, tmp_path, kind):
     policy = {
@@ -316,6 +317,7 @@ def test_a_language_model_runs_in_lightning_and_stays_in_the_region(folder, tmp_
     assert all(row["train/ratio_error"] < 1e-4 for row in steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", FITS)
 @pytest.mark.parametrize("kind", ["network", "text"])
 def test_a_run_that_is_resumed_ends_bit_identical(folder, tmp_path, kind, method):
@@ -338,6 +340,7 @@ def test_a_run_that_is_resumed_ends_bit_identical(folder, tmp_path, kind, method
     assert len(resumed.optimizers) == (method == "adam")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["line search", "critic"])
 @pytest.mark.parametrize("method", FITS)
 def test_a_job_that_is_requeued_while_weights_move_resumes_bit_identical(tmp_path, monkeypatch, method, moment):

@@ -112,6 +112,7 @@ def test_held_out_demonstrations_are_all_used_once(data):
     assert list(data().validation_batches()) == []
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_demonstrations_start_at_once(data):
     module = data(demonstrations=ExpertDemonstrations(ExpertQRows(), repeat=10_000), batch_size=64)
     started = time.perf_counter()

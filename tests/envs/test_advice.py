@@ -14,6 +14,7 @@ def returns(name, id, episodes, **settings):
     return evaluate_policy(load_baseline(name, envs).policy, envs, episodes, 0, min(episodes, 25)).returns
 
 
+@pytest.mark.slow
 def test_the_controller_balances_the_pole_to_the_end():
     assert returns("expert", "CartPole-v1", 100).tolist() == [500] * 100
 

@@ -48,6 +48,7 @@ def walk(id, numbers, seed=0, steps=STEPS, kwargs=None):
     native.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", CLASSIC + BODIES)
 @pytest.mark.parametrize("kind", ["decimals", "integers"])
 def test_a_thousand_steps_through_text_are_those_of_the_native_environment(id, kind):
@@ -72,6 +73,7 @@ def test_integers_lose_next_to_nothing_of_a_body(id, size):
     native.close()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*DISPLAY:Warning")
 @pytest.mark.parametrize("kwargs", [{}, {"task_kwargs": {"time_limit": 1}}])
 def test_dm_control_is_told_by_its_spaces(kwargs):

@@ -40,6 +40,7 @@ def test_a_death_names_the_environment_its_seed_and_the_signal_and_leaves_no_pro
         walk(deaths=[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deaths", [(0,), (2,), (3, 20)])
 def test_after_a_restart_nothing_is_different(deaths):
     assert walk("restart", deaths)[0] == walk()[0]

@@ -68,6 +68,7 @@ def test_the_time_limit_is_exact() -> None:
     assert optimal_success(DRY, steps=6) == 1 and optimal_success(DRY, steps=5) == 0
 
 
+@pytest.mark.slow
 def test_the_exact_success_is_what_episodes_show() -> None:
     policy = np.random.default_rng(0).dirichlet(np.full(4, 0.3), size=16)
     policy[[0, 4, 8, 9]] = np.eye(4)[[0, 0, 3, 1]]

@@ -57,6 +57,7 @@ def lengths(loaded: Loaded) -> list[int]:
     return evaluate_policy(loaded.policy, loaded.env_factory, 3, 0, 2).lengths.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [True, False])
 def test_a_checkpoint_gives_back_policy_and_validation_environment(tmp_path: Path, tiny_model: str, lora: bool) -> None:
     path, policy = write_checkpoint(tmp_path, tiny_model, lora)

@@ -110,6 +110,7 @@ def test_a_rank_without_episodes_plays_none() -> None:
     assert len(random_walk(4, rank=41, world_size=50)) == 0
 
 
+@pytest.mark.slow
 def test_random_walks_succeed_as_often_as_the_exact_figure_says() -> None:
     policy, envs = RandomPolicy(), GymnasiumEnvs("FrozenLake-v1")
     policy.connect(envs.codec)

@@ -38,6 +38,7 @@ def test_frequencies_of_random_answers_give_the_random_walk() -> None:
     assert exact.success[0] == pytest.approx(0.0139, abs=0.006)
 
 
+@pytest.mark.slow
 def test_exact_success_agrees_with_episodes() -> None:
     policy = connected(ExpertPolicy())
     lower, upper = evaluate_policy(policy, LAKE, 400, 0, 50).intervals()["success_rate"]

@@ -4,6 +4,8 @@ import ast
 import json
 from pathlib import Path
 
+import pytest
+
 from lrl.evaluation.results import kept_results, pictures
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +25,7 @@ def shown_by(cell, names):
     return eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), names) if last else None
 
 
+@pytest.mark.slow
 def test_the_notebook_redraws_every_picture(monkeypatch, capsys):
     monkeypatch.chdir(ROOT / "assets")
     names: dict = {}

@@ -92,6 +92,7 @@ def test_the_self_check_reads_two_rows_of_at_most_twelve_tokens(loud, monkeypatc
     assert shapes and all(rows <= 2 and columns <= 12 for rows, columns in shapes)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 1e-2), ("float32", 1e-4)])
 def test_first_ratios_are_one_for_loud_models(loud, dtype, limit):

@@ -83,6 +83,7 @@ def same(one, other):
     assert one.observations == other.observations and one.responses == other.responses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "lrl/BabyAI-GoToLocal-v0"])
 def test_a_resumed_collector_goes_on_as_if_nothing_had_happened(id, vectorization):
