@@ -23,11 +23,12 @@ from lrl.evaluation.results import (
     kept_results,
     learning_table,
     pictures,
+    read_result,
     result_text,
     summarise,
     text_cost_table,
 )
-from lrl.evaluation.seed_intervals import check_bounds
+from lrl.evaluation.seed_intervals import check_bounds, with_earlier_runs
 
 RESULTS, PICTURES = Path("assets/results"), Path("assets/pictures")
 PAGES = (Path("README.md"), Path("configs/README.md"))
@@ -42,6 +43,7 @@ def main() -> None:
     keep_parser.add_argument("name", help="of the file")
     keep_parser.add_argument("runs", nargs="+", type=Path)
     keep_parser.add_argument("--title", required=True)
+    keep_parser.add_argument("--add", action="store_true", help="keep the runs of the file on other seeds as well")
     keep_parser.add_argument("--metric", default="val/exact_success")
     keep_parser.add_argument("--drawn", help="another metric for the picture")
     keep_parser.add_argument("--label", help="in pictures, instead of the title")
@@ -78,6 +80,8 @@ def keep(arguments: argparse.Namespace) -> None:
     path = RESULTS / f"{arguments.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     result = about | summarise(arguments.runs, arguments.metric, arguments.drawn, arguments.reach)
+    if arguments.add and path.exists():
+        result = with_earlier_runs(result, read_result(path))
     check_bounds(result, final_values(result))
     path.write_text(result_text(result), encoding="utf-8")
     print(f"wrote {path}")

@@ -50,3 +50,17 @@ def spread(values: np.ndarray, bounds: tuple[float, float] | None) -> str:
         return ", ".join(f"{value:.3f}" for value in values)
     low, high = t_interval(values) if bounds is None else bootstrap_interval(values)
     return f"{low:.3f} to {high:.3f}"
+
+
+def with_earlier_runs(result: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """Return ``result`` with the runs of ``earlier`` on other seeds, ordered by seed.
+
+    Raises:
+        ValueError: the two are results of other commands, or of other metrics.
+    """
+    for key in ("command", "metric", "drawn"):
+        if result[key] != earlier[key]:
+            raise ValueError(f"--add: the {key} was {earlier[key]!r} and is {result[key]!r}; it must be the same.")
+    seeds = {run["seed"] for run in result["runs"]}
+    runs = [*result["runs"], *(run for run in earlier["runs"] if run["seed"] not in seeds)]
+    return result | {"runs": sorted(runs, key=lambda run: run["seed"])}

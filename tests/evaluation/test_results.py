@@ -16,6 +16,7 @@ from lrl.evaluation.results import (
     result_text,
     summarise,
 )
+from lrl.evaluation.seed_intervals import with_earlier_runs
 
 
 def run_directory(folder, seed, values, minutes="1.50", options=""):
@@ -40,6 +41,16 @@ def test_what_is_kept_of_runs_is_their_command_seeds_minutes_and_curves(tmp_path
     assert [run["minutes"] for run in kept["runs"]] == [None, 1.5]
     assert kept["runs"][1]["curve"] == {"env_steps": [10, 20], "minutes": [0, 1], "val/exact_success": [0, 0.5]}
     np.testing.assert_array_equal(final_values(kept), [0.75, 0.5])
+
+
+def test_runs_on_further_seeds_are_added_to_those_that_are_kept(tmp_path):
+    first = summarise([run_directory(tmp_path / str(seed), seed, [seed / 4]) for seed in (0, 2)], "val/exact_success")
+    second = summarise([run_directory(tmp_path / f"x{seed}", seed, [0.9]) for seed in (1, 2)], "val/exact_success")
+    both = with_earlier_runs(second, first)
+    assert [run["seed"] for run in both["runs"]] == [0, 1, 2]
+    np.testing.assert_array_equal(final_values(both), [0, 0.9, 0.9])
+    with pytest.raises(ValueError, match="--add: the metric was 'val/return' and is 'val/exact_success'"):
+        with_earlier_runs(second, first | {"metric": "val/return"})
 
 
 def test_a_result_is_read_back_from_its_text(tmp_path):
