@@ -96,18 +96,27 @@ def exponentials(bits: Tensor, size: int) -> Tensor:
     Returns:
         float32 ``(row, size)``, positive; number ``k`` of a row depends on its bits and on ``k`` alone.
     """
-    counters = torch.arange(1, size + 1, device=bits.device) * _signed(int(_GOLDEN))
-    state = bits[:, None] + counters
-    for shift, factor in ((30, int(_FIRST)), (27, int(_SECOND))):
-        state = state.bitwise_xor_(_shifted(state, shift)).mul_(_signed(factor))
+    state = bits[:, None] + _increments(size, bits.device)
+    for shift, factor in _ROUNDS:
+        state = state.bitwise_xor_(_shifted(state, shift)).mul_(factor)
     state.bitwise_xor_(_shifted(state, 31))
     uniforms = _shifted(state, 11).double().add_(0.5).mul_(2.0**-53).float()  # the relative precision of small ones
     return torch.log1p(uniforms.neg_()).neg_()
 
 
+@lru_cache(maxsize=64)
+def _increments(size: int, device: torch.device) -> Tensor:
+    """What SplitMix64 adds to a seed for each of its first numbers, int64 ``(size,)``."""
+    return torch.arange(1, size + 1, device=device) * _signed(int(_GOLDEN))
+
+
 def _signed(bits: int) -> int:
     """The same 64 bits as a signed integer, which is what torch computes with."""
     return bits - (1 << 64) if bits >= 1 << 63 else bits
+
+
+_ROUNDS = ((30, _signed(int(_FIRST))), (27, _signed(int(_SECOND))))
+"""Shift and factor of each round of SplitMix64's finaliser."""
 
 
 def _shifted(state: Tensor, shift: int) -> Tensor:

@@ -80,6 +80,8 @@ def draw_tokens(logprobs: Tensor, bits: Tensor) -> Tensor:
         int64 ``(row,)``.
     """
     size = logprobs.shape[-1]
+    if size <= _SMALLEST_BLOCK:  # one race is enough
+        return (logprobs.exp() / exponentials(bits, size)).argmax(-1)
     block = max(_SMALLEST_BLOCK, 1 << (size.bit_length() // 2))
     rates = pad(logprobs.exp(), (0, -size % block)).unflatten(-1, (-1, block))
     of_blocks, of_tokens = exponentials(bits, rates.shape[1] + block).split([rates.shape[1], block], dim=-1)
