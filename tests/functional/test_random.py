@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lrl.functional.random import counter_hash, exponentials, permutation, seeds, token_uniforms
+from lrl.functional.random import _exponentials_by_torch, counter_hash, exponentials, permutation, seeds, token_uniforms
 from lrl.types import RandomKeys
 
 
@@ -44,6 +44,11 @@ def test_exponentials_are_a_splitmix_stream_of_mean_one():
     assert abs(np.corrcoef(numbers.numpy())[np.triu_indices(3, 1)]).max() < 0.03
     first = 0xE220A8397B1DCDAF  # SplitMix64's first output from seed 0
     assert numbers[0, 0].item() == pytest.approx(-np.log1p(-(first >> 11) * 2.0**-53), rel=1e-6)
+
+
+def test_exponentials_are_the_same_where_torch_computes_them():
+    bits = torch.randint(-(2**62), 2**62, (50,), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(exponentials(bits, 200), _exponentials_by_torch(bits, 200), rtol=1e-6, atol=0)
 
 
 def test_seeds_fit_what_environments_take():
