@@ -75,8 +75,6 @@ class PolicyModule(GuardedStepsModule, ABC):
         else:
             super().__setattr__(name, value)
 
-    # -- what an algorithm defines ----------------------------------------------------------------------------------
-
     @property
     @abstractmethod
     def needs_reference(self) -> bool:
@@ -260,8 +258,6 @@ class PolicyModule(GuardedStepsModule, ABC):
     def on_train_epoch_end(self) -> None:
         """Log once per collection."""
         self.publish_training()
-
-    # -- held-out episodes ------------------------------------------------------------------------------------------
 
     def held_out(self, seeds: Tensor, group: str) -> EpisodeResults:
         """Play one episode for each seed and publish ``<group>/...``."""

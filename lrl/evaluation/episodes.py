@@ -1,13 +1,14 @@
 """Exactly N episodes, one seed each, all played to their end.
 
 Taking the first N episodes that finish would favour short ones. Here episode ``i`` is named by its seed, and its
-random numbers by ``i`` and the turn, so the result does not depend on how many environments run side by side.
+random numbers by ``i`` and the turn, so the result does not depend on how many environments run side by side, but for
+the rounding of batches of other shapes: it changes one sampled token in some 10 million.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,18 +94,13 @@ class EpisodeResults:
             "success_ci95": list(intervals["success_rate"]),
             "invalid_action_rate": means["invalid_action_rate"],
             "env_steps_per_second": self.env_steps_per_second,
-            "per_episode": list(self._episodes()),
+            "per_episode": [self._episode(row) for row in range(len(self))],
         }
 
-    def _episodes(self) -> Iterator[dict[str, Any]]:
-        for row, index in enumerate(self.index):
-            yield {
-                "seed": int(self.seed + index),
-                "return": float(self.returns[row]),
-                "length": int(self.lengths[row]),
-                "success": bool(self.successes[row]),
-                "invalid_actions": int(self.invalid_actions[row]),
-            }
+    def _episode(self, row: int) -> dict[str, Any]:
+        figures = self.returns[row], self.lengths[row], self.successes[row], self.invalid_actions[row]
+        named = zip(("return", "length", "success", "invalid_actions"), figures, strict=True)
+        return {"seed": int(self.seed + self.index[row])} | {name: value.item() for name, value in named}
 
 
 def evaluate_policy(
