@@ -78,8 +78,8 @@ class SaveRunConfig(SaveConfigCallback):
     begun = False
     """Whether something was trained or evaluated."""
 
-    def on_train_batch_start(self, *args: Any) -> None:
-        """The first collection is there: from now on the run directory holds what somebody may want."""
+    def on_train_start(self, *args: Any) -> None:
+        """Note that the run plays: from now on its directory holds what somebody may want, if only a traceback."""
         self.begun = True
 
     def on_validation_start(self, *args: Any) -> None:

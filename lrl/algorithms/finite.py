@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -128,6 +129,17 @@ class GuardedStepsModule(L.LightningModule):
         self.finite_steps = FiniteSteps(self, max_skipped_steps)
         self.skip_updates = False
         """Whether the remaining minibatches of this collection are no-ops (``target_kl`` was exceeded)."""
+
+    def on_fit_start(self) -> None:
+        """Refuse FSDP1, whose ranks each see a part of a gradient's norm.
+
+        Raises:
+            ValueError: the strategy is FSDP1.
+        """
+        if isinstance(self.trainer.strategy, FSDPStrategy):
+            raise ValueError(
+                "trainer.strategy is 'fsdp'; it must be lightning.pytorch.strategies.ModelParallelStrategy (FSDP2)."
+            )
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None

@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -75,23 +76,31 @@ class Interruption:
         came to them as well.
 
         Args:
-            work: a collection or a validation. What it raises after a signal does not count: the processes of
-                environments may have got the signal too.
+            work: a collection or a validation, broken off only inside :meth:`abandonable`. What it raises after a
+                signal does not count: the processes of environments may have got the signal too.
         """
+        self.check()
         result: Any = None
         try:
-            self._abandons = self._trainer is not None
-            if self._abandons and self._came:
-                raise _AbandonedError
             result = work()
-            self._abandons = False
         except (_AbandonedError, Exception) as error:
-            if not (self._came and self._trainer) and not isinstance(error, _AbandonedError):
-                raise
-        finally:
-            self._abandons = False
+            if not isinstance(error, _AbandonedError):
+                if not (self._came and self._trainer):
+                    raise
+                logging.getLogger("lrl.trace").debug("raised after the signal", exc_info=True)
         self.check()
         return result
+
+    @contextmanager
+    def abandonable(self) -> Iterator[None]:
+        """A part of :meth:`attempt` without collective calls: a signal breaks it off."""
+        if self._trainer is not None and self._came:
+            raise _AbandonedError
+        self._abandons = self._trainer is not None
+        try:
+            yield
+        finally:
+            self._abandons = False
 
     def check(self) -> None:
         """End the run if a signal came to any rank; all ranks must call it, where the state is whole.
@@ -109,4 +118,5 @@ class Interruption:
             path, name = os.path.relpath(self._write()), signal.Signals(number).name
             if self._trainer.is_global_zero:
                 logging.getLogger("lrl").warning("%s: wrote %s; resume with --ckpt_path %s", name, path, path)
-            raise SystemExit(128 + number)
+            # Lightning kills the main process where one of those that it started ends with another status than 0.
+            raise SystemExit(128 + number if self._trainer.is_global_zero else 0)

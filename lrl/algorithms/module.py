@@ -271,7 +271,7 @@ class PolicyModule(GuardedStepsModule, ABC):
         """Play this rank's share of held-out episodes."""
         data = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         own = getattr(self.policy, "sampling", None) or SamplingConfig()
-        with self.trainer.precision_plugin.forward_context(), unsharded(self):
+        with self.trainer.precision_plugin.forward_context(), unsharded(self), self.interruption.abandonable():
             return evaluate_policy(
                 self.policy,
                 data.validation_env,

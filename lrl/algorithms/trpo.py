@@ -191,6 +191,7 @@ class TRPOModule(PolicyModule):
         product = self._fisher_product(batch, parameters)
         direction = conjugate_gradient(product, gradient, self.cg_iterations)
         curvature, radius = float(direction @ product(direction)), self.radius
+        self.finite_steps.require("the curvature of the Fisher matrix", curvature)
         full_step = direction * math.sqrt(2 * radius / curvature) if curvature > 0 else torch.zeros_like(direction)
         search = line_search(
             lambda: self._surrogate_and_kl(parts, old, turns),

@@ -58,8 +58,9 @@ class CollectionCheckpoint(Checkpoint):
         pl_module.interruption.check()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Leave signals to others."""
+        """End by a signal that has just come; leave later ones to others."""
         assert isinstance(pl_module, PolicyModule)
+        pl_module.interruption.check()
         pl_module.interruption.ignore()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -69,7 +70,7 @@ class CollectionCheckpoint(Checkpoint):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the best."""
-        if self.monitor is None or trainer.sanity_checking or not trainer.training:
+        if self.monitor is None or trainer.sanity_checking or trainer.state.fn != "fit":
             return
         if self.monitor not in trainer.callback_metrics:
             known = ", ".join(sorted(trainer.callback_metrics))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -82,7 +83,7 @@ class VectorEnvRollouts(L.Callback):
         pl_module.forget()
 
         def play() -> Rollout:
-            with trainer.precision_plugin.forward_context(), unsharded(pl_module):
+            with trainer.precision_plugin.forward_context(), unsharded(pl_module), pl_module.interruption.abandonable():
                 return self._collector(pl_module, plan, trainer.world_size, data).collect(plan)
 
         rollout = pl_module.interruption.attempt(play)
@@ -122,6 +123,13 @@ class VectorEnvRollouts(L.Callback):
         data = rollout_data(trainer)
         if data is not None and data.spent:
             trainer.should_stop = True
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Close the environments; those in processes may have got the signal that ends the run too."""
+        if self.envs is not None:
+            with suppress(Exception):
+                self.envs.close(terminate=True)
+            self.envs = self._continuing = None
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Close the environments."""

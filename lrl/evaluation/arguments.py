@@ -60,7 +60,12 @@ def fabric_of(arguments: argparse.Namespace) -> Fabric:
     from lrl.functional.sharding import spreads_weights
 
     names = ("accelerator", "devices", "strategy", "precision")
-    fabric = Fabric(**{name: getattr(arguments, name) for name in names})
+    try:
+        fabric = Fabric(**{name: getattr(arguments, name) for name in names})
+    except RuntimeError as error:  # "No supported gpu backend found!"
+        raise ValueError(
+            f"--accelerator is {arguments.accelerator!r}, which this machine does not have ({error}); give auto or cpu."
+        ) from error
     if spreads_weights(fabric.strategy):
         raise ValueError(
             f"--strategy is {arguments.strategy!r}, which shards the weights; devices play episodes of different "

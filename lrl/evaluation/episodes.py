@@ -2,7 +2,7 @@
 
 Taking the first N episodes that finish would favour short ones. Here episode ``i`` is named by its seed, and its
 random numbers by ``i`` and the turn, so the result does not depend on how many environments run side by side, but for
-the rounding of batches of other shapes: it changes one sampled token in some 10 million.
+the rounding of batches of other shapes: of the embedded model it changes 1.5e-8 of the sampled tokens.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from lrl.evaluation.plots import CLOCKS, Curve, Series, aggregate, draw_curves, metrics_file
-from lrl.evaluation.seed_intervals import bounds_of, spread
+from lrl.evaluation.seed_intervals import bounds_of, config_digest, spread
 
 _FINISHED = re.compile(r"finished after ([\d.]+) minutes")
 _POINTS = 50
@@ -67,6 +67,7 @@ def _run(run: Path, metric: str, drawn: str | None) -> dict[str, Any]:
         "seed": config["seed_everything"],
         "commit": (run / "commit.txt").read_text(encoding="utf-8").strip(),
         "minutes": float(finished[1]) if finished else None,
+        "config": config_digest(config),
         "curve": _curve(metrics_file(run), metric),
         **({"drawn": _curve(metrics_file(run), drawn)} if drawn else {}),
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ from lrl.evaluation.statistics import bootstrap_interval, t_interval
 MIN_SEEDS = 5
 """With fewer seeds their single values are reported instead of an interval."""
 
-_RATES = ("_rate", "_success", "_fraction")
+_RATES = ("_rate", "_success", "_success_of_optimum", "_fraction")
 """How the names of metrics end that lie in [0, 1]."""
 
 
@@ -52,15 +55,29 @@ def spread(values: np.ndarray, bounds: tuple[float, float] | None) -> str:
     return f"{low:.3f} to {high:.3f}"
 
 
+def config_digest(config: dict[str, Any]) -> str:
+    """Return 12 hex digits of a run's resolved configuration, without its seed and its directory."""
+    config = copy.deepcopy(config)
+    for key in ("seed_everything", "run_directory", "ckpt_path", "config"):
+        config.pop(key, None)
+    for key in ("logger", "default_root_dir"):
+        config.get("trainer", {}).pop(key, None)
+    config.get("data", {}).get("init_args", {}).pop("seed", None)
+    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
 def with_earlier_runs(result: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
     """Return ``result`` with the runs of ``earlier`` on other seeds, ordered by seed.
 
     Raises:
-        ValueError: the two are results of other commands, or of other metrics.
+        ValueError: the two are results of other commands, configurations or metrics.
     """
     for key in ("command", "metric", "drawn"):
         if result[key] != earlier[key]:
             raise ValueError(f"--add: the {key} was {earlier[key]!r} and is {result[key]!r}; it must be the same.")
+    configs = {run.get("config") for run in (*result["runs"], *earlier["runs"])}
+    if len(configs) > 1:
+        raise ValueError("--add: the configuration has changed since the file was kept; keep all runs anew.")
     seeds = {run["seed"] for run in result["runs"]}
     runs = [*result["runs"], *(run for run in earlier["runs"] if run["seed"] not in seeds)]
     return result | {"runs": sorted(runs, key=lambda run: run["seed"])}

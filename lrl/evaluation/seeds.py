@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-_LOGGER = logging.getLogger("lrl")
 
 
 def headline_seed(index: int) -> int:
@@ -23,7 +19,7 @@ def headline_seed(index: int) -> int:
 def run_seeds(config: str, count: int, folder: Path, jobs: int = 1, options: Sequence[str] = ()) -> list[Path]:
     """Train one experiment on the first ``count`` headline seeds, each run in a process with one thread.
 
-    Runs that have finished are left alone; those that were broken off are started again.
+    Runs of this experiment that have finished are left alone, so that a broken series goes on.
 
     Args:
         config: the experiment's file.
@@ -36,33 +32,50 @@ def run_seeds(config: str, count: int, folder: Path, jobs: int = 1, options: Seq
         The run directories, in the order of the rule.
 
     Raises:
-        ValueError: ``count`` or ``jobs`` is below 1, or a run failed; the other runs are finished first.
+        ValueError: ``count`` or ``jobs`` is below 1; a run directory holds another experiment or a run that has not
+            finished; or a run failed, the others being finished first.
     """
     for name, value in (("count", count), ("jobs", jobs)):
         if value < 1:
             raise ValueError(f"--{name} is {value}; it must be at least 1.")
     seeds = [headline_seed(index) for index in range(count)]
     runs = [folder / f"seed{seed}" for seed in seeds]
-    todo = [(seed, run) for seed, run in zip(seeds, runs, strict=True) if not _is_finished(run)]
+    arguments = [
+        ["fit", "--config", config, *options, "--seed_everything", str(seed), "--run_directory", str(run)]
+        for seed, run in zip(seeds, runs, strict=True)
+    ]
+    todo = [given for given, run in zip(arguments, runs, strict=True) if not _is_finished(run, given)]
     with ThreadPoolExecutor(jobs) as pool:
-        codes = list(pool.map(lambda job: _fit(config, job[0], job[1], options), todo))
-    failed = [str(run) for (_, run), code in zip(todo, codes, strict=True) if code]
+        failed = [said for said in pool.map(_fit, todo) if said]
     if failed:
-        raise ValueError(f"{len(failed)} of {count} runs failed, the first is {failed[0]}; its run.log says why.")
+        raise ValueError(f"{len(failed)} of {count} runs failed; the first said: {failed[0]}")
     return runs
 
 
-def _is_finished(run: Path) -> bool:
-    log = run / "run.log"
-    return log.is_file() and "finished after" in log.read_text(encoding="utf-8")
+def _is_finished(run: Path, arguments: Sequence[str]) -> bool:
+    """Whether the run directory holds the finished run of this command.
+
+    Raises:
+        ValueError: it holds something else, which is not touched.
+    """
+    if not run.exists():
+        return False
+    files = {name: run / name for name in ("command.txt", "run.log")}
+    command, log = (file.read_text(encoding="utf-8") if file.is_file() else "" for file in files.values())
+    if command.strip().endswith(" ".join(arguments)) and "finished after" in log:
+        return True
+    raise ValueError(
+        f"--folder holds {str(run)!r}, a run that has not finished or had another command; remove it or name another "
+        "folder."
+    )
 
 
-def _fit(config: str, seed: int, run: Path, options: Sequence[str]) -> int:
-    """Run one seed from its start and return the exit status."""
-    shutil.rmtree(run, ignore_errors=True)
-    command = [sys.executable, "-m", "lrl", "fit", "--config", config, *options]
-    command += ["--seed_everything", str(seed), "--run_directory", str(run)]
+def _fit(arguments: Sequence[str]) -> str:
+    """Run one seed; return the last line of what it said if it failed, else nothing."""
+    command = [sys.executable, "-m", "lrl", *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
-    result = subprocess.run(command, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, check=False)
-    _LOGGER.info("seed %d: exit status %d", seed, result.returncode)
-    return result.returncode
+    environment["OMP_NUM_THREADS"] = "1"
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if not result.returncode:
+        return ""
+    return (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]

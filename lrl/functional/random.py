@@ -75,6 +75,10 @@ def permutation(length: int, purpose: str, *counters: int) -> np.ndarray:
     return np.argsort(counter_hash(purpose, *counters, np.arange(length)), kind="stable")
 
 
+_BELOW_ONE = np.float32(1 - 2**-24)
+"""The largest number below 1: its exponential number is finite."""
+
+
 def token_bits(keys: RandomKeys, num_tokens: int) -> Tensor:
     """Return 64 random bits for each token that may be sampled, int64 ``(row, num_tokens)``."""
     rows = (keys.env[:, None], keys.turn[:, None])
@@ -101,7 +105,7 @@ def exponentials(bits: Tensor, size: int) -> Tensor:
     if bits.device.type == "cpu":  # the same numbers by NumPy, whose calls cost a third of torch's
         stream = _mix(bits.numpy().view(np.uint64)[:, None] + _stream_increments(size))
         uniforms = ((stream >> _11).astype(np.float64) + 0.5) * 2.0**-53
-        return torch.from_numpy(-np.log1p(-uniforms.astype(np.float32)))
+        return torch.from_numpy(-np.log1p(-np.minimum(uniforms.astype(np.float32), _BELOW_ONE)))
     return _exponentials_by_torch(bits, size)
 
 
@@ -111,7 +115,7 @@ def _exponentials_by_torch(bits: Tensor, size: int) -> Tensor:
     for shift, factor in _ROUNDS:
         state = state.bitwise_xor_(_shifted(state, shift)).mul_(factor)
     state.bitwise_xor_(_shifted(state, 31))
-    uniforms = _shifted(state, 11).double().add_(0.5).mul_(2.0**-53).float()  # the relative precision of small ones
+    uniforms = _shifted(state, 11).double().add_(0.5).mul_(2.0**-53).float().clamp_(max=float(_BELOW_ONE))
     return torch.log1p(uniforms.neg_()).neg_()
 
 

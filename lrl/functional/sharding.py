@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,6 +98,8 @@ def read_checkpoint(path: Path, weights: bool = True) -> dict[str, Any]:
             parts = torch.load(Path(folder) / "whole.ckpt", map_location="cpu", weights_only=True)
         return parts | torch.load(path / "meta.pt", map_location="cpu", weights_only=True)  # what has no shards
     except (*_UNREADABLE, CheckpointException) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EPERM):
+            raise  # the disk's fault, not the file's
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise ValueError(f"{str(path)!r} is no checkpoint, or a damaged one ({reason}).") from error
 

@@ -54,7 +54,7 @@ RUNS = {
     "fsdp2_one_file_full": ("fsdp2_one_file", {}),
     "fsdp2_one_file_lora": ("fsdp2_one_file", LORA),
 }
-SIGNALS = [("ddp", "collecting"), ("ddp", "training"), ("fsdp2", "training")]
+SIGNALS = [("ddp", "collecting"), ("ddp", "training"), ("fsdp2", "training"), ("fsdp2", "unsharding")]
 EARLY = ("ddp_ppo", "fsdp2_ppo", "fsdp2_one_file_lora", "fsdp2_lora")
 """Runs that one device goes on with after two collections."""
 UNEVEN = {"num_groups": 2, "group_size": 1, "num_minibatches": 5, "num_epochs": 1}
@@ -150,7 +150,7 @@ class SpoilLoss(L.Callback):
 
 
 class SignalRank(L.Callback):
-    """Sends SIGTERM to the second rank alone, while it collects or trains in the second collection."""
+    """Sends SIGTERM to the second rank alone, in the second collection: as it begins to collect, collects or trains."""
 
     def __init__(self, moment):
         self.moment = moment
@@ -168,6 +168,16 @@ class SignalRank(L.Callback):
             return act(*args, **kwargs)
 
         pl_module.policy.act = sending
+        attempt = pl_module.interruption.attempt
+
+        def interrupting(work):
+            def begun():  # before the weights are gathered, which all ranks must do
+                self.send(trainer, "unsharding")
+                return work()
+
+            return attempt(begun)
+
+        pl_module.interruption.attempt = interrupting
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         self.send(trainer, "training")

@@ -155,9 +155,9 @@ def test_a_loss_that_is_not_finite_on_one_rank_ends_both(results, root, strategy
 
 @pytest.mark.parametrize(("strategy", "moment"), ranks.SIGNALS)
 def test_a_signal_to_one_rank_ends_both_and_they_go_on_bit_for_bit(results, strategy, moment):
-    for rank in results:
+    for number, rank in enumerate(results):
         resumed, whole = rank[f"{strategy}_{moment}"], rank[f"{strategy}_full"]
-        assert resumed["status"] == 143
+        assert resumed["status"] == (0 if number else 143), "Lightning would kill rank 0 for another rank's status"
         assert all(torch.equal(weight, resumed["weights"][name]) for name, weight in whole["weights"].items())
         assert resumed["rows"] == whole["rows"][-2:]
 

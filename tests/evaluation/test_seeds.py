@@ -13,22 +13,38 @@ def test_headline_seeds_are_the_first_bits_of_a_hash():
     assert len({headline_seed(index) for index in range(40)}) == 40
 
 
-def test_finished_runs_are_left_alone_and_broken_ones_started_again(tmp_path, monkeypatch):
+def finished(folder, index, config="some.yaml", log="finished after 1.00 minutes"):
+    """The directory of a run, as it is left."""
+    seed = headline_seed(index)
+    run = folder / f"seed{seed}"
+    run.mkdir()
+    (run / "command.txt").write_text(f"lrl fit --config {config} --seed_everything {seed} --run_directory {run}\n")
+    (run / "run.log").write_text(log)
+    return run
+
+
+def test_finished_runs_are_left_alone_and_a_failure_says_why(tmp_path, monkeypatch):
     started = []
 
     def fit(command, **settings):
         assert settings["env"]["OMP_NUM_THREADS"] == "1"
         started.append(command[command.index("--seed_everything") + 1])
-        return subprocess.CompletedProcess(command, returncode=int(started[-1] == str(headline_seed(2))))
+        code = int(started[-1] == str(headline_seed(2)))
+        return subprocess.CompletedProcess(command, code, stderr="noise\nlrl: a sentence.\n")
 
     monkeypatch.setattr(seeds.subprocess, "run", fit)
-    for index, line in enumerate(("finished after 1.00 minutes", "a first line")):
-        folder = tmp_path / f"seed{headline_seed(index)}"
-        folder.mkdir()
-        (folder / "run.log").write_text(line)
-    with pytest.raises(ValueError, match="1 of 3 runs failed"):
+    finished(tmp_path, 0)
+    with pytest.raises(ValueError, match=r"1 of 3 runs failed; the first said: lrl: a sentence\."):
         run_seeds("some.yaml", 3, tmp_path)
     assert started == [str(headline_seed(1)), str(headline_seed(2))]
+
+
+@pytest.mark.parametrize("state", [{"config": "other.yaml"}, {"log": "collection 3/45"}])
+def test_runs_of_others_and_unfinished_ones_are_neither_counted_nor_removed(tmp_path, state):
+    run = finished(tmp_path, 1, **state)
+    with pytest.raises(ValueError, match="has not finished or had another command; remove it"):
+        run_seeds("some.yaml", 2, tmp_path)
+    assert (run / "run.log").exists()
 
 
 @pytest.mark.parametrize("setting", ["count", "jobs"])

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from lrl.functional.masking import selected_logprobs
-from lrl.functional.random import token_bits
+from lrl.functional.random import exponentials, token_bits
 from lrl.policies.decoding import Decoder, answers_per_row, draw_tokens, sampling_logprobs
 from lrl.policies.prefill import common_prefix
 from lrl.types import RandomKeys, SamplingConfig
@@ -140,3 +140,22 @@ def test_top_k_and_top_p_keep_the_most_probable():
     torch.testing.assert_close(kept, torch.tensor([[4 / 7, 3 / 7, 0, 0]]))
     kept = sampling_logprobs(logits, SamplingConfig(top_p=0.65)).exp()
     torch.testing.assert_close(kept, torch.tensor([[4 / 7, 3 / 7, 0, 0]]))
+
+
+def test_the_largest_uniform_number_still_leaves_the_certain_token():
+    """Its exponential number must be finite: 1 / inf would tie with the rate 0 of tokens that are never sampled."""
+    golden, bits = 0x9E3779B97F4A7C15, (1 << 64) - 1
+    seeds = []
+    for token in range(3):  # SplitMix64's finaliser, undone: the seed whose number `token` is the largest
+        state = bits
+        undone = [pow(factor, -1, 1 << 64) for factor in (0x94D049BB133111EB, 0xBF58476D1CE4E5B9)]
+        for shift, factor in zip((31, 27, 30), (*undone, 1)):
+            state ^= (state >> shift) ^ (state >> 2 * shift)
+            state = state * factor % (1 << 64)
+        seeds.append((state - (token + 1) * golden) % (1 << 64))
+    signed = torch.tensor([seed - (1 << 64) if seed >> 63 else seed for seed in seeds])
+    for token, seed in enumerate(signed):
+        assert exponentials(seed[None], 3)[0, token] == pytest.approx(24 * np.log(2))
+        logprobs = torch.full((1, 3), -torch.inf)
+        logprobs[0, token] = 0.0
+        assert draw_tokens(logprobs, seed[None]).item() == token
