@@ -197,8 +197,6 @@ class PolicyModule(GuardedStepsModule, ABC):
         """Trainable weights as an optimiser takes them, those with a learning rate of their own apart."""
         return [{"params": [parameter for parameter in self.parameters() if parameter.requires_grad]}]
 
-    # -- metrics ----------------------------------------------------------------------------------------------------
-
     @property
     def clocks(self) -> dict[str, float]:
         """Environment steps, episodes (SFT: optimiser steps), tokens and minutes so far, over all ranks."""
