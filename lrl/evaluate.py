@@ -8,6 +8,7 @@ lrl evaluate --policy expert --json expert.json
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -120,7 +121,7 @@ def capture(loaded: Loaded, arguments: argparse.Namespace) -> None:
     for index in range(min(arguments.num_videos, arguments.episodes)):
         path = arguments.capture_video / f"seed{arguments.seed + index}.mp4"
         turns = film(loaded.policy, loaded.env_factory, index, arguments.seed, path, sampling)
-        print(f"{path}: {turns} turns")
+        sys.stdout.write(f"{path}: {turns} turns\n")
 
 
 def load(arguments: argparse.Namespace) -> Loaded:

@@ -49,7 +49,7 @@ class FiniteSteps:
         self._losses.clear()
 
     def accept(self, norm: Tensor) -> bool:
-        """Whether to take a step by gradients of this norm, the same on all ranks.
+        """Return whether to take a step by gradients of this norm, the same on all ranks.
 
         Raises:
             ValueError: a loss was not finite on some rank, or too many steps in a row were skipped.
@@ -183,7 +183,7 @@ def whole_number(number: Tensor) -> Tensor:
 
 @torch.no_grad()
 def weights_are_finite(module: L.LightningModule) -> bool:
-    """Whether all trainable weights are finite, on all ranks; all ranks must call it."""
+    """Return whether all trainable weights are finite, on all ranks; all ranks must call it."""
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     local = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
     local = [weight for weight in local if weight.numel()]

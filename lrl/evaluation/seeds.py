@@ -53,7 +53,7 @@ def run_seeds(config: str, count: int, folder: Path, jobs: int = 1, options: Seq
 
 
 def _is_finished(run: Path, arguments: Sequence[str]) -> bool:
-    """Whether the run directory holds the finished run of this command.
+    """Return whether the run directory holds the finished run of this command.
 
     Raises:
         ValueError: it holds something else, which is not touched.
