@@ -1,4 +1,4 @@
-"""``lrl`` and ``python -m lrl``: answers for help at once, and hands everything else to :mod:`lrl.cli`."""
+"""``lrl`` and ``python -m lrl``: answers for help at once, and hands everything else to :mod:`lrl.cli.main`."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def main() -> None:
         sys.stdout.write(f"lrl {version('lrl')}\n")
         return
     if sys.argv[1] == "evaluate":
-        from lrl.evaluate import main as evaluate
+        from lrl.cli.evaluate import main as evaluate
 
         evaluate("lrl evaluate", sys.argv[2:])
         return
     started = time.monotonic()
-    from lrl.cli import run
+    from lrl.cli.main import run
 
     run(started=started)
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lrl.codecs.grid import FrozenLakeCodec, draw
-from lrl.policies.chat import CHATML
+from lrl.models.tokenizer import CHATML
 from lrl.prompts.response_format import response_format
 from lrl.prompts.template import Message
 

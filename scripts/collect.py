@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lrl.codecs.numbers import Ranges
-    from lrl.data.collection import Collected
+    from lrl.data.minari_writer import Collected
     from lrl.envs.factory import GymnasiumEnvs
     from lrl.policies.policy import Policy
 
 
 def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """The command line."""
-    from lrl.evaluation.arguments import add_env_arguments
+    from lrl.cli.arguments import add_env_arguments
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -47,7 +47,7 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
 def main() -> None:
     """Collect, then export; a user's mistake is one sentence and exit status 2."""
     parser, arguments = parse()
-    from lrl.quiet import silence_libraries
+    from lrl.cli.quiet import silence_libraries
 
     silence_libraries()
     if arguments.policy is None and arguments.jsonl is None and not arguments.ranges:
@@ -67,12 +67,12 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{arguments.dataset_id}: {collected.episodes} episodes, {collected.steps} steps")
         print(f"return {means['return']:.4g}, success {means['success_rate']:.3f} of {arguments.episodes} played")
     if arguments.jsonl is not None:
-        from lrl.data.minari import write_jsonl
+        from lrl.data.demonstrations.minari import write_jsonl
 
         lines = write_jsonl(arguments.dataset_id, env, arguments.jsonl)
         print(f"{arguments.jsonl}: {lines} lines")
     if arguments.ranges:
-        from lrl.data.statistics import observation_ranges
+        from lrl.data.number_ranges import observation_ranges
 
         ranges = observation_ranges(arguments.dataset_id)
         print(f"numbers: {{kind: integers, ranges: {_yaml(ranges)}}}")
@@ -86,7 +86,7 @@ def _yaml(ranges: Ranges) -> str:
 
 def load(arguments: argparse.Namespace) -> tuple[Policy | None, GymnasiumEnvs]:
     """What plays, and where."""
-    from lrl.evaluation.arguments import envs_of
+    from lrl.cli.arguments import envs_of
     from lrl.evaluation.checkpoint import BASELINES, load_baseline, load_policy, saved_numbers
 
     name: str | None = arguments.policy
@@ -107,9 +107,9 @@ def play(policy: Policy, env: GymnasiumEnvs, arguments: argparse.Namespace) -> C
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    from lrl.data.collection import collect
+    from lrl.cli.run_directory import commit
+    from lrl.data.minari_writer import collect
     from lrl.evaluation.episodes import sampling_at
-    from lrl.run_directory import commit
 
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)

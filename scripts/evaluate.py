@@ -7,7 +7,7 @@ python scripts/evaluate.py --policy expert --json expert.json
 
 import sys
 
-from lrl.evaluate import main
+from lrl.cli.evaluate import main
 
 if __name__ == "__main__":
     main("evaluate.py", sys.argv[1:])

@@ -9,8 +9,8 @@ import argparse
 
 import gymnasium as gym
 
-from lrl.envs.demonstrations import demonstrate, write_csv
-from lrl.envs.frozen_lake import named_map, transition_table
+from lrl.envs.frozen_lake.csv_file import demonstrate, write_csv
+from lrl.envs.frozen_lake.maps import named_map, transition_table
 from lrl.envs.tabular import optimal_q, optimal_success, q_learning, success_probability
 
 

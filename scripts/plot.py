@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lrl.evaluation.plots import CLOCKS, aggregate, draw_curves, group_runs, read_series
+from lrl.reports.plots import CLOCKS, aggregate, draw_curves, group_runs, read_series
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lrl.evaluation.results import (
+from lrl.reports.results import (
     baselines_table,
     benchmark_table,
     draw_picture,
@@ -28,7 +28,7 @@ from lrl.evaluation.results import (
     summarise,
     text_cost_table,
 )
-from lrl.evaluation.seed_intervals import check_bounds, with_earlier_runs
+from lrl.reports.seed_intervals import check_bounds, with_earlier_runs
 
 RESULTS, PICTURES = Path("assets/results"), Path("assets/pictures")
 PAGES = (Path("README.md"), Path("configs/README.md"))

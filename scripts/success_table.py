@@ -83,9 +83,9 @@ def row(
 def main() -> None:
     """Play everywhere, print as it comes, write at the end."""
     parser, arguments = parse()
-    from lrl.evaluation.results import environments_table
-    from lrl.evaluation.table import write_json
-    from lrl.quiet import silence_libraries
+    from lrl.cli.quiet import silence_libraries
+    from lrl.reports.results import environments_table
+    from lrl.reports.table import write_json
 
     silence_libraries()
     rows: list[dict[str, Any]] = []

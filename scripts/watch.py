@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lrl.evaluation.checkpoint import Loaded
-    from lrl.evaluation.follow import WatchedTurn
+    from lrl.evaluation.episode_records import WatchedTurn
     from lrl.policies.policy import Policy
 
 
 def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """The command line."""
-    from lrl.evaluation.arguments import add_env_arguments
+    from lrl.cli.arguments import add_env_arguments
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     subject = parser.add_mutually_exclusive_group(required=True)
@@ -38,7 +38,7 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
 def main() -> None:
     """Play; a user's mistake is one sentence and exit status 2."""
     parser, arguments = parse()
-    from lrl.quiet import silence_libraries
+    from lrl.cli.quiet import silence_libraries
 
     silence_libraries()
     try:
@@ -51,8 +51,8 @@ def main() -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Turn by turn."""
+    from lrl.evaluation.episode_records import follow, render_modes
     from lrl.evaluation.episodes import sampling_at
-    from lrl.evaluation.follow import follow, render_modes
 
     loaded = load(arguments)
     modes = render_modes(loaded.env_factory)
@@ -94,7 +94,7 @@ def show(turn: WatchedTurn, arguments: argparse.Namespace) -> None:
 
 def load(arguments: argparse.Namespace) -> Loaded:
     """Who plays, and where."""
-    from lrl.evaluation.arguments import envs_of
+    from lrl.cli.arguments import envs_of
     from lrl.evaluation.checkpoint import Loaded, env_id, load_baseline, load_policy, saved_numbers
 
     if arguments.checkpoint is not None:
@@ -111,7 +111,7 @@ def load(arguments: argparse.Namespace) -> Loaded:
 
 def human() -> Policy:
     """A policy that asks."""
-    from lrl.policies.fixed import FixedPolicy
+    from lrl.policies.baselines.fixed import FixedPolicy
 
     class HumanPolicy(FixedPolicy):
         """Whoever sits at the keyboard."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lrl.policies.language_model import LanguageModel, LanguageModelConfig
+from lrl.models.language_model import LanguageModel, LanguageModelConfig
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]

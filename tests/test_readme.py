@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from commands import run_command
 
-from lrl.cli import LRLCLI
-from lrl.envs.frozen_lake_rows import RandomMapRows
+from lrl.cli.main import LRLCLI
+from lrl.envs.frozen_lake.expert_rows import RandomMapRows
 
 PAGES = ("README.md", "configs/README.md")
 SHORT = "--trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.limit_val_batches 0"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import lrl.shipped
-from lrl.run_directory import commit
+from lrl.cli.run_directory import commit
 from lrl.shipped import resolve, resolve_config
 
 ROOT = Path(lrl.shipped.__file__).parents[1]
 LAKE = str(ROOT / "configs" / "frozen_lake" / "grpo.yaml")
-CALLBACKS = "lrl.callbacks.rollouts.VectorEnvRollouts", "lrl.callbacks.checkpoint.CollectionCheckpoint"
+CALLBACKS = "lrl.callbacks.collect.VectorEnvRollouts", "lrl.callbacks.checkpoint.CollectionCheckpoint"
 SHORT = {
     "--trainer.max_epochs": "1",
     "--trainer.limit_val_batches": "0",
@@ -40,7 +40,7 @@ for command in ({FIT}, ["evaluate", "--checkpoint", "run", "--episodes", "2"]):
         ("assets/tiny-lm", str(ROOT / "assets" / "tiny-lm")),
         ("./assets/tiny-lm", str(ROOT / "assets" / "tiny-lm")),
         ("assets/no-such-lm", "assets/no-such-lm"),
-        ("lrl/cli.py", "lrl/cli.py"),
+        ("lrl/cli/main.py", "lrl/cli/main.py"),
         ("assets/../lrl", "assets/../lrl"),
         ("owner/model", "owner/model"),
     ],

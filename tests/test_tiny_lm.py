@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lrl.codecs.codec import InvalidActionError
 from lrl.codecs.grid import FrozenLakeCodec, draw
-from lrl.policies.chat import ChatTokenizer
+from lrl.models.tokenizer import ChatTokenizer
 from lrl.prompts.response_format import response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.types import PastTurn

@@ -6,7 +6,7 @@ import torch
 from tiny_runs import WORDS, save_tiny_model
 
 from lrl.functional.masking import selected_logprobs
-from lrl.policies.language_model import LanguageModel, LanguageModelConfig, LoRAConfig
+from lrl.models.language_model import LanguageModel, LanguageModelConfig, LoRAConfig
 from lrl.types import SamplingConfig
 
 WIDE = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, "initializer_range": 0.05}

@@ -14,12 +14,12 @@ from lightning.pytorch.loggers import Logger
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.callbacks.checkpoint import CollectionCheckpoint
-from lrl.callbacks.rollouts import VectorEnvRollouts
-from lrl.data.rollouts import RolloutDataModule
+from lrl.callbacks.collect import VectorEnvRollouts
+from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake_rows import ExpertQRows
+from lrl.envs.frozen_lake.expert_rows import ExpertQRows
 from lrl.envs.prompt_env import PromptEnvs
-from lrl.policies.language_model import LanguageModelConfig
+from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.rewards.expert_q import QGapReward
@@ -37,7 +37,7 @@ def save_tiny_model(folder, kind="llama", **changes):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    from lrl.policies.chat import CHATML
+    from lrl.models.tokenizer import CHATML
 
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -140,7 +140,7 @@ def grpo(folder, history=0, temperature=1.0, model=None, **changes):
 def ppo(folder, history=0, **changes):
     """PPO with nested credit, a value head and a reference, in episodes that go on."""
     from lrl.algorithms.ppo import PPOValueHeadModule
-    from lrl.policies.value_head import ValueHeadConfig
+    from lrl.models.value_head import ValueHeadConfig
 
     policy = text_policy(folder, history, value_head=ValueHeadConfig(hidden_sizes=(8,), init_seed=0))
     settings = {"lr": 1e-2, "kl_coef": 0.1, "kl_target": 0.01, "ent_coef": 0.01, "schedule": "linear"}
@@ -159,8 +159,8 @@ def network(folder, **changes):
 def trpo(folder, model=None, value_iterations=25, **changes):
     """TRPO of what writes, in episodes that go on."""
     from lrl.algorithms.trpo import TRPOModule
-    from lrl.algorithms.value_fit import ValueFit
-    from lrl.policies.value_head import ValueHeadConfig
+    from lrl.models.value_head import ValueHeadConfig
+    from lrl.training.critic_fit import ValueFit
 
     policy = text_policy(folder, value_head=ValueHeadConfig(hidden_sizes=(8,), init_seed=0), **model or {})
     return TRPOModule(policy, value_fit=ValueFit(iterations=value_iterations), **changes)
@@ -180,7 +180,7 @@ def sft(folder, **changes):
 
 def demonstrations():
     """The best action of each of FrozenLake's eleven states."""
-    from lrl.data.demonstrations import DemonstrationsDataModule, ExpertDemonstrations
+    from lrl.data.demonstrations.data_module import DemonstrationsDataModule, ExpertDemonstrations
 
     return DemonstrationsDataModule(ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"), batch_size=4)
 

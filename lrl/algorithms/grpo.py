@@ -25,15 +25,15 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from lrl.algorithms.module import OptimizerFactory, PolicyModule
-from lrl.algorithms.schedule import Schedule
-from lrl.algorithms.step_sizes import step_sizes
-from lrl.algorithms.zero_loss import zero_loss
 from lrl.functional.advantages import group_advantages
 from lrl.functional.kl import kl_estimate
 from lrl.functional.losses import clipped_surrogate, normalise
 from lrl.functional.masking import masked_mean
 from lrl.policies.policy import Policy
+from lrl.training.no_op_step import zero_loss
+from lrl.training.policy_module import OptimizerFactory, PolicyModule
+from lrl.training.schedule import Schedule
+from lrl.training.step_sizes import step_sizes
 from lrl.types import Rollout, TurnBatch
 
 

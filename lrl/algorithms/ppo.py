@@ -49,9 +49,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lrl.algorithms.crediting import credited, reduce_sum, world_size
-from lrl.algorithms.module import OptimizerFactory, PolicyModule
-from lrl.algorithms.ppo_checks import (
+from lrl.functional.credit import Discounts
+from lrl.functional.losses import clipped_surrogate, normalise, value_loss
+from lrl.policies.policy import Policy
+from lrl.training.crediting import credited, reduce_sum, world_size
+from lrl.training.critic_fit import ValueFit, fit_values
+from lrl.training.no_op_step import zero_loss
+from lrl.training.policy_module import OptimizerFactory, PolicyModule
+from lrl.training.ppo_checks import (
     check_credit,
     check_critic_stands_alone,
     check_leash,
@@ -59,13 +64,8 @@ from lrl.algorithms.ppo_checks import (
     check_value_fit,
     check_whole_weights,
 )
-from lrl.algorithms.schedule import Schedule
-from lrl.algorithms.step_sizes import step_sizes
-from lrl.algorithms.value_fit import ValueFit, fit_values
-from lrl.algorithms.zero_loss import zero_loss
-from lrl.functional.credit import Discounts
-from lrl.functional.losses import clipped_surrogate, normalise, value_loss
-from lrl.policies.policy import Policy
+from lrl.training.schedule import Schedule
+from lrl.training.step_sizes import step_sizes
 from lrl.types import Rollout, TurnBatch
 
 

@@ -25,16 +25,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrl.algorithms.meters import MetricMeans
-from lrl.algorithms.module import OptimizerFactory, PolicyModule
-from lrl.algorithms.schedule import Schedule
-from lrl.data.demonstrations import DemonstrationsDataModule
+from lrl.data.demonstrations.data_module import DemonstrationsDataModule
 from lrl.evaluation.episodes import EpisodeResults
 from lrl.functional.random import seeds
 from lrl.functional.sharding import unsharded
 from lrl.policies.policy import Policy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.policies.text import TextPolicy
+from lrl.training.metrics import MetricMeans
+from lrl.training.policy_module import OptimizerFactory, PolicyModule
+from lrl.training.schedule import Schedule
 from lrl.types import Rollout, TurnBatch
 
 

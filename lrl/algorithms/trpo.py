@@ -40,11 +40,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lrl.algorithms.crediting import credited, reduce_sum
-from lrl.algorithms.module import PolicyModule
-from lrl.algorithms.schedule import Schedule, learning_rate_factor
-from lrl.algorithms.trpo_checks import check_region, check_run, check_trainable
-from lrl.algorithms.value_fit import ValueFit, fit_values
 from lrl.functional.credit import Discounts
 from lrl.functional.distributions import Distribution
 from lrl.functional.random import permutation
@@ -57,6 +52,11 @@ from lrl.functional.trust_region import (
     line_search,
 )
 from lrl.policies.policy import Policy
+from lrl.training.crediting import credited, reduce_sum
+from lrl.training.critic_fit import ValueFit, fit_values
+from lrl.training.policy_module import PolicyModule
+from lrl.training.schedule import Schedule, learning_rate_factor
+from lrl.training.trpo_checks import check_region, check_run, check_trainable
 from lrl.types import Rollout, TurnBatch
 
 

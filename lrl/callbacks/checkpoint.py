@@ -11,14 +11,14 @@ from typing import Any, Literal
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from lrl.algorithms.finite import weights_are_finite
-from lrl.algorithms.module import PolicyModule
+from lrl.training.finite import weights_are_finite
+from lrl.training.policy_module import PolicyModule
 
 
 class CollectionCheckpoint(Checkpoint):
     """Writes ``last.ckpt``, and ``best.ckpt`` where a metric is monitored.
 
-    SIGTERM and Ctrl-C end the run with ``last.ckpt`` as well (:class:`lrl.algorithms.interrupt.Interruption`).
+    SIGTERM and Ctrl-C end the run with ``last.ckpt`` as well (:class:`lrl.training.interruption.Interruption`).
 
     One Lightning epoch is one collection (or one pass over demonstrations). Lightning's ``global_step`` is not used:
     it stays 0 in a module without an automatic optimiser.

@@ -8,9 +8,9 @@ from typing import Any
 
 import lightning as L
 
-from lrl.algorithms.module import PolicyModule
-from lrl.policies.export import check_exportable, save_pretrained
-from lrl.policies.language_model import LanguageModel
+from lrl.models.export import check_exportable, save_pretrained
+from lrl.models.language_model import LanguageModel
+from lrl.training.policy_module import PolicyModule
 
 FOLDER = "model"
 """Name of the exported folder in the run directory."""

@@ -11,10 +11,10 @@ import lightning as L
 from lightning.pytorch.loggers import CSVLogger
 
 from lrl.evaluation.episodes import sampling_at
-from lrl.evaluation.frozen_lake import Lake, exact_evaluation, is_frozen_lake, lakes_of
-from lrl.evaluation.pictures import draw_policy
-from lrl.evaluation.plots import Curve, aggregate, draw_curves, read_series
+from lrl.evaluation.exact import Lake, exact_evaluation, is_frozen_lake, lakes_of
 from lrl.functional.sharding import unsharded
+from lrl.reports.pictures import draw_policy
+from lrl.reports.plots import Curve, aggregate, draw_curves, read_series
 
 
 class PolicyPicture(L.Callback):

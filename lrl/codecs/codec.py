@@ -17,7 +17,7 @@ class TextCodec(ABC):
     """Observation to text and text to action, for one family of environments. Pure: no tokens, no state."""
 
     has_expert: bool = False
-    """Whether the environment can be asked what its expert would do (:mod:`lrl.envs.advice`)."""
+    """Whether the environment can be asked what its expert would do (:mod:`lrl.envs.expert_advice`)."""
 
     needs_context: bool = False
     """Whether an observation is text together with its :meth:`context` only."""

@@ -4,7 +4,7 @@ import gymnasium as gym
 
 gym.register(
     id="lrl/FrozenLakeRandomMaps-v0",
-    entry_point="lrl.envs.frozen_lake:RandomMapsEnv",
+    entry_point="lrl.envs.frozen_lake.maps:RandomMapsEnv",
     max_episode_steps=100,
     reward_threshold=0.70,
 )
@@ -32,6 +32,6 @@ for _name, _tasks, _split in (
 ):
     gym.register(
         id=f"lrl/BabyAI-{_name}Local-v0",
-        entry_point="lrl.envs.babyai:LocalLevel",
+        entry_point="lrl.envs.babyai.levels:LocalLevel",
         kwargs={"tasks": _tasks, "split": _split},
     )

@@ -10,7 +10,7 @@ import gymnasium as gym
 
 from lrl.codecs.clipping import clip_to_space
 from lrl.codecs.codec import InvalidActionError, TextCodec
-from lrl.envs.advice import expert_action
+from lrl.envs.expert_advice import expert_action
 from lrl.envs.native import NativeEnv
 from lrl.prompts.response_format import response_format as format_named
 
@@ -66,7 +66,7 @@ class TextEnv(gym.Wrapper):
         reset_options: as well.
 
     Attributes:
-        advises: whether observations are :class:`AdvisedText`, by :mod:`lrl.envs.advice`. Set it before a reset.
+        advises: whether observations are :class:`AdvisedText`, by :mod:`lrl.envs.expert_advice`. Set it before a reset.
     """
 
     def __init__(

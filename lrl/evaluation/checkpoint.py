@@ -12,9 +12,9 @@ from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.functional.frozen import frozen_names, without
 from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
-from lrl.policies.fixed import ConstantPolicy, ExpertPolicy, FixedPolicy, RandomPolicy
+from lrl.policies.baselines.fixed import ConstantPolicy, ExpertPolicy, FixedPolicy, RandomPolicy
 from lrl.policies.policy import Policy
-from lrl.rollouts.examples import add_examples, wants_examples
+from lrl.rollouts.few_shot_examples import add_examples, wants_examples
 
 BASELINES = ("random", "constant", "expert")
 """Policies that need no weights, by name."""
@@ -89,9 +89,9 @@ def load_model(name: str, env_factory: EnvFactory, prompt: Mapping[str, Any], **
         name: hub name or folder.
         env_factory: where to evaluate.
         prompt: fields of :class:`~lrl.prompts.template.PromptTemplate`.
-        model: fields of :class:`~lrl.policies.language_model.LanguageModelConfig`; ``max_new_tokens`` limits answers.
+        model: fields of :class:`~lrl.models.language_model.LanguageModelConfig`; ``max_new_tokens`` limits answers.
     """
-    from lrl.policies.language_model import LanguageModelConfig
+    from lrl.models.language_model import LanguageModelConfig
     from lrl.policies.text import TextPolicy
     from lrl.prompts.template import PromptTemplate
     from lrl.types import SamplingConfig

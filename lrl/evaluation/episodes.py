@@ -19,7 +19,7 @@ from lrl.envs.factory import EnvFactory
 from lrl.evaluation.metrics import EpisodeMetrics
 from lrl.evaluation.statistics import bootstrap_interval, interquartile_mean, ratio_interval, wilson_interval
 from lrl.policies.policy import Policy
-from lrl.rollouts.collector import rows_of
+from lrl.rollouts.episodes import rows_of
 from lrl.types import History, RandomKeys, SamplingConfig
 
 Answer = tuple[Any, History]

@@ -11,9 +11,9 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from lrl.policies.heads import ActionHead, check_spaces, is_numbers, vector_size, vectors
-from lrl.policies.language_model import LanguageModel, LanguageModelConfig
-from lrl.policies.networks import RunningNorm, RunningWhitening, at_least_float32, drawn_from, mlp, value_view
+from lrl.models.action_heads import ActionHead, check_spaces, is_numbers, vector_size, vectors
+from lrl.models.language_model import LanguageModel, LanguageModelConfig
+from lrl.models.networks import RunningNorm, RunningWhitening, at_least_float32, drawn_from, mlp, value_view
 from lrl.policies.policy import Policy
 from lrl.policies.text import pad_prompts
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch

@@ -10,8 +10,8 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from lrl.policies.heads import ActionHead, check_spaces, vector_size, vectors
-from lrl.policies.networks import RunningNorm, at_least_float32, drawn_from, mlp, value_view
+from lrl.models.action_heads import ActionHead, check_spaces, vector_size, vectors
+from lrl.models.networks import RunningNorm, at_least_float32, drawn_from, mlp, value_view
 from lrl.policies.policy import Policy
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 

@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from lrl.codecs.codec import TextCodec
-from lrl.policies.networks import RunningStatistics
+from lrl.models.networks import RunningStatistics
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
 

@@ -17,13 +17,13 @@ from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.functional.distributions import Categorical
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_bits
-from lrl.policies.candidates import Normalisation, check_distinct, divisors
-from lrl.policies.chat import ChatTokenizer
-from lrl.policies.decoding import draw_tokens, sampling_dtype, sampling_logprobs
-from lrl.policies.language_model import LanguageModel, LanguageModelConfig
+from lrl.models.candidate_scoring import Normalisation, check_distinct, divisors
+from lrl.models.generator import draw_tokens, sampling_dtype, sampling_logprobs
+from lrl.models.language_model import LanguageModel, LanguageModelConfig
+from lrl.models.tokenizer import ChatTokenizer
+from lrl.models.value_head import ValueHead, ValueHeadConfig
 from lrl.policies.policy import Policy
 from lrl.policies.text import pad_prompts, prompt_values
-from lrl.policies.value_head import ValueHead, ValueHeadConfig
 from lrl.prompts.response_format import response_format as format_named
 from lrl.prompts.template import PromptTemplate
 from lrl.types import Decisions, Evaluation, History, Inputs, RandomKeys, SamplingConfig, TurnBatch

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from lrl.functional.distributions import Categorical
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_bits
-from lrl.policies.chat import ChatTokenizer
-from lrl.policies.language_model import LanguageModel, LanguageModelConfig
-from lrl.policies.layout import Layout
+from lrl.models.language_model import LanguageModel, LanguageModelConfig
+from lrl.models.prompt_sharing import Layout
+from lrl.models.tokenizer import ChatTokenizer
+from lrl.models.value_head import ValueHead, ValueHeadConfig
 from lrl.policies.policy import Policy
-from lrl.policies.value_head import ValueHead, ValueHeadConfig
 from lrl.prompts.response_format import response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch

@@ -18,7 +18,7 @@ from benchmarks.timing import Comparison, alternate, finish, quiet
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
-from lrl.policies.language_model import LanguageModelConfig
+from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.types import History, PastTurn, SamplingConfig

@@ -20,14 +20,14 @@ from benchmarks.first_batch import compare_first_batch
 from benchmarks.timing import Comparison, alternate, finish, quiet
 
 from lrl.algorithms.grpo import GRPOModule
-from lrl.callbacks.rollouts import VectorEnvRollouts
+from lrl.callbacks.collect import VectorEnvRollouts
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.grid import FrozenLakeCodec, draw
-from lrl.data.rollouts import RolloutDataModule
-from lrl.envs.frozen_lake import named_map
+from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.envs.frozen_lake.maps import named_map
 from lrl.envs.prompt_env import PromptEnvs
 from lrl.envs.rows import RowSource
-from lrl.policies.language_model import LanguageModelConfig
+from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.response_format import response_format
 from lrl.prompts.template import PromptTemplate

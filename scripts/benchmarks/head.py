@@ -91,7 +91,7 @@ def _measure(repeats: int, frozen: bool) -> tuple[dict[str, list[float]], dict[s
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from lrl.functional.trust_region import conjugate_gradient
-    from lrl.rollouts.collector import CollectionPlan
+    from lrl.rollouts.episodes import CollectionPlan
 
     module, envs, collector = _built(frozen)
     watch, rollouts, updates = Stopwatch(), defaultdict(list), defaultdict(list)
@@ -130,13 +130,13 @@ def _measure(repeats: int, frozen: bool) -> tuple[dict[str, list[float]], dict[s
 def _built(frozen: bool) -> tuple[Any, Any, Any]:
     """Module, environments and collector of the config."""
     from lrl.algorithms.trpo import TRPOModule
-    from lrl.algorithms.value_fit import ValueFit
     from lrl.codecs.numbers import NumberFormat
     from lrl.envs.factory import GymnasiumEnvs
+    from lrl.models.language_model import LanguageModelConfig
     from lrl.policies.head import HeadPolicy
-    from lrl.policies.language_model import LanguageModelConfig
-    from lrl.rollouts.collector import CollectionPlan
-    from lrl.rollouts.continuing import ContinuingCollector
+    from lrl.rollouts.episodes import CollectionPlan
+    from lrl.rollouts.fixed_horizon import ContinuingCollector
+    from lrl.training.critic_fit import ValueFit
 
     content = yaml.safe_load(Path(CONFIG).read_text())
     model, data = content["model"]["init_args"], content["data"]["init_args"]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
-from lrl.policies.language_model import LanguageModelConfig
+from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.scoring import ScoringPolicy
 from lrl.policies.text import pad_prompts
 from lrl.prompts.template import PromptTemplate

@@ -21,9 +21,9 @@ from benchmarks.timing import Comparison, alternate, finish, quiet
 from lrl.algorithms.sft import SFTModule
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.grid import FrozenLakeCodec, draw
-from lrl.data.demonstrations import Demonstrations, DemonstrationsDataModule, as_batch
+from lrl.data.demonstrations.data_module import Demonstrations, DemonstrationsDataModule, as_batch
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.policies.language_model import LanguageModelConfig
+from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.response_format import response_format
 from lrl.prompts.template import PromptTemplate

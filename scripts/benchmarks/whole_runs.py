@@ -38,7 +38,7 @@ class WholeRuns(ABC):
 
     def ours(self) -> float:
         """Env steps per second of the command."""
-        from lrl.cli import LRLCLI
+        from lrl.cli.main import LRLCLI
 
         folder = Path(tempfile.mkdtemp())
         run = (self.keep_runs or folder) / str(self.seed["ours"])

@@ -10,18 +10,18 @@ import torch
 
 import lrl.algorithms.grpo
 from lrl.algorithms.grpo import GRPOModule
-from lrl.callbacks.rollouts import VectorEnvRollouts
+from lrl.callbacks.collect import VectorEnvRollouts
 from lrl.codecs.codec import InvalidActionError, TextCodec
-from lrl.data.rollouts import RolloutDataModule
+from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.prompt_env import PromptEnvs
 from lrl.envs.rows import RowSource
 from lrl.functional.advantages import group_advantages
-from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
+from lrl.models.language_model import LanguageModelConfig, LoRAConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.rewards.reward import Reward
 from lrl.rewards.row import Row
-from lrl.rollouts.collector import CollectionPlan, Collector
+from lrl.rollouts.episodes import CollectionPlan, Collector
 from lrl.types import RandomKeys, SamplingConfig, TurnBatch
 
 MAX_NEW_TOKENS = 12

@@ -14,20 +14,20 @@ from tiny_runs import demonstrations, make_trainer, ppo, rollout_data, save_tiny
 from lrl.algorithms import ppo as ppo_file
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.algorithms.sft import SFTModule
-from lrl.algorithms.value_fit import ValueFit
-from lrl.algorithms.weights import initial_weights, take_weights
 from lrl.callbacks.checkpoint import CollectionCheckpoint
-from lrl.data.rollouts import RolloutDataModule
+from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.checkpoint import load_policy
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.functional.losses import value_loss
-from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
+from lrl.models.language_model import LanguageModelConfig, LoRAConfig
+from lrl.models.value_head import ValueHeadConfig
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.scoring import ScoringPolicy
-from lrl.policies.value_head import ValueHeadConfig
 from lrl.prompts.template import PromptTemplate
-from lrl.rollouts.collector import CollectionPlan, Collector
+from lrl.rollouts.episodes import CollectionPlan, Collector
+from lrl.training.critic_fit import ValueFit
+from lrl.training.weights import initial_weights, take_weights
 from lrl.types import Evaluation, TurnBatch
 
 LAKE = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=8)

@@ -10,11 +10,11 @@ from lightning.pytorch.callbacks import EarlyStopping
 from tiny_runs import make_trainer, rollout_data, save_tiny_model, text_policy
 
 from lrl.algorithms.sft import SFTModule
-from lrl.data.demonstrations import DemonstrationsDataModule, ExpertDemonstrations
+from lrl.data.demonstrations.data_module import DemonstrationsDataModule, ExpertDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake_rows import ExpertQRows
-from lrl.evaluation.frozen_lake import exact_evaluation, lakes_of
-from lrl.policies.language_model import LoRAConfig
+from lrl.envs.frozen_lake.expert_rows import ExpertQRows
+from lrl.evaluation.exact import exact_evaluation, lakes_of
+from lrl.models.language_model import LoRAConfig
 
 
 @pytest.fixture(scope="module")

@@ -9,22 +9,22 @@ from tiny_runs import make_trainer, rollout_data, save_tiny_model, text_policy
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lrl.algorithms import trpo
-from lrl.algorithms.crediting import sampled_values
 from lrl.algorithms.trpo import TRPOModule
-from lrl.algorithms.value_fit import ValueFit, fit_values
 from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.codecs.numbers import NumberFormat
-from lrl.data.rollouts import RolloutDataModule
+from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.functional.distributions import Categorical
 from lrl.functional.trust_region import flatten
+from lrl.models.language_model import LanguageModelConfig, LoRAConfig
+from lrl.models.value_head import ValueHeadConfig
 from lrl.policies.head import HeadPolicy
-from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.scoring import ScoringPolicy
-from lrl.policies.value_head import ValueHeadConfig
 from lrl.prompts.template import PromptTemplate
-from lrl.rollouts.collector import CollectionPlan, Collector
+from lrl.rollouts.episodes import CollectionPlan, Collector
+from lrl.training.crediting import sampled_values
+from lrl.training.critic_fit import ValueFit, fit_values
 
 LAKE = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=8)
 PENDULUM = GymnasiumEnvs("Pendulum-v1", max_episode_steps=6)

@@ -5,7 +5,7 @@ from tiny_runs import make_trainer
 
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.callbacks.checkpoint import CollectionCheckpoint
-from lrl.data.rollouts import RolloutDataModule
+from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.mlp import MLPPolicy
 

@@ -9,7 +9,7 @@ from huggingface_hub.errors import LocalTokenNotFoundError
 from tiny_runs import grpo, make_trainer, rollout_data, save_tiny_model, sft
 
 from lrl.callbacks.export import ExportModel
-from lrl.policies.language_model import LoRAConfig
+from lrl.models.language_model import LoRAConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft under transformers 5
 LORA = LoRAConfig(r=2, alpha=4)

@@ -11,11 +11,11 @@ import torch
 from gymnasium.vector import VectorEnv
 from lightning.pytorch.loggers import CSVLogger
 
-from lrl.callbacks.evaluation import ExactSuccess
+from lrl.callbacks.exact_success import ExactSuccess
 from lrl.callbacks.policy_picture import PolicyPicture
 from lrl.codecs.codec import TextCodec
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
-from lrl.policies.fixed import ExpertPolicy
+from lrl.policies.baselines.fixed import ExpertPolicy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning under torch 2.13
 PNG = b"\x89PNG"

@@ -6,9 +6,9 @@ import numpy as np
 
 from lrl.callbacks.transcripts import episodes_of, write_episodes
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.policies.fixed import RandomPolicy
-from lrl.rollouts.collector import CollectionPlan, Collector
-from lrl.rollouts.continuing import ContinuingCollector
+from lrl.policies.baselines.fixed import RandomPolicy
+from lrl.rollouts.episodes import CollectionPlan, Collector
+from lrl.rollouts.fixed_horizon import ContinuingCollector
 
 LAKE = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=5)
 

@@ -4,7 +4,7 @@ import pytest
 from tiny_runs import make_trainer
 
 from lrl.algorithms.ppo import PPOValueHeadModule
-from lrl.data.rollouts import RolloutDataModule
+from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.mlp import MLPPolicy
 

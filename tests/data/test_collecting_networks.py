@@ -12,13 +12,13 @@ import torch
 import yaml
 from tiny_runs import save_tiny_model
 
-from lrl.data.collection import collect
-from lrl.data.minari import MinariDemonstrations
+from lrl.data.demonstrations.minari import MinariDemonstrations
 from lrl.data.minari_storage import DatasetReader
+from lrl.data.minari_writer import collect
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.checkpoint import load_policy
+from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.head import HeadPolicy
-from lrl.policies.language_model import LanguageModelConfig
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate

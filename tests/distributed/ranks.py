@@ -30,9 +30,9 @@ from tiny_runs import (
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.callbacks.checkpoint import CollectionCheckpoint, checkpoint_folder
 from lrl.callbacks.export import ExportModel
-from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
+from lrl.models.language_model import LanguageModelConfig, LoRAConfig
+from lrl.models.value_head import ValueHeadConfig
 from lrl.policies.scoring import ScoringPolicy
-from lrl.policies.value_head import ValueHeadConfig
 from lrl.prompts.template import PromptTemplate
 
 WORLD_SIZE = 2

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lrl.envs.demonstrations import COLUMNS, Q_COLUMNS, CsvRows, decode_picture, demonstrate, write_csv
-from lrl.envs.frozen_lake_rows import ExpertQRows
+from lrl.envs.frozen_lake.csv_file import COLUMNS, Q_COLUMNS, CsvRows, decode_picture, demonstrate, write_csv
+from lrl.envs.frozen_lake.expert_rows import ExpertQRows
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "expert_q.py"
 ESC = "\x1b[41m"

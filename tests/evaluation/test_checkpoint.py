@@ -10,7 +10,7 @@ import yaml
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.checkpoint import Loaded, load_baseline, load_model, load_policy
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
+from lrl.models.language_model import LanguageModelConfig, LoRAConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.types import SamplingConfig

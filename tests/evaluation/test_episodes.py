@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from lrl.codecs.grid import FrozenLakeCodec
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, merge
-from lrl.policies.fixed import FixedPolicy, RandomPolicy
+from lrl.policies.baselines.fixed import FixedPolicy, RandomPolicy
 from lrl.types import Decisions, History, PastTurn, RandomKeys, SamplingConfig
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from lrl.codecs.codec import TextCodec
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake import split_of
+from lrl.envs.frozen_lake.maps import split_of
 from lrl.envs.tabular import success_probability
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.evaluation.frozen_lake import exact_evaluation, is_frozen_lake, lakes_of, wrong_states
-from lrl.policies.fixed import ConstantPolicy, ExpertPolicy, FixedPolicy, RandomPolicy
+from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of, wrong_states
+from lrl.policies.baselines.fixed import ConstantPolicy, ExpertPolicy, FixedPolicy, RandomPolicy
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
 LAKE = GymnasiumEnvs("FrozenLake-v1")

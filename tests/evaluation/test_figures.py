@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lrl.evaluation.results import kept_results, pictures
+from lrl.reports.results import kept_results, pictures
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "assets" / "figures.ipynb"

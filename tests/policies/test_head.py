@@ -6,15 +6,15 @@ import pytest
 import torch
 from tiny_runs import batch_of, make_trainer, save_tiny_model
 
-from lrl.algorithms.crediting import sampled_values
 from lrl.algorithms.grpo import GRPOModule
 from lrl.algorithms.ppo import PPOValueHeadModule
-from lrl.algorithms.weights import take_weights
 from lrl.codecs.numbers import NumberFormat
-from lrl.data.rollouts import RolloutDataModule
+from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.models.language_model import LanguageModelConfig, LoRAConfig
 from lrl.policies.head import HeadPolicy
-from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
+from lrl.training.crediting import sampled_values
+from lrl.training.weights import take_weights
 from lrl.types import RandomKeys, SamplingConfig
 
 NUMBERS = NumberFormat(kind="integers", ranges=[(-2.0, 664.0)])  # 1.5 bins per unit: words from 0 to 3, mostly

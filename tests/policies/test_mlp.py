@@ -10,12 +10,12 @@ from gymnasium import spaces
 from tiny_runs import batch_of, on_two_ranks
 
 from lrl.algorithms import crediting
-from lrl.algorithms.crediting import sampled_values
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.functional.distributions import Gaussian
+from lrl.models.networks import RunningNorm, RunningWhitening, mlp
 from lrl.policies.mlp import MLPPolicy
-from lrl.policies.networks import RunningNorm, RunningWhitening, mlp
+from lrl.training.crediting import sampled_values
 from lrl.types import RandomKeys, SamplingConfig
 
 

@@ -9,9 +9,9 @@ from lrl.codecs.grid import FrozenLakeCodec, draw
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.policies.language_model import LanguageModelConfig, LoRAConfig
+from lrl.models.language_model import LanguageModelConfig, LoRAConfig
+from lrl.models.value_head import ValueHeadConfig
 from lrl.policies.scoring import ScoringPolicy
-from lrl.policies.value_head import ValueHeadConfig
 from lrl.prompts.template import PromptTemplate
 from lrl.types import PastTurn, RandomKeys, SamplingConfig
 

@@ -10,8 +10,8 @@ from tiny_runs import save_tiny_model, text_policy
 
 from lrl.codecs.grid import FrozenLakeCodec, draw
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.policies.language_model import LoRAConfig
-from lrl.rollouts.collector import CollectionPlan, Collector
+from lrl.models.language_model import LoRAConfig
+from lrl.rollouts.episodes import CollectionPlan, Collector
 from lrl.types import PastTurn, RandomKeys, SamplingConfig, TurnBatch
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
@@ -264,7 +264,7 @@ def test_evaluation_may_sample_otherwise_than_training(folder):
 
 @pytest.mark.parametrize("changes", [{"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.9}])
 def test_training_samples_from_the_whole_distribution(folder, changes):
-    from lrl.policies.language_model import LanguageModelConfig
+    from lrl.models.language_model import LanguageModelConfig
     from lrl.policies.text import TextPolicy
     from lrl.prompts.template import PromptTemplate
 

@@ -8,7 +8,7 @@ import torch
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.functional.advantages import group_advantages
-from lrl.policies.language_model import LanguageModelConfig
+from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.types import SamplingConfig, TurnBatch

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lrl.algorithms.sft import SFTModule
-from lrl.data.demonstrations import as_batch
-from lrl.policies.language_model import LanguageModelConfig
+from lrl.data.demonstrations.data_module import as_batch
+from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.types import SamplingConfig

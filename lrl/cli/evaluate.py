@@ -1,0 +1,208 @@
+"""Play N seeded episodes and print return, length, success and invalid actions, each with a 95% interval.
+
+lrl evaluate --checkpoint runs/frozen_lake/grpo/<run>
+lrl evaluate --model HuggingFaceTB/SmolLM2-135M-Instruct --env_id FrozenLake-v1 --episodes 20
+lrl evaluate --policy expert --json expert.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+    from lrl.evaluation.checkpoint import Loaded
+    from lrl.evaluation.episodes import EpisodeResults
+
+
+def parse(prog: str, args: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """The command line of the program that is called ``prog``."""
+    from lrl.cli.arguments import add_env_arguments, add_fabric_arguments
+
+    parser = argparse.ArgumentParser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", help="a checkpoint or a run directory")
+    parser.add_argument("--model", help="any causal language model as it is: hub name or folder")
+    parser.add_argument("--policy", help="a baseline: random, constant or expert; mlp says what --checkpoint must be")
+    add_env_arguments(parser)
+    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
+    parser.add_argument("--num_envs", type=int, default=16, help="side by side; the result does not depend on it")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and episodes")
+    parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="log the figures there")
+    parser.add_argument("--capture_video", type=Path, metavar="FOLDER", help="write an mp4 of the first episodes")
+    parser.add_argument("--num_videos", type=int, default=3, help="with --capture_video")
+    add_fabric_arguments(parser)
+    model = parser.add_argument_group("with --model")
+    model.add_argument("--response_format", default="think_answer", help="direct, think_answer or final_answer")
+    model.add_argument("--num_examples", type=int, default=0, help="few-shot turns of the environment's expert")
+    model.add_argument("--chat_template", default="auto", help="auto, plain, chatml or a file")
+    model.add_argument("--dtype", default="float32")
+    model.add_argument("--max_new_tokens", type=int, default=64)
+    return parser, parser.parse_args(args)
+
+
+def main(prog: str, args: Sequence[str]) -> None:
+    """Evaluate on every device, print on the first; a user's mistake is one sentence and exit status 2.
+
+    Args:
+        prog: name of the program, for its help and its errors.
+        args: the command line after that name.
+    """
+    parser, arguments = parse(prog, args)
+    from lrl.cli.arguments import fabric_of
+    from lrl.cli.quiet import silence_libraries
+
+    silence_libraries()
+    try:
+        fabric_of(arguments).launch(partial(run, arguments=arguments))
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{prog}: {error}\n")
+
+
+def run(fabric: Fabric, arguments: argparse.Namespace) -> None:
+    """Load, and evaluate in the precision that is asked for."""
+    loaded = load(arguments)
+    with fabric.autocast():
+        evaluate(fabric, loaded, arguments)
+
+
+def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> None:
+    """Play, gather, print, write."""
+    from rich.console import Console
+
+    from lrl.evaluation.checkpoint import load_baseline
+    from lrl.reports.table import results_table, write_json
+
+    subject = "trained" if arguments.checkpoint else "model" if arguments.model else arguments.policy
+    rows = {subject: play(fabric, loaded, arguments)}
+    for name in ("random", "expert"):
+        try:
+            baseline = load_baseline(name, loaded.env_factory)
+        except ValueError:
+            continue  # no such baseline exists in this environment
+        if name not in rows:
+            rows[name] = play(fabric, baseline, arguments)
+    if fabric.is_global_zero:
+        seeds = f"seeds {arguments.seed} to {arguments.seed + arguments.episodes - 1}"
+        what = f"{loaded.info['name']} in {loaded.info['env_id']}"
+        title = f"{what}\n{arguments.episodes} episodes ({seeds}), 95% intervals"
+        Console().print(results_table(rows, title, exact_line(loaded)))
+        if arguments.json is not None:
+            report = rows[subject].report(loaded.info["env_id"], loaded.info["name"])
+            write_json(report, arguments.json)
+        if arguments.tensorboard is not None:
+            log_figures(rows[subject], loaded, arguments.tensorboard)
+        if arguments.capture_video is not None:
+            capture(loaded, arguments)
+
+
+def log_figures(results: EpisodeResults, loaded: Loaded, folder: Path) -> None:
+    """For TensorBoard, at the environment step of the checkpoint."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder)) as writer:
+        for name, value in results.means().items():
+            writer.add_scalar(f"evaluation/{name}", value, loaded.info.get("env_steps", 0))
+
+
+def capture(loaded: Loaded, arguments: argparse.Namespace) -> None:
+    """Play the first episodes again, the very same, and film them."""
+    from lrl.evaluation.episode_records import film
+    from lrl.evaluation.episodes import sampling_at
+
+    sampling = sampling_at(loaded.policy, arguments.temperature)
+    for index in range(min(arguments.num_videos, arguments.episodes)):
+        path = arguments.capture_video / f"seed{arguments.seed + index}.mp4"
+        turns = film(loaded.policy, loaded.env_factory, index, arguments.seed, path, sampling)
+        sys.stdout.write(f"{path}: {turns} turns\n")
+
+
+def load(arguments: argparse.Namespace) -> Loaded:
+    """What is evaluated, and where."""
+    from lrl.cli.arguments import envs_of, json_object
+    from lrl.evaluation.checkpoint import load_baseline, load_model, load_policy, saved_numbers
+
+    check_subject(arguments)
+    if arguments.checkpoint is not None:
+        for name in ("env_kwargs", "reset_options"):
+            if not arguments.env_id and json_object(name, getattr(arguments, name)):
+                raise ValueError(f"--{name} is given without --env_id; name the environment that it is for.")
+        numbers = saved_numbers(arguments.checkpoint, arguments.numbers)
+        loaded = load_policy(arguments.checkpoint, envs_of(arguments, numbers) if arguments.env_id else None)
+        kind = type(loaded.policy).__name__
+        if arguments.policy == "mlp" and kind != "MLPPolicy":
+            raise ValueError(f"--policy is 'mlp', but --checkpoint holds a {kind}; leave --policy out.")
+        return loaded
+    if arguments.policy is not None:
+        return load_baseline(arguments.policy, envs_of(arguments))
+    return load_model(
+        arguments.model,
+        envs_of(arguments),
+        {"response_format": arguments.response_format, "num_examples": arguments.num_examples},
+        chat_template=arguments.chat_template,
+        dtype=arguments.dtype,
+        max_new_tokens=arguments.max_new_tokens,
+    )
+
+
+def check_subject(arguments: argparse.Namespace) -> None:
+    """One thing is evaluated.
+
+    Raises:
+        ValueError: nothing is, or several are.
+    """
+    given = [name for name in ("checkpoint", "model", "policy") if getattr(arguments, name) is not None]
+    if arguments.policy == "mlp":
+        if given != ["checkpoint", "policy"]:
+            raise ValueError("--policy is 'mlp', which needs weights; give --checkpoint as well, and no --model.")
+    elif len(given) != 1:
+        raise ValueError(f"{len(given)} of --checkpoint, --model and --policy are given; it must be one of them.")
+
+
+def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> EpisodeResults:
+    """This device's episodes with a progress bar, then those of all."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from lrl.evaluation.episodes import evaluate_policy, gather, sampling_at
+
+    policy = loaded.policy.to(fabric.device)
+    fabric.strategy.precision.convert_module(policy)  # in place; does nothing with a mixed precision
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    shown = fabric.is_global_zero and console.is_terminal
+    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
+        share = range(fabric.global_rank, arguments.episodes, fabric.world_size)
+        task = progress.add_task(loaded.info["name"], total=len(share))
+        results = evaluate_policy(
+            policy,
+            loaded.env_factory,
+            arguments.episodes,
+            arguments.seed,
+            arguments.num_envs,
+            sampling_at(policy, arguments.temperature),
+            rank=fabric.global_rank,
+            world_size=fabric.world_size,
+            on_episode=lambda: progress.advance(task),
+        )
+    return gather(results)
+
+
+def exact_line(loaded: Loaded) -> str:
+    """Exact success, where the environment has a transition table and the policy can be greedy."""
+    from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of
+    from lrl.policies.baselines.fixed import RandomPolicy
+
+    native = loaded.policy.response_format is None  # it is asked in text
+    if not is_frozen_lake(loaded.env_factory) or isinstance(loaded.policy, RandomPolicy) or native:
+        return ""
+    exact = exact_evaluation(loaded.policy, lakes_of(loaded.env_factory, num_maps=100))
+    maps = f"mean over {len(exact.lakes)} maps" if len(exact.lakes) > 1 else "one map"
+    return f"exact success at temperature 0 ({maps}): {exact.success.mean():.4f}; optimum {exact.optimum.mean():.4f}"

@@ -1,0 +1,258 @@
+"""The command line: LightningCLI with run directories, a base configuration, and errors in one sentence."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+import torch
+from jsonargparse import ActionConfigFile  # pyright: ignore[reportPrivateImportUsage]
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+import lrl.algorithms.grpo
+import lrl.algorithms.ppo
+import lrl.algorithms.sft
+import lrl.algorithms.trpo
+import lrl.callbacks.checkpoint
+import lrl.callbacks.collect
+import lrl.callbacks.exact_success
+import lrl.callbacks.export
+import lrl.callbacks.group_statistics
+import lrl.callbacks.policy_picture
+import lrl.callbacks.progress
+import lrl.callbacks.transcripts
+import lrl.data.demonstrations.data_module
+import lrl.data.demonstrations.minari
+import lrl.data.rollout_buffer
+import lrl.envs.factory
+import lrl.envs.frozen_lake.csv_file
+import lrl.envs.frozen_lake.expert_rows
+import lrl.envs.prompt_env
+import lrl.policies.head
+import lrl.policies.mlp
+import lrl.policies.scoring
+import lrl.policies.text
+import lrl.rewards.expert_q
+import lrl.rewards.format  # noqa: F401  (imported so that configs can name classes without their module)
+from lrl.callbacks.evaluation_table import HeldOutTable
+from lrl.callbacks.export import ExportModel
+from lrl.cli.mistakes import in_a_sentence, user_errors
+from lrl.cli.quiet import silence_libraries
+from lrl.cli.run_directory import RunDirectory, experiment_name
+from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
+from lrl.shipped import resolve_config, shipped
+from lrl.training.policy_module import PolicyModule
+
+_SUBCOMMANDS = ("fit", "validate", "test", "predict")
+
+
+def base_config() -> Path:
+    """The configuration that every experiment starts from.
+
+    Raises:
+        ValueError: it is not there (jsonargparse would ignore that silently).
+    """
+    path = shipped("configs/base.yaml")
+    if path is None:
+        raise ValueError("configs/base.yaml is missing from lrl; restore it, every experiment starts from it.")
+    return Path(path)
+
+
+class ConfigFile(ActionConfigFile):
+    """``--config`` that finds the configurations that ship with lrl as well as files."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        """Read the file that is named."""
+        super().__call__(parser, cfg, resolve_config(values), option_string)
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Writes the resolved configuration to the run directory and into every checkpoint."""
+
+    _text = ""
+    begun = False
+    """Whether something was trained or evaluated."""
+
+    def on_train_start(self, *args: Any) -> None:
+        """Note that the run plays: from now on its directory holds what somebody may want, if only a traceback."""
+        self.begun = True
+
+    def on_validation_start(self, *args: Any) -> None:
+        """So does a run that evaluates."""
+        self.begun = True
+
+    def on_test_start(self, *args: Any) -> None:
+        """As :meth:`on_validation_start`."""
+        self.begun = True
+
+    def on_predict_start(self, *args: Any) -> None:
+        """As :meth:`on_validation_start`."""
+        self.begun = True
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Make the checkpoint loadable without the run directory."""
+        if not self._text:  # half a second, and the same for the whole run
+            self._text = self.parser.dump(self.config, skip_none=False)
+        checkpoint["lrl"] = checkpoint.get("lrl", {}) | {"config": self._text}
+
+
+class LRLCLI(LightningCLI):
+    """``fit | validate | test | predict --config FILE``."""
+
+    def __init__(self, args: Any = None, run: bool = True) -> None:
+        defaults = {"default_config_files": [str(base_config())], "exit_on_error": False}  # errors are told by run()
+        self.run_directory: RunDirectory | None = None
+        try:
+            super().__init__(
+                PolicyModule,
+                L.LightningDataModule,
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                save_config_callback=SaveRunConfig,
+                save_config_kwargs={"overwrite": True},  # the directory is new, or the requeued job's own
+                parser_kwargs={"exit_on_error": False} | dict.fromkeys(_SUBCOMMANDS, defaults) if run else defaults,
+                args=args,
+                run=run,
+                auto_configure_optimizers=False,  # the module makes its own optimiser; --optimizer would be ignored
+            )
+        except BaseException:
+            if self.run_directory is not None and not self._begun:
+                self.run_directory.discard()
+            raise
+
+    @property
+    def _begun(self) -> bool:
+        """Whether the run directory holds more than the records of a launch."""
+        callbacks = self.trainer.callbacks if hasattr(self, "trainer") else []  # pyright: ignore
+        return any(getattr(callback, "begun", False) for callback in callbacks)
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """As Lightning's, but with :class:`ConfigFile`."""
+        parser = LightningArgumentParser(dump_header=[f"lightning.pytorch=={L.__version__}"], **kwargs)
+        parser.add_argument("-c", "--config", action=ConfigFile, help="a file, or one of the configs of lrl by name")
+        return parser
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The run directory, and values that must agree."""
+        parser.add_argument("--run_directory", type=str | None, default=None, help="where the run is kept")
+        parser.add_argument("--push_to_hub", type=str | None, default=None, help="hub repository of the trained model")
+        parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
+
+    def before_instantiate_classes(self) -> None:
+        """Choose the run directory and send every log there."""
+        config = self.config[self.subcommand] if self.subcommand else self.config
+        experiment = experiment_name([str(path) for path in config.get("config") or []])
+        resumed = config.get("ckpt_path")
+        if resumed:
+            config.ckpt_path = str(checkpoint_file(resumed))
+            check_ours(Path(config.ckpt_path))
+        loggers = config.trainer.logger if isinstance(config.trainer.logger, list) else []
+        for logger in loggers:
+            if "WandbLogger" in logger.class_path and not logger.init_args.get("offline"):
+                check_wandb_login()
+        self.run_directory = RunDirectory.create(config.run_directory, experiment, config.seed_everything)
+        if self.subcommand not in (None, "fit") and not resumed:
+            logging.getLogger("lrl").warning(
+                "no --ckpt_path: %s scores the policy as it is before training", self.subcommand
+            )
+        config.trainer.default_root_dir = str(self.run_directory.path)
+        for logger in loggers:
+            settings = logger.init_args
+            settings.save_dir = str(self.run_directory.path)
+            if "WandbLogger" in logger.class_path:
+                settings.name = settings.name or self.run_directory.path.name
+            else:
+                settings.name, settings.version = "", ""
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Add what ``--push_to_hub`` asks for."""
+        accelerator = self._get(self.config, "trainer.accelerator")
+        if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+            raise ValueError(
+                f"trainer.accelerator is {accelerator!r}, which this machine does not have; it must be auto or cpu."
+            )
+        trainer = super().instantiate_trainer(**kwargs)
+        for logger in trainer.loggers:  # Lightning 2.6.6 hands wandb a setting that wandb 0.31 warns of
+            getattr(logger, "_wandb_init", {}).pop("anonymous", None)
+        repo_id = self._get(self.config, "push_to_hub")
+        if repo_id is not None:
+            cast(Any, trainer).callbacks.append(ExportModel(repo_id))  # behind the checkpoint: that is kept first
+        if self.subcommand not in (None, "fit"):
+            cast(Any, trainer).callbacks.append(HeldOutTable())  # behind those whose figures it shows
+        return trainer
+
+
+def _seed(value: Any) -> int:
+    if isinstance(value, bool) or value is None:
+        raise ValueError(f"seed_everything is {value}; it must be a number, so that the run can be repeated.")
+    return int(value)
+
+
+def checkpoint_file(path: str) -> Path:
+    """A checkpoint, given itself or the run directory that holds it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for candidate in (Path(path) / "checkpoints" / "last.ckpt", Path(path)):
+        if candidate.is_file() or is_sharded_checkpoint(candidate):
+            return candidate
+    raise ValueError(f"ckpt_path is {path!r}; it must be a checkpoint or a run directory with checkpoints/last.ckpt.")
+
+
+def check_wandb_login() -> None:
+    """Raise before anything is made if Weights & Biases has no key and there is nobody to ask for one.
+
+    Raises:
+        ValueError: so it is.
+    """
+    if os.environ.get("WANDB_MODE", "online") not in ("online", "run", "shared") or sys.stdin.isatty():
+        return
+    import wandb
+
+    if not wandb.login(prompt=False, verify=False):
+        raise ValueError(
+            "trainer.logger has a WandbLogger, but there is no login; call `wandb login`, set WANDB_API_KEY, or set "
+            "WANDB_MODE=offline."
+        )
+
+
+def check_ours(checkpoint: Path) -> None:
+    """Before anything is loaded or made.
+
+    Raises:
+        ValueError: the checkpoint is damaged, or another program's.
+    """
+    try:
+        ours = "lrl" in read_checkpoint(checkpoint, weights=False)
+    except ValueError as error:
+        raise ValueError(f"ckpt_path: {error}") from error
+    if not ours:
+        raise ValueError(
+            f"ckpt_path is {str(checkpoint)!r}, which lrl did not write; give a checkpoint of a run of lrl."
+        )
+
+
+def run(args: Any = None, started: float | None = None) -> None:
+    """Run the command line; a user's mistake becomes one sentence and exit status 2.
+
+    Args:
+        args: of the command line; None takes this process's.
+        started: ``time.monotonic()`` when the user pressed return, so that the log says how long it all took.
+    """
+    started = time.monotonic() if started is None else started
+    silence_libraries()
+    try:
+        LRLCLI(args)
+        logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
+    except user_errors() as error:
+        logging.getLogger("lrl.trace").debug("", exc_info=True)
+        sys.stderr.write(f"lrl: {in_a_sentence(str(error))}\n")
+        if os.environ.get("LRL_TRACEBACK"):
+            raise
+        raise SystemExit(2) from None

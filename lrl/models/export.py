@@ -1,0 +1,46 @@
+"""A trained language model as a plain Hugging Face folder, which asks for nothing of ours to be loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lrl.functional.frozen import frozen_names, without
+from lrl.functional.sharding import whole_tensors
+from lrl.models.language_model import LanguageModel
+
+
+def save_pretrained(language_model: LanguageModel, folder: Path, writes: bool = True) -> None:
+    """Write the model, or its adapter, and the tokenizer with the chat template that was trained on.
+
+    Args:
+        language_model: configured; its weights may be sharded.
+        folder: made if it is not there.
+        writes: whether this rank does; all ranks must call it.
+    """
+    model, lora = language_model.model, language_model.config.lora
+    state = model.state_dict()
+    if lora is not None:
+        state = without(state, frozen_names(model))
+    state = whole_tensors(state, keep=writes)
+    if not writes:
+        return
+    if lora is None:
+        model.save_pretrained(folder, state_dict=state)
+    else:  # embeddings that are trained whole are among modules_to_save already
+        model.save_pretrained(folder, state_dict=state, selected_adapters=["default"], save_embedding_layers=False)
+    assert language_model.tokenizer is not None
+    language_model.tokenizer.save(folder)
+
+
+def check_exportable(language_model: LanguageModel) -> None:
+    """Refuse an adapter whose base has no name: it could not be loaded again.
+
+    Raises:
+        ValueError: the weights of the adapter's base are not those of the model that it names.
+    """
+    for key in ("random_init", "ordered_numbers"):
+        if language_model.config.lora is not None and getattr(language_model.config, key):
+            raise ValueError(
+                f"language_model.{key} is true, so that an exported adapter would name a base that it was not trained "
+                "on; it must be false, or lora null."
+            )

@@ -1,0 +1,261 @@
+"""From a name to a causal LM: the hub or a folder, random weights, four bits, adapters."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lrl.models.model_config import DTYPES, LanguageModelConfig, LoRAConfig
+from lrl.shipped import resolve
+
+_HUB_TIMEOUT = 10
+"""Seconds that the hub has for its first answer."""
+
+
+def check_available(name: str) -> None:
+    """Ask once whether there is such a model: the libraries would try for most of a minute.
+
+    Raises:
+        ValueError: it is no folder, not in the local cache, and the hub does not have it or cannot be reached.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if Path(resolve(name)).is_dir():
+        return
+    try:
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_HUB_TIMEOUT)
+    except HFValidationError as error:
+        raise ValueError(f"language_model.name is {name!r}; there is no such folder, and it is no hub name.") from error
+    except Exception as error:  # the hub's own, the network's, and that the user asked to stay offline
+        raise ValueError(missing_model_message(name, error)) from error
+
+
+def load_base(config: LanguageModelConfig) -> Any:
+    """The bare causal LM.
+
+    Raises:
+        ValueError: there is no such model, in words that say what was looked for, or it cannot be had as configured.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.disable_progress_bar()
+    dtype, remote = DTYPES[config.dtype], config.trust_remote_code
+    attention = None if config.attention == "auto" else config.attention
+    options = {"dtype": dtype, "attn_implementation": attention, "trust_remote_code": remote}
+    architecture = _architecture(config) if config.random_init else None
+    try:
+        if architecture is None:
+            quantization = _quantization(config)
+            model = AutoModelForCausalLM.from_pretrained(
+                resolve(config.name), use_safetensors=True, quantization_config=quantization, **options
+            )
+            return _keep_gradients(model).eval()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.init_seed)
+            return AutoModelForCausalLM.from_config(architecture, **options).eval()
+    except (OSError, ValueError, ImportError) as error:
+        if any(mark in str(error) for mark in ("attn_implementation", "attention implementation", "FlashAttention")):
+            raise ValueError(
+                f"language_model.attention is {config.attention!r}, which {config.name} cannot be loaded with; "
+                f"it must be {_other_attention(config.attention)}."
+            ) from error
+        raise ValueError(missing_model_message(config.name, error)) from error
+
+
+def _other_attention(refused: str) -> str:
+    """What a model may have that does not have ``refused``: those without sdpa have eager alone."""
+    return "auto or eager" if refused == "sdpa" else "auto, sdpa or eager"
+
+
+def _architecture(config: LanguageModelConfig) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        architecture = AutoConfig.from_pretrained(resolve(config.name), trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ValueError(missing_model_message(config.name, error)) from error
+    unknown = [key for key in config.config_overrides if not hasattr(architecture, key)]
+    if unknown:
+        known = ", ".join(sorted(architecture.to_dict()))
+        raise ValueError(f"config_overrides names {unknown[0]!r}, which {config.name} does not have; it has {known}.")
+    architecture.update(dict(config.config_overrides))
+    return architecture
+
+
+def missing_model_message(name: str, error: Exception) -> str:
+    """One sentence on why ``name`` could not be loaded."""
+    text = str(error).strip()
+    reason = text.splitlines()[0][:200] if text else type(error).__name__
+    if Path(resolve(name)).is_dir():
+        return f"language_model.name is {name!r}, a folder that holds no causal LM in safetensors ({reason})."
+    return (
+        f"language_model.name is {name!r}; there is no local folder of that name, and the hub did not give it either, "
+        f"check the spelling and the network ({reason})."
+    )
+
+
+def _quantization(config: LanguageModelConfig) -> Any:
+    if config.quantization is None:
+        return None
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # advises optional kernels on import
+    from transformers import BitsAndBytesConfig
+
+    dtype = DTYPES[config.dtype]
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_storage=dtype
+    )
+
+
+def _keep_gradients(model: Any) -> Any:
+    """Keep bitsandbytes from laying 4-bit weights out for inference on a CPU: there is no gradient through that."""
+    for part in model.modules():
+        if hasattr(part, "support_avx512bf16_for_cpu"):
+            part.support_avx512bf16_for_cpu = False
+    return model
+
+
+def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
+    """Wrap ``model`` with trainable adapters; the base is frozen.
+
+    Raises:
+        ValueError: ``target_modules`` match nothing (the message lists the names that exist), or tied weights.
+    """
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    import peft
+
+    lora = config.lora
+    assert lora is not None
+    wanted, saved = _layers(model, lora)
+    tied = _tied_layers(model)
+    if tied & set(wanted):
+        raise ValueError(
+            f"lora.target_modules names {sorted(tied & set(wanted))}, whose weights are tied: merging would add the "
+            "adapter twice; put them into lora.modules_to_save."
+        )
+    adapters = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules="all-linear" if wanted == ["all-linear"] else wanted,
+        modules_to_save=saved or None,
+        ensure_weight_tying=bool(tied & set(saved)),
+        fan_in_fan_out=any(type(part).__name__ == "Conv1D" for part in model.modules()),
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft asks transformers for it
+        torch.manual_seed(config.init_seed)
+        return peft.get_peft_model(model, adapters, autocast_adapter_dtype=False)
+
+
+def _layers(model: nn.Module, lora: LoRAConfig) -> tuple[list[str], list[str]]:
+    """The layers that get an adapter, and those that are trained whole; all of them exist."""
+    wanted = [lora.target_modules] if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    saved = list(lora.modules_to_save or [])
+    every = {name.rsplit(".", 1)[-1]: type(part).__name__ for name, part in model.named_modules()}
+    linear = sorted(name for name, kind in every.items() if "Linear" in kind or "Conv1D" in kind)
+    for name in [*wanted, *saved]:
+        if name != "all-linear" and name not in every:
+            key = "modules_to_save" if name in saved else "target_modules"
+            raise ValueError(f"lora.{key} names {name!r}, which no layer is called; there are {', '.join(linear)}.")
+    return wanted, saved
+
+
+def _tied_layers(model: Any) -> set[str]:
+    """Names of the input and output embeddings, where they are one tensor."""
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    if ends[1] is None or ends[0].weight is not ends[1].weight:
+        return set()
+    return {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if part in ends}
+
+
+def freeze_second_adapter(model: Any) -> None:
+    """Copy adapter ``default`` to a frozen adapter ``reference``."""
+    if "reference" not in model.peft_config:
+        with warnings.catch_warnings():  # a copy that is never trained need not be tied
+            warnings.filterwarnings("ignore", "You have requested `ensure_weight_tying`")
+            model.add_adapter("reference", copy.deepcopy(model.peft_config["default"]))
+    state = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in state.items():
+            parts = name.split(".")
+            if "reference" in parts:
+                parameter.copy_(state[".".join("default" if part == "reference" else part for part in parts)])
+    use_adapter(model, "default")
+
+
+def add_critic_adapter(model: Any, seed: int) -> None:
+    """Add an adapter ``critic`` of the same shape as ``default``, which starts at zero as that one does."""
+    if "critic" in model.peft_config:
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.add_adapter("critic", copy.deepcopy(model.peft_config["default"]))
+    use_adapter(model, "default")
+
+
+def use_adapter(model: Any, name: str) -> None:
+    """Let one adapter speak. All but ``reference`` are trained, whoever speaks: peft would freeze those that do not."""
+    model.set_adapter(name)
+    for parameter_name, parameter in model.named_parameters():
+        adapters = set(parameter_name.split(".")) & set(model.peft_config)
+        if adapters:
+            parameter.requires_grad_("reference" not in adapters)
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A short name of the base weights: 16 hex digits over names, shapes, the sum of all bits and some values."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().flatten()
+        some = values[:: values.numel() // 256 + 1].float().cpu().numpy().tobytes()
+        total = int(values.view(_BITS[values.element_size()]).sum(dtype=torch.int64))  # exact, in any order
+        digest.update(f"{name}{tuple(parameter.shape)}{total}".encode() + some)
+    return digest.hexdigest()[:16]
+
+
+def recompute_activations(model: Any) -> None:
+    """Trade compute for activation memory in :func:`recomputed` forward passes."""
+    enable = getattr(model, "activation_checkpointing_enable", None)  # the name since transformers 5.14
+    if enable is not None:
+        enable({"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+@contextmanager
+def recomputed(model: nn.Module, checkpointing: bool) -> Iterator[None]:
+    """Let layers recompute their activations in the backward pass although dropout is off.
+
+    Transformers ties recomputation to training mode, which would switch dropout on. Only the layers' own flag is set,
+    not that of the parts where dropout is; a layer that drops out by itself is left alone.
+    """
+    layers = [layer for layer in model.modules() if getattr(layer, "gradient_checkpointing", False)]
+    layers = [layer for layer in layers if not any(_is_rate(*item) for item in vars(layer).items())]
+    modes = [layer.training for layer in layers]
+    for layer in layers if checkpointing else ():
+        layer.training = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        for layer, mode in zip(layers, modes, strict=True):
+            layer.training = mode
+
+
+def _is_rate(name: str, value: Any) -> bool:
+    return "dropout" in name and isinstance(value, float) and value > 0

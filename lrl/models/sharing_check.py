@@ -1,0 +1,44 @@
+"""Start-up self-check: does a causal LM give the same log-probabilities for turns that share one row?"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from lrl.models.attention import in_float32, is_exact, is_halved, is_sound
+from lrl.models.forward import logits_of
+from lrl.models.prompt_sharing import lay_out
+
+_PROMPT, _RESPONSE = 4, 4
+
+Verdict = Literal["exact", "inexact", "imprecise"]
+"""``inexact`` is another function of the tokens, ``imprecise`` the same one with more rounding."""
+
+
+@torch.no_grad()
+def check_sharing(model: Any, device: torch.device) -> Verdict:
+    """Compare turns that share a row with turns alone, on made-up tokens: two rows of 8 columns, or one of 12.
+
+    Both passes must agree in float32, whatever the weights are in. With 16-bit weights the shared pass, in 16 bits,
+    must besides be about as near to float32 as the plain one: 16-bit passes differ from each other by rounding alone.
+
+    Args:
+        model: a Hugging Face causal LM, which peft may have wrapped, in evaluation mode.
+        device: where its weights are.
+    """
+    size = 2 * _RESPONSE + _PROMPT
+    ids = (torch.arange(size, device=device) * 7919 + 11) % model.config.get_text_config().vocab_size
+    seen = torch.ones(2, _PROMPT, dtype=torch.bool, device=device)
+    turns = ids[:_PROMPT].repeat(2, 1), seen, ids[_PROMPT:].view(2, _RESPONSE), seen.new_ones(2, _RESPONSE)
+    layouts = [lay_out(*turns, share=share) for share in (True, False)]
+    with torch.autocast(device.type, enabled=False):
+        if not is_halved(model):
+            shared, plain = (logits_of(model, layout) for layout in layouts)
+            return "exact" if is_exact(shared, plain) else "inexact"
+        with in_float32(model):
+            shared, exact = (logits_of(model, layout, torch.float32) for layout in layouts)
+        if not is_exact(shared, exact):
+            return "inexact"
+        shared, plain = (logits_of(model, layout) for layout in layouts)
+    return "exact" if is_sound(shared, plain, exact) else "imprecise"

@@ -1,0 +1,75 @@
+"""What the states of a language model are worth: a small head on the trunk that actor and critic share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lrl.models.networks import ACTIVATIONS, at_least_float32, drawn_from, mlp
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueHeadConfig:
+    """A critic on the last hidden state that predicts a token: it has seen all before that token, and not the token."""
+
+    hidden_sizes: Sequence[int] = ()
+    """Of hidden layers; none is a linear head."""
+    activation: str = "relu"
+    """Between them."""
+    per_token: bool = True
+    """Whether each token of an answer has a value of its own; else all have that of the prompt's last token."""
+    adapter: bool = False
+    """Whether it reads the trunk through an adapter of its own, of the shape of ``language_model.lora``, that starts at
+    zero. Values then need a pass of their own."""
+    detach: bool = False
+    """Whether the value loss stops at the head. ``trainer.gradient_clip_val`` still clips one norm over both."""
+    init_seed: int | None = None
+    """Of the weights; null draws them from the run's seed."""
+
+    def __post_init__(self) -> None:
+        if any(size < 1 for size in self.hidden_sizes):
+            raise ValueError(f"value_head.hidden_sizes is {list(self.hidden_sizes)}; all must be positive.")
+        if self.adapter and self.detach:
+            raise ValueError("value_head.adapter and detach are both true: the adapter would learn nothing; unset one.")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(
+                f"value_head.activation is {self.activation!r}; it must be one of {', '.join(ACTIVATIONS)}."
+            )
+
+
+class ValueHead(nn.Module):
+    """Values of hidden states, never in half precision, whatever the trunk computes in.
+
+    Args:
+        config: its shape.
+        hidden_size: of the trunk.
+    """
+
+    def __init__(self, config: ValueHeadConfig, hidden_size: int) -> None:
+        super().__init__()
+        self.per_token, self.detach = config.per_token, config.detach
+        with drawn_from(config.init_seed):
+            self.layers = mlp((hidden_size, *config.hidden_sizes, 1), config.activation, 0.01)
+
+    def view(self, states: Tensor, mask: Tensor) -> Callable[[Tensor], Tensor]:
+        """Values of some turns by their indices, from states that do not change with the head."""
+        return lambda index: self(states[index], mask[index])
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        """``(turn, token)`` values, 0 where masked.
+
+        Args:
+            states: ``(turn, token, hidden)``.
+            mask: bool ``(turn, token)``.
+        """
+        if self.detach:
+            states = states.detach()
+        if not self.per_token:
+            states = states[:, :1]
+        with torch.autocast(states.device.type, enabled=False):
+            weights = next(self.layers.parameters())
+            values = at_least_float32(self.layers(states.to(weights.dtype)).squeeze(-1))
+        return values.expand(mask.shape) * mask

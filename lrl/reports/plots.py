@@ -1,0 +1,202 @@
+"""Learning curves: any logged metric of any runs, against any clock, with an interval over seeds."""
+
+from __future__ import annotations
+
+import csv
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from lrl.evaluation.statistics import bootstrap_bounds, interquartile_mean
+from lrl.reports.seed_intervals import MIN_SEEDS
+
+CLOCKS = ("env_steps", "episodes", "tokens", "minutes")
+"""What a curve can be drawn against; columns ``clock/<name>`` of ``metrics.csv``."""
+
+_RESAMPLES = 2000
+_LABEL_WIDTH = 60
+"""Characters of a legend's line, so that it stays within the axes."""
+_EPISODES = {"rollout": "training episodes", "val": "held-out episodes"}
+"""What the metrics of a group are measured on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One metric of one run."""
+
+    clock: np.ndarray
+    """Strictly increasing, float64 ``(row,)``."""
+    values: np.ndarray
+    """float64 ``(row,)``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One metric over several runs."""
+
+    label: str
+    num_runs: int
+    clock: np.ndarray
+    """float64 ``(point,)``."""
+    centre: np.ndarray
+    """Mean or interquartile mean over runs, ``(point,)``."""
+    lower: np.ndarray
+    """Lower end of the 95% interval, ``(point,)``; nan with fewer than five runs."""
+    upper: np.ndarray
+    """Upper end."""
+    runs: np.ndarray
+    """The single runs, ``(run, point)``."""
+
+
+def metrics_file(run: Path) -> Path:
+    """The ``metrics.csv`` of a run directory: in it, or below it.
+
+    Raises:
+        ValueError: there is none, or more than one.
+    """
+    if run.is_file():
+        return run
+    found = [run / "metrics.csv"] if (run / "metrics.csv").exists() else sorted(run.rglob("metrics.csv"))
+    if len(found) != 1:
+        raise ValueError(f"run is {str(run)!r}, which holds {len(found)} files metrics.csv; name a directory with one.")
+    return found[0]
+
+
+def read_series(run: Path, metric: str, clock: str = "env_steps") -> Series:
+    """Read one metric of a run; of rows with the same clock the last counts.
+
+    Raises:
+        ValueError: there is no such metric (the message lists those that exist), clock or run.
+    """
+    if clock not in CLOCKS:
+        raise ValueError(f"clock is {clock!r}; it must be one of {', '.join(CLOCKS)}.")
+    file = metrics_file(run)
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    column = f"clock/{clock}"
+    points = {float(r[column]): float(r[metric]) for r in rows if r.get(metric) and r.get(column)}
+    if not points:
+        names = sorted({name for row in rows for name, value in row.items() if value and "clock/" not in name})
+        raise ValueError(f"metric is {metric!r}, which {file} lacks; it has {', '.join(names) or 'nothing'}.")
+    order = sorted(points)
+    return Series(clock=np.array(order), values=np.array([points[at] for at in order]))
+
+
+def aggregate(label: str, runs: Sequence[Series], statistic: Literal["mean", "iqm"] = "iqm") -> Curve:
+    """Mean or interquartile mean over runs, with a 95% percentile bootstrap interval over five runs or more.
+
+    Runs are interpolated to the clock values of all of them, over the range that all cover: beyond it the
+    set of runs, and with it the curve, would change.
+
+    Raises:
+        ValueError: the statistic is unknown, or the runs cover no common range.
+    """
+    if statistic not in ("mean", "iqm"):
+        raise ValueError(f"statistic is {statistic!r}; it must be mean or iqm.")
+    first, last = max(run.clock[0] for run in runs), min(run.clock[-1] for run in runs)
+    clock = np.unique(np.concatenate([run.clock for run in runs]))
+    clock = clock[(clock >= first) & (clock <= last)]
+    if not len(clock):
+        raise ValueError(f"the runs of {label!r} share no range of the clock; draw them under labels of their own.")
+    values = np.stack([np.interp(clock, run.clock, run.values) for run in runs])
+    reduce = np.mean if statistic == "mean" else interquartile_mean
+    lower, upper = np.full((2, len(clock)), np.nan)
+    if len(runs) >= MIN_SEEDS:
+        lower, upper = bootstrap_bounds((values,), reduce, resamples=_RESAMPLES)  # whole runs are resampled
+    centre = reduce(values, axis=0)
+    return Curve(label=label, num_runs=len(runs), clock=clock, centre=centre, lower=lower, upper=upper, runs=values)
+
+
+def group_runs(arguments: Iterable[str]) -> dict[str, list[Path]]:
+    """Runs by label from arguments ``label=directory`` or ``directory``, whose label is its parent's name.
+
+    Raises:
+        ValueError: no run is given, or one does not exist.
+    """
+    groups: dict[str, list[Path]] = {}
+    for argument in arguments:
+        label, _, name = argument.rpartition("=")
+        run = Path(name)
+        if not run.exists():
+            raise ValueError(f"run is {name!r}, which does not exist; name a run directory or its metrics.csv.")
+        groups.setdefault(label or run.resolve().parent.name, []).append(run)
+    if not groups:
+        raise ValueError("no run is given; name at least one run directory.")
+    return groups
+
+
+def draw_curves(
+    curves: Sequence[Curve],
+    metric: str,
+    clock: str,
+    path: Path,
+    baselines: Mapping[str, float] | None = None,
+    title: str = "",
+) -> None:
+    """Write curves and horizontal baselines to a PNG: five runs or more with their interval, fewer with each run.
+
+    Args:
+        curves: one line each, and a thin one for each of two to four runs.
+        metric: names the y axis.
+        clock: names the x axis.
+        path: of the PNG; folders are made.
+        baselines: label to height.
+        title: above the picture.
+    """
+    figure, axes = new_figure(7, 4.2)
+    for curve in curves:
+        _draw_curve(axes, curve)
+    for shade, (label, height) in zip(_greys(len(baselines or {})), (baselines or {}).items(), strict=True):
+        axes.axhline(height, color=shade, linestyle="--", linewidth=1.2, label=f"{label} ({height:,.4g})")
+    if all(0 <= value <= 1 for curve in curves for value in curve.centre):
+        axes.set_ylim(0, 1.04)  # a rate is read against nothing and all
+    axes.set_xlabel(clock.replace("_", " "))
+    axes.set_ylabel(_axis_label(metric))
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=9)
+    save_figure(figure, path)
+
+
+def _draw_curve(axes: Any, curve: Curve) -> None:
+    marker = "o" if len(curve.clock) < 3 else ""
+    (line,) = axes.plot(curve.clock, curve.centre, label=_caption(curve), marker=marker)
+    if curve.num_runs >= MIN_SEEDS:
+        axes.fill_between(curve.clock, curve.lower, curve.upper, color=line.get_color(), alpha=0.2, linewidth=0)
+    elif curve.num_runs > 1:
+        axes.plot(curve.clock, curve.runs.T, color=line.get_color(), alpha=0.4, linewidth=0.8)
+
+
+def _axis_label(metric: str) -> str:
+    group, _, name = metric.partition("/")
+    exact = name.startswith("exact_")  # computed for every state, not played
+    return metric if exact or group not in _EPISODES else f"{metric}, {_EPISODES[group]}"
+
+
+def _caption(curve: Curve) -> str:
+    text = curve.label if curve.num_runs == 1 else f"{curve.label} ({curve.num_runs} runs)"
+    return textwrap.fill(text, _LABEL_WIDTH)
+
+
+def _greys(count: int) -> list[str]:
+    return [f"{0.2 + 0.5 * index / max(count, 2):.2f}" for index in range(count)]
+
+
+def new_figure(width: float, height: float) -> tuple[Any, Any]:
+    """A figure of ``width`` x ``height`` inches with one pair of axes, drawn without a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a PNG; folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150, format="png")

@@ -1,0 +1,295 @@
+"""Results that are kept: one small JSON file per experiment, from which tables and pictures are made.
+
+A file holds a title, the command, and per run its seed, commit, minutes and learning curve; everything that a table
+or a picture of the documentation shows is computed from such files, so that no figure is typed by hand.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from lrl.reports.plots import CLOCKS, Curve, Series, aggregate, draw_curves, metrics_file
+from lrl.reports.seed_intervals import bounds_of, config_digest, spread
+
+_FINISHED = re.compile(r"finished after ([\d.]+) minutes")
+_POINTS = 50
+"""Of a curve, about."""
+_OWN_TO_A_RUN = re.compile(r" --(run_directory|seed_everything)[ =]\S+")
+
+
+def summarise(
+    runs: Sequence[Path], metric: str, drawn: str | None = None, reach: float | None = None
+) -> dict[str, Any]:
+    """What is kept of the runs of one experiment.
+
+    Args:
+        runs: run directories that differ in nothing but the seed.
+        metric: column of ``metrics.csv`` whose last value is the result; its curve is kept.
+        drawn: another column, whose curve is kept for the picture; None draws ``metric``.
+        reach: keep of each run :func:`first_episode` at which this return is reached, as ``first_episode``.
+
+    Raises:
+        ValueError: no run is given, one has no such metric, or their commands differ.
+    """
+    if not runs:
+        raise ValueError("no run is given; name at least one run directory.")
+    commands = sorted({command_of(run) for run in runs})
+    if len(commands) > 1:
+        raise ValueError(f"the runs differ in more than their seed: {commands[0]!r} and {commands[1]!r}.")
+    kept = []
+    for run in runs:
+        first = {} if reach is None else {"first_episode": {f"{reach:g}": first_episode(run, reach)}}
+        kept.append(_run(run, metric, drawn) | first)
+    kept.sort(key=lambda run: run["seed"])
+    return {"command": commands[0], "metric": metric, "drawn": drawn or metric, "runs": kept}
+
+
+def command_of(run: Path) -> str:
+    """The command of a run without what is its own: directory and seed."""
+    if not (run / "command.txt").is_file():
+        raise ValueError(f"run is {str(run)!r}, which is no run directory: it holds no command.txt.")
+    words = (run / "command.txt").read_text(encoding="utf-8").strip().split(" ", 1)
+    return "python -m lrl" + _OWN_TO_A_RUN.sub("", f" {words[-1]}" if len(words) > 1 else "")
+
+
+def _run(run: Path, metric: str, drawn: str | None) -> dict[str, Any]:
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    finished = _FINISHED.search((run / "run.log").read_text(encoding="utf-8"))
+    return {
+        "seed": config["seed_everything"],
+        "commit": (run / "commit.txt").read_text(encoding="utf-8").strip(),
+        "minutes": float(finished[1]) if finished else None,
+        "config": config_digest(config),
+        "curve": _curve(metrics_file(run), metric),
+        **({"drawn": _curve(metrics_file(run), drawn)} if drawn else {}),
+    }
+
+
+def _curve(file: Path, metric: str) -> dict[str, list[float]]:
+    """Every clock and the metric, where the metric was measured."""
+    with file.open(newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if row.get(metric)]
+    if not rows:
+        raise ValueError(f"metric is {metric!r}, which {file} lacks; name a column of it.")
+    clocks = [clock for clock in CLOCKS if rows[0].get(f"clock/{clock}")]
+    rows = [*rows[: -1 : max(1, len(rows) // _POINTS)], rows[-1]]
+    curve = {clock: [round(float(row[f"clock/{clock}"]), 3) for row in rows] for clock in clocks}
+    return curve | {metric: [round(float(row[metric]), 5) for row in rows]}
+
+
+def first_episode(run: Path, value: float, window: int = 25) -> int | None:
+    """The episode at which the mean return of the last ``window`` training episodes first reaches ``value``.
+
+    Episodes that ended in one collection count with that collection's mean. None where it never does.
+    """
+    returns: list[float] = []
+    before = 0
+    with metrics_file(run).open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            if not (row.get("clock/episodes") and row.get("rollout/return")):
+                continue  # a row of validation, with the same clock
+            episodes = int(float(row["clock/episodes"]))
+            for _ in range(before, episodes):
+                returns.append(float(row["rollout/return"]))
+                if len(returns) >= window and np.mean(returns[-window:]) >= value - 1e-6:
+                    return len(returns)
+            before = episodes
+    return None
+
+
+def result_text(result: dict[str, Any]) -> str:
+    """A result as JSON, each list of numbers on one line."""
+    text = json.dumps(result, indent=1)
+    return re.sub(r"\[\s+([-\d.,\se]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A kept result.
+
+    Raises:
+        ValueError: it is not there, or no JSON object.
+    """
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"result is {str(path)!r}, which cannot be read: {error}.") from error
+    if not isinstance(result, dict):
+        raise ValueError(f"result is {str(path)!r}, which holds no JSON object.")
+    return result
+
+
+def final_values(result: dict[str, Any]) -> np.ndarray:
+    """The last value of every run's curve, float64 ``(run,)``."""
+    return np.array([run["curve"][result["metric"]][-1] for run in result["runs"]])
+
+
+def result_curve(result: dict[str, Any], clock: str) -> Curve:
+    """What is drawn of a result: the mean over its runs, with the interval.
+
+    Each point is the mean of the last ``window`` measurements of a run, where the result has one. The name is its
+    ``label``, or else its title up to the first comma: what follows says how the final value was measured, which may
+    be something else than what is drawn.
+    """
+    window = result.get("window", 1)
+    series = [
+        Series(clock=np.array(curve[clock]), values=_trailing_mean(curve[result["drawn"]], window))
+        for curve in (run.get("drawn", run["curve"]) for run in result["runs"])
+    ]
+    return aggregate(result.get("label", result["title"].partition(",")[0]), series, "mean")
+
+
+def _trailing_mean(values: Sequence[float], window: int) -> np.ndarray:
+    """Of as many values as there are, up to ``window``."""
+    return np.array([np.mean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)])
+
+
+def kept_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """All results of a folder by name, in the order of their names."""
+    return {path.stem: read_result(path) for path in sorted(folder.glob("*.json"))}
+
+
+def pictures(results: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Experiments by the picture that they are drawn into: one of their own, or one that several name."""
+    drawn: dict[str, list[dict[str, Any]]] = {}
+    for name, result in results.items():
+        if "metric" in result:
+            drawn.setdefault(result.get("picture", name), []).append(result)
+    return drawn
+
+
+def draw_picture(name: str, results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """Draw the experiments of one picture against environment steps (minutes where there are none), or their clocks.
+
+    Returns:
+        The files: ``<name>.png`` against the first clock, ``<name>_<clock>.png`` against the others.
+    """
+    first = results[0]
+    clocks = first.get("clocks") or ["env_steps" if "env_steps" in first["runs"][0]["curve"] else "minutes"]
+    baselines = {label: height for result in results for label, height in result["baselines"].items()}
+    paths = []
+    for clock in clocks:
+        paths.append(folder / f"{name}{'' if clock == clocks[0] else f'_{clock}'}.png")
+        curves = [result_curve(result, clock) for result in results]
+        draw_curves(curves, first["drawn"], clock, paths[-1], baselines)
+    return paths
+
+
+def learning_table(results: Sequence[dict[str, Any]]) -> str:
+    """Markdown: one row per experiment, with mean, interval over seeds, seeds that reach the bar, and minutes.
+
+    The interval is a bootstrap where the metric is bounded and Student's where it is not; with fewer than five seeds
+    the value of each seed is shown instead.
+    """
+    lines = ["| experiment | result | seeds | minutes | command |", "|---|---|---|---|---|"]
+    return "\n".join([*lines, *(_row(result) for result in results)])
+
+
+def _row(result: dict[str, Any]) -> str:
+    values = final_values(result)
+    seeds = f" ({spread(values, bounds_of(result))})" if len(values) > 1 else ""
+    bar = result.get("bar")
+    reached = f"{int((values >= bar).sum())} of {len(values)} reach {bar:g}" if bar is not None else f"{len(values)}"
+    minutes = [run["minutes"] for run in result["runs"] if run["minutes"] is not None]
+    spent = " to ".join(sorted({f"{min(minutes):.1f}", f"{max(minutes):.1f}"}, key=float)) if minutes else ""
+    name = result["metric"].partition("/")[2].replace("_", " ")
+    return f"| {result['title']} | {name} {values.mean():.3f}{seeds} | {reached} | {spent} | `{result['command']}` |"
+
+
+def environments_table(
+    reports: Sequence[dict[str, Any]], settings: Sequence[str] | None = None, figure: str = "success"
+) -> str:
+    """Markdown: policies in environments, as ``EpisodeResults.report`` tells of them, with the intervals.
+
+    Return, length and success of a single policy; one figure of each where there are several. A column for every
+    setting that an environment was made with.
+
+    Args:
+        reports: of each environment one per policy.
+        settings: by which environments are told apart; None takes all that are there.
+        figure: of several policies: ``success`` or ``return``.
+    """
+    policies = list(dict.fromkeys(report["policy"] for report in reports))
+    if settings is None:
+        settings = list(dict.fromkeys(name for report in reports for name in report.get("env_kwargs", {})))
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for report in reports:
+        cells.setdefault((report["env_id"], json.dumps(report.get("env_kwargs", {}))), []).append(report)
+    compared = len(policies) > 1
+    heads = ["environment", *settings]
+    heads += policies if compared else ["return", "length", "success"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for alike in cells.values():
+        first = alike[0]
+        row = [f"`{first['env_id']}`", *(str(first.get("env_kwargs", {}).get(name, "")) for name in settings)]
+        if compared:
+            row += [_with_interval(report, figure) for report in alike]
+        else:
+            row += [_with_interval(first, name) for name in ("return", "length", "success")]
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def _with_interval(report: dict[str, Any], name: str) -> str:
+    mean = report["success_rate"] if name == "success" else report[f"{name}_mean"]
+    decimals = 1 if name == "length" else 0 if abs(mean) >= 1000 else 3
+    bounds = [f"{bound:.{decimals}f}" for bound in report[f"{name}_ci95"] if bound is not None]  # none of one episode
+    return f"{mean:.{decimals}f}" + (f" ({bounds[0]} to {bounds[1]})" if bounds else "")
+
+
+def benchmark_table(reports: Sequence[dict[str, Any]]) -> str:
+    """Markdown: one row per comparison of ``scripts/benchmark.py``."""
+    lines = ["| comparison | ours | theirs | ratio (repeats) |", "|---|---|---|---|"]
+    for report in reports:
+        for one in report["comparisons"]:
+            ours, theirs = np.median(one["ours"]), np.median(one["theirs"])
+            ratios = f"{one['ratio']:.2f} ({one['ratio_min']:.2f} to {one['ratio_max']:.2f})"
+            lines.append(f"| {report['title']}, {one['name']} | {ours:.0f} {one['unit']} | {theirs:.0f} | {ratios} |")
+    return "\n".join(lines)
+
+
+def text_cost_table(report: dict[str, Any]) -> str:
+    """Markdown: what text costs in each environment of ``scripts/benchmark.py text``."""
+    lines = ["| environment | text layer, microseconds per step | steps/s in text | native |", "|---|---|---|---|"]
+    for one in report["environments_in_text"]:
+        cost = np.array(one["text_layer_us"])
+        spread = f"{np.median(cost):.1f} ({cost.min():.1f} to {cost.max():.1f})"
+        rates = (f"{np.median(one[name]):,.0f}" for name in ("steps_per_second", "native_steps_per_second"))
+        lines.append(f"| `{one['env_id']}` | {spread} | {' | '.join(rates)} |")
+    return "\n".join(lines)
+
+
+def baselines_table(reports: dict[str, dict[str, Any]]) -> str:
+    """Markdown: the return of several policies in the same environments.
+
+    Args:
+        reports: policy to what ``scripts/success_table.py`` wrote of it.
+    """
+    lines = [f"| environment | {' | '.join(reports)} |", "|---" * (len(reports) + 1) + "|"]
+    for rows in zip(*(report["environments"] for report in reports.values()), strict=True):
+        cells = []
+        for row in rows:
+            low, high = row["return_ci95"]
+            cells.append(f"{row['return_mean'] + 0.0:.2f} ({low:.2f} to {high:.2f})".replace("-0.00", "0.00"))
+        lines.append(f"| `{rows[0]['env_id']}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def fill(page: str, name: str, table: str) -> str:
+    """``page`` with what stands between ``<!-- name -->`` and ``<!-- end name -->`` replaced.
+
+    Raises:
+        ValueError: the page has no such marks.
+    """
+    start, end = f"<!-- {name} -->", f"<!-- end {name} -->"
+    if start not in page or end not in page:
+        raise ValueError(f"the page lacks {start!r} or {end!r}; put both where the table belongs.")
+    head, _, rest = page.partition(start)
+    return f"{head}{start}\n{table}\n{end}{rest.partition(end)[2]}"

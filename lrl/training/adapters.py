@@ -1,0 +1,149 @@
+"""``init_from`` with adapters of another shape: what they add becomes part of the weights that they were trained on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from lrl.functional.sharding import read_checkpoint
+from lrl.models.language_model import LanguageModel
+from lrl.training.weights import canonical, initial_weights, locate, own_weights, take_weights
+
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+
+
+class Notes(NamedTuple):
+    """What is known of adapters beside their weights."""
+
+    scale: float | None = None
+    """What ``B A`` is multiplied by; None where nobody wrote it down."""
+    fingerprint: str | None = None
+    """Of the base that they were trained on."""
+
+
+def start_from(policy: nn.Module, source: str) -> set[str]:
+    """Copy the weights that ``init_from`` names into a policy, merging adapters of another shape into the base.
+
+    Returns:
+        The names of frozen weights that were overwritten: they can no longer be had by the name of the base.
+
+    Raises:
+        ValueError: there are none, or they do not fit.
+    """
+    weights, merged = merge_adapters(policy, initial_weights(source), source)
+    taken = take_weights(policy, weights, source, partial=merged)
+    logging.getLogger("lrl").info("started from %d tensors of %s", len(weights), source)
+    return taken
+
+
+def lora_scale(policy: nn.Module) -> float | None:
+    """Return alpha / r of a policy's adapters; None without."""
+    settings = [part.config.lora for part in policy.modules() if isinstance(part, LanguageModel)]
+    return next((lora.alpha / lora.r for lora in settings if lora is not None), None)
+
+
+def merge_adapters(policy: nn.Module, weights: dict[str, Tensor], source: str) -> tuple[dict[str, Tensor], bool]:
+    """Merge adapters that do not fit the policy's into the base.
+
+    Args:
+        policy: configured.
+        weights: what ``init_from`` gave.
+        source: its name.
+
+    Returns:
+        The weights with the policy's own base in place of adapters, plus what they add, and true; or ``weights`` and
+        false where there are none, or none but such as the policy has.
+
+    Raises:
+        ValueError: they cannot be merged.
+    """
+    given = {canonical(name): tensor for name, tensor in weights.items()}
+    layers = [name.removesuffix(_A) for name in given if name.endswith(_A)]
+    own = own_weights(policy)
+    if not layers:
+        return weights, False
+    notes = _notes(source)
+    same_shape = {_shape(name, tensor) for name, tensor in given.items() if _is_adapter(name)} == {
+        _shape(name, tensor) for name, (_, tensor) in own.items() if _is_adapter(name)
+    }
+    if same_shape and notes.scale in (None, lora_scale(policy)):
+        return weights, False
+    scale = _check_mergeable(policy, notes, source)
+    kept = {name: tensor for name, tensor in weights.items() if not _is_adapter(canonical(name))}
+    by_name = {canonical(name): name for name in kept}
+    for layer in layers:
+        name, base = own.get(f"{layer}.weight", (None, None))
+        if name is None or base is None or sum(tensor is base for _, tensor in own.values()) > 1:
+            reason = "which this policy lacks" if name is None else "whose weights are tied in this policy"
+            raise ValueError(f"model.init_from is {source!r}; it has an adapter on {layer!r}, {reason}.")
+        start = kept.pop(by_name[f"{layer}.weight"]) if f"{layer}.weight" in by_name else base.detach()
+        added = scale * (given[layer + _B].double().cpu() @ given[layer + _A].double().cpu())
+        if type(policy.get_submodule(name.removesuffix(".weight"))).__name__ == "Conv1D":  # keeps its weight transposed
+            added = added.T
+        kept[name] = (start.double().cpu() + added).to(base.dtype)
+    rank = given[layers[0] + _A].shape[0]
+    message = "merged the adapter of rank %d in %s into %d layers of the base, beneath the one that is trained now"
+    logging.getLogger("lrl").info(message, rank, source, len(layers))
+    if notes.fingerprint not in (None, getattr(policy, "fingerprint", None)):
+        logging.getLogger("lrl").warning("%s was trained on another base, or on one of another data type", source)
+    return kept, True
+
+
+def _is_adapter(name: str) -> bool:
+    return name.endswith((_A, _B))
+
+
+def _shape(name: str, tensor: Tensor) -> tuple[str, torch.Size]:
+    return name, tensor.shape
+
+
+def _check_mergeable(policy: nn.Module, notes: Notes, source: str) -> float:
+    """The scale of adapters that are to be merged."""
+    for part in policy.modules():
+        if isinstance(part, LanguageModel) and part.config.quantization is not None:
+            raise ValueError(
+                f"model.init_from is {source!r}, whose adapter has another shape and would be merged into the base; "
+                f"language_model.quantization is {part.config.quantization!r}, it must be null, or lora the same."
+            )
+    if notes.scale is None:
+        raise ValueError(
+            f"model.init_from is {source!r}, whose adapter has another shape; it does not say its alpha, give the run "
+            "directory or the exported folder."
+        )
+    return notes.scale
+
+
+def _notes(source: str) -> Notes:
+    """What a checkpoint, or the configuration beside exported weights, says of adapters."""
+    path = locate(source)
+    if (path / "adapter_config.json").is_file():
+        return Notes(_exported_scale(path, source))
+    if path.is_dir() and not (path / ".metadata").exists():
+        return Notes()
+    saved = read_checkpoint(path, weights=False).get("lrl", {})
+    scale = saved.get("lora_scale")
+    if scale is None and saved.get("config"):  # written before the scale was
+        config: Any = yaml.safe_load(saved["config"])
+        policy = config["model"]["init_args"]["policy"]["init_args"]
+        lora = (policy.get("language_model") or {}).get("lora")
+        scale = lora["alpha"] / lora["r"] if lora else None
+    return Notes(scale, saved.get("fingerprint"))
+
+
+def _exported_scale(folder: Path, source: str) -> float:
+    config: Mapping[str, Any] = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    for key in ("use_dora", "rank_pattern", "alpha_pattern"):
+        if config.get(key):
+            raise ValueError(
+                f"model.init_from is {source!r}, whose adapter_config.json has {key}: {config[key]}; only plain LoRA "
+                "can be merged."
+            )
+    return config["lora_alpha"] / (math.sqrt(config["r"]) if config.get("use_rslora") else config["r"])

@@ -1,0 +1,74 @@
+"""Devices, strategy and precision of an evaluation are Lightning Fabric's."""
+
+import runpy
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lrl.cli.arguments import fabric_of
+from lrl.policies.baselines.fixed import ConstantPolicy
+
+SCRIPT = str(Path(__file__).parents[2] / "scripts" / "evaluate.py")
+
+
+def evaluate(monkeypatch, *arguments):
+    """Run the script on two episodes."""
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--policy", "constant", "--episodes", "2", *arguments])
+    runpy.run_path(SCRIPT, run_name="__main__")
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What a policy with one weight acts in: whether under autocast, and the type of its weight."""
+    seen = set()
+    act = ConstantPolicy.act
+
+    def watched(self, *args, **kwargs):
+        seen.add((torch.is_autocast_enabled("cpu"), self.weight.dtype))
+        return act(self, *args, **kwargs)
+
+    connect = ConstantPolicy.connect
+
+    def connected(self, codec):
+        connect(self, codec)
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    monkeypatch.setattr(ConstantPolicy, "connect", connected)
+    monkeypatch.setattr(ConstantPolicy, "act", watched)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], (False, torch.float32)),
+        (["--precision", "bf16-mixed"], (True, torch.float32)),
+        (["--precision", "bf16-true"], (False, torch.bfloat16)),
+        (["--precision", "64-true"], (False, torch.float64)),
+    ],
+)
+def test_a_policy_acts_in_the_precision_that_is_asked_for(arguments, expected, seen, monkeypatch, capsys):
+    evaluate(monkeypatch, "--accelerator", "cpu", *arguments)
+    assert seen == {expected} and "constant" in capsys.readouterr().out
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"), [(["--precision", "bf15"], "'bf15'"), (["--strategy", "nothing"], "'nothing'")]
+)
+def test_a_setting_that_cannot_be_used_is_one_sentence(arguments, sentence, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as ended:
+        evaluate(monkeypatch, "--accelerator", "cpu", *arguments)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err.strip()
+    assert told.startswith("evaluate.py: ") and sentence in told and "Traceback" not in told
+
+
+def test_a_strategy_that_shards_the_policy_is_refused(monkeypatch):
+    kind = type("FSDPStrategy", (), {})  # Fabric itself wants a GPU for it
+    monkeypatch.setattr("lightning.fabric.Fabric", lambda **settings: Namespace(strategy=kind()))
+    with pytest.raises(ValueError, match="--strategy is 'fsdp', which shards the weights"):
+        fabric_of(Namespace(accelerator="cuda", devices="2", strategy="fsdp", precision=None))

@@ -1,0 +1,257 @@
+"""The command line, and every configuration that is shipped."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import lrl.cli.main
+import lrl.shipped
+from lrl.callbacks.export import ExportModel
+from lrl.cli.main import LRLCLI, base_config, check_ours, checkpoint_file
+from lrl.cli.run_directory import RunDirectory, experiment_name
+
+CONFIGS = sorted(
+    path for path in Path("configs").rglob("*.yaml") if path.name != "base.yaml" and path.parent.name != "overlays"
+)
+OVERLAYS = sorted(Path("configs/overlays").glob("*.yaml"))
+
+
+class Parsed(LRLCLI):
+    """Parses everything, and makes nothing."""
+
+    def before_instantiate_classes(self):
+        pass
+
+    def instantiate_classes(self):
+        pass
+
+    def _run_subcommand(self, subcommand):
+        pass
+
+
+def parse(*args):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["lrl", "fit", *map(str, args)])
+        return Parsed().config["fit"]
+
+
+class Made(LRLCLI):
+    """Makes everything, and runs nothing."""
+
+    def before_instantiate_classes(self):
+        self.config["fit"].trainer.logger = False
+
+    def _run_subcommand(self, subcommand):
+        pass
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_every_experiment_is_parsed_whole(config):
+    parsed = parse("--config", config)
+    assert parsed.model.class_path.startswith("lrl.algorithms.") and parsed.data.class_path.startswith("lrl.data.")
+    assert parsed.trainer.use_distributed_sampler is False
+    assert parsed.data.init_args.seed == parsed.seed_everything == 0
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=str)
+def test_every_overlay_goes_on_top_of_an_experiment(overlay):
+    parsed = parse("--config", "configs/frozen_lake/grpo.yaml", "--config", overlay)
+    loggers = [logger.class_path.rsplit(".", 1)[-1] for logger in parsed.trainer.logger]
+    assert loggers[:2] == ["CSVLogger", "TensorBoardLogger"] and ("WandbLogger" in loggers) == ("wandb" in str(overlay))
+    assert len(parsed.trainer.callbacks) == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--model.init_args.no_such_key", "1"], "lrl: model: Option 'no_such_key' is not accepted"),
+        (["--model.init_args.lr", "much"], "lrl: model.lr: Expected a float. Got value: much"),
+        (["--trainer.max_epochs", "many"], "lrl: trainer.max_epochs: Expected a int"),
+        (["--nonsense", "1"], "lrl: unrecognized arguments: --nonsense 1"),
+        (["--optimizer", "Adam"], "lrl: unrecognized arguments: --optimizer Adam"),
+        (
+            ["--model.init_args.learning_rate", "1"],
+            "lrl: model: Option 'learning_rate' is not accepted; did you mean 'lr'?",
+        ),
+        (["--data.init_args.n_envs", "1"], "lrl: data: Option 'n_envs' is not accepted; did you mean 'num_envs'?"),
+        (
+            ["--model.init_args.policy.init_args.sampling.temprature", "1"],
+            "lrl: model.policy: unrecognized arguments: --sampling.temprature=1; did you mean 'temperature'?",
+        ),
+        (
+            ["--trainer.max_epohcs", "1"],
+            "lrl: unrecognized arguments: --trainer.max_epohcs 1; did you mean 'max_epochs'?",
+        ),
+        (
+            ["--trainer.precision", "bf15"],
+            "lrl: trainer.precision: 'bf15' must be one of 64, 32, 16, transformer-engine, transformer-engine-float16, "
+            "16-true, 16-mixed, bf16-true, bf16-mixed, 32-true, 64-true, bf16; did you mean 'bf16'?",
+        ),
+    ],
+)
+def test_a_wrong_key_or_type_is_refused_by_name_in_a_sentence(arguments, sentence, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    with pytest.raises(SystemExit) as stopped:
+        lrl.cli.main.run(["fit", "--config", "configs/frozen_lake/grpo.yaml", *arguments])
+    assert stopped.value.code == 2 and capsys.readouterr().err == sentence + "\n"
+
+
+def test_the_seed_reaches_the_data():
+    parsed = parse("--config", "configs/frozen_lake/grpo.yaml", "--seed_everything", "7")
+    assert parsed.data.init_args.seed == 7
+
+
+def test_one_option_exports_the_model_and_pushes_it(monkeypatch):
+    command = ["lrl", "fit", "--config", "configs/frozen_lake/sft.yaml", "--trainer.accelerator", "cpu"]
+    exports = []
+    for option in ([], ["--push_to_hub", "me/lake"]):
+        monkeypatch.setattr(sys, "argv", [*command, *option])
+        exports.append([part for part in Made().trainer.callbacks if isinstance(part, ExportModel)])
+    assert exports[0] == [] and [(part.repo_id, part.private) for part in exports[1]] == [("me/lake", True)]
+
+
+def test_an_accelerator_that_is_not_here_is_named(monkeypatch):
+    command = ["lrl", "fit", "--config", "configs/frozen_lake/sft.yaml", "--trainer.accelerator", "gpu"]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="trainer.accelerator is 'gpu'"):
+        Made()
+
+
+def test_a_missing_base_is_an_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(lrl.shipped, "_PACKAGE", tmp_path / "lrl")
+    with pytest.raises(ValueError, match=r"base\.yaml is missing"):
+        base_config()
+
+
+def test_help_answers_at_once_and_without_torch():
+    started = time.perf_counter()
+    code = "import sys, runpy; sys.argv = ['lrl', '--help']; runpy.run_module('lrl', run_name='__main__');"
+    result = subprocess.run(
+        [sys.executable, "-c", code + "assert 'torch' not in sys.modules"], capture_output=True, text=True, check=True
+    )
+    assert "fit" in result.stdout and time.perf_counter() - started < 3
+
+
+def test_a_run_directory_belongs_to_one_launch(tmp_path, monkeypatch):
+    monkeypatch.delenv("LRL_RUN_DIRECTORY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory.create(None, "frozen_lake/grpo", 3).path
+    assert run.parent == tmp_path / "runs" / "frozen_lake" / "grpo" and run.name.endswith("-seed3")
+    assert {"run.log", "commit.txt", "command.txt"} <= set(os.listdir(run))
+    monkeypatch.delenv("LRL_RUN_DIRECTORY")
+    with pytest.raises(ValueError, match="not empty"):
+        RunDirectory.create(str(run), "frozen_lake/grpo", 3)
+    monkeypatch.delenv("LRL_RUN_DIRECTORY", raising=False)
+
+
+def test_an_experiment_is_named_by_its_file_not_by_an_overlay():
+    assert experiment_name(["configs/frozen_lake/grpo.yaml", "configs/overlays/debug.yaml"]) == "frozen_lake/grpo"
+
+
+def test_a_checkpoint_is_found_in_a_run_directory(tmp_path):
+    with pytest.raises(ValueError, match="ckpt_path"):
+        checkpoint_file(str(tmp_path))
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.ckpt").touch()
+    assert checkpoint_file(str(tmp_path)).name == "last.ckpt"
+
+
+@pytest.mark.distributed
+def test_weights_and_biases_offline_write_to_the_run_directory_and_ask_nobody(tmp_path):
+    run = tmp_path / "run-of-mine"
+    where = ["--trainer.logger.project", "lakes", "--trainer.logger.entity", "ours"]
+    bare = ["max_epochs=1", "limit_val_batches=0", "accelerator=cpu"]
+    command = [sys.executable, "-m", "lrl", "fit", "--config", "configs/frozen_lake/sft.yaml"]
+    command += ["--config", "configs/overlays/wandb.yaml", *where, *(f"--trainer.{setting}" for setting in bare)]
+    with socket.create_server(("127.0.0.1", 0)) as network:
+        proxy = "http://{}:{}".format(*network.getsockname())
+        environment = {**os.environ, "WANDB_MODE": "offline", "HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": ""}
+        for name in ("LRL_RUN_DIRECTORY", "WANDB_SILENT"):
+            environment.pop(name, None)
+        result = subprocess.run(
+            [*command, "--run_directory", str(run)], capture_output=True, text=True, env=environment, timeout=120
+        )
+        network.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            network.accept()
+    assert result.returncode == 0 and "wandb" not in (result.stdout + result.stderr).lower(), result.stderr
+    (written,) = run.glob("wandb/offline-run-*/run-*.wandb")
+    record = written.read_bytes()
+    assert all(text in record for text in (b"lakes", b"ours", b"run-of-mine", b"train/loss"))
+
+
+@pytest.mark.parametrize("case", ["text", "foreign", "cut", "sharded"])
+def test_what_cannot_be_resumed_is_one_sentence(tmp_path, case):
+    path = tmp_path / "some.ckpt"
+    if case == "text":
+        path.write_text("not a checkpoint")
+    elif case == "sharded":
+        path.mkdir()
+        (path / ".metadata").write_text("")
+    else:
+        torch.save({"state_dict": {"weight": torch.zeros(10_000)}} | {"lrl": {}} if case == "cut" else {}, path)
+    if case == "cut":
+        path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(ValueError, match="ckpt_path.*some.ckpt'.*(is no checkpoint|lrl did not write)") as caught:
+        check_ours(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_of_ours_is_accepted(tmp_path):
+    torch.save({"state_dict": {}, "lrl": {}}, tmp_path / "last.ckpt")
+    check_ours(tmp_path / "last.ckpt")
+
+
+def run(*arguments):
+    """A command line in a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
+    command = [sys.executable, "-m", "lrl", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+
+
+SHORT = ("--config", "configs/frozen_lake/grpo.yaml", "--data.init_args.validation_episodes", "2")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A short run, and what it said."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    sizes = ["--trainer.max_epochs", "1", "--data.init_args.num_epochs", "1", "--data.init_args.group_size", "2"]
+    quiet = ["--trainer.callbacks", "[{class_path: lrl.callbacks.collect.VectorEnvRollouts}, "
+             "{class_path: lrl.callbacks.checkpoint.CollectionCheckpoint}]"]  # fmt: skip
+    return folder, run("fit", *SHORT, *sizes, *quiet, "--run_directory", folder)
+
+
+@pytest.mark.distributed
+def test_a_run_leaves_its_records(trained):
+    folder, result = trained
+    assert result.returncode == 0, result.stderr
+    assert {"config.yaml", "metrics.csv", "run.log", "commit.txt", "checkpoints"} <= set(os.listdir(folder))
+    for noise in ("Tip", "Warning", "deprecated", "litlogger", "GPU available"):
+        assert noise not in result.stdout + result.stderr
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
+def test_a_checkpoint_is_evaluated_and_its_figures_are_printed(subcommand, trained, tmp_path):
+    folder, _ = trained
+    result = run(subcommand, *SHORT, "--ckpt_path", folder, "--run_directory", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert all(word in result.stdout for word in ("FrozenLake-v1", "success", "2 episodes"))
+    assert "before training" not in result.stderr
+    assert (tmp_path / "run" / "predictions.json").exists() == (subcommand == "predict")
+
+
+@pytest.mark.parametrize("option", ["--optimizer", "--lr_scheduler"])
+def test_help_does_not_offer_what_would_be_ignored(option, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    with pytest.raises(SystemExit):
+        LRLCLI(["fit", "--help"])
+    assert f"{option} " not in capsys.readouterr().out

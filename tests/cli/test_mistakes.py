@@ -1,0 +1,71 @@
+"""What a user is told who got something wrong."""
+
+import errno
+
+import pytest
+import wandb
+
+import lrl.cli.main
+from lrl.cli.main import check_wandb_login
+from lrl.cli.mistakes import nearest, suggestion
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("lam", "gae_lambda"), ("eps_clip", "clip_range"), ("kl_ceof", "kl_coef"), ("learning_rate", "lr"), ("xyz", None)],
+)
+def test_a_name_of_another_library_or_a_slip_is_recognised(name, meant):
+    assert nearest(name, ["lr", "gae_lambda", "clip_range", "kl_coef", "schedule"]) == meant
+
+
+def test_a_synonym_that_is_no_setting_there_is_not_suggested():
+    assert nearest("learning_rate", ["num_envs", "group_size"]) is None
+
+
+@pytest.mark.parametrize(
+    ("report", "meant"),
+    [
+        ("Group 'language_model' does not accept option 'nmae'", "name"),
+        ("Group 'language_model.lora' does not accept option 'lora_alpha'", "alpha"),
+        ("unrecognized arguments: --sampling.temprature=3", "temperature"),
+    ],
+)
+def test_a_misspelt_setting_of_a_group_is_looked_for_in_the_group(report, meant):
+    owner = "Problem with given class_path 'lrl.policies.text.TextPolicy':\n  "
+    assert suggestion(owner + report) == f"; did you mean {meant!r}?"
+
+
+def test_a_misspelt_setting_of_the_trainer_in_a_config_is_looked_for_in_the_trainer():
+    told = suggestion("Subcommand 'fit' does not accept option 'trainer.max_epohcs'")
+    assert told == "; did you mean 'max_epochs'?"
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "run/last.ckpt"), "No space left on device: 'run/last.ckpt'"),
+        (wandb.errors.CommError("no such\nentity"), "no such entity"),
+    ],
+)
+def test_what_the_disk_or_weights_and_biases_refuse_is_one_sentence(error, sentence, monkeypatch, capsys):
+    def refuse(args):
+        raise error
+
+    monkeypatch.setattr(lrl.cli.main, "LRLCLI", refuse)
+    with pytest.raises(SystemExit) as stopped:
+        lrl.cli.main.run([])
+    assert stopped.value.code == 2 and capsys.readouterr().err == f"lrl: {sentence}\n"
+
+
+@pytest.mark.parametrize("mode", [None, "offline"])
+def test_weights_and_biases_without_login_is_told_before_anything_is_made(mode, monkeypatch, tmp_path):
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    if mode is not None:
+        monkeypatch.setenv("WANDB_MODE", mode)
+        check_wandb_login()
+        return
+    monkeypatch.setattr(wandb, "login", lambda prompt, verify: False)
+    with pytest.raises(ValueError, match="there is no login; call `wandb login`"):
+        check_wandb_login()

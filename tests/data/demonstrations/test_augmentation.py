@@ -1,0 +1,104 @@
+"""Demonstrations with other names or left for right are demonstrations still."""
+
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from lrl.codecs.babyai import COLORS, BabyAICodec
+from lrl.data.demonstrations.augmentation import BabyAISymmetry
+from lrl.envs.babyai.levels import HELD_OUT
+from lrl.envs.factory import GymnasiumEnvs
+
+CODEC = BabyAICodec()
+MIRROR = {"left": "right", "right": "left"}
+
+
+def episode(name, seed):
+    """Native observations and actions of minigrid's bot."""
+    env = GymnasiumEnvs(f"lrl/BabyAI-{name}Local-v0", {"num_distractors": 5}).make_native()
+    seen, _ = env.reset(seed=seed)
+    observations, actions, ended = [], [], False
+    while not ended:
+        observations.append(seen)
+        actions.append(env.unwrapped.expert_action())
+        seen, _, terminated, truncated, _ = env.step(actions[-1])
+        ended = terminated or truncated
+    return observations, actions
+
+
+def words(observation):
+    return CODEC.observation_to_text(observation)
+
+
+def swapped(text, names):
+    return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), text)
+
+
+def renaming(before, after):
+    """Which word became which, over an episode's missions and views."""
+    names = {}
+    for old, new in zip(before, after, strict=True):
+        things = [re.findall(r"\w+", line) for line in (old["mission"], new["mission"])]
+        for one, other in zip(*things, strict=True):
+            assert names.setdefault(one, other) == other
+    return names
+
+
+@pytest.mark.parametrize("name", ["GoTo", "Pickup", "PutNext", "PickUpSeqGoTo", "Open"])
+def test_a_renamed_episode_says_the_same_in_other_words(name):
+    symmetry = BabyAISymmetry(mirror=False)
+    for seed in range(8):
+        observations, actions = episode(name, seed)
+        changed, same = symmetry.change(observations, actions, np.random.default_rng(seed))
+        assert same == actions
+        renaming(observations, changed)
+        for old, new in zip(observations, changed, strict=True):
+            places = [re.sub(rf"\b({'|'.join(COLORS)}|key|ball|box)\b", "_", words(one)) for one in (old, new)]
+            assert places[0] == places[1], "things stay where they are, and walls are walls"
+        found = re.findall(rf"({'|'.join(COLORS)}) (\w+)", changed[0]["mission"])
+        assert not set(found) & HELD_OUT
+
+
+def test_what_the_mission_names_is_what_is_renamed_in_the_view():
+    observations, actions = episode("Pickup", 3)
+    thing = " ".join(observations[0]["mission"].split()[-2:])
+    changed, _ = BabyAISymmetry(mirror=False).change(observations, actions, np.random.default_rng(1))
+    other = " ".join(changed[0]["mission"].split()[-2:])
+    assert other != thing
+    for old, new in zip(observations, changed, strict=True):
+        assert words(old).count(thing) == words(new).count(other)
+
+
+def test_the_mirror_image_swaps_left_and_right():
+    mirrored = 0
+    for seed in range(12):
+        observations, actions = episode("GoTo", seed)
+        plain, _ = BabyAISymmetry(mirror=False).change(observations, actions, np.random.default_rng(seed))
+        changed, turned = BabyAISymmetry().change(observations, actions, np.random.default_rng(seed))
+        if turned == actions and all(map(np.array_equal, (o["image"] for o in plain), (o["image"] for o in changed))):
+            continue
+        mirrored += 1
+        assert turned == [{0: 1, 1: 0}.get(action, action) for action in actions]
+        for old, new in zip(plain, changed, strict=True):
+            lines = Counter(swapped(words(old), MIRROR).split("\n"))
+            assert lines == Counter(words(new).split("\n"))
+    assert 2 <= mirrored <= 10
+
+
+def test_no_mission_names_what_is_held_out_and_all_else_is_named():
+    observations, actions = episode("GoTo", 0)
+    named = set()
+    for draw in range(300):
+        changed, _ = BabyAISymmetry().change(observations, actions, np.random.default_rng(draw))
+        named.add(tuple(changed[0]["mission"].split()[-2:]))
+    assert named == {(color, kind) for color in COLORS for kind in ("key", "ball", "box")} - HELD_OUT
+
+
+def test_what_was_given_stays_as_it_was():
+    observations, actions = episode("GoTo", 1)
+    kept = [(one["image"].copy(), one["mission"]) for one in observations]
+    BabyAISymmetry().change(observations, actions, np.random.default_rng(0))
+    for one, (image, mission) in zip(observations, kept, strict=True):
+        assert np.array_equal(one["image"], image) and one["mission"] == mission

@@ -1,0 +1,182 @@
+"""Demonstrations: what is trained on is what is asked for."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from lrl.codecs.grid import FrozenLakeCodec
+from lrl.data.demonstrations.data_module import DemonstrationsDataModule, ExpertDemonstrations, JsonlDemonstrations
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.frozen_lake.expert_rows import ExpertQRows
+from lrl.models.language_model import LanguageModelConfig
+from lrl.policies.text import TextPolicy
+from lrl.prompts.response_format import response_format
+from lrl.prompts.template import PromptTemplate
+from lrl.types import RandomKeys, SamplingConfig
+
+
+@pytest.fixture(scope="module")
+def policy():
+    policy = TextPolicy(LanguageModelConfig(), PromptTemplate(), SamplingConfig())
+    policy.connect(FrozenLakeCodec())
+    policy.configure()
+    return policy
+
+
+@pytest.fixture
+def data(policy, monkeypatch):
+    def make(**changes):
+        settings = {"demonstrations": ExpertDemonstrations(ExpertQRows(), repeat=3), "batch_size": 8} | changes
+        module = DemonstrationsDataModule(env=GymnasiumEnvs("FrozenLake-v1"), **settings)
+        monkeypatch.setattr(module, "_policy", lambda: policy)
+        return module
+
+    return make
+
+
+def test_the_expert_answers_with_a_best_action_in_the_right_format(policy):
+    rows = ExpertQRows().rows()
+    turns = ExpertDemonstrations(ExpertQRows(), repeat=2).turns(policy.codec, policy)
+    assert len(turns) == 2 * len(rows) == 22
+    for row, turn in zip([*rows, *rows], turns, strict=True):
+        action = policy.codec.text_to_action(response_format("think_answer").extract(turn.response))
+        assert action in row.best_actions and turn.observation == row.observation
+
+
+def test_the_answer_ends_with_the_token_at_which_sampling_stops(policy):
+    ids = policy.encode_response("<think>so</think><answer>LEFT</answer>")
+    stops = policy.tokenizer.stop_ids("</answer>")
+    assert ids[-1] in stops and not set(ids[:-1]) & stops
+    assert policy.encode_response("LEFT")[-1] == policy.tokenizer.eos_id
+
+
+def test_a_pass_visits_every_demonstration_on_some_rank(data):
+    module = data()
+    assert module.num_batches() == 5
+    parts = [module.batch(0, index, rank, 2) for index in range(5) for rank in (0, 1)]
+    prompts = {tuple(row) for part in parts for row in part.inputs["prompt_ids"].tolist()}
+    assert sum(len(part) for part in parts) == 40 and len(prompts) == 11
+
+
+def test_passes_differ_and_can_be_repeated(data):
+    one, two = data(), data()
+    first, again, other = one.batch(0, 0), two.batch(0, 0), one.batch(1, 0)
+    assert (first.inputs["prompt_ids"] == again.inputs["prompt_ids"]).all()
+    assert (
+        first.inputs["prompt_ids"].shape != other.inputs["prompt_ids"].shape
+        or (first.inputs["prompt_ids"] != other.inputs["prompt_ids"]).any()
+    )
+
+
+def test_only_the_answer_counts_unless_all_is_asked_for(data):
+    answers, everything = data().batch(0, 0), data(loss_on="all").batch(0, 0)
+    assert answers.response_mask.sum(1).max() < 25
+    assert everything.response_mask.sum(1).min() > 90
+    assert (everything.inputs["prompt_mask"].sum(1) == 1).all()
+
+
+def test_turns_are_grouped_by_length(data):
+    module = data(demonstrations=ExpertDemonstrations(ExpertQRows(), ("a", "a b c d e f g h i j"), repeat=200))
+    widths = [module.batch(0, index).response_mask.sum(1).float().std() for index in range(32)]
+    assert np.mean(widths) < 1.5
+
+
+def test_every_token_of_an_optimiser_step_weighs_the_same_on_all_ranks(data, monkeypatch):
+    module = data(demonstrations=ExpertDemonstrations(ExpertQRows(), ("a", "a b c d e f g h i j"), repeat=3))
+    monkeypatch.setattr(DemonstrationsDataModule, "_accumulate", 2)
+    assert module.num_batches() == 5
+    for step in ([0, 1], [2, 3], [4]):
+        parts = [module.batch(0, index, rank, 2) for index in step for rank in (0, 1)]
+        weights = torch.cat([part.advantages[part.response_mask] for part in parts])
+        assert weights.unique().numel() == 1
+        assert weights.sum() / 2 / 2 == pytest.approx(1)  # Lightning divides by one 2, DDP by the other
+        assert sum(module.num_tokens(0, index) for index in step) == len(weights)
+
+
+def test_demonstrations_are_tokenised_as_the_policy_tokenises_in_the_environment(data, policy):
+    module = data(batch_size=33)
+    batch = module.batch(0, 0)
+    keys = RandomKeys(seed=0, purpose="", collection=0, env=np.arange(11), turn=np.zeros(11, dtype=np.int64))
+    seen = policy.act([row.observation for row in ExpertQRows().rows()], [()] * 11, keys).inputs
+    trained = {tuple(ids[mask].tolist()) for ids, mask in zip(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"])}
+    assert trained == {tuple(ids[mask].tolist()) for ids, mask in zip(seen["prompt_ids"], seen["prompt_mask"])}
+
+
+def test_held_out_demonstrations_are_all_used_once(data):
+    module = data(validation_demonstrations=ExpertDemonstrations(ExpertQRows()))
+    parts = [part for rank in (0, 1) for part in module.validation_batches(rank, 2)]
+    assert sum(len(part) for part in parts) == 11
+    assert list(data().validation_batches()) == []
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_demonstrations_start_at_once(data):
+    module = data(demonstrations=ExpertDemonstrations(ExpertQRows(), repeat=10_000), batch_size=64)
+    started = time.perf_counter()
+    module.turns(module.demonstrations)
+    module.batch(0, 0)
+    assert time.perf_counter() - started < 20  # seconds; about one, but other work may share the machine
+    started = time.perf_counter()
+    for index in range(100):
+        module.batch(0, index)
+    assert time.perf_counter() - started < 6400 * 500e-6
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "holds no demonstrations"),
+        ('{"observation": "x"}', "line 1: it has no action or response"),
+        ('{"action": "LEFT"}', "line 1: it has no observation or prompt"),
+        ('{"observation": 1, "action": "LEFT"}', "line 1: observation is 1"),
+        ('{"observation": "x", "action": "LEFT"}\n{"observation": "x", "action": "JUMP"}', "line 2: .*JUMP"),
+        ('{"observation": "x", "action": "<action>4</action>"}', "line 1: action is '<action>4</action>'"),
+        ('{"observation": "x", "action": "LEFT"}\n\n{', "line 3: it must be a JSON object"),
+        ("[1]", "line 1: it must be a JSON object"),
+        ("1", "line 1: it must be a JSON object"),
+        ("\udcff", "cannot be read"),
+    ],
+)
+def test_a_bad_file_is_one_sentence(tmp_path, policy, text, complaint):
+    path = tmp_path / "demos.jsonl"
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ValueError, match=complaint):
+        JsonlDemonstrations(str(path)).turns(policy.codec, policy)
+
+
+def test_a_missing_file_is_one_sentence(tmp_path, policy):
+    with pytest.raises(ValueError, match="demonstrations.path is '.*none', which cannot be read"):
+        JsonlDemonstrations(str(tmp_path / "none")).turns(policy.codec, policy)
+
+
+@pytest.mark.parametrize(
+    ("record", "response"),
+    [
+        ({"action": "LEFT"}, "<think></think><answer>LEFT</answer>"),
+        ({"action": "<action>LEFT</action>"}, "<think></think><answer>LEFT</answer>"),
+        ({"action": "<action>2</action>"}, "<think></think><answer>RIGHT</answer>"),
+        ({"action": "0"}, "<think></think><answer>LEFT</answer>"),
+        ({"action": "UP", "reasoning": "so"}, "<think>so</think><answer>UP</answer>"),
+        ({"response": "whatever"}, "whatever"),
+    ],
+)
+def test_records_are_read_as_the_original_writes_them_or_as_they_are(tmp_path, policy, record, response):
+    path = tmp_path / "demos.jsonl"
+    seen = "<observation>1</observation>"
+    lines = [json.dumps({key: seen} | record) for key in ("observation", "prompt")]
+    path.write_text("\n".join(lines) + "\n")
+    turns = JsonlDemonstrations(str(path)).turns(policy.codec, policy)
+    assert [turn.observation for turn in turns] == ["1", seen]  # FrozenLake writes no tags, and a prompt is as it is
+    assert [turn.response for turn in turns] == [response] * 2
+
+
+def test_settings_out_of_range_are_named():
+    with pytest.raises(ValueError, match="data.batch_size is 0"):
+        DemonstrationsDataModule(ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"), batch_size=0)
+    with pytest.raises(ValueError, match="demonstrations.repeat is 0"):
+        ExpertDemonstrations(ExpertQRows(), repeat=0)
+    with pytest.raises(ValueError, match="demonstrations.reasoning is"):
+        ExpertDemonstrations(ExpertQRows(), reasoning=())

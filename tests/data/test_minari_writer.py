@@ -1,0 +1,269 @@
+"""Collecting: real Minari data sets of native observations and actions, the same for any number of environments."""
+
+import dataclasses
+import json
+
+import gymnasium as gym
+import minari
+import numpy as np
+import pytest
+from commands import run_words
+
+from lrl.data.minari_storage import DatasetReader, DatasetWriter
+from lrl.data.minari_writer import collect
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.text import TextEnv
+from lrl.evaluation.checkpoint import load_baseline
+from lrl.policies.baselines.fixed import FixedPolicy
+from lrl.policies.baselines.random_actions import NoisyPolicy, RandomAnswer
+from lrl.types import PastTurn, RandomKeys
+
+LAKES = GymnasiumEnvs("lrl/FrozenLakeRandomMaps-v0")
+
+
+@pytest.fixture(autouse=True)
+def datasets(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+    return tmp_path / "datasets"
+
+
+def gather(env=LAKES, policy="expert", dataset_id="lrl/test-v0", episodes=5, seed=3, num_envs=1, **changes):
+    chosen = load_baseline(policy, env).policy if isinstance(policy, str) else policy
+    return collect(chosen, env, dataset_id, episodes, seed, num_envs, name="expert", commit="abc", **changes)
+
+
+class Stubborn(FixedPolicy):
+    """Answers what is no action, then acts, as often as it is told to; or never acts."""
+
+    def __init__(self, nonsense):
+        super().__init__("direct")
+        self.nonsense = nonsense
+
+    def choose(self, observations, keys):
+        return ["nonsense" if turn < self.nonsense else "RIGHT" for turn in keys.turn.tolist()]
+
+    @property
+    def probability(self):
+        return 1.0
+
+
+class Remembering(FixedPolicy):
+    """Says one thing and remembers it."""
+
+    def __init__(self):
+        super().__init__("direct")
+        self.connect(LAKES.codec)
+
+    def choose(self, observations, keys):
+        return ["stay"] * len(observations)
+
+    def act(self, observations, memory, keys, sampling=None):
+        turns = [(PastTurn(text, "stay"),) for text in observations]
+        return dataclasses.replace(super().act(observations, memory, keys, sampling), memory=turns)
+
+    @property
+    def probability(self):
+        return 1.0
+
+
+def test_what_is_kept_is_what_the_native_environment_gave():
+    gather(policy="random")
+    dataset = minari.load_dataset("lrl/test-v0")
+    env = gym.make("lrl/FrozenLakeRandomMaps-v0")
+    assert len(dataset) == 5 and repr(dataset[0])
+    for episode, about in zip(dataset, dataset.storage.get_episode_metadata(range(5)), strict=True):
+        assert about["seed"] == 3 + episode.id and about["total_steps"] == len(episode.actions)
+        assert about["rewards_sum"] == episode.rewards.sum()
+        first, _ = env.reset(seed=about["seed"])
+        seen, ends = [first], []
+        for action in episode.actions:
+            after, reward, terminated, truncated, _ = env.step(int(action))
+            seen.append(after)
+            ends.append((reward, terminated, truncated))
+        assert episode.observations.tolist() == seen
+        assert list(zip(episode.rewards, episode.terminations, episode.truncations)) == ends
+        assert any(ends[-1][1:]) and about["success"] == (ends[-1][0] > 0)
+
+
+def test_random_actions_are_put_in_and_marked():
+    gather(episodes=30, random_share=0.3)
+    reader, codec = DatasetReader("lrl/test-v0"), LAKES.codec
+    expert, chosen, put_in = load_baseline("expert", LAKES).policy, [], []
+    for index in range(30):
+        episode, own = reader.episode(index), set(reader.demonstrated(index).tolist())
+        for step, (seen, action) in enumerate(zip(episode.observations, episode.actions, strict=True)):
+            best = codec.action_to_text(expert.expert(codec.observation_to_text(seen, episode.context)))
+            (chosen if step in own else put_in).append(codec.action_to_text(action) == best)
+    assert all(chosen), "what is demonstrated is the expert's choice"
+    assert reader.counts().sum() == len(chosen) and reader.lengths.sum() == len(chosen) + len(put_in)
+    assert 0.2 < len(put_in) / reader.lengths.sum() < 0.4
+    assert 0.1 < np.mean(put_in) < 0.4, "a random action of four is at times the best"
+
+
+def test_a_random_action_stands_in_the_history_that_a_language_model_reads():
+    policy = NoisyPolicy(Remembering(), 0.5)
+    keys = RandomKeys(seed=0, purpose="x", collection=0, env=np.arange(64), turn=np.zeros(64, dtype=np.int64))
+    decisions = policy.act(["here"] * 64, [()] * 64, keys)
+    assert [memory[-1].response for memory in decisions.memory] == list(decisions.actions)
+    noise = [isinstance(action, RandomAnswer) for action in decisions.actions]
+    assert 16 < sum(noise) < 48 and {a for a, n in zip(decisions.actions, noise) if not n} == {"stay"}
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_a_share_that_is_none_is_one_sentence(share):
+    with pytest.raises(ValueError, match="random_share is"):
+        gather(random_share=share)
+
+
+def test_the_codecs_context_is_kept_with_every_episode():
+    gather()
+    reader, env = DatasetReader("lrl/test-v0"), LAKES.make_native()
+    contexts = []
+    for index in range(5):
+        env.reset(seed=3 + index)
+        contexts.append(LAKES.codec.context(env))
+    assert [reader.episode(index).context for index in range(5)] == contexts and len(set(contexts)) == 5
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_the_data_set_does_not_depend_on_how_many_environments_play(vectorization):
+    gather(episodes=7)
+    gather(
+        GymnasiumEnvs(LAKES.id, vectorization=vectorization), dataset_id="lrl/side-by-side-v0", episodes=7, num_envs=3
+    )
+    one, three = minari.load_dataset("lrl/test-v0"), minari.load_dataset("lrl/side-by-side-v0")
+    for ours, theirs in zip(one, three, strict=True):
+        assert np.array_equal(ours.observations, theirs.observations) and np.array_equal(ours.actions, theirs.actions)
+    metadata = [list(each.storage.get_episode_metadata(range(7))) for each in (one, three)]
+    assert metadata[0] == metadata[1]
+
+
+def test_the_metadata_say_who_played_and_how_well():
+    collected = gather(GymnasiumEnvs("FrozenLake-v1", {"is_slippery": False}))
+    metadata = minari.load_dataset("lrl/test-v0").storage.metadata
+    assert metadata["algorithm_name"] == "expert" and metadata["total_steps"] == collected.steps == 30
+    ours = metadata["lrl"]
+    assert (ours["policy"], ours["commit"], ours["seed"], ours["return_mean"]) == ("expert", "abc", 3, 1.0)
+    assert ours["env_kwargs"] == {"is_slippery": False} and ours["played_success_rate"] == 1.0
+    assert minari.load_dataset("lrl/test-v0").recover_environment().spec.kwargs["is_slippery"] is False
+
+
+def test_only_what_succeeded_is_kept_if_that_is_asked_for():
+    lake = GymnasiumEnvs("FrozenLake-v1")
+    collected = gather(lake, episodes=12, num_envs=4, successful_only=True)
+    wins = int(collected.results.successes.sum())
+    assert 0 < wins < 12 and collected.episodes == wins
+    dataset = minari.load_dataset("lrl/test-v0")
+    assert len(dataset) == wins and all(episode.rewards[-1] == 1 for episode in dataset)
+    seeds = [about["seed"] for about in dataset.storage.get_episode_metadata(range(wins))]
+    assert seeds == (3 + np.flatnonzero(collected.results.successes)).tolist()
+
+
+def test_answers_that_are_no_action_are_not_kept():
+    lake = GymnasiumEnvs("FrozenLake-v1", {"is_slippery": False}, max_episode_steps=3)
+    policy = Stubborn(nonsense=2)
+    policy.connect(lake.codec)
+    collected = gather(lake, policy, episodes=2, num_envs=2)
+    assert collected.results.lengths.tolist() == [5, 5] and collected.steps == 6
+    episode = minari.load_dataset("lrl/test-v0")[0]
+    assert episode.observations.tolist() == [0, 1, 2, 3] and episode.truncations.tolist() == [False, False, True]
+
+
+def test_an_episode_that_ends_by_its_illegal_answers_is_cut_where_they_began():
+    lake = GymnasiumEnvs("FrozenLake-v1", {"is_slippery": False}, max_invalid=2)
+    policy = Stubborn(0)
+    policy.choose = lambda seen, keys: ["RIGHT" if turn < 2 else "nonsense" for turn in keys.turn.tolist()]
+    policy.connect(lake.codec)
+    gather(lake, policy, episodes=1)
+    episode = minari.load_dataset("lrl/test-v0")[0]
+    assert episode.actions.tolist() == [2, 2] and episode.truncations.tolist() == [False, True]
+    assert not episode.terminations.any()
+
+
+def test_nothing_to_keep_is_one_sentence_and_leaves_nothing_behind(datasets):
+    policy = Stubborn(nonsense=99)
+    policy.connect(LAKES.codec)
+    with pytest.raises(ValueError, match=r"--episodes is 2, of which none can be kept: 0 were successful and 0 had"):
+        gather(policy=policy, episodes=2)
+    assert list(datasets.rglob("*")) == []
+
+
+def test_a_collection_that_breaks_off_leaves_nothing_behind(datasets, monkeypatch):
+    def stop():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gather(on_episode=stop)
+    assert list(datasets.rglob("*")) == []
+
+
+@pytest.mark.parametrize("name", ["noversion", "", "a b-v0", "../-v0"])
+def test_a_name_that_minari_cannot_read_is_one_sentence(name):
+    with pytest.raises(ValueError, match="dataset_id is .*; it must be like"):
+        gather(dataset_id=name)
+
+
+def test_a_data_set_is_never_written_over():
+    gather()
+    with pytest.raises(ValueError, match="dataset_id is 'lrl/test-v0', which exists in .*; choose another"):
+        gather()
+
+
+@pytest.mark.parametrize(
+    ("id", "kwargs"), [("CartPole-v1", {}), ("Pendulum-v1", {}), ("lrl/BabyAI-GoToLocal-v0", {}), ("Blackjack-v1", {})]
+)
+def test_any_space_comes_back_as_it_was(id, kwargs, monkeypatch):
+    env, seen, acted = GymnasiumEnvs(id, kwargs, max_episode_steps=6), [], []
+    step = TextEnv.step
+
+    def spy(self, action):
+        result = step(self, action)
+        acted.append(result[4]["native"].action)
+        seen.append((self.codec.observation_to_text(result[4]["native"].observation), result[0]))
+        return result
+
+    monkeypatch.setattr(TextEnv, "step", spy)
+    gather(env, "random", episodes=2)
+    reader = DatasetReader("lrl/test-v0")
+    stored = [reader.episode(index) for index in range(2)]
+    assert all(text == shown for text, shown in seen)
+    actions = [action for episode in stored for action in episode.actions]
+    assert len(actions) == len(acted)
+    for ours, theirs in zip(actions, acted, strict=True):
+        assert np.array_equal(ours, theirs) and np.asarray(ours).dtype == np.asarray(theirs).dtype
+    texts = [env.codec.observation_to_text(one) for episode in stored for one in episode.observations[1:]]
+    assert set(texts) <= {shown for _, shown in seen} and len(texts) == len(seen) - 2
+
+
+def test_minari_is_silent(capfd, recwarn):
+    gather()
+    DatasetReader("lrl/test-v0").episode(0)
+    assert capfd.readouterr() == ("", "") and not recwarn.list
+
+
+def test_the_script_collects_and_exports(tmp_path):
+    def run(*arguments):
+        command = ["python", "scripts/collect.py", "--env_id", "FrozenLake-v1", "--dataset_id", "lrl/lake/bot-v0"]
+        return run_words([*command, *arguments])
+
+    lines = tmp_path / "lake.jsonl"
+    done = run("--policy", "expert", "--episodes", "3", "--env_kwargs", '{"is_slippery": false}', "--jsonl", str(lines))
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert done.stdout.startswith("lrl/lake/bot-v0: 3 episodes, 18 steps")
+    record = json.loads(lines.read_text().splitlines()[0])
+    assert record["observation"].startswith("<observation>row 0 column 0\nA F F F")
+    assert record["action"] == "<action>DOWN</action>"
+    again = run("--policy", "expert")
+    assert again.returncode == 2 and again.stderr.startswith(
+        "collect.py: dataset_id is 'lrl/lake/bot-v0', which exists"
+    )
+    assert len(again.stderr.splitlines()) == 1
+    spans = run("--ranges")
+    assert spans.returncode == 2 and "it must be a Box" in spans.stderr
+
+
+def test_an_unfinished_data_set_is_removed(datasets):
+    space = gym.spaces.Discrete(2)
+    with DatasetWriter("lrl/test-v0", space, space, None):
+        assert len(list(datasets.iterdir())) == 1
+    assert list(datasets.iterdir()) == []

@@ -1,0 +1,40 @@
+"""Experts that environments are asked for."""
+
+import gymnasium as gym
+import pytest
+
+from lrl.envs.expert_advice import expert_action
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.evaluation.checkpoint import load_baseline
+from lrl.evaluation.episodes import evaluate_policy
+
+
+def returns(name, id, episodes, **settings):
+    envs = GymnasiumEnvs(id, **settings)
+    return evaluate_policy(load_baseline(name, envs).policy, envs, episodes, 0, min(episodes, 25)).returns
+
+
+@pytest.mark.slow
+def test_the_controller_balances_the_pole_to_the_end():
+    assert returns("expert", "CartPole-v1", 100).tolist() == [500] * 100
+
+
+def test_value_iteration_walks_along_the_cliff():
+    assert returns("expert", "CliffWalking-v1", 1).tolist() == [-13]
+
+
+def test_value_iteration_drives_the_shortest_way():
+    assert 7 < returns("expert", "Taxi-v4", 100).mean() < 9  # 7.9 on average over all starts
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "Taxi-v4", "Blackjack-v1"])
+def test_random_and_constant_policies_play_everywhere(id):
+    for name in ("random", "constant"):
+        assert len(returns(name, id, 3)) == 3
+
+
+def test_an_environment_without_expert_says_so():
+    with pytest.raises(ValueError, match="'expert', but none is known"):
+        load_baseline("expert", GymnasiumEnvs("Pendulum-v1"))
+    with pytest.raises(ValueError, match="none is known for PendulumEnv"):
+        expert_action(gym.make("Pendulum-v1").unwrapped)

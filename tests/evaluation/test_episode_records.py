@@ -1,0 +1,103 @@
+"""One episode, turn by turn."""
+
+import imageio.v3
+import numpy as np
+import pytest
+
+from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.evaluation.checkpoint import load_baseline
+from lrl.evaluation.episode_records import film, follow, write_video
+from lrl.evaluation.episodes import evaluate_policy
+from lrl.policies.baselines.fixed import FixedPolicy
+from lrl.policies.mlp import MLPPolicy
+
+SEED = 20
+
+
+# imageio-ffmpeg leaves its pipe to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.mark.parametrize("name", ["random", "expert"])
+@pytest.mark.parametrize("id", ["FrozenLake-v1", "CartPole-v1"])
+def test_it_is_the_episode_that_was_evaluated(name, id):
+    loaded = load_baseline(name, GymnasiumEnvs(id))
+    results = evaluate_policy(loaded.policy, loaded.env_factory, 6, SEED, 4)
+    for index in (0, 5):
+        turns = list(follow(loaded.policy, loaded.env_factory, index, SEED))
+        assert [turn.number for turn in turns] == list(range(results.lengths[index]))
+        assert sum(turn.reward for turn in turns) == results.returns[index]
+        assert turns[-1].success == results.successes[index]
+        assert turns[-1].terminated or turns[-1].truncated
+        assert not any(turn.terminated or turn.truncated for turn in turns[:-1])
+
+
+def test_a_network_acts_natively_and_is_told_in_text():
+    envs = GymnasiumEnvs("CartPole-v1")
+    policy = MLPPolicy((4,), init_seed=0)
+    policy.connect(envs.codec)
+    policy.connect_spaces(*envs.spaces)
+    policy.configure()
+    results = evaluate_policy(policy, envs, 3, SEED, 2)
+    turns = list(follow(policy, envs, 2, SEED))
+    assert len(turns) == results.lengths[2] and sum(turn.reward for turn in turns) == results.returns[2]
+    assert {turn.action for turn in turns} <= {"left", "right"}
+    assert all(turn.observation.startswith("<observation>") and not turn.answer for turn in turns)
+
+
+class Stubborn(FixedPolicy):
+    probability = 1.0
+
+    def choose(self, observations, keys):
+        return ["SIDEWAYS" if keys.turn[0] % 2 else " down "]
+
+
+def test_what_was_not_understood_is_told_with_its_reason():
+    envs = GymnasiumEnvs("FrozenLake-v1", invalid_penalty=-0.5)
+    policy = Stubborn("direct")
+    policy.connect(envs.codec)
+    first, second = [turn for turn, _ in zip(follow(policy, envs, 0, SEED), range(2))]
+    assert (first.answer, first.action, first.reason, first.reward) == (" down ", "DOWN", "", 0.0)
+    assert (second.answer, second.action, second.reward) == ("SIDEWAYS", "", -0.5)
+    assert "LEFT, DOWN, RIGHT, UP" in second.reason
+
+
+def test_the_drawing_is_of_the_state_before_the_action():
+    loaded = load_baseline("expert", GymnasiumEnvs("FrozenLake-v1"))
+    turns = list(follow(loaded.policy, loaded.env_factory, 0, SEED, render_mode="ansi"))
+    assert "\x1b[41mS\x1b[0mFFF" in turns[0].picture
+    for turn in turns:  # the letter in the cursor's place is where the observation says
+        row, column = int(turn.observation.split()[1]), int(turn.observation.split()[3])
+        drawn = [line for line in turn.picture.splitlines() if line and not line.startswith("  (")]
+        assert drawn[row].index("\x1b[41m") == column
+
+
+def test_a_video_has_one_picture_per_turn(tmp_path):
+    loaded = load_baseline("random", GymnasiumEnvs("CartPole-v1"))
+    turns = film(loaded.policy, loaded.env_factory, 0, SEED, tmp_path / "deep" / "episode.mp4")
+    frames = imageio.v3.imread(tmp_path / "deep" / "episode.mp4")
+    assert len(frames) == turns == len(list(follow(loaded.policy, loaded.env_factory, 0, SEED)))
+    assert frames.shape[1:] == (400, 600, 3) and frames[0].std() > 0
+
+
+def test_a_video_of_odd_size_is_written(tmp_path):
+    write_video([np.full((51, 33, 3), 40 * n, np.uint8) for n in range(5)], tmp_path / "odd.mp4", 5)
+    assert len(imageio.v3.imread(tmp_path / "odd.mp4")) == 5
+
+
+class NoEnvs(EnvFactory):
+    codec = None
+
+    def make(self, num_envs, response_format):
+        raise AssertionError("nothing is made that cannot be drawn")
+
+
+def test_what_cannot_be_drawn_says_so():
+    loaded = load_baseline("random", GymnasiumEnvs("FrozenLake-v1"))
+    with pytest.raises(ValueError, match=r"FrozenLake-v1 cannot be drawn as sketch; it knows human, ansi, rgb_array"):
+        next(follow(loaded.policy, loaded.env_factory, 0, SEED, render_mode="sketch"))
+    with pytest.raises(ValueError, match="NoEnvs cannot be drawn"):
+        next(follow(loaded.policy, NoEnvs(), 0, SEED, render_mode="ansi"))

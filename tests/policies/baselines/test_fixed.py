@@ -1,0 +1,57 @@
+"""Policies that learn nothing."""
+
+import numpy as np
+import pytest
+import torch
+
+from lrl.codecs.grid import FrozenLakeCodec
+from lrl.policies.baselines.fixed import ConstantPolicy, FixedPolicy, RandomPolicy
+from lrl.prompts.response_format import response_format
+from lrl.types import RandomKeys, TurnBatch
+
+
+def keys(rows: int, turn: int = 0) -> RandomKeys:
+    return RandomKeys(seed=3, purpose="evaluation", collection=0, env=np.arange(rows), turn=np.full(rows, turn))
+
+
+def said(policy: FixedPolicy, observations: list[str]) -> list[str]:
+    policy.connect(FrozenLakeCodec())
+    decisions = policy.act(observations, [()] * len(observations), keys(len(observations)))
+    assert decisions.response_mask.shape == decisions.logprobs.shape == (len(observations), 1)
+    return [response_format(policy.response_format).extract(text) for text in decisions.actions]
+
+
+def test_random_says_every_action_equally_often() -> None:
+    texts = said(RandomPolicy(), [""] * 4000)
+    counts = [texts.count(text) for text in FrozenLakeCodec().action_texts]
+    assert sum(counts) == 4000 and all(abs(count - 1000) < 100 for count in counts)
+
+
+def test_random_choices_depend_on_the_keys_alone() -> None:
+    policy = RandomPolicy("direct")
+    policy.connect(FrozenLakeCodec())
+    together = policy.act([""] * 6, [()] * 6, keys(6)).actions
+    for row in range(6):
+        alone = RandomKeys(seed=3, purpose="evaluation", collection=0, env=np.array([row]), turn=np.zeros(1))
+        assert policy.act([""], [()], alone).actions[0] == together[row]
+    assert list(together) != list(policy.act([""] * 6, [()] * 6, keys(6, turn=1)).actions)
+
+
+@pytest.mark.parametrize("name", ["direct", "think_answer", "final_answer"])
+def test_constant_says_its_action_in_every_format(name: str) -> None:
+    assert said(ConstantPolicy("right", response_format=name), ["", ""]) == ["RIGHT", "RIGHT"]
+    assert said(ConstantPolicy(response_format=name), [""]) == ["LEFT"]
+
+
+def test_a_constant_action_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ValueError, match=r"policy\.action is 'JUMP', which is not legal: .* one of LEFT"):
+        said(ConstantPolicy("JUMP"), [""])
+
+
+def test_fixed_policies_cannot_be_trained() -> None:
+    empty = torch.zeros(1, 1)
+    batch = TurnBatch(inputs={}, response_mask=empty.bool(), old_logprobs=empty, advantages=empty)
+    policy = RandomPolicy()
+    for method, argument in ((policy.evaluate, batch), (policy.reference_logprobs, batch), (policy.build_reference, 0)):
+        with pytest.raises(ValueError, match="RandomPolicy, which cannot be trained"):
+            method(argument)

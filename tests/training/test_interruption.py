@@ -1,0 +1,126 @@
+"""SIGTERM and Ctrl-C end a run with a checkpoint, from which it goes on bit for bit."""
+
+import os
+import signal
+
+import lightning as L
+import pytest
+import torch
+from tiny_runs import demonstrations, make_trainer, module_of, rollout_data, save_tiny_model, sft
+
+from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.training.interruption import Interruption
+
+STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+class Send(L.Callback):
+    """Sends a signal to this process in the second collection."""
+
+    def __init__(self, number, moment):
+        self.number, self.moment = number, moment
+
+    def send(self, trainer, moment):
+        if trainer.current_epoch == 1 and moment == self.moment:
+            self.moment = None
+            os.kill(os.getpid(), self.number)
+
+    def on_fit_start(self, trainer, pl_module):
+        act = pl_module.policy.act
+
+        def sending(*args, **kwargs):
+            decided = act(*args, **kwargs)
+            self.send(trainer, "validating" if trainer.validating else "collecting")
+            return decided
+
+        pl_module.policy.act = sending
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.send(trainer, "update")
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.send(trainer, f"minibatch {batch_idx}")
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.send(trainer, "epoch_end")
+
+
+def fit(folder, kind, root, *callbacks, ckpt_path=None):
+    if kind == "sft":
+        module, data, changes = sft(folder), demonstrations(), {"accumulate_grad_batches": 2}
+    else:
+        module, data, changes = module_of(folder, kind), rollout_data(kind), {"limit_val_batches": 1}
+    trainer = make_trainer(root, CollectionCheckpoint(10), *callbacks, **changes)
+    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
+    return trainer
+
+
+def end(folder, kind, root, number, moment):
+    """A run that a signal ends; the checkpoint that it wrote."""
+    handlers = [signal.getsignal(number) for number in STATUS]
+    with pytest.raises(SystemExit) as ended:
+        fit(folder, kind, root, Send(number, moment))
+    assert ended.value.code == STATUS[number]
+    assert [signal.getsignal(number) for number in STATUS] == handlers
+    return root / "checkpoints" / "last.ckpt"
+
+
+@pytest.fixture(scope="module")
+def whole(folder, tmp_path_factory):
+    """Uninterrupted runs by kind."""
+    return {kind: fit(folder, kind, tmp_path_factory.mktemp(kind)) for kind in ("continuing", "network", "sft")}
+
+
+CASES = [
+    ("continuing", signal.SIGTERM, "collecting"),
+    ("continuing", signal.SIGTERM, "update"),
+    ("network", signal.SIGINT, "collecting"),
+    ("network", signal.SIGINT, "update"),
+    ("network", signal.SIGTERM, "validating"),
+    ("network", signal.SIGINT, "epoch_end"),
+    ("sft", signal.SIGTERM, "minibatch 0"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "number", "moment"), CASES)
+def test_an_interrupted_run_says_where_it_is_kept_and_goes_on_bit_for_bit(
+    folder, whole, tmp_path, caplog, kind, number, moment
+):
+    last = end(folder, kind, tmp_path, number, moment)
+    assert f"{signal.Signals(number).name}: wrote {os.path.relpath(last)}" in caplog.text
+    saved = torch.load(last, weights_only=True)["loops"]["fit_loop"]
+    trained = saved["epoch_loop.batch_progress"]["current"]["processed"]
+    parts = 3 if kind == "sft" else 4
+    expected = {"update": 1, "minibatch 0": 2, "validating": parts, "epoch_end": parts, "collecting": parts}
+    assert trained == expected[moment]
+    resumed = fit(folder, kind, tmp_path, ckpt_path=last)
+    ours, theirs = (trainer.lightning_module.state_dict() for trainer in (resumed, whole[kind]))
+    assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
+    states = [trainer.optimizers[0].state_dict()["state"] for trainer in (resumed, whole[kind])]
+    for position, state in states[1].items():
+        assert all(torch.equal(states[0][position][name], value) for name, value in state.items())
+    rows = resumed.logger.rows
+    assert rows and rows == whole[kind].logger.rows[-len(rows) :]
+
+
+def test_a_second_ctrl_c_ends_at_once_and_a_second_sigterm_does_not(monkeypatch):
+    sent, interruption = [], Interruption()
+    monkeypatch.setattr(signal, "signal", lambda number, handler: sent.append((number, handler)))
+    monkeypatch.setattr(signal, "raise_signal", lambda number: sent.append(number))
+    interruption._note(signal.SIGTERM, None)
+    interruption._note(signal.SIGTERM, None)
+    assert not sent
+    interruption._note(signal.SIGINT, None)
+    assert sent == [(signal.SIGINT, signal.SIG_DFL), signal.SIGINT]
+
+
+def test_an_error_before_any_signal_is_raised():
+    with pytest.raises(ZeroDivisionError):
+        Interruption().attempt(lambda: 1 / 0)
+    assert Interruption().attempt(lambda: 3) == 3

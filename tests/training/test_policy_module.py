@@ -1,0 +1,259 @@
+"""What every algorithm shares: which weights a run starts from, what a checkpoint holds, and what does not fit."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_runs import demonstrations, grpo, make_trainer, rollout_data, save_tiny_model, sft, text_policy
+
+from lrl.algorithms.ppo import PPOValueHeadModule
+from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.models.language_model import LoRAConfig
+from lrl.models.value_head import ValueHeadConfig
+from lrl.rollouts.few_shot_examples import draw_examples
+
+LORA = {"lora": LoRAConfig(r=2, alpha=4)}
+WIDE = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32}
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tied(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tied", tie_word_embeddings=True, **WIDE)
+
+
+@pytest.fixture(scope="module")
+def runs(folder, tmp_path_factory):
+    """Checkpoints of short runs: the whole model, and adapters."""
+    root = tmp_path_factory.mktemp("runs")
+    for name, model in {"full": {}, "lora": LORA}.items():
+        fit(grpo(folder, model=model), root / name)
+    fit(sft(folder), root / "sft", data=demonstrations())
+    return root
+
+
+def fit(module, root, ckpt_path=None, data=None, max_epochs=1, **changes):
+    trainer = make_trainer(root, CollectionCheckpoint(1), max_epochs=max_epochs, **changes)
+    data = data or rollout_data("prompts")
+    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
+    return trainer
+
+
+def last(root):
+    return root / "checkpoints" / "last.ckpt"
+
+
+def saved(root):
+    return torch.load(last(root), weights_only=True)
+
+
+def started(module):
+    """The module as it is before the first collection."""
+    module.policy.connect(rollout_data("prompts").codec)
+    module.configure_model()
+    return module
+
+
+def test_a_prompt_that_wants_examples_gets_them_from_where_it_is_trained(folder, tmp_path):
+    module = grpo(folder)
+    module.policy.prompt = replace(module.policy.prompt, num_examples=1)
+    fit(module, tmp_path)
+    (turn,) = module.policy.prompt.examples
+    assert (turn,) == draw_examples(rollout_data("prompts").env, 1, "direct")
+
+
+# -- init_from --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["full", "sft", "full/checkpoints/last.ckpt"])
+def test_a_run_starts_from_the_weights_of_another_whatever_the_algorithm(folder, runs, source):
+    module = started(grpo(folder, init_from=str(runs / source)))
+    given = saved(runs / source.split("/")[0])["state_dict"]
+    own = module.state_dict()
+    assert sorted(own) == sorted(given) and all(torch.equal(own[name], tensor) for name, tensor in given.items())
+    reference = module.policy.language_model._reference[0].state_dict()
+    assert all(torch.equal(reference[n.removeprefix("policy.language_model.model.")], t) for n, t in given.items())
+    assert all(weight.requires_grad for weight in module.parameters())
+
+
+def test_nothing_but_weights_is_taken(folder, runs, tmp_path):
+    events = []
+    module = grpo(folder, init_from=str(runs / "full"))
+    module.on_train_start = lambda: events.append((len(module.optimizers().state), module.trainer.current_epoch))
+    trainer = fit(module, tmp_path)
+    assert events == [(0, 0)]
+    assert trainer.logger.rows[0][1]["clock/env_steps"] == saved(runs / "full")["lrl"]["env_steps"] > 0
+
+
+def test_adapters_start_from_adapters_and_the_reference_is_where_they_start(folder, runs):
+    module = started(grpo(folder, model=LORA, init_from=str(runs / "lora")))
+    given, own = saved(runs / "lora")["state_dict"], module.state_dict()
+    assert sorted(own) == sorted(given) and all(torch.equal(own[name], tensor) for name, tensor in given.items())
+    everything = dict(module.named_parameters())
+    for name, tensor in given.items():
+        assert torch.equal(everything[name.replace(".default.", ".reference.")], tensor)
+
+
+def test_a_whole_model_becomes_the_base_of_adapters_and_is_kept_with_them(folder, runs, tmp_path):
+    settings = {"model": LORA, "init_from": str(runs / "full")}
+    given = saved(runs / "full")["state_dict"]
+    whole = fit(grpo(folder, **settings), tmp_path / "whole", max_epochs=2)
+    kept = saved(tmp_path / "whole")["state_dict"]
+    bases = {name.replace("base_model.model.", "").replace("base_layer.", ""): tensor for name, tensor in kept.items()}
+    assert all(torch.equal(bases[name], tensor) for name, tensor in given.items())
+    stopped = {"schedule": "constant", **settings}
+    fit(grpo(folder, **stopped), tmp_path / "again")
+    resumed = fit(grpo(folder, **stopped), tmp_path / "again", ckpt_path=last(tmp_path / "again"), max_epochs=2)
+    assert sorted(resumed.lightning_module.state_dict()) == sorted(whole.lightning_module.state_dict())
+
+
+def test_a_folder_of_safetensors_gives_the_weights_of_a_model(folder, tmp_path):
+    other = save_tiny_model(tmp_path / "other", initializer_range=0.1)
+    module, wanted = started(grpo(folder, init_from=other)), started(grpo(other))
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), wanted.parameters(), strict=True))
+    named = started(grpo(folder))
+    assert not all(torch.equal(a, b) for a, b in zip(module.parameters(), named.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("case", ["text", "tensors", "empty", "missing", "hub", "sharded"])
+def test_what_holds_no_weights_is_refused_by_name(folder, tmp_path, monkeypatch, case):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (tmp_path / "text").write_text("not a checkpoint")
+    torch.save({"weights": torch.zeros(1)}, tmp_path / "tensors")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "sharded").mkdir()
+    (tmp_path / "sharded" / ".metadata").write_text("")
+    source = "nobody/nothing" if case == "hub" else str(tmp_path / case)
+    with pytest.raises(ValueError, match=f"model.init_from is '{source}'"):
+        started(grpo(folder, init_from=source))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "complaint"),
+    [
+        ({"num_hidden_layers": 3}, "lacks"),
+        ({"num_hidden_layers": 1}, "lacks"),
+        ({"intermediate_size": 16}, r"\(16, 16\)"),
+    ],
+)
+def test_weights_of_another_shape_are_refused_by_name(folder, tmp_path, architecture, complaint):
+    other = save_tiny_model(tmp_path / "other", **architecture)
+    with pytest.raises(ValueError, match=f"model.init_from is '{other}'.*{complaint}"):
+        started(grpo(folder, init_from=other))
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantization", [None, "nf4"])
+def test_a_checkpoint_of_adapters_holds_nothing_of_a_tied_or_quantised_base(tied, tmp_path, quantization):
+    trainer = fit(grpo(tied, model=LORA | {"quantization": quantization}), tmp_path)
+    kept = saved(tmp_path)["state_dict"]
+    assert kept and all("lora_" in name for name in kept)
+    again = fit(
+        grpo(tied, model=LORA | {"quantization": quantization}), tmp_path, ckpt_path=last(tmp_path), max_epochs=2
+    )
+    assert again.current_epoch == 2 and sorted(again.lightning_module.state_dict()) == sorted(kept)
+    assert trainer.lightning_module.policy.fingerprint == again.lightning_module.policy.fingerprint
+
+
+def test_a_random_base_under_adapters_needs_its_seed_only(folder, tmp_path):
+    model = LORA | {"random_init": True, "init_seed": 5}
+    fit(grpo(folder, model=model), tmp_path)
+    assert all("lora_" in name for name in saved(tmp_path)["state_dict"])
+    fit(grpo(folder, model=model), tmp_path, ckpt_path=last(tmp_path), max_epochs=2)
+    with pytest.raises(ValueError, match="trained on base weights"):
+        fit(grpo(folder, model=model | {"init_seed": 6}), tmp_path, ckpt_path=last(tmp_path), max_epochs=2)
+
+
+def test_a_checkpoint_says_what_it_rests_on(runs):
+    notes = saved(runs / "full")["lrl"]
+    assert len(notes["fingerprint"]) == 16 and notes["env_steps"] == 12 and not any(notes["meters"])
+
+
+def test_other_initial_weights_than_those_of_the_run_are_refused(folder, runs, tmp_path):
+    fit(grpo(folder, init_from=str(runs / "full")), tmp_path)
+    for source in (None, str(runs / "sft")):
+        with pytest.raises(ValueError, match=f"model.init_from is {source!r}"):
+            fit(grpo(folder, init_from=source), tmp_path, ckpt_path=last(tmp_path), max_epochs=2)
+
+
+def test_another_base_is_refused(folder, runs, tmp_path):
+    other = save_tiny_model(tmp_path / "other", initializer_range=0.1)
+    with pytest.raises(ValueError, match="trained on base weights"):
+        fit(grpo(other), tmp_path, ckpt_path=last(runs / "full"), max_epochs=2)
+
+
+@pytest.mark.parametrize(("edit", "complaint"), [("drop", "are missing"), ("add", "are unknown")])
+def test_missing_and_unknown_weights_are_refused(folder, runs, tmp_path, edit, complaint):
+    checkpoint = saved(runs / "lora")
+    name = next(iter(checkpoint["state_dict"]))
+    tensor = checkpoint["state_dict"].pop(name)
+    if edit == "add":
+        checkpoint["state_dict"] |= {name: tensor, f"{name}2": tensor}
+    torch.save(checkpoint, tmp_path / "edited.ckpt")
+    with pytest.raises(ValueError, match=complaint):
+        fit(grpo(folder, model=LORA), tmp_path, ckpt_path=tmp_path / "edited.ckpt", max_epochs=2)
+
+
+def test_strict_loading_cannot_be_switched_on(folder):
+    with pytest.raises(ValueError, match="strict_loading"):
+        grpo(folder).strict_loading = True
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_schedule_needs_to_know_the_end_of_the_run(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"model.schedule is 'linear'.*max_epochs"):
+        fit(grpo(folder, schedule="linear"), tmp_path, max_epochs=-1)
+
+
+@pytest.mark.parametrize("changes", [{"lr": 0.0}, {"lr": -1.0}, {"warmup": 1.0}, {"warmup": -0.1}])
+def test_impossible_settings_are_refused_by_name(folder, changes):
+    with pytest.raises(ValueError, match=f"model.{next(iter(changes))} is {next(iter(changes.values()))}"):
+        grpo(folder, **changes)
+
+
+@pytest.mark.parametrize(
+    ("size", "model", "complaint"), [(2, {}, "tensor_parallel_size is 2"), (1, {"quantization": "nf4"}, "FSDP2 cannot")]
+)
+def test_what_cannot_be_sharded_is_refused_by_name(tied, size, model, complaint):
+    module = grpo(tied, model=LORA | model)
+    module._device_mesh = {"tensor_parallel": SimpleNamespace(size=lambda: size), "data_parallel": None}
+    with pytest.raises(ValueError, match=complaint):
+        started(module)
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_metric_is_the_mean_of_all_values_since_it_was_last_asked_for(folder):
+    module = grpo(folder)
+    module.record("train/loss", torch.tensor([1.0, 2.0]))
+    module.record("train/loss", torch.tensor(6.0))
+    module.record("train/nothing", torch.zeros(0))
+    assert module.flush() == {"train/loss": 3.0}
+    assert module.flush() == {}
+    module.record("train/loss", torch.tensor(1.0))
+    assert module.flush() == {"train/loss": 1.0}
+
+
+@pytest.mark.parametrize("kind", ["grpo", "sft", "ppo"])
+def test_gradients_are_clipped_in_mixed_precision(folder, tmp_path, kind):
+    """Lightning refuses that with a fused optimiser."""
+    module = {
+        "grpo": lambda: grpo(folder),
+        "sft": lambda: sft(folder),
+        "ppo": lambda: PPOValueHeadModule(text_policy(folder, value_head=ValueHeadConfig())),
+    }[kind]()
+    data = demonstrations() if kind == "sft" else rollout_data("prompts" if kind == "grpo" else "episodes")
+    trainer = make_trainer(tmp_path, max_epochs=1, precision="bf16-mixed", gradient_clip_val=0.5)
+    trainer.fit(module, datamodule=data)
+    assert any("train/loss" in row for _, row in trainer.logger.rows)
+    assert all(torch.isfinite(weight).all() for weight in module.parameters())
