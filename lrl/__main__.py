@@ -21,7 +21,7 @@ Language models as reinforcement-learning policies.
   --ckpt_path PATH         resume from a checkpoint or a run directory
   --run_directory PATH     where the run is kept (default: runs/<env>/<algorithm>/<date>-seed<k>)
   --push_to_hub NAME       export the trained model and push it to the Hugging Face hub
-  --model.init_args.lr 1e-4, --data.init_args.group_size 8, --trainer.max_epochs 50, --seed_everything 1 ...
+  --model.init_args.optimizer.lr 1e-4, --data.init_args.group_size 8, --trainer.max_epochs 50, --seed_everything 1 ...
                            override anything
 
 `lrl fit --help` lists every option. Example:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -179,42 +179,86 @@ class Rollout:
     metrics: Mapping[str, Tensor]
     """Named figures of single turns or episodes (``success``, ``action_valid``, ``reward/format`` ...), 1-D."""
     values: Tensor | None = None
-    """``(time, env, token)`` value of the state before each token, where :meth:`Policy.act` made them."""
+    """``(time, env, token)`` value of the state before each token; None before the critic is evaluated."""
     final_values: Tensor | None = None
-    """``(time, env)`` value of the state behind a turn that was truncated or the last of its environment."""
+    """``(time, env)`` value of the state after a turn that is cut (see :attr:`cut`); 0 elsewhere."""
+    ref_logprobs: Tensor | None = None
+    """``(time, env, token)`` of the reference policy, if the algorithm needs one."""
 
     @property
     def num_turns(self) -> int:
-        """How many turns were taken."""
+        """Number of turns that were taken."""
         return int(self.active.sum())
 
     @property
     def returns(self) -> Tensor:
-        """Undiscounted return of each environment's episode, ``(env,)``; a sum of several where episodes go on."""
+        """Undiscounted sum of each environment's rewards, ``(env,)``: its episode's return, if it played one."""
         return (self.rewards * self.active).sum(0)
 
     @property
     def lengths(self) -> Tensor:
-        """Turns of each environment's episode, ``(env,)``; of all of them where episodes go on."""
+        """Number of turns of each environment, ``(env,)``."""
         return self.active.sum(0)
 
+    @property
+    def cut(self) -> Tensor:
+        """bool ``(time, env)``: the episode goes on beyond this turn, but not in this rollout.
+
+        The turn was truncated, or it is the last of its environment and its episode has not ended.
+        """
+        next_active = torch.cat([self.active[1:], torch.zeros_like(self.active[:1])])
+        return (self.truncated | (self.active & ~next_active)) & ~self.terminated
+
     def replace(self, **changes: Any) -> Rollout:
-        """A copy with some fields replaced."""
+        """Return a copy with some fields replaced."""
         return replace(self, **changes)
 
-    def turn_batch(self, advantages: Tensor) -> TurnBatch:
-        """Pick the turns that were taken.
+    def to(self, device: torch.device) -> Rollout:
+        """Return a copy with every tensor but the metrics on a device."""
+        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, inputs={name: tensor.to(device) for name, tensor in self.inputs.items()}, **tensors)
 
-        Args:
-            advantages: ``(time, env, token)``.
-        """
-        picked = self.active.to(torch.bool)
+    def flatten(self, values: Tensor) -> Tensor:
+        """Return the turns that were taken, ``(turn, ...)``, of values on the grid, ``(time, env, ...)``."""
+        return values[self.active]
+
+    def unflatten(self, values: Tensor) -> Tensor:
+        """Return values of turns, ``(turn, ...)``, on the grid, ``(time, env, ...)``; 0 where no turn was taken."""
+        out = values.new_zeros(*self.active.shape, *values.shape[1:])
+        out[self.active] = values
+        return out
+
+    def turns(self) -> TurnBatch:
+        """Return the turns that were taken, with advantages of 0."""
+        logprobs = self.flatten(self.logprobs)
         return TurnBatch(
-            inputs={name: tensor[picked] for name, tensor in self.inputs.items()},
-            response_mask=self.response_mask[picked],
-            old_logprobs=self.logprobs[picked],
-            advantages=advantages[picked],
+            inputs={name: self.flatten(tensor) for name, tensor in self.inputs.items()},
+            response_mask=self.flatten(self.response_mask),
+            old_logprobs=logprobs,
+            advantages=torch.zeros_like(logprobs),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credit:
+    """Advantages of a rollout's tokens, and what a value function should predict for them."""
+
+    advantages: Tensor
+    """``(time, env, token)``; 0 where masked."""
+    returns: Tensor | None = None
+    """``(time, env, token)``, targets of the value function; None without one."""
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Values to log by name, of any shape; their mean is logged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLoss:
+    """The loss of a minibatch before it is averaged over tokens."""
+
+    loss: Tensor
+    """``(turn, token)``."""
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Values to log by name, of any shape; their mean is logged."""
 
 
 class TurnBatch:
@@ -228,8 +272,8 @@ class TurnBatch:
         old_logprobs: ``(turn, token)`` log-probabilities recorded while sampling.
         advantages: ``(turn, token)``.
         ref_logprobs: ``(turn, token)`` of the reference policy, where one is asked for.
-        returns: ``(turn, token)`` what a critic should say, where there is one.
-        old_values: ``(turn, token)`` what it said when these turns were credited.
+        returns: ``(turn, token)``, targets of the value function, if there is one.
+        old_values: ``(turn, token)``, its values when the advantages were estimated.
     """
 
     __slots__ = ("advantages", "inputs", "old_logprobs", "old_values", "ref_logprobs", "response_mask", "returns")

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-SMALL = ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2", "--data.init_args.validation_episodes=8"]
+SMALL = ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2", "--data.init_args.validation.episodes=8"]
 RL = [*SMALL, "--data.init_args.num_epochs=2", "--data.init_args.num_minibatches=2"]
 HORIZON = ["--data.init_args.num_envs=4", "--data.init_args.num_steps=32"]
 BABYAI = [*RL, "--model.init_args.init_from=null", "--data.init_args.num_groups=4"]

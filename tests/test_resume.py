@@ -62,9 +62,7 @@ def assert_ends_alike(trainer, whole):
     assert ours == theirs
     for clock in ("env_steps", "episodes", "tokens"):
         assert trainer.datamodule.clocks[clock] == whole.datamodule.clocks[clock] > 0
-    assert getattr(trainer.lightning_module, "current_kl_coef", 0) == getattr(
-        whole.lightning_module, "current_kl_coef", 0
-    )
+    assert getattr(trainer.lightning_module, "kl_coef.value", 0) == getattr(whole.lightning_module, "kl_coef.value", 0)
     rows = trainer.logger.rows
     assert rows and rows == whole.logger.rows[-len(rows) :]
 
@@ -114,7 +112,7 @@ class SaveAt(Callback):
             trainer.save_checkpoint(self.path)
 
     def on_fit_start(self, trainer, pl_module):
-        decide, credit = pl_module.policy.act, pl_module.turn_batch
+        decide, credit = pl_module.policy.act, pl_module.prepare
 
         def act(*args, **kwargs):
             self.save(trainer, "collecting")
@@ -122,12 +120,12 @@ class SaveAt(Callback):
 
         pl_module.policy.act = act
 
-        def turn_batch(rollout):
+        def prepare(rollout):
             credited = credit(rollout)
             self.save(trainer, "credited")
             return credited
 
-        pl_module.turn_batch = turn_batch
+        pl_module.prepare = prepare
 
     def on_train_epoch_start(self, trainer, pl_module):
         self.save(trainer, "epoch_start")
@@ -136,7 +134,7 @@ class SaveAt(Callback):
         self.save(trainer, "batch_start", batch_idx)
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        self.save(trainer, "backward", trainer.datamodule.trained_parts)
+        self.save(trainer, "backward", trainer.datamodule.trained_minibatches)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.save(trainer, "batch_end", batch_idx)

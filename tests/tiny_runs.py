@@ -11,6 +11,7 @@ from pathlib import Path
 import lightning as L
 import torch
 from lightning.pytorch.loggers import Logger
+from settings import made
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.callbacks.checkpoint import CollectionCheckpoint
@@ -134,7 +135,7 @@ def batch_of(decisions, advantage=0.0):
 def grpo(folder, history=0, temperature=1.0, model=None, **changes):
     """GRPO with a reference."""
     settings = {"lr": 1e-2, "kl_coef": 0.1, "ent_coef": 0.01, "schedule": "linear"} | changes
-    return GRPOModule(text_policy(folder, history, temperature, **model or {}), **settings)
+    return made(GRPOModule, text_policy(folder, history, temperature, **model or {}), **settings)
 
 
 def ppo(folder, history=0, **changes):
@@ -144,7 +145,7 @@ def ppo(folder, history=0, **changes):
 
     policy = text_policy(folder, history, value_head=ValueHeadConfig(hidden_sizes=(8,), init_seed=0))
     settings = {"lr": 1e-2, "kl_coef": 0.1, "kl_target": 0.01, "ent_coef": 0.01, "schedule": "linear"}
-    return PPOValueHeadModule(policy, **settings | changes)
+    return made(PPOValueHeadModule, policy, **settings | changes)
 
 
 def network(folder, **changes):
@@ -153,17 +154,17 @@ def network(folder, **changes):
     from lrl.policies.mlp import MLPPolicy
 
     policy = MLPPolicy((8,), normalise_observations=True, init_seed=0)
-    return PPOValueHeadModule(policy, **{"lr": 1e-2, "schedule": "linear"} | changes)
+    return made(PPOValueHeadModule, policy, **{"lr": 1e-2, "schedule": "linear"} | changes)
 
 
 def trpo(folder, model=None, value_iterations=25, **changes):
     """TRPO of what writes, in episodes that go on."""
     from lrl.algorithms.trpo import TRPOModule
     from lrl.models.value_head import ValueHeadConfig
-    from lrl.training.critic_fit import ValueFit
+    from lrl.training.value_fit import ValueFit
 
     policy = text_policy(folder, value_head=ValueHeadConfig(hidden_sizes=(8,), init_seed=0), **model or {})
-    return TRPOModule(policy, value_fit=ValueFit(iterations=value_iterations), **changes)
+    return made(TRPOModule, policy, value_fit=ValueFit(iterations=value_iterations), **changes)
 
 
 def module_of(folder, kind, **changes):
@@ -175,14 +176,16 @@ def sft(folder, **changes):
     """Learns what experts do."""
     from lrl.algorithms.sft import SFTModule
 
-    return SFTModule(text_policy(folder), **{"lr": 1e-2} | changes)
+    return made(SFTModule, text_policy(folder), **{"lr": 1e-2} | changes)
 
 
 def demonstrations():
     """The best action of each of FrozenLake's eleven states."""
     from lrl.data.demonstrations.data_module import DemonstrationsDataModule, ExpertDemonstrations
 
-    return DemonstrationsDataModule(ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"), batch_size=4)
+    return made(
+        DemonstrationsDataModule, ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"), batch_size=4
+    )
 
 
 def rollout_data(kind, **changes):
@@ -197,7 +200,7 @@ def rollout_data(kind, **changes):
         env = PromptEnvs(ExpertQRows(), [QGapReward()])
     else:
         env = GymnasiumEnvs("FrozenLake-v1", {"is_slippery": True}, max_invalid=3, max_episode_steps=6)
-    return RolloutDataModule(env, **sizes | {"validation_episodes": 2} | changes)
+    return made(RolloutDataModule, env, **sizes | {"validation_episodes": 2} | changes)
 
 
 class Rows(Logger):
@@ -271,7 +274,7 @@ class Stop(L.Callback):
             cut_writing(trainer)
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        if self.moment == "update" and trainer.current_epoch == 1 and trainer.datamodule.trained_parts == 2:
+        if self.moment == "update" and trainer.current_epoch == 1 and trainer.datamodule.trained_minibatches == 2:
             stop_here()
 
 

@@ -8,9 +8,9 @@ which is a policy gradient that gives every demonstrated token the same advantag
 
 Departures from the usual recipe (Hugging Face's ``labels`` loss, TRL's ``SFTTrainer``; the loss is the same):
 
-1. Only the answer counts, not the prompt; ``DemonstrationsDataModule(loss_on="all")`` counts both.
+1. Only the response counts, not the prompt; ``DemonstrationsDataModule(loss_on="all")`` counts both.
 2. No label smoothing: the policy is to be as sure as the demonstrations are.
-3. An answer of a ``ScoringPolicy`` is one token, the choice: its loss is the cross-entropy over the candidates.
+3. A response of a ``ScoringPolicy`` is one token, the choice: its loss is the cross-entropy over the candidates.
 4. What all prompts of a batch begin with is computed once per packed row (``TextPolicy(pack_tokens=...)``).
 5. pi is the model's own distribution, whatever temperature the policy samples with.
 6. Dropout, the adapters' and the model's own, follows from the run's seed and the batch's place in the run.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,86 +30,56 @@ from lrl.evaluation.episodes import EpisodeResults
 from lrl.functional.random import seeds
 from lrl.functional.sharding import unsharded
 from lrl.policies.policy import Policy
-from lrl.policies.scoring import ScoringPolicy
-from lrl.policies.text import TextPolicy
+from lrl.ranges import PositiveInt, check_arguments
+from lrl.training.gradient_module import GradientModule
 from lrl.training.metrics import MetricMeans
-from lrl.training.policy_module import OptimizerFactory, PolicyModule
-from lrl.training.schedule import Schedule
-from lrl.types import Rollout, TurnBatch
+from lrl.training.optimizer import OptimizerConfig
+from lrl.types import Evaluation, TokenLoss, TurnBatch
 
 
-class SFTModule(PolicyModule):
-    """Trains a policy to answer as demonstrated.
+class SFTModule(GradientModule):
+    """Trains a policy to respond as demonstrated.
 
     Args:
         policy: what is trained.
-        lr: learning rate.
+        optimizer: the optimiser and its learning-rate schedule.
         log_every: optimiser steps between two logged rows; null logs once per pass.
-        optimizer: makes the optimiser; null takes AdamW.
-        weight_decay: of the default optimiser.
-        schedule: of the learning rate.
-        warmup: share of the run.
         init_from: weights to start from.
-        max_skipped_steps: steps in a row that may be skipped because their gradients are not finite.
     """
 
     def __init__(
         self,
         policy: Policy,
-        lr: float = 1e-3,
-        log_every: int | None = None,
-        optimizer: OptimizerFactory | None = None,
-        weight_decay: float = 0.0,
-        schedule: Schedule = "cosine",
-        warmup: float = 0.03,
+        optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3, schedule="cosine", warmup=0.03),
+        log_every: PositiveInt | None = None,
         init_from: str | None = None,
-        max_skipped_steps: int = 10,
     ) -> None:
-        super().__init__(policy, lr, optimizer, weight_decay, schedule, warmup, init_from, max_skipped_steps)
-        if log_every is not None and log_every < 1:
-            raise ValueError(f"model.log_every is {log_every}; it must be at least 1, or null.")
+        check_arguments(SFTModule.__init__, locals(), "model")
+        super().__init__(policy, optimizer, init_from=init_from)
         self.log_every = log_every
-        self._dropout_seed: int | None = None
 
-    @property
-    def needs_reference(self) -> bool:
-        """Never."""
-        return False
+    def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
+        """Return the negative log-likelihood of each demonstrated token, times its weight."""
+        metrics = {"train/loss": -policy.logprobs, "train/entropy": policy.entropy}
+        return TokenLoss(
+            loss=-policy.logprobs * batch.advantages,
+            metrics={name: values.detach()[batch.response_mask] for name, values in metrics.items()},
+        )
 
-    def turn_batch(self, rollout: Rollout) -> TurnBatch:
-        """Demonstrations are not rolled out.
-
-        Raises:
-            ValueError: always; the data module should be ``DemonstrationsDataModule``.
-        """
-        raise ValueError("data is a RolloutDataModule; it must be a DemonstrationsDataModule, SFTModule trains on one.")
+    # -- clocks, logging and the loss on held-out demonstrations ----------------------------------------------------
 
     def setup(self, stage: str) -> None:
         """Train the distribution at temperature 1; held-out episodes have a temperature of their own."""
         super().setup(stage)
-        if isinstance(self.policy, TextPolicy | ScoringPolicy) and self.policy.sampling.temperature != 1:
-            ignored = self.policy.sampling.temperature
+        sampling = self.policy.sampling
+        if sampling is not None and sampling.temperature != 1:
             logging.getLogger("lrl").warning(
-                "sampling.temperature %g plays no part in SFT, which trains at 1.", ignored
+                "sampling.temperature %g is ignored, SFT trains at 1.", sampling.temperature
             )
-            self.policy.sampling = replace(self.policy.sampling, temperature=1.0)
-
-    def training_step(self, batch: TurnBatch) -> Tensor:
-        """The negative log-likelihood of the demonstrated tokens, each with its weight."""
-        policy = self.policy.evaluate(batch, self._dropout_seed)
-        loss = -(policy.logprobs * batch.advantages).sum()
-        self._record_step(policy.logprobs, policy.entropy, batch.response_mask)
-        return loss
-
-    @torch.no_grad()
-    def _record_step(self, logprobs: Tensor, entropy: Tensor, mask: Tensor) -> None:
-        self.record("train/loss", -logprobs[mask])
-        self.record("train/entropy", entropy[mask])
-        for group in self.optimizers(use_pl_optimizer=False).param_groups:  # pyright: ignore
-            self.record("train/lr", torch.tensor(group["lr"]))
+            self.policy.sampling = replace(sampling, temperature=1.0)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Log what the steps before recorded, if that is due; then advance the clocks and name this batch's dropout."""
+        """Log what the previous steps recorded, if it is time; advance the clocks; name the dropout of this batch."""
         super().on_train_batch_start(batch, batch_idx)
         data = self._demonstrations
         steps = data.clocks["optimizer_steps"]
@@ -117,14 +87,19 @@ class SFTModule(PolicyModule):
         if self.log_every is not None and begins and steps % self.log_every == 0:
             self.publish_training()
         data.tick(self.current_epoch, batch_idx)
-        self._dropout_seed = int(seeds("dropout", data.seed, self.current_epoch, batch_idx, self.global_rank))
+        self.dropout_seed = int(seeds("dropout", data.seed, self.current_epoch, batch_idx, self.global_rank))
+
+    def step(self, batch: TurnBatch) -> Tensor | None:
+        """Return the loss of a batch, and record the learning rates that it is trained with."""
+        for group in cast(Any, self.optimizers(use_pl_optimizer=False)).param_groups:
+            self.record("train/lr", torch.tensor(group["lr"]))
+        return super().step(batch)
 
     @property
     def _demonstrations(self) -> DemonstrationsDataModule:
-        data = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        if not isinstance(data, DemonstrationsDataModule):
-            raise ValueError(f"data is a {type(data).__name__}; it must be a DemonstrationsDataModule.")
-        return data
+        if not isinstance(self.run_data, DemonstrationsDataModule):
+            raise ValueError(f"data is a {type(self.run_data).__name__}; it must be a DemonstrationsDataModule.")
+        return self.run_data
 
     def validation_step(self, seeds: Tensor) -> EpisodeResults | None:
         """Play held-out episodes, if there are any, and publish the loss on held-out demonstrations."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -15,8 +14,7 @@ from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.functional.sharding import unsharded
 from lrl.rollouts.episodes import CollectionPlan, Collector
 from lrl.rollouts.fixed_horizon import ContinuingCollector
-from lrl.training.crediting import reduce_sum
-from lrl.training.policy_module import PolicyModule
+from lrl.training.gradient_module import GradientModule
 from lrl.types import Rollout
 
 
@@ -37,7 +35,7 @@ class VectorEnvRollouts(L.Callback):
                 f"data.{data.counted_as} is {data.num_groups}; it must be a multiple of the "
                 f"{trainer.world_size} devices."
             )
-        assert isinstance(pl_module, PolicyModule)
+        assert isinstance(pl_module, GradientModule)
         num_envs = data.num_groups // trainer.world_size * data.group_size
         self.envs = data.env.make(num_envs, pl_module.policy.response_format)
 
@@ -66,7 +64,7 @@ class VectorEnvRollouts(L.Callback):
             trainer.check_val_every_n_epoch = 1  # a run that validates does so at its end too
 
     def _collect(self, trainer: L.Trainer, pl_module: L.LightningModule, data: RolloutDataModule) -> None:
-        assert isinstance(pl_module, PolicyModule)
+        assert isinstance(pl_module, GradientModule)
         assert self.envs is not None
         started = time.monotonic()
         plan = CollectionPlan(
@@ -88,10 +86,10 @@ class VectorEnvRollouts(L.Callback):
 
         rollout = pl_module.interruption.attempt(play)
         seconds = time.monotonic() - started
-        with pl_module.whole_steps:  # credit may fit a critic
+        with pl_module.deferred_signals:  # PPO may fit its critic here
             with trainer.precision_plugin.forward_context(), unsharded(pl_module):
-                batch = pl_module.turn_batch(rollout)
-            pl_module.policy.learn_statistics(batch, trainer.current_epoch, partial(reduce_sum, pl_module))
+                batch = pl_module.prepare(rollout)
+            pl_module.policy.learn_statistics(batch, trainer.current_epoch, pl_module.reduce_sum)
             data.fill(trainer.current_epoch, rollout, batch)
             ends = int((rollout.terminated | rollout.truncated).sum())
             totals = torch.tensor([rollout.num_turns, ends, int(rollout.response_mask.sum())], device=pl_module.device)
@@ -99,7 +97,7 @@ class VectorEnvRollouts(L.Callback):
             record_rollout(pl_module, rollout, seconds)
 
     def _collector(
-        self, module: PolicyModule, plan: CollectionPlan, world_size: int, data: RolloutDataModule
+        self, module: GradientModule, plan: CollectionPlan, world_size: int, data: RolloutDataModule
     ) -> Collector | ContinuingCollector:
         assert self.envs is not None
         if plan.num_steps is None:
@@ -116,7 +114,7 @@ class VectorEnvRollouts(L.Callback):
         """Count the parts that are trained."""
         data = rollout_data(trainer)
         if data is not None:
-            data.trained_parts += 1
+            data.trained_minibatches += 1
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """End the run when the budget of environment steps is spent."""
@@ -144,7 +142,7 @@ def rollout_data(trainer: L.Trainer) -> RolloutDataModule | None:
     return data if isinstance(data, RolloutDataModule) else None
 
 
-def record_rollout(module: PolicyModule, rollout: Rollout, seconds: float) -> None:
+def record_rollout(module: GradientModule, rollout: Rollout, seconds: float) -> None:
     """Record what was collected as metrics."""
     tokens = rollout.response_mask.sum(-1)[rollout.active].float()
     whole = {"episode_return": rollout.returns, "episode_length": rollout.lengths.float()}

@@ -65,7 +65,7 @@ class ExactSuccess(L.Callback):
         data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         if not is_frozen_lake(data.validation_env) or module.policy.response_format is None:
             return []
-        return lakes_of(data.validation_env, self.num_maps, data.validation_seed)
+        return lakes_of(data.validation_env, self.num_maps, data.validation.seed)
 
 
 def _report(lake: Lake, success: float, greedy: np.ndarray, sampled: np.ndarray) -> None:

@@ -10,7 +10,7 @@ import lightning as L
 
 from lrl.models.export import check_exportable, save_pretrained
 from lrl.models.language_model import LanguageModel
-from lrl.training.policy_module import PolicyModule
+from lrl.training.gradient_module import GradientModule
 
 FOLDER = "model"
 """Name of the exported folder in the run directory."""
@@ -50,8 +50,8 @@ class ExportModel(L.Callback):
         Raises:
             ValueError: it did.
         """
-        assert isinstance(pl_module, PolicyModule)
-        if pl_module.base_is_overwritten and language_model_of(pl_module).config.lora is not None:
+        assert isinstance(pl_module, GradientModule)
+        if pl_module.overwritten_names and language_model_of(pl_module).config.lora is not None:
             raise ValueError(
                 f"model.init_from is {pl_module.init_from!r}, which replaced the base that an exported adapter would "
                 "name; give that model as language_model.name instead, or export nothing."

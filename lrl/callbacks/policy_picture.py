@@ -42,9 +42,9 @@ class PolicyPicture(L.Callback):
         data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         baselines: dict[str, float] = {}
         if is_frozen_lake(data.validation_env):
-            lake = lakes_of(data.validation_env, 1, data.validation_seed)[0]
+            lake = lakes_of(data.validation_env, 1, data.validation.seed)[0]
             self._draw_policy(trainer, pl_module, lake, folder)
-            if len(lakes_of(data.validation_env, 2, data.validation_seed)) == 1:
+            if len(lakes_of(data.validation_env, 2, data.validation.seed)) == 1:
                 baselines["optimum"] = lake.optimum
         if trainer.is_global_zero:
             self._draw_curve(trainer, baselines, folder)

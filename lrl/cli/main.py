@@ -16,6 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 
 import lrl.algorithms.grpo
 import lrl.algorithms.ppo
+import lrl.algorithms.reinforce_pp
 import lrl.algorithms.sft
 import lrl.algorithms.trpo
 import lrl.callbacks.checkpoint

@@ -75,7 +75,7 @@ def saved_numbers(path: str | Path, kind: str | None = None) -> NumberFormat | N
         read_checkpoint(checkpoint_file(Path(path)), weights=False).get("lrl", {}).get("config", "")
     )
     data = (config or {}).get("data", {}).get("init_args", {})
-    saved = ((data.get("validation_env") or data.get("env") or {}).get("init_args") or {}).get("numbers")
+    saved = ((_env_config(data) or {}).get("init_args") or {}).get("numbers")
     numbers = NumberFormat(**saved) if saved else None
     if kind is not None and kind != (numbers or NumberFormat()).kind:
         raise ValueError(f"--numbers is {kind!r}, but the checkpoint was trained on others; leave it out.")
@@ -151,10 +151,15 @@ def _build(kind: type, config: Mapping[str, Any], file: Path) -> Any:
 
 
 def _training_env(data: Mapping[str, Any], file: Path) -> EnvFactory:
-    config = data.get("validation_env") or data.get("env")
+    config = _env_config(data)
     if config is None:
         raise ValueError(f"--checkpoint is {str(file)!r}, which was trained without environment; give --env_id.")
     return _build(EnvFactory, config, file)
+
+
+def _env_config(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The configuration of the environment that a run was validated in; ``validation_env`` is its key of older runs."""
+    return (data.get("validation") or {}).get("env") or data.get("validation_env") or data.get("env")
 
 
 def _check_base(policy: Policy, saved: Mapping[str, Any], file: Path) -> None:

@@ -1,9 +1,229 @@
-"""From rewards to advantages."""
+"""Advantages from rewards: over turns, over tokens, over both, and over groups of episodes.
+
+All tensors but those of :func:`group_advantages` lie on the grid of a rollout, with axes ``(time, env)`` for turns and
+``(time, env, token)`` for the tokens of turns. A row of a column follows the row before it. Two masks say where an
+episode ends: after a turn that is ``terminated`` nothing follows; a turn that is ``cut`` was truncated, or is the last
+of its environment in this rollout, and the value of the state after it (``final_values``) stands for what follows.
+
+With one token per turn, :func:`gae`, :func:`nested_gae` and :func:`token_gae` agree.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    final_values: Tensor,
+    terminated: Tensor,
+    cut: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    next_values: Tensor | None = None,
+    local_penalties: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Estimate the advantages of turns by generalised advantage estimation (arXiv:1506.02438, eq. 16).
+
+    ``R_t = r_t + gamma ((1 - gae_lambda) V_{t+1} + gae_lambda R_{t+1})`` and ``A_t = R_t - V_t``, which is the sum of
+    discounted temporal-difference errors of the paper.
+
+    Args:
+        rewards: float ``(time, env)``.
+        values: float ``(time, env)``, of the state before each turn.
+        final_values: float ``(time, env)``, of the state after each turn that is cut.
+        terminated: bool ``(time, env)``.
+        cut: bool ``(time, env)``.
+        gamma: discount per turn.
+        gae_lambda: per turn; 0 trusts the value function, 1 the rewards.
+        next_values: float ``(time, env)``: the value of each turn's state as the turn before sees it; None takes
+            ``values``.
+        local_penalties: a negative reward counts for its own turn only, not for the turns before.
+
+    Returns:
+        Advantages and lambda returns, each float ``(time, env)``.
+    """
+    next_values = values if next_values is None else next_values
+    returns = torch.zeros_like(rewards)
+    next_value = next_return = torch.zeros_like(rewards[0])
+    for time in reversed(range(len(rewards))):
+        value = torch.where(cut[time], final_values[time], next_value)
+        target = torch.where(cut[time], final_values[time], next_return)
+        future = gamma * ((1 - gae_lambda) * value + gae_lambda * target) * ~terminated[time]
+        returns[time] = rewards[time] + future
+        passed_on = rewards[time].clamp(min=0) if local_penalties else rewards[time]
+        next_value, next_return = next_values[time], passed_on + future
+    return returns - values, returns
+
+
+def nested_gae(
+    rewards: Tensor,
+    token_rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    final_values: Tensor,
+    terminated: Tensor,
+    cut: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    token_gamma: float,
+    token_lambda: float,
+    next_values: Tensor | None = None,
+    local_penalties: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Estimate the advantages of tokens by GAE over turns, then inside each turn.
+
+    The lambda return of a turn (:func:`gae`) is the reward of its last token; no value follows that token.
+
+    Args:
+        rewards: float ``(time, env)``, of turns.
+        token_rewards: float ``(time, env, token)``, of single tokens (a KL penalty); 0 where masked.
+        values: float ``(time, env, token)``, of the state before each token.
+        mask: bool ``(time, env, token)``: sampled tokens, a prefix of each turn.
+        final_values: float ``(time, env)``, of the state after each turn that is cut.
+        terminated: bool ``(time, env)``.
+        cut: bool ``(time, env)``.
+        gamma: discount per turn.
+        gae_lambda: per turn.
+        token_gamma: discount per token inside a turn.
+        token_lambda: per token inside a turn.
+        next_values: see :func:`gae`.
+        local_penalties: see :func:`gae`.
+
+    Returns:
+        Advantages and returns, each float ``(time, env, token)``, 0 where masked.
+    """
+    _, returns = gae(
+        rewards,
+        values[..., 0],
+        final_values,
+        terminated,
+        cut,
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+        next_values=next_values,
+        local_penalties=local_penalties,
+    )
+    return _inside_turns(returns, token_rewards, values, mask, token_gamma, token_lambda)
+
+
+def bandit(
+    rewards: Tensor,
+    token_rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    ended: Tensor,
+    *,
+    token_gamma: float,
+    token_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Estimate advantages as if each turn were a contextual bandit that is rewarded by the end of its episode.
+
+    As :func:`nested_gae`, but the reward of a turn's last token is the reward of the episode's last turn.
+
+    Args:
+        rewards: float ``(time, env)``, of turns.
+        token_rewards: float ``(time, env, token)``, of single tokens; 0 where masked.
+        values: float ``(time, env, token)``, of the state before each token.
+        mask: bool ``(time, env, token)``: sampled tokens, a prefix of each turn.
+        ended: bool ``(time, env)``: the last turn of an episode; every episode must have one.
+        token_gamma: discount per token inside a turn.
+        token_lambda: per token inside a turn.
+
+    Returns:
+        Advantages and returns, each float ``(time, env, token)``, 0 where masked.
+    """
+    returns, last = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
+    for time in reversed(range(len(rewards))):
+        returns[time] = last = torch.where(ended[time], rewards[time], last)
+    return _inside_turns(returns, token_rewards, values, mask, token_gamma, token_lambda)
+
+
+def token_gae(
+    rewards: Tensor,
+    token_rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    final_values: Tensor,
+    terminated: Tensor,
+    cut: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    token_gamma: float,
+    token_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Estimate the advantages of tokens by GAE along one chain of all tokens of an episode.
+
+    From a token to the next of the same turn, discounts are those of tokens; from a turn's last token to the first of
+    the next turn, those of turns. A turn's reward belongs to its last token.
+
+    Args:
+        rewards: float ``(time, env)``, of turns.
+        token_rewards: float ``(time, env, token)``, of single tokens; 0 where masked.
+        values: float ``(time, env, token)``, of the state before each token.
+        mask: bool ``(time, env, token)``: sampled tokens, a prefix of each turn.
+        final_values: float ``(time, env)``, of the state after each turn that is cut.
+        terminated: bool ``(time, env)``.
+        cut: bool ``(time, env)``.
+        gamma: discount per turn.
+        gae_lambda: per turn.
+        token_gamma: discount per token inside a turn.
+        token_lambda: per token inside a turn.
+
+    Returns:
+        Advantages and returns, each float ``(time, env, token)``, 0 where masked.
+    """
+    rewards = token_rewards + rewards[..., None] * _is_last_token(mask)
+    advantages = torch.zeros_like(values)
+    first_value = first_advantage = torch.zeros_like(final_values[0])
+    for time in reversed(range(len(rewards))):
+        value = gamma * torch.where(cut[time], final_values[time], first_value) * ~terminated[time]
+        carry = gamma * gae_lambda * torch.where(cut[time], 0.0, first_advantage) * ~terminated[time]
+        for token in reversed(range(values.shape[-1])):
+            sampled, own = mask[time, :, token], values[time, :, token]
+            advantage = torch.where(sampled, rewards[time, :, token] + value - own + carry, 0.0)
+            advantages[time, :, token] = advantage
+            value = torch.where(sampled, token_gamma * own, value)
+            carry = torch.where(sampled, token_gamma * token_lambda * advantage, carry)
+        first_value, first_advantage = values[time, :, 0], advantages[time, :, 0]
+    return advantages, (advantages + values) * mask
+
+
+def _inside_turns(
+    turn_returns: Tensor, token_rewards: Tensor, values: Tensor, mask: Tensor, token_gamma: float, token_lambda: float
+) -> tuple[Tensor, Tensor]:
+    """GAE over the tokens of each turn, whose last token is rewarded by ``turn_returns`` ``(time, env)``."""
+    rewards = token_rewards + turn_returns[..., None] * _is_last_token(mask)
+    advantages = torch.zeros_like(values)
+    carry = next_value = torch.zeros_like(turn_returns)
+    for token in reversed(range(values.shape[-1])):
+        sampled, own = mask[..., token], values[..., token]
+        delta = rewards[..., token] + token_gamma * next_value - own
+        advantages[..., token] = carry = (delta + token_gamma * token_lambda * carry) * sampled
+        next_value = own * sampled
+    return advantages, (advantages + values) * mask
+
+
+def _is_last_token(mask: Tensor) -> Tensor:
+    """The last sampled token of each turn, bool as ``mask``."""
+    following = torch.cat([mask[..., 1:], torch.zeros_like(mask[..., :1])], dim=-1)
+    return mask & ~following
+
+
+def value_before_last_token(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the values before the last sampled token of each turn, ``(time, env)``.
+
+    Args:
+        values: float ``(time, env, token)``.
+        mask: bool ``(time, env, token)``.
+    """
+    last = mask.sum(-1, keepdim=True).clamp(min=1) - 1
+    return values.gather(-1, last).squeeze(-1)
 
 
 def group_advantages(

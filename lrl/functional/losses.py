@@ -39,26 +39,61 @@ def value_loss(values: Tensor, returns: Tensor, old_values: Tensor | None, clip_
 
 
 def normalise(
-    values: Tensor, mask: Tensor, how: str, num_sequences: Tensor, num_tokens: Tensor, max_tokens: int
+    values: Tensor,
+    mask: Tensor,
+    how: str,
+    num_turns: Tensor | None = None,
+    num_tokens: Tensor | None = None,
+    max_tokens: int = 1,
 ) -> Tensor:
-    """Reduce ``(turn, token)`` values to one number.
+    """Reduce values of tokens to one number.
 
     Args:
         values: ``(turn, token)``.
         mask: bool ``(turn, token)``.
         how: ``sequence`` averages each turn over its tokens, then over turns (GRPO); ``token`` weighs all tokens of
-            the batch alike (DAPO); ``constant`` divides by ``max_tokens`` per turn (Dr. GRPO).
-        num_sequences: how many turns the batch has, averaged over ranks.
-        num_tokens: how many sampled tokens the batch has, averaged over ranks.
+            the batch alike (DAPO); ``constant`` divides by ``max_tokens`` per turn (Dr. GRPO); ``sum`` adds them up.
+        num_turns: number of turns in the optimiser step, averaged over ranks, ``()``.
+        num_tokens: number of sampled tokens in the optimiser step, averaged over ranks, ``()``.
         max_tokens: the longest possible turn.
 
     Raises:
         ValueError: unknown ``how``.
     """
-    if how == "sequence":
-        return ((values * mask).sum(-1) / mask.sum(-1).clamp(min=1)).sum() / num_sequences
+    if how == "sum":
+        return (values * mask).sum()
     if how == "token":
         return (values * mask).sum() / num_tokens
+    if how == "sequence":
+        return ((values * mask).sum(-1) / mask.sum(-1).clamp(min=1)).sum() / num_turns
     if how == "constant":
-        return (values * mask).sum() / (num_sequences * max_tokens)
-    raise ValueError(f"loss_normalisation is {how!r}; it must be sequence, token or constant.")
+        return (values * mask).sum() / (num_turns * max_tokens)
+    raise ValueError(f"loss_normalisation is {how!r}; it must be sequence, token, constant or sum.")
+
+
+@torch.no_grad()
+def ratio_metrics(
+    log_ratio: Tensor, entropy: Tensor, mask: Tensor, clip: tuple[float, float] | None = None
+) -> dict[str, Tensor]:
+    """Return how far the policy has moved from the one that sampled, at the sampled tokens.
+
+    Args:
+        log_ratio: new minus old log-probability, ``(turn, token)``.
+        entropy: in nats, ``(turn, token)``.
+        mask: bool ``(turn, token)``.
+        clip: how far below and above 1 the ratio is clipped; None clips nothing.
+
+    Returns:
+        ``train/approx_kl``, the mean of ``r - 1 - log r`` in nats per token; ``train/entropy``; ``train/ratio_error``,
+        the largest ``|r - 1|``, which is 0 at the first update of a collection; ``train/clip_fraction``.
+    """
+    log_ratio, entropy = torch.stack([log_ratio, entropy])[:, mask]
+    moved = log_ratio.exp() - 1
+    metrics = {
+        "train/approx_kl": (moved - log_ratio).mean(),
+        "train/entropy": entropy,
+        "train/ratio_error": moved.abs().max(),
+    }
+    if clip is not None:
+        metrics["train/clip_fraction"] = (moved < -clip[0]) | (moved > clip[1])
+    return metrics

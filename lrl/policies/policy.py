@@ -26,6 +26,9 @@ class Policy(nn.Module, ABC):
     answers_by_text: bool = False
     """Whether the observation's text and the history alone decide what it does at temperature 0."""
 
+    sampling: SamplingConfig | None = None
+    """How tokens are sampled in training; None for a policy that acts natively."""
+
     has_critic: bool = False
     """Whether it says what states are worth."""
 

@@ -1,4 +1,4 @@
-"""When a requeued job's checkpoint may be written: not while weights move."""
+"""Signals that ask for a checkpoint, deferred while weights change."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _USUAL = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(si
 
 
 def requeue_signals(trainer: L.Trainer) -> set[int]:
-    """What Slurm may be told to send before the time is up; Lightning 2.6.6 writes its checkpoint in the handler."""
+    """Return the signals that Slurm may send before the time limit; Lightning 2.6.6 saves in their handler."""
     environment = getattr(trainer.strategy, "cluster_environment", None)
     configured = getattr(environment, "requeue_signal", None)
     return {*_USUAL, *([] if configured is None else [configured])}
 
 
-class WholeSteps:
-    """Puts signals off while weights move; a context manager.
+class DeferredSignals:
+    """Context manager that defers signals while weights change, and raises them again at its end.
 
-    A handler runs between any two instructions. What it saved in the middle of a line search, or between an optimiser's
-    step and the count of it, would hold moved weights beside turns that still count as untrained: after a resume they
-    would be trained on again, far from the policy that sampled them. Where a step ends in an exception, what came is
-    dropped: there is no whole state to save.
+    A handler runs between any two instructions. A checkpoint written in the middle of a line search, or between an
+    optimiser's step and the count of it, would hold changed weights beside turns that still count as untrained: a
+    resume would train on them again, far from the policy that sampled them. If the block ends in an exception, the
+    signals are dropped: there is no consistent state to save.
 
     Args:
-        signals: their numbers; those that nobody handles are left alone.
+        signals: their numbers; those without a handler are left alone.
     """
 
     def __init__(self, signals: set[int] | None = None) -> None:
@@ -50,7 +50,7 @@ class WholeSteps:
             self._came.append(number)
 
     def __exit__(self, error: type[BaseException] | None = None, *_: object) -> None:
-        """Hand over what came."""
+        """Raise the signals that came."""
         handlers, self._handlers = self._handlers, {}
         for number, handler in handlers.items():
             signal.signal(number, handler)

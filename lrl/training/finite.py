@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.plugins import MixedPrecision
-from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -115,60 +113,6 @@ class FiniteSteps:
 
 
 _ADVICE = "the run stops and its last checkpoint stays as it was, try a smaller learning rate or look at the rewards"
-
-
-class GuardedStepsModule(L.LightningModule):
-    """A module whose optimiser steps are taken only with finite gradients, and only while updates are not skipped.
-
-    Args:
-        max_skipped_steps: how many steps in a row may be skipped.
-    """
-
-    def __init__(self, max_skipped_steps: int) -> None:
-        super().__init__()
-        self.finite_steps = FiniteSteps(self, max_skipped_steps)
-        self.skip_updates = False
-        """Whether the remaining minibatches of this collection are no-ops (``target_kl`` was exceeded)."""
-
-    def on_fit_start(self) -> None:
-        """Refuse FSDP1, whose ranks each see a part of a gradient's norm.
-
-        Raises:
-            ValueError: the strategy is FSDP1.
-        """
-        if isinstance(self.trainer.strategy, FSDPStrategy):
-            raise ValueError(
-                "trainer.strategy is 'fsdp'; it must be lightning.pytorch.strategies.ModelParallelStrategy (FSDP2)."
-            )
-
-    def optimizer_step(
-        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
-    ) -> None:
-        """Step, unless the rest of the collection is skipped: with a zero gradient Adam's momentum would still move."""
-        if self.skip_updates and optimizer_closure is not None:
-            optimizer_closure()
-            self.finite_steps.forget()
-            return
-        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-
-    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Differentiate a loss; one that is not finite makes all gradients so, on every rank."""
-        super().backward(loss, *args, gradient=self.finite_steps.watch(loss), **kwargs)
-
-    def configure_gradient_clipping(
-        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
-    ) -> None:
-        """Clip the gradients, or drop them if they are not finite: without gradients an optimiser changes nothing."""
-        precision = self.trainer.precision_plugin
-        weights = list(precision.main_params(optimizer))
-        norm = gradient_norm(weights)
-        if not self.finite_steps.accept(whole_number(norm)):
-            if getattr(precision, "scaler", None) is None:  # a loss scaler skips the step itself
-                optimizer.zero_grad()
-        elif gradient_clip_algorithm == "value" or isinstance(precision, MixedPrecision):
-            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-        elif gradient_clip_val:
-            nn.utils.clip_grads_with_norm_(weights, gradient_clip_val, norm)
 
 
 def gradient_norm(weights: Iterable[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The loss of a part that changes nothing."""
+"""A training step that changes nothing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from lrl.policies.policy import Policy
 from lrl.types import TurnBatch
 
 
-def zero_loss(policy: Policy, batch: TurnBatch) -> Tensor:
-    """0, attached to the graph: a part that changes nothing still takes part in every collective call.
+def no_op_loss(policy: Policy, batch: TurnBatch) -> Tensor:
+    """Return a loss of 0 that is attached to the graph, so that every collective call of a step is still made.
 
-    Those of sharded weights are made by forward passes, so one turn is evaluated, a made-up one if there is none.
+    Sharded weights are gathered by forward passes, so one turn is evaluated, a made-up one if the batch is empty.
     """
     turn = batch[torch.zeros(1, dtype=torch.long)] if len(batch) else batch.map(_one_like)
     evaluation = policy.evaluate(turn)
@@ -21,5 +21,5 @@ def zero_loss(policy: Policy, batch: TurnBatch) -> Tensor:
 
 
 def _one_like(tensor: Tensor) -> Tensor:
-    """One row shaped like those of an empty tensor: true, or 0."""
+    """One row in the shape of an empty tensor's rows: true, or 0."""
     return tensor.new_full((1, *tensor.shape[1:]), tensor.dtype == torch.bool)

@@ -1,4 +1,4 @@
-"""What a resume has to check, and what Lightning 2.6.6 leaves out of it."""
+"""Checks before a run is resumed, and what Lightning 2.6.6 does not restore."""
 
 from __future__ import annotations
 
@@ -29,23 +29,34 @@ def read_whole(trainer: L.Trainer) -> None:
         strategy.checkpoint_io = WholeCheckpointIO()
 
 
-def check_start(saved: Mapping[str, Any], fingerprint: str, start: str, init_from: str | None) -> None:
-    """Refuse to go on from other weights than those that the run started from.
+def check_fingerprint(saved: Mapping[str, Any], fingerprint: str) -> None:
+    """Raise if a checkpoint was trained on another base model.
 
     Args:
-        saved: what the checkpoint says under ``lrl``.
-        fingerprint: of the configured base.
-        start: of what ``init_from`` gave, empty without it.
-        init_from: as configured.
+        saved: the entry ``lrl`` of the checkpoint.
+        fingerprint: of the configured base model.
 
     Raises:
-        ValueError: the base or the initial weights are others.
+        ValueError: the base models differ.
     """
     if saved.get("fingerprint", "") != fingerprint:
         raise ValueError(
             f"ckpt_path was trained on base weights {saved.get('fingerprint', '')!r}, the configured ones are "
             f"{fingerprint!r}; load the same base model."
         )
+
+
+def check_start(saved: Mapping[str, Any], start: str, init_from: str | None) -> None:
+    """Raise if a run would be resumed with another reference policy than it started with.
+
+    Args:
+        saved: the entry ``lrl`` of the checkpoint.
+        start: fingerprint of the weights that ``init_from`` gave, empty without it.
+        init_from: as configured.
+
+    Raises:
+        ValueError: the initial weights differ.
+    """
     if saved.get("start", "") != start:
         raise ValueError(
             f"model.init_from is {init_from!r}, whose weights are not those that the run of ckpt_path started "
@@ -53,21 +64,15 @@ def check_start(saved: Mapping[str, Any], fingerprint: str, start: str, init_fro
         )
 
 
-def run_seed(trainer: Any) -> int | None:
-    """Of everything random in a run; None where its data has none."""
-    seed = getattr(getattr(trainer, "datamodule", None), "seed", None)
-    return None if seed is None else int(seed)
-
-
-def check_seed(saved: Mapping[str, Any], seed: int | None) -> None:
-    """Refuse to go on with other random numbers: running episodes are played again, initial networks drawn again.
+def check_seed(saved: Mapping[str, Any], seed: int) -> None:
+    """Raise if a run would be resumed with another seed: episodes are replayed and networks initialised from it.
 
     Args:
-        saved: what the checkpoint says under ``lrl``.
+        saved: the entry ``lrl`` of the checkpoint.
         seed: as configured.
 
     Raises:
-        ValueError: it is another.
+        ValueError: the seeds differ.
     """
     before = saved.get("seed", seed)
     if before != seed:
@@ -75,14 +80,14 @@ def check_seed(saved: Mapping[str, Any], seed: int | None) -> None:
 
 
 def mend_loops(loops: dict[str, Any], validated: int) -> None:
-    """Let a resumed run do the rest of an epoch whose parts are all trained: validation, then the hooks at its end.
+    """Let a resumed run validate and call the hooks at the end of an epoch whose minibatches are all trained.
 
-    From a checkpoint that a callback wrote behind the last part, Lightning would count the epoch as over and call
+    From a checkpoint that a callback wrote after the last minibatch, Lightning would count the epoch as finished and do
     neither; from one that was written a moment later, or while validating, it would skip the validation.
 
     Args:
-        loops: progress as it was saved, changed in place.
-        validated: the epoch whose validation was over last.
+        loops: saved progress, changed in place.
+        validated: the last epoch whose validation was finished.
     """
     fit = loops["fit_loop"]
     epochs, parts = fit["epoch_progress"]["total"], fit["epoch_loop.batch_progress"]

@@ -1,4 +1,4 @@
-"""What the loss of a minibatch is divided by."""
+"""Numbers of turns and tokens that the loss of a minibatch is divided by."""
 
 from __future__ import annotations
 

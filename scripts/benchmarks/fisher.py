@@ -35,10 +35,10 @@ def main(options: argparse.Namespace) -> None:
 
 
 def _measure(name: str, fisher: Any, turns: int) -> Any:
-    from lrl.algorithms.trpo import TRPOModule
+    from lrl.algorithms.trpo import NaturalGradientConfig, TRPOModule
 
     policy, env = _policy(name)
-    module = TRPOModule(policy, fisher=fisher)
+    module = TRPOModule(policy, natural_gradient=NaturalGradientConfig(product=fisher))
     batch, parameters = _batch(module, env, turns), module.actor_parameters()
     vector = torch.randn(sum(weight.numel() for weight in parameters), generator=torch.Generator().manual_seed(0))
 
@@ -87,4 +87,4 @@ def _batch(module: Any, env: Any, turns: int) -> Any:
     envs = env.make(10, module.policy.response_format)
     rollout = ContinuingCollector(module.policy, envs, 0, plan.env, 10).collect(plan)
     envs.close()
-    return module.turn_batch(rollout)
+    return module.prepare(rollout)

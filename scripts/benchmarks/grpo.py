@@ -33,6 +33,8 @@ from lrl.prompts.response_format import response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.rewards.reward import Reward
 from lrl.rewards.row import Row
+from lrl.training.kl_coefficient import KLConfig
+from lrl.training.optimizer import OptimizerConfig
 from lrl.types import PastTurn, SamplingConfig
 
 KL_COEF, CLIP_RANGE, LR, MAX_GRAD_NORM = 0.04, 0.2, 1e-6, 1.0
@@ -104,7 +106,8 @@ class Ours:
             max_prompt_tokens=2048,
         )
         policy.connect(self.states.codec)
-        self.module = GRPOModule(policy, lr=LR, clip_range=CLIP_RANGE, kl_coef=KL_COEF, loss_normalisation="sequence")
+        optimizer, kl = OptimizerConfig(lr=LR), KLConfig(coef=KL_COEF)
+        self.module = GRPOModule(policy, optimizer, CLIP_RANGE, kl=kl, loss_normalisation="sequence")
         self.module.configure_model()
         self.response_tokens = 0.0
 

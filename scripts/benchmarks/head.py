@@ -108,7 +108,7 @@ def _measure(repeats: int, frozen: bool) -> tuple[dict[str, list[float]], dict[s
         whole = time.perf_counter() - started
         parts = {"all": whole, **watch.seconds, "sampling, values and the rest": whole - sum(watch.seconds.values())}
 
-        batch, chunk = module.turn_batch(rollout), module.chunk_size
+        batch, chunk = module.prepare(rollout), module.chunk_size
         module.policy.learn_statistics(batch, repeat)
         watch.seconds.clear()
         with sdpa_kernel(SDPBackend.MATH):
@@ -117,7 +117,7 @@ def _measure(repeats: int, frozen: bool) -> tuple[dict[str, list[float]], dict[s
             _, gradient, old = improve(pieces, weights, float(len(batch)))
             product = watch.timed("graph of Fisher's products", module._fisher_product)(batch, weights)
             solve = watch.timed("conjugate gradient", conjugate_gradient)
-            solve(product, gradient, module.cg_iterations)
+            solve(product, gradient, module.natural_gradient.cg_iterations)
             watch.timed("one look of the line search", module._surrogate_and_kl)(pieces, old, float(len(batch)))
         spent = {part: watch.seconds[part] for part in watch.seconds if part not in parts}
         for seconds, seen in ((rollouts, parts), (updates, spent)):
@@ -129,25 +129,24 @@ def _measure(repeats: int, frozen: bool) -> tuple[dict[str, list[float]], dict[s
 
 def _built(frozen: bool) -> tuple[Any, Any, Any]:
     """Module, environments and collector of the config."""
+    from jsonargparse import ArgumentParser
+
+    import lrl.policies.head  # noqa: F401  (so that the configuration can name its class)
     from lrl.algorithms.trpo import TRPOModule
-    from lrl.codecs.numbers import NumberFormat
-    from lrl.envs.factory import GymnasiumEnvs
-    from lrl.models.language_model import LanguageModelConfig
-    from lrl.policies.head import HeadPolicy
+    from lrl.envs.factory import EnvFactory
     from lrl.rollouts.episodes import CollectionPlan
     from lrl.rollouts.fixed_horizon import ContinuingCollector
-    from lrl.training.critic_fit import ValueFit
 
     content = yaml.safe_load(Path(CONFIG).read_text())
-    model, data = content["model"]["init_args"], content["data"]["init_args"]
-    policy, env = model.pop("policy")["init_args"], data["env"]["init_args"]
-    factory = GymnasiumEnvs(env["id"], numbers=NumberFormat(**env["numbers"]))
-    built = HeadPolicy(
-        LanguageModelConfig(**policy.pop("language_model")), **policy | {"freeze_trunk": frozen}, init_seed=0
-    )
-    built.connect(factory.codec)
-    built.connect_spaces(*factory.spaces)
-    built.configure()
-    module = TRPOModule(built, **model | {"value_fit": ValueFit(**model["value_fit"])})
+    content["model"]["init_args"]["policy"]["init_args"] |= {"freeze_trunk": frozen, "init_seed": 0}
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--model", type=TRPOModule)
+    parser.add_argument("--env", type=EnvFactory)
+    given = {"model": content["model"], "env": content["data"]["init_args"]["env"]}
+    made = parser.instantiate(parser.parse_object(given))
+    module, factory = made.model, made.env
+    module.policy.connect(factory.codec)
+    module.policy.connect_spaces(*factory.spaces)
+    module.policy.configure()
     envs, plan = factory.make(ENVS, None), CollectionPlan(seed=0, collection=0, num_groups=ENVS, group_size=1)
-    return module, envs, ContinuingCollector(built, envs, 0, plan.env, ENVS)
+    return module, envs, ContinuingCollector(module.policy, envs, 0, plan.env, ENVS)

@@ -29,7 +29,7 @@ class Both(WholeRuns):
 
         started = time.perf_counter()
         envs = make_vec_env("CartPole-v1", n_envs=self.data["num_envs"], seed=self.seed["theirs"])
-        lr = self.model["lr"]
+        lr = self.model["optimizer"]["lr"]
         sizes = list(self.model["policy"]["init_args"]["hidden_sizes"])
         model = PPO(
             "MlpPolicy",
@@ -38,8 +38,8 @@ class Both(WholeRuns):
             n_steps=self.data["num_steps"],
             batch_size=self.data["num_envs"] * self.data["num_steps"] // self.data["num_minibatches"],
             n_epochs=self.data["num_epochs"],
-            gamma=self.model["gamma"],
-            gae_lambda=self.model["gae_lambda"],
+            gamma=self.model["credit"]["gamma"],
+            gae_lambda=self.model["credit"]["gae_lambda"],
             clip_range=self.model["clip_range"],
             vf_coef=self.model["vf_coef"] / 2,  # theirs weighs the whole square
             ent_coef=0.0,

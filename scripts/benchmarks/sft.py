@@ -27,6 +27,7 @@ from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.response_format import response_format
 from lrl.prompts.template import PromptTemplate
+from lrl.training.optimizer import OptimizerConfig
 from lrl.types import Demonstration, SamplingConfig, TurnBatch
 
 LR, MAX_GRAD_NORM = 1e-6, 1.0
@@ -82,7 +83,7 @@ class Ours:
             LanguageModelConfig(name=options.model), prompt, SamplingConfig(), pack_tokens=pack_tokens
         )
         self.policy.connect(codec)
-        self.module = SFTModule(self.policy, lr=LR, schedule="constant", warmup=0.0)
+        self.module = SFTModule(self.policy, OptimizerConfig(lr=LR))
         self.module.configure_model()
         self.turns = Lakes(options.demonstrations).turns(codec, self.policy)
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from settings import made
 from tiny_runs import FLOAT64, demonstrations, grpo, make_trainer, rollout_data, save_tiny_model, sft
 
 from lrl.codecs.grid import draw
@@ -46,7 +47,7 @@ def test_demonstrations_are_learned_by_the_cross_entropy_over_candidates(folder,
     module, data = choosing(sft(folder), folder, temperature=2.0), demonstrations()
     trainer = make_trainer(tmp_path, enable_checkpointing=False, max_epochs=60)
     trainer.fit(module, datamodule=data)
-    assert "sampling.temperature 2 plays no part" in caplog.text
+    assert "sampling.temperature 2 is ignored" in caplog.text
     for index in range(data.num_batches()):
         batch = data.batch(0, index)
         scores = module.policy.scores(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"])
@@ -67,6 +68,6 @@ def test_demonstrations_that_are_no_choice_are_named(folder, tmp_path, response,
     file = tmp_path / "turns.jsonl"
     file.write_text(json.dumps({"observation": START, "response": response}) + "\n")
     env = GymnasiumEnvs("FrozenLake-v1")
-    data = DemonstrationsDataModule(JsonlDemonstrations(str(file)), env, loss_on=loss_on)
+    data = made(DemonstrationsDataModule, JsonlDemonstrations(str(file)), env, loss_on=loss_on)
     with pytest.raises(ValueError, match=named):
         make_trainer(tmp_path, enable_checkpointing=False).fit(choosing(sft(folder), folder), datamodule=data)

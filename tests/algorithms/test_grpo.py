@@ -1,12 +1,14 @@
 """What GRPO must do and must not do, on a language model of 10,000 weights."""
 
 import itertools
+import re
 
 import lightning as L
 import numpy as np
 import pytest
 import tiny_runs
 import torch
+from settings import made
 
 import lrl.algorithms.grpo
 from lrl.algorithms.grpo import GRPOModule
@@ -81,7 +83,7 @@ def grpo(folder, temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, response_format
         SamplingConfig(temperature=temperature, max_new_tokens=max_new_tokens),
     )
     policy.connect(Words())
-    module = GRPOModule(policy, **changes)
+    module = made(GRPOModule, policy, **changes)
     module.configure_model()
     return module
 
@@ -221,10 +223,18 @@ def test_rising_above_the_clip_pays_nothing_and_falling_below_it_neither(tiny_mo
         assert bool(gradient(module, module.training_step(changed)).any()) == pays
 
 
-@pytest.mark.parametrize("changes", [{"clip_range": 0.0}, {"clip_range_high": -0.1}, {"kl_coef": -1.0}, {"lr": 0.0}])
-def test_impossible_settings_are_refused_by_name(tiny_model, changes):
-    with pytest.raises(ValueError, match=next(iter(changes))):
-        grpo(tiny_model, **changes)
+@pytest.mark.parametrize(
+    ("name", "value", "key"),
+    [
+        ("clip_range", 0.0, "model.clip_range is 0.0; it must be positive"),
+        ("clip_range_high", -0.1, "model.clip_range_high is -0.1; it must be positive, or null"),
+        ("kl_coef", -1.0, "model.kl.coef is -1.0; it must be 0 or positive"),
+        ("lr", 0.0, "model.optimizer.lr is 0.0; it must be positive"),
+    ],
+)
+def test_impossible_settings_are_named(tiny_model, name, value, key):
+    with pytest.raises(ValueError, match=re.escape(key)):
+        grpo(tiny_model, **{name: value})
 
 
 # -- with a trainer ---------------------------------------------------------------------------------------------------
@@ -247,7 +257,7 @@ def fit(module, collections, reward=None, callbacks=(), seed=0, **changes):
         callbacks=[VectorEnvRollouts(), *callbacks],
     )
     module.train()
-    trainer.fit(module, datamodule=RolloutDataModule(env, seed=seed, **sizes))
+    trainer.fit(module, datamodule=made(RolloutDataModule, env, seed=seed, **sizes))
     return trainer
 
 
@@ -295,7 +305,7 @@ def test_every_token_carries_its_episodes_advantage_over_the_group(tiny_model, m
     monkeypatch.setattr(module, "all_gather", lambda own: own)
     plan = CollectionPlan(seed=5, collection=0, num_groups=3, group_size=8)
     rollout = Collector(module.policy, PromptEnvs(Bandit(), [Right()]).make(24, "direct")).collect(plan)
-    batch, better = module.turn_batch(rollout), group_advantages(rollout.returns, rollout.group)
+    batch, better = module.prepare(rollout), group_advantages(rollout.returns, rollout.group)
     assert better.min() < 0 < better.max() and rollout.returns[better.argmax()] > rollout.returns[better.argmin()]
     assert torch.equal(batch.advantages, better[:, None] * batch.response_mask)
 

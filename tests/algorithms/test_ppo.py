@@ -3,12 +3,14 @@
 import math
 import signal
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from commands import run_words
 from lightning.pytorch.strategies import ModelParallelStrategy
+from settings import made
 from tiny_runs import demonstrations, make_trainer, ppo, rollout_data, save_tiny_model, text_policy
 
 from lrl.algorithms import ppo as ppo_file
@@ -26,7 +28,7 @@ from lrl.policies.mlp import MLPPolicy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.rollouts.episodes import CollectionPlan, Collector
-from lrl.training.critic_fit import ValueFit
+from lrl.training.value_fit import ValueFit
 from lrl.training.weights import initial_weights, take_weights
 from lrl.types import Evaluation, TurnBatch
 
@@ -64,8 +66,8 @@ def rollout_of(policy, groups=6):
 @pytest.mark.parametrize("credit", ["turn", "token", "nested", "bandit"])
 def test_the_first_ratio_is_one_and_the_values_are_those_that_were_credited(folder, kind, credit):
     policy = policy_of(kind, folder)
-    module = PPOValueHeadModule(policy, credit=credit, normalise_advantages=False)
-    batch = module.turn_batch(rollout_of(policy))
+    module = made(PPOValueHeadModule, policy, credit=credit, normalise_advantages=False)
+    batch = module.prepare(rollout_of(policy))
     evaluation = policy.evaluate(batch)
     mask = batch.response_mask
     ratio = (evaluation.logprobs - batch.old_logprobs).exp()[mask]
@@ -80,7 +82,7 @@ def test_the_first_ratio_is_one_and_the_values_are_those_that_were_credited(fold
 def test_a_state_is_worth_what_the_value_before_its_first_token_says(folder, kind):
     policy = policy_of(kind, folder)
     rollout = rollout_of(policy)
-    first = policy.evaluate(rollout.turn_batch(rollout.logprobs)).values[:, 0]
+    first = policy.evaluate(rollout.turns()).values[:, 0]
     if kind == "mlp":
         seen = list(rollout.inputs["observation"][rollout.active].argmax(-1).numpy())
     else:
@@ -117,8 +119,14 @@ def test_the_loss_is_the_formula_written_out():
     batch = TurnBatch(
         inputs={}, response_mask=mask, old_logprobs=old, advantages=advantages, returns=returns, old_values=old_values
     )
-    module = PPOValueHeadModule(
-        Two(logprobs, entropy, values), clip_range=0.1, clip_range_vf=0.05, old_kl_coef=0.7, ent_coef=0.02, vf_coef=0.4
+    module = made(
+        PPOValueHeadModule,
+        Two(logprobs, entropy, values),
+        clip_range=0.1,
+        clip_range_vf=0.05,
+        old_kl_coef=0.7,
+        ent_coef=0.02,
+        vf_coef=0.4,
     )
     total = 0.0
     for turn, token in mask.nonzero().tolist():
@@ -150,7 +158,7 @@ def test_the_penalty_sees_what_leaks_to_tokens_that_nobody_sampled():
         old_values=zeros,
     )
     new = torch.log_softmax(logits, 0)
-    module = PPOValueHeadModule(Two(new[:2, None], zeros, zeros), clip_range=None, old_kl_coef=1.0)
+    module = made(PPOValueHeadModule, Two(new[:2, None], zeros, zeros), clip_range=None, old_kl_coef=1.0)
     kl = torch.nn.functional.kl_div(new, old, reduction="sum")
     loss = module.training_step(batch)
     torch.testing.assert_close(loss, kl)
@@ -174,23 +182,29 @@ def test_the_reference_is_paid_for_by_token_and_its_weight_follows_the_target(fo
         for parameter in policy.language_model.model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     moved = rollout_of(policy)
-    batch = module.turn_batch(moved)
+    batch = module.prepare(moved)
     kl = (batch.old_logprobs - batch.ref_logprobs) * batch.response_mask
     assert kl.abs().max() > 0.01
-    torch.testing.assert_close(module._kl_penalty(batch), -0.1 * kl)  # what became likelier than it was costs
+    paid = moved.replace(ref_logprobs=moved.unflatten(batch.ref_logprobs), values=moved.unflatten(batch.old_values))
+    penalty = moved.unflatten(-0.1 * kl)  # a token costs what it became likelier by
+    expected = module.credit.estimate(paid, penalty).advantages
+    torch.testing.assert_close(module.advantages(paid).advantages, expected)
+    assert not torch.equal(expected, module.credit.estimate(paid).advantages)
     error = (kl.sum(-1).mean() / 0.01 - 1).clamp(-0.2, 0.2)
-    assert module.current_kl_coef == 0.1
-    assert module._next_kl_coef == pytest.approx(0.1 * math.exp(float(error) * len(batch) / 10_000))
+    assert module.kl_coef.value == 0.1
+    assert module.kl_coef._next == pytest.approx(0.1 * math.exp(float(error) * len(batch) / 10_000))
     free = ppo(folder, normalise_advantages=False, kl_coef=0.0, kl_target=None)
     free.policy.connect(LAKE.codec)
     free.policy = policy
-    difference = batch.returns - free.turn_batch(moved).returns
+    difference = batch.returns - free.prepare(moved).returns
     assert difference[kl.abs() > 1e-3].abs().min() > 0
-    assert module.turn_batch(rollout).ref_logprobs.shape == rollout.turn_batch(rollout.logprobs).old_logprobs.shape
+    assert module.prepare(rollout).ref_logprobs.shape == rollout.turns().old_logprobs.shape
 
 
 def test_normalised_advantages_have_mean_0_and_deviation_1_over_what_was_sampled(folder):
-    batch = PPOValueHeadModule(policy_of("text", folder)).turn_batch(rollout_of(policy_of("text", folder), groups=12))
+    batch = made(PPOValueHeadModule, policy_of("text", folder)).prepare(
+        rollout_of(policy_of("text", folder), groups=12)
+    )
     picked = batch.advantages[batch.response_mask]
     assert abs(float(picked.mean())) < 1e-5 and float(picked.std()) == pytest.approx(1, abs=1e-4)
 
@@ -199,7 +213,7 @@ def chain_data(**changes):
     """FrozenLake without slipping, two rows of two: right, then down."""
     lake = GymnasiumEnvs("FrozenLake-v1", {"desc": ["SF", "HG"], "is_slippery": False}, max_episode_steps=6)
     sizes = {"num_envs": 8, "num_steps": 16, "num_epochs": 4, "num_minibatches": 2, "validation_episodes": 8}
-    return RolloutDataModule(lake, **sizes | {"validation_num_envs": 8} | changes)
+    return made(RolloutDataModule, lake, **sizes | {"validation_num_envs": 8} | changes)
 
 
 def reward_of(module, data, root, epochs=25):
@@ -212,42 +226,43 @@ def reward_of(module, data, root, epochs=25):
 @pytest.mark.learning
 @pytest.mark.parametrize("credit", ["turn", "token", "nested"])
 def test_a_network_solves_a_lake_of_four_fields(tmp_path, credit):
-    module = PPOValueHeadModule(MLPPolicy((16,), init_seed=0), lr=1e-2, credit=credit)
+    module = made(PPOValueHeadModule, MLPPolicy((16,), init_seed=0), lr=1e-2, credit=credit)
     assert reward_of(module, chain_data(), tmp_path) == 1
 
 
 @pytest.mark.learning
 def test_with_its_sign_flipped_it_does_not(tmp_path):
     class Flipped(PPOValueHeadModule):
-        def _surrogate(self, ratio, advantages):
-            return -super()._surrogate(ratio, advantages)
+        def advantages(self, rollout):
+            credit = super().advantages(rollout)
+            return replace(credit, advantages=-credit.advantages)
 
-    module = Flipped(MLPPolicy((16,), init_seed=0), lr=1e-2)
+    module = made(Flipped, MLPPolicy((16,), init_seed=0), lr=1e-2)
     assert reward_of(module, chain_data(), tmp_path, epochs=8) == 0
 
 
 @pytest.mark.parametrize("kind", ["text", "scoring", "mlp"])
 def test_the_critics_own_weights_may_have_a_learning_rate_of_their_own(folder, kind):
     policy = policy_of(kind, folder)
-    actor, critic = PPOValueHeadModule(policy, lr=1e-3, critic_lr=1e-2).parameter_groups()
+    actor, critic = made(PPOValueHeadModule, policy, lr=1e-3, critic_lr=1e-2).parameter_groups()
     assert critic["lr"] == 1e-2 and "lr" not in actor
     apart = {id(weight) for weight in critic["params"]}
     assert (
         apart == {id(w) for n, w in policy.named_parameters() if n.split(".")[0] in ("value_head", "critic")} != set()
     )
     assert apart.isdisjoint(id(weight) for weight in actor["params"])
-    everything = PPOValueHeadModule(policy).parameter_groups()[0]["params"]
+    everything = made(PPOValueHeadModule, policy).parameter_groups()[0]["params"]
     assert len(actor["params"]) + len(critic["params"]) == len(everything)
 
 
 def test_a_shared_critic_has_no_learning_rate_of_its_own(tmp_path):
-    module = PPOValueHeadModule(MLPPolicy((16,), shared_value_network=True), critic_lr=1e-2)
-    with pytest.raises(ValueError, match=r"model.critic_lr is 0.01, but the critic of MLPPolicy has no"):
+    module = made(PPOValueHeadModule, MLPPolicy((16,), shared_value_network=True), critic_lr=1e-2)
+    with pytest.raises(ValueError, match=r"model.critic.lr is 0.01, but the critic of MLPPolicy has no"):
         reward_of(module, chain_data(), tmp_path, epochs=1)
 
 
 def test_a_part_beyond_the_target_skips_the_rest(tmp_path):
-    module = PPOValueHeadModule(MLPPolicy((16,), init_seed=0), lr=5e-2, target_kl=1e-4)
+    module = made(PPOValueHeadModule, MLPPolicy((16,), init_seed=0), lr=5e-2, target_kl=1e-4)
     trainer = make_trainer(tmp_path, max_epochs=2)
     trainer.fit(module, datamodule=chain_data())
     steps = {float(state["step"]) for state in trainer.optimizers[0].state.values()}
@@ -257,9 +272,9 @@ def test_a_part_beyond_the_target_skips_the_rest(tmp_path):
 def test_statistics_of_observations_change_between_collections_only(tmp_path):
     policy = MLPPolicy((8,), normalise_observations=True, init_seed=0)
     env = GymnasiumEnvs("Pendulum-v1", max_episode_steps=20)
-    data = RolloutDataModule(env, num_envs=4, num_steps=16, num_epochs=2, validation_episodes=1)
+    data = made(RolloutDataModule, env, num_envs=4, num_steps=16, num_epochs=2, validation_episodes=1)
     trainer = make_trainer(tmp_path, max_epochs=3)
-    trainer.fit(PPOValueHeadModule(policy), datamodule=data)
+    trainer.fit(made(PPOValueHeadModule, policy), datamodule=data)
     assert policy.norm.counting[0, 0] == 2 * 64 and policy.norm.learned[0, 0] == 3 * 64
     for _, row in trainer.logger.rows:
         assert row["train/ratio_error"] < 0.5 and row.get("rollout/return", -1) < 0
@@ -271,43 +286,40 @@ def test_statistics_of_observations_change_between_collections_only(tmp_path):
     ("settings", "complaint"),
     [
         ({"policy": MLPPolicy(critic=False)}, "model.policy is a MLPPolicy without critic"),
-        ({"credit": "episode"}, "model.credit is 'episode'; it must be one of turn, token, nested, bandit"),
+        ({"credit": "episode"}, "model.credit.kind is 'episode'; it must be one of turn, token, nested, bandit"),
         ({"clip_range": 0.0}, "model.clip_range is 0.0"),
-        ({"clip_range": None}, "one of them must hold the policy back"),
-        ({"kl_coef": -1.0}, "model.kl_coef is -1.0"),
-        ({"kl_target": 6.0}, "model.kl_target is 6.0, kl_coef 0.0"),
-        ({"kl_horizon": 0}, "model.kl_horizon is 0"),
-        ({"critic_lr": 0.0}, "model.critic_lr is 0.0; it must be positive, or null."),
-        (
-            {"value_fit": ValueFit(method="adam")},
-            "model.value_fit.method is adam; beside PPO's own optimiser it must be",
-        ),
-        ({"value_fit": ValueFit(), "critic_lr": 0.1}, "model.critic_lr is 0.1 with value_fit"),
-        ({"value_fit": ValueFit(), "clip_range_vf": 0.2}, "model.clip_range_vf is 0.2 with value_fit"),
-        ({"gamma": 1.5}, "model.gamma is 1.5"),
+        ({"clip_range": None}, "one of them must limit the update"),
+        ({"kl_coef": -1.0}, "model.kl.coef is -1.0"),
+        ({"kl_target": 6.0}, "model.kl.target is 6.0, but model.kl.coef is 0"),
+        ({"kl_horizon": 0}, "model.kl.horizon is 0"),
+        ({"critic_lr": 0.0}, "model.critic.lr is 0.0; it must be positive, or null."),
+        ({"value_fit": ValueFit(method="adam")}, "model.critic.fit.method is adam; it must be lbfgs"),
+        ({"value_fit": ValueFit(), "critic_lr": 0.1}, "model.critic.lr is 0.1; it must be null"),
+        ({"value_fit": ValueFit(), "clip_range_vf": 0.2}, "model.clip_range_vf is 0.2; it must be null"),
+        ({"gamma": 1.5}, "model.credit.gamma is 1.5"),
         ({"clip_range_vf": 0.0}, "model.clip_range_vf is 0.0; it must be positive, or null"),
         ({"target_kl": -0.1}, "model.target_kl is -0.1; it must be positive, or null"),
         ({"vf_coef": -1.0}, "model.vf_coef is -1.0; it must be 0 or positive"),
         ({"ent_coef": -1.0}, "model.ent_coef is -1.0; it must be 0 or positive"),
-        ({"loss_normalisation": "turn"}, "model.loss_normalisation is 'turn'; it must be token or sequence"),
-        ({"weight_decay": -1.0}, "model.weight_decay is -1.0; it must be 0 or positive"),
-        ({"schedule": "lineer"}, "model.schedule is 'lineer'; it must be one of constant, linear, cosine"),
-        ({"token_gamma": -1.0}, "model.token_gamma is -1.0"),
-        ({"credit": "token", "local_penalties": True}, "model.local_penalties is true with credit token"),
-        ({"credit": "bandit", "bootstrap_last": True}, "model.bootstrap_last is true with credit bandit"),
+        ({"loss_normalisation": "turn"}, "model.loss_normalisation is 'turn'; it must be one of token, sequence"),
+        ({"weight_decay": -1.0}, "model.optimizer.weight_decay is -1.0; it must be 0 or positive"),
+        ({"schedule": "lineer"}, "model.optimizer.schedule is 'lineer'; it must be one of constant, linear, cosine"),
+        ({"token_gamma": -1.0}, "model.credit.token_gamma is -1.0"),
+        ({"credit": "token", "local_penalties": True}, "model.credit.local_penalties is true; it must be false"),
+        ({"credit": "bandit", "bootstrap_last": True}, "model.credit.bootstrap_last is true; it must be false"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(settings, complaint):
     with pytest.raises(ValueError) as error:
-        PPOValueHeadModule(**{"policy": MLPPolicy()} | settings)
+        made(PPOValueHeadModule, **{"policy": MLPPolicy()} | settings)
     assert complaint in str(error.value)
 
 
 @pytest.mark.parametrize("stage", ["fit", "validate"])
 def test_sharded_weights_and_a_critic_that_is_fitted_apart_do_not_go_together(stage):
-    module = PPOValueHeadModule(MLPPolicy((8,), init_seed=0), value_fit=ValueFit())
+    module = made(PPOValueHeadModule, MLPPolicy((8,), init_seed=0), value_fit=ValueFit())
     module._trainer = SimpleNamespace(strategy=ModelParallelStrategy(), datamodule=chain_data())
-    told = pytest.raises(ValueError, match="model.value_fit is set and trainer.strategy shards the weights")
+    told = pytest.raises(ValueError, match="model.critic.fit is set and trainer.strategy shards the weights")
     with told if stage == "fit" else nullcontext():
         module.setup(stage)
 
@@ -324,7 +336,7 @@ def test_a_job_that_is_requeued_while_the_critic_is_fitted_resumes_bit_identical
         return fitted
 
     def fit(name, **given):
-        module = PPOValueHeadModule(MLPPolicy((8,), init_seed=0), value_fit=ValueFit())
+        module = made(PPOValueHeadModule, MLPPolicy((8,), init_seed=0), value_fit=ValueFit())
         trainer = make_trainer(tmp_path / name, max_epochs=4, enable_checkpointing=False)
         signal.signal(signal.SIGUSR1, lambda *_: trainer.save_checkpoint(path))
         trainer.fit(module, datamodule=chain_data(num_epochs=2), **given)
@@ -343,8 +355,8 @@ def test_a_job_that_is_requeued_while_the_critic_is_fitted_resumes_bit_identical
 
 
 def test_unfinished_episodes_and_the_bandit_do_not_go_together(tmp_path):
-    module = PPOValueHeadModule(MLPPolicy((8,), init_seed=0), credit="bandit")
-    with pytest.raises(ValueError, match="needs whole episodes; data.num_steps must be null"):
+    module = made(PPOValueHeadModule, MLPPolicy((8,), init_seed=0), credit="bandit")
+    with pytest.raises(ValueError, match="needs whole episodes"):
         make_trainer(tmp_path, max_epochs=3).fit(module, datamodule=chain_data(num_steps=2))
 
 
@@ -393,7 +405,7 @@ def test_a_value_head_starts_afresh_on_a_model_that_was_cloned(folder, tmp_path)
 
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
 def test_a_value_head_is_trained_in_16_bits(folder, tmp_path, precision):
-    module = PPOValueHeadModule(text_policy(folder, value_head=ValueHeadConfig(hidden_sizes=[4])))
+    module = made(PPOValueHeadModule, text_policy(folder, value_head=ValueHeadConfig(hidden_sizes=[4])))
     trainer = make_trainer(tmp_path, max_epochs=1, precision=precision, gradient_clip_val=0.5)
     trainer.fit(module, datamodule=rollout_data("continuing"))
     assert any(math.isfinite(row.get("train/value_loss", math.nan)) for _, row in trainer.logger.rows)
@@ -401,7 +413,7 @@ def test_a_value_head_is_trained_in_16_bits(folder, tmp_path, precision):
 
 def test_a_resume_with_another_critic_lr_is_refused(tmp_path):
     def fit(critic_lr, **given):
-        module = PPOValueHeadModule(MLPPolicy((16,), init_seed=0), critic_lr=critic_lr)
+        module = made(PPOValueHeadModule, MLPPolicy((16,), init_seed=0), critic_lr=critic_lr)
         trainer = make_trainer(tmp_path, CollectionCheckpoint(1), max_epochs=2 if given else 1)
         trainer.fit(module, datamodule=chain_data(), **given)
         return trainer
@@ -410,7 +422,7 @@ def test_a_resume_with_another_critic_lr_is_refused(tmp_path):
     (saved,) = tmp_path.rglob("last.ckpt")
     for critic_lr in (1e-2, None):
         with pytest.raises(
-            ValueError, match=rf"model.critic_lr is {critic_lr}, in ckpt_path it was 0.001; resume with"
+            ValueError, match=rf"model.critic.lr is {critic_lr}, in ckpt_path it was 0.001; resume with"
         ):
             fit(critic_lr, ckpt_path=str(saved))
     fit(1e-3, ckpt_path=str(saved))
@@ -423,10 +435,10 @@ def test_a_critics_adapter_is_trained_saved_and_loaded_beside_actor_and_referenc
     def module(init_from=None):
         head = ValueHeadConfig(hidden_sizes=[4], init_seed=0, adapter=True)
         policy = text_policy(folder, value_head=head, **lora)
-        return PPOValueHeadModule(policy, lr=1e-2, kl_coef=0.1, init_from=init_from)
+        return made(PPOValueHeadModule, policy, lr=1e-2, kl_coef=0.1, init_from=init_from)
 
     cloned = make_trainer(tmp_path / "sft", CollectionCheckpoint(1), max_epochs=1)
-    cloned.fit(SFTModule(text_policy(folder, **lora), lr=1e-2), datamodule=demonstrations())
+    cloned.fit(made(SFTModule, text_policy(folder, **lora), lr=1e-2), datamodule=demonstrations())
     trained = module(init_from=str(next((tmp_path / "sft").rglob("last.ckpt"))))
     trainer = make_trainer(tmp_path / "ppo", CollectionCheckpoint(1), max_epochs=2)
     trainer.fit(trained, datamodule=rollout_data("continuing"))
@@ -448,12 +460,13 @@ def test_a_critics_adapter_is_trained_saved_and_loaded_beside_actor_and_referenc
 def test_a_critic_that_is_fitted_apart_is_fitted_for_the_next_collection(folder, kind):
     policy = policy_of(kind, folder)
     rollout = rollout_of(policy, groups=12)
-    plain = PPOValueHeadModule(policy).turn_batch(rollout)
+    plain = made(PPOValueHeadModule, policy).prepare(rollout)
     actor = [
-        weight.detach().clone() for weight in PPOValueHeadModule(policy, critic_lr=1.0).parameter_groups()[0]["params"]
+        weight.detach().clone()
+        for weight in made(PPOValueHeadModule, policy, critic_lr=1.0).parameter_groups()[0]["params"]
     ]
-    module = PPOValueHeadModule(policy, value_fit=ValueFit(l2=0.0, iterations=50))
-    batch = module.turn_batch(rollout)
+    module = made(PPOValueHeadModule, policy, value_fit=ValueFit(l2=0.0, iterations=50))
+    batch = module.prepare(rollout)
     for name in ("advantages", "returns", "old_values"):
         assert torch.equal(getattr(batch, name), getattr(plain, name)), "credit rests on the critic as it was"
     mask = batch.response_mask
@@ -465,5 +478,5 @@ def test_a_critic_that_is_fitted_apart_is_fitted_for_the_next_collection(folder,
     loss = module.training_step(batch)
     gradients = torch.autograd.grad(loss, policy.critic_parameters(), allow_unused=True)
     assert all(gradient is None or not gradient.any() for gradient in gradients), "the loss leaves it alone"
-    moved = PPOValueHeadModule(policy, critic_lr=1.0).parameter_groups()[0]["params"]
+    moved = made(PPOValueHeadModule, policy, critic_lr=1.0).parameter_groups()[0]["params"]
     assert all(torch.equal(a, b) for a, b in zip(actor, moved))

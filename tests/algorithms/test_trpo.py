@@ -2,14 +2,16 @@
 
 import math
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
+from settings import made
 from tiny_runs import make_trainer, rollout_data, save_tiny_model, text_policy
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lrl.algorithms import trpo
-from lrl.algorithms.trpo import TRPOModule
+from lrl.algorithms.trpo import NaturalGradientConfig, TRPOModule
 from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.codecs.numbers import NumberFormat
 from lrl.data.rollout_buffer import RolloutDataModule
@@ -23,8 +25,8 @@ from lrl.policies.mlp import MLPPolicy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.rollouts.episodes import CollectionPlan, Collector
-from lrl.training.crediting import sampled_values
-from lrl.training.critic_fit import ValueFit, fit_values
+from lrl.training.gradient_module import values_of
+from lrl.training.value_fit import ValueFit, fit_values
 
 LAKE = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=8)
 PENDULUM = GymnasiumEnvs("Pendulum-v1", max_episode_steps=6)
@@ -64,14 +66,14 @@ def batch_of(module, env, groups=6):
     plan = CollectionPlan(seed=0, collection=0, num_groups=groups, group_size=1)
     rollout = Collector(module.policy, envs).collect(plan)
     envs.close()
-    return module.turn_batch(rollout)
+    return module.prepare(rollout)
 
 
 def prepared(kind, folder, **settings):
     """A module and one credited collection; nothing but the policy's own weights is left to chance."""
     model = settings.pop("model", {})
     policy, env = policy_of(kind, folder, **model)
-    module = TRPOModule(policy, **settings)
+    module = made(TRPOModule, policy, **settings)
     return module, batch_of(module, env)
 
 
@@ -242,7 +244,7 @@ def test_fishers_matrix_is_taken_from_as_large_a_share_as_asked_for(folder, monk
     seen, make = [], module._product
     monkeypatch.setattr(module, "_product", lambda part, parameters: seen.append(len(part)) or make(part, parameters))
     for share in (1.0, 0.3):
-        module.fisher_fraction = share
+        module.natural_gradient = NaturalGradientConfig(fisher_fraction=share)
         module._fisher_product(batch, module.actor_parameters())
     assert seen == [len(batch), math.ceil(0.3 * len(batch))]
 
@@ -252,12 +254,12 @@ def test_autocast_does_not_hold_the_critic_where_it_was(folder, kind):
     """Inside a collection it would go on with its first copy of weights that are fitted."""
     policy, env = policy_of(kind, folder)
     policy.float()
-    module = TRPOModule(policy)
+    module = made(TRPOModule, policy)
     batch = batch_of(module, env)
     with torch.autocast("cpu", torch.bfloat16):
-        before = ((sampled_values(policy, batch) - batch.returns).square() * batch.response_mask).sum()
+        before = ((values_of(policy, batch) - batch.returns).square() * batch.response_mask).sum()
         after = fit_values(module, batch, ValueFit(l2=0.0, iterations=100)) * 2 * batch.response_mask.sum()
-        again = ((sampled_values(policy, batch) - batch.returns).square() * batch.response_mask).sum()
+        again = ((values_of(policy, batch) - batch.returns).square() * batch.response_mask).sum()
     assert after < 0.9 * before
     torch.testing.assert_close(again, after, rtol=2e-2, atol=1e-4)
 
@@ -266,7 +268,7 @@ def chain_data(**changes):
     """FrozenLake without slipping, two rows of two: right, then down."""
     lake = GymnasiumEnvs("FrozenLake-v1", {"desc": ["SF", "HG"], "is_slippery": False}, max_episode_steps=6)
     sizes = {"num_envs": 8, "num_steps": 16, "validation_episodes": 8, "validation_num_envs": 8}
-    return RolloutDataModule(lake, **sizes | changes)
+    return made(RolloutDataModule, lake, **sizes | changes)
 
 
 def run(module, data, root, epochs=40, **changes):
@@ -281,7 +283,7 @@ FITS = {"lbfgs": ValueFit(), "adam": ValueFit(method="adam", lr=1e-2)}
 @pytest.mark.learning
 @pytest.mark.parametrize("method", FITS)
 def test_a_network_solves_a_lake_of_four_fields_inside_the_region(tmp_path, method):
-    module = TRPOModule(MLPPolicy((16,), init_seed=0), max_kl=0.02, value_fit=FITS[method])
+    module = made(TRPOModule, MLPPolicy((16,), init_seed=0), max_kl=0.02, value_fit=FITS[method])
     rows = run(module, chain_data(), tmp_path)
     steps = [row for _, row in rows if "train/kl" in row]
     assert len(steps) == 40 and all(0 <= row["train/kl"] <= 0.02 for row in steps)
@@ -293,9 +295,9 @@ def test_a_network_solves_a_lake_of_four_fields_inside_the_region(tmp_path, meth
 @pytest.mark.learning
 def test_with_its_sign_flipped_it_does_not(tmp_path):
     class Flipped(TRPOModule):
-        def _look(self, part):
-            look = super()._look(part)
-            return look._replace(objective=-look.objective)
+        def loss(self, batch, policy):
+            tokens = super().loss(batch, policy)
+            return replace(tokens, loss=-tokens.loss)
 
     module = Flipped(MLPPolicy((16,), init_seed=0), max_kl=0.02)
     assert [row["val/return"] for _, row in run(module, chain_data(), tmp_path) if "val/return" in row] == [0]
@@ -309,8 +311,8 @@ def test_a_language_model_runs_in_lightning_and_stays_in_the_region(folder, tmp_
         "head": lambda: HeadPolicy(LanguageModelConfig(name=folder), (8,), init_seed=0),
         "scoring": lambda: policy_of("scoring", folder, "float32")[0],
     }[kind]()
-    data = chain_data() if kind != "head" else RolloutDataModule(CARTPOLE, num_envs=8, num_steps=16)
-    rows = run(TRPOModule(policy, fisher_fraction=0.5, chunk_size=50), data, tmp_path, epochs=4)
+    data = chain_data() if kind != "head" else made(RolloutDataModule, CARTPOLE, num_envs=8, num_steps=16)
+    rows = run(made(TRPOModule, policy, fisher_fraction=0.5, chunk_size=50), data, tmp_path, epochs=4)
     steps = [row for _, row in rows if "train/kl" in row]
     assert len(steps) == 4 and all(0 < row["train/kl"] <= 0.01 for row in steps if row["train/step_accepted"])
     assert sum(row["train/step_accepted"] for row in steps) >= 2
@@ -324,9 +326,9 @@ def test_a_run_that_is_resumed_ends_bit_identical(folder, tmp_path, kind, method
     def fit(name, epochs, **given):
         network = MLPPolicy((8,), normalise_observations=True, init_seed=0)
         writer = text_policy(folder, value_head=ValueHeadConfig(hidden_sizes=(4,), init_seed=0))
-        module = TRPOModule(network if kind == "network" else writer, fisher_fraction=0.5, value_fit=FITS[method])
+        module = made(TRPOModule, network if kind == "network" else writer, fisher_fraction=0.5, value_fit=FITS[method])
         env = GymnasiumEnvs("CartPole-v1", max_episode_steps=9)
-        data = RolloutDataModule(env, num_envs=4, num_steps=6) if kind == "network" else chain_data()
+        data = made(RolloutDataModule, env, num_envs=4, num_steps=6) if kind == "network" else chain_data()
         trainer = make_trainer(tmp_path / name, CollectionCheckpoint(1), max_epochs=epochs)
         trainer.fit(module, datamodule=data, **given)
         return trainer
@@ -349,10 +351,10 @@ def test_a_job_that_is_requeued_while_weights_move_resumes_bit_identical(tmp_pat
 
     def fit(name, **given):
         network = MLPPolicy((8,), normalise_observations=True, init_seed=0)
-        data = RolloutDataModule(GymnasiumEnvs("CartPole-v1", max_episode_steps=9), num_envs=4, num_steps=6)
+        data = made(RolloutDataModule, GymnasiumEnvs("CartPole-v1", max_episode_steps=9), num_envs=4, num_steps=6)
         trainer = make_trainer(tmp_path / name, max_epochs=4, enable_checkpointing=False)
         signal.signal(signal.SIGUSR1, lambda *_: trainer.save_checkpoint(path))
-        trainer.fit(TRPOModule(network, max_kl=0.1, value_fit=FITS[method]), datamodule=data, **given)
+        trainer.fit(made(TRPOModule, network, max_kl=0.1, value_fit=FITS[method]), datamodule=data, **given)
         return trainer
 
     evaluate, fit_values, sent = TRPOModule._surrogate_and_kl, trpo.fit_values, []
@@ -389,22 +391,22 @@ def test_a_job_that_is_requeued_while_weights_move_resumes_bit_identical(tmp_pat
     ("settings", "complaint"),
     [
         ({"policy": MLPPolicy(critic=False)}, "model.policy is a MLPPolicy without critic; TRPO needs one"),
-        ({"credit": "episode"}, "model.credit is 'episode'"),
+        ({"credit": "episode"}, "model.credit.kind is 'episode'"),
         ({"max_kl": 0.0}, "model.max_kl is 0.0; it must be positive"),
-        ({"damping": -0.1}, "model.damping is -0.1"),
-        ({"cg_iterations": 0}, "model.cg_iterations is 0"),
-        ({"fisher_fraction": 0.0}, "model.fisher_fraction is 0.0; it must be in (0, 1]"),
-        ({"fisher": "exact"}, "model.fisher is 'exact'; it must be gauss_newton or double_backward"),
+        ({"damping": -0.1}, "model.natural_gradient.damping is -0.1"),
+        ({"cg_iterations": 0}, "model.natural_gradient.cg_iterations is 0"),
+        ({"fisher_fraction": 0.0}, "model.natural_gradient.fisher_fraction is 0.0; it must be in (0, 1]"),
+        ({"fisher": "exact"}, "model.natural_gradient.product is 'exact'; it must be one of gauss_newton"),
         ({"chunk_size": 0}, "model.chunk_size is 0"),
-        ({"backtrack_coeff": 1.0}, "model.backtrack_coeff is 1.0"),
-        ({"max_backtracks": 0}, "model.max_backtracks is 0"),
+        ({"backtrack_coeff": 1.0}, "model.line_search.backtrack_coeff is 1.0"),
+        ({"max_backtracks": 0}, "model.line_search.max_backtracks is 0"),
         ({"ent_coef": -0.1}, "model.ent_coef is -0.1; it must be 0 or positive"),
         ({"schedule": "lineer"}, "model.schedule is 'lineer'; it must be one of constant, linear, cosine"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(settings, complaint):
     with pytest.raises(ValueError) as error:
-        TRPOModule(**{"policy": MLPPolicy()} | settings)
+        made(TRPOModule, **{"policy": MLPPolicy()} | settings)
     assert complaint in str(error.value)
 
 
@@ -425,18 +427,21 @@ def test_fits_that_make_no_sense_are_named(changes, complaint):
 
 
 def test_runs_that_no_region_can_be_had_in_are_refused(folder, tmp_path):
-    mlp = lambda **changes: TRPOModule(MLPPolicy((4,), init_seed=0, **changes))  # noqa: E731
-    flash = TRPOModule(text_policy(folder, value_head=ValueHeadConfig(), attention="flash_attention_2"))
+    mlp = lambda **changes: made(TRPOModule, MLPPolicy((4,), init_seed=0, **changes))  # noqa: E731
+    flash = made(TRPOModule, text_policy(folder, value_head=ValueHeadConfig(), attention="flash_attention_2"))
     for module, data, settings, complaint in (
         (mlp(), {"num_minibatches": 2}, {}, "data.num_minibatches is 2; TRPO takes a collection whole"),
         (mlp(), {"num_epochs": 3}, {}, "data.num_epochs is 3; TRPO takes a collection whole"),
         (mlp(), {}, {"precision": "bf16-mixed"}, "trainer.precision is bf16-mixed"),
-        (mlp(shared_value_network=True), {}, {}, "whose critic has no weights of its own"),
+        (mlp(shared_value_network=True), {}, {}, "whose critic shares all of its weights"),
         (flash, {}, {}, "language_model.attention is flash_attention_2, which has no second derivative"),
     ):
         with pytest.raises(ValueError, match=complaint):
             run(module, chain_data(**data), tmp_path, epochs=1, **settings)
-    shrinking, endless = TRPOModule(MLPPolicy((4,), init_seed=0), schedule="linear"), chain_data(max_env_steps=256)
+    shrinking, endless = (
+        made(TRPOModule, MLPPolicy((4,), init_seed=0), schedule="linear"),
+        chain_data(max_env_steps=256),
+    )
     with pytest.raises(ValueError, match="model.schedule is 'linear'; it needs trainer.max_epochs"):
         make_trainer(tmp_path, max_epochs=-1).fit(shrinking, datamodule=endless)
     assert endless.clocks["env_steps"] == 0
@@ -460,19 +465,19 @@ def test_the_fit_of_the_critic_is_the_same_in_parts(folder):
 def test_weights_in_16_bits_are_refused(folder, tmp_path):
     policy = text_policy(folder, value_head=ValueHeadConfig(), dtype="bfloat16")
     with pytest.raises(ValueError, match="language_model.dtype is bfloat16; steps inside a trust region are lost"):
-        run(TRPOModule(policy), chain_data(), tmp_path, epochs=1)
+        run(made(TRPOModule, policy), chain_data(), tmp_path, epochs=1)
 
 
 def test_a_critic_with_an_adapter_is_refused(folder, tmp_path):
     head = ValueHeadConfig(adapter=True)
     policy = text_policy(folder, value_head=head, lora=LoRAConfig(r=2))
-    with pytest.raises(ValueError, match="value_head.adapter is true; TRPO fits the critic apart"):
-        run(TRPOModule(policy), chain_data(), tmp_path, epochs=1)
+    with pytest.raises(ValueError, match="value_head.adapter is true; it must be false, TRPO fits the critic"):
+        run(made(TRPOModule, policy), chain_data(), tmp_path, epochs=1)
 
 
 def test_optimiser_steps_do_not_end_a_run_that_counts_collections(tmp_path):
     with pytest.raises(ValueError, match="trainer.max_steps is 2; TRPO counts collections"):
-        run(TRPOModule(MLPPolicy((4,))), chain_data(), tmp_path, epochs=3, max_steps=2)
+        run(made(TRPOModule, MLPPolicy((4,))), chain_data(), tmp_path, epochs=3, max_steps=2)
 
 
 def test_settings_of_the_other_fit_are_named():
@@ -493,7 +498,7 @@ def test_what_was_sampled_from_is_kept_once():
 
 
 def test_the_region_may_shrink_over_the_run(tmp_path):
-    module = TRPOModule(MLPPolicy((16,), init_seed=0), max_kl=0.02, schedule="linear")
+    module = made(TRPOModule, MLPPolicy((16,), init_seed=0), max_kl=0.02, schedule="linear")
     steps = [row["train/kl"] for _, row in run(module, chain_data(), tmp_path, epochs=10) if "train/kl" in row]
     assert all(kl <= 0.02 * (1 - index / 10) + 1e-9 for index, kl in enumerate(steps)) and len(steps) == 10
     assert sum(kl > 0 for kl in steps) > 5

@@ -1,6 +1,7 @@
 """When held-out episodes are played."""
 
 import pytest
+from settings import made
 from tiny_runs import make_trainer
 
 from lrl.algorithms.ppo import PPOValueHeadModule
@@ -14,9 +15,9 @@ from lrl.policies.mlp import MLPPolicy
 )
 def test_a_run_that_validates_does_so_when_its_turns_are_spent(tmp_path, every, epochs, validated):
     sizes = {"num_envs": 2, "num_steps": 4, "max_env_steps": 20, "validation_episodes": 1}
-    data = RolloutDataModule(GymnasiumEnvs("CartPole-v1"), **sizes)
+    data = made(RolloutDataModule, GymnasiumEnvs("CartPole-v1"), **sizes)
     settings = {"max_epochs": epochs, "check_val_every_n_epoch": every, "limit_val_batches": 1.0}
     trainer = make_trainer(tmp_path, **settings)
-    trainer.fit(PPOValueHeadModule(MLPPolicy((4,), init_seed=0)), datamodule=data)
+    trainer.fit(made(PPOValueHeadModule, MLPPolicy((4,), init_seed=0)), datamodule=data)
     rows = [row for _, row in trainer.logger.rows]
     assert [row["clock/env_steps"] for row in rows if "val/return" in row] == validated

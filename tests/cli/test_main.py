@@ -71,7 +71,7 @@ def test_every_overlay_goes_on_top_of_an_experiment(overlay):
     ("arguments", "sentence"),
     [
         (["--model.init_args.no_such_key", "1"], "lrl: model: Option 'no_such_key' is not accepted"),
-        (["--model.init_args.lr", "much"], "lrl: model.lr: Expected a float. Got value: much"),
+        (["--model.init_args.optimizer.lr", "much"], "lrl: model.optimizer.lr: Expected a float. Got value: much"),
         (["--trainer.max_epochs", "many"], "lrl: trainer.max_epochs: Expected a int"),
         (["--nonsense", "1"], "lrl: unrecognized arguments: --nonsense 1"),
         (["--optimizer", "Adam"], "lrl: unrecognized arguments: --optimizer Adam"),
@@ -216,7 +216,7 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 
 
-SHORT = ("--config", "configs/frozen_lake/grpo.yaml", "--data.init_args.validation_episodes", "2")
+SHORT = ("--config", "configs/frozen_lake/grpo.yaml", "--data.init_args.validation.episodes", "2")
 
 
 @pytest.fixture(scope="module")

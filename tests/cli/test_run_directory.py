@@ -49,7 +49,7 @@ def launch(tmp_path, monkeypatch, capsys):
 
 def test_the_directory_of_a_failed_launch_can_be_used_again(launch, tmp_path):
     run = tmp_path / "runs" / "one"
-    command = ["fit", "--run_directory", run, "--data.init_args.validation_env"]
+    command = ["fit", "--run_directory", run, "--data.init_args.validation.env"]
     for _ in range(2):
         status, _, said = launch(*command, "{class_path: GymnasiumEnvs, init_args: {id: CartPoole-v1}}")
         assert status == 2 and "data.validation_env: env.id is 'CartPoole-v1', which is not registered" in said
@@ -59,7 +59,7 @@ def test_the_directory_of_a_failed_launch_can_be_used_again(launch, tmp_path):
 def test_a_directory_that_was_there_and_what_a_user_put_there_stay(launch, tmp_path):
     run = tmp_path / "mine"
     run.mkdir()
-    assert launch("fit", "--run_directory", run, "--model.init_args.lr", "-1")[0] == 2
+    assert launch("fit", "--run_directory", run, "--model.init_args.optimizer.lr", "-1")[0] == 2
     assert run.is_dir() and not any(run.iterdir())
     (run / "notes.txt").write_text("mine")
     status, _, said = launch("fit", "--run_directory", run)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from settings import made
 
 from lrl.callbacks.collect import VectorEnvRollouts
 from lrl.data.rollout_buffer import RolloutDataModule
@@ -14,7 +15,7 @@ from lrl.types import TurnBatch
 
 def data(**changes):
     sizes = {"num_groups": 2, "group_size": 2, "num_epochs": 3, "num_minibatches": 4} | changes
-    return RolloutDataModule(GymnasiumEnvs("FrozenLake-v1"), **sizes)
+    return made(RolloutDataModule, GymnasiumEnvs("FrozenLake-v1"), **sizes)
 
 
 def turns(count=22, prompts=5):
@@ -41,24 +42,24 @@ def numbers(part):
 
 def test_a_pass_visits_every_turn_once_and_each_pass_in_another_order():
     module = filled()
-    passes = [[n for part in range(4) for n in numbers(module.part(4 * epoch + part))] for epoch in range(3)]
+    passes = [[n for part in range(4) for n in numbers(module.minibatch(4 * epoch + part))] for epoch in range(3)]
     assert all(sorted(order) == list(range(22)) for order in passes)
     assert len({tuple(order) for order in passes}) == 3
     again = filled(collection=1)
-    assert numbers(again.part(0)) != numbers(module.part(0))
-    assert numbers(filled().part(0)) == numbers(module.part(0)) != numbers(filled(seed=1).part(0))
+    assert numbers(again.minibatch(0)) != numbers(module.minibatch(0))
+    assert numbers(filled().minibatch(0)) == numbers(module.minibatch(0)) != numbers(filled(seed=1).minibatch(0))
 
 
 def test_parts_are_as_equal_as_can_be_and_exactly_as_many_as_asked_for():
-    assert [len(filled().part(index)) for index in range(4)] == [6, 6, 5, 5]
-    assert [len(filled(turns(2)).part(index)) for index in range(4)] == [1, 1, 0, 0]
+    assert [len(filled().minibatch(index)) for index in range(4)] == [6, 6, 5, 5]
+    assert [len(filled(turns(2)).minibatch(index)) for index in range(4)] == [1, 1, 0, 0]
     assert len(data().train_dataloader()) == data().num_parts == 12
 
 
 def test_a_step_of_accumulated_parts_is_as_large_as_its_parts_together():
     module = filled()
     for parts in (range(3), range(9, 12)):
-        expected = sum(len(module.part(part)) for part in parts)
+        expected = sum(len(module.minibatch(part)) for part in parts)
         assert all(module.step_sizes(part, 3) == (expected, 2 * expected) for part in parts)
     assert module.step_sizes(11, 5) == (10, 20), "the last step of a collection has two parts"
 
@@ -67,15 +68,15 @@ def test_one_part_of_a_network_is_all_that_was_collected_and_texts_still_stand_b
     texts = turns()
     vectors = texts.replace(inputs={"observation": torch.zeros(22, 3)})
     whole = filled(vectors, num_minibatches=1)
-    assert all(whole.part(index) is vectors for index in range(3))
-    prompts = filled(texts, num_minibatches=1).part(0).inputs["prompt_ids"][:, 0].tolist()
+    assert all(whole.minibatch(index) is vectors for index in range(3))
+    prompts = filled(texts, num_minibatches=1).minibatch(0).inputs["prompt_ids"][:, 0].tolist()
     assert len(prompts) == 22
     assert sum(a != b for a, b in itertools.pairwise(prompts)) == len(set(prompts)) - 1
 
 
 def test_turns_with_equal_prompts_stand_side_by_side():
     module = filled()
-    order = [int(p) for index in range(4) for p in module.part(index).inputs["prompt_ids"][:, 0]]
+    order = [int(p) for index in range(4) for p in module.minibatch(index).inputs["prompt_ids"][:, 0]]
     changes = sum(a != b for a, b in itertools.pairwise(order))
     assert changes == len(set(order)) - 1
 
@@ -89,19 +90,19 @@ def test_at_a_boundary_only_the_clocks_are_saved():
     again.load_state_dict(state)
     assert again.clocks == module.clocks and again.clocks["env_steps"] == 8 and not again.filled
     trained = filled()
-    trained.trained_parts = trained.num_parts
+    trained.trained_minibatches = trained.num_parts
     assert sorted(trained.state_dict()) == ["clocks", "collection"] and not trained.filled
 
 
 def test_inside_a_collection_what_is_left_of_it_is_saved(tmp_path):
     module = filled(collection=7)
-    module.trained_parts = 5
+    module.trained_minibatches = 5
     torch.save(module.state_dict(), tmp_path / "state")
     again = data()
     again.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
-    assert again.filled and again.trained_parts == 5 and again.collection == 7
+    assert again.filled and again.trained_minibatches == 5 and again.collection == 7
     for index in range(12):
-        ours, theirs = module.part(index), again.part(index)
+        ours, theirs = module.minibatch(index), again.minibatch(index)
         assert numbers(ours) == numbers(theirs) and torch.equal(ours.inputs["prompt_ids"], theirs.inputs["prompt_ids"])
 
 
@@ -116,7 +117,7 @@ def test_what_two_ranks_collected_is_not_resumed_by_one():
 
 def test_an_empty_buffer_says_what_is_missing():
     with pytest.raises(ValueError, match="VectorEnvRollouts"):
-        data().part(0)
+        data().minibatch(0)
 
 
 @pytest.mark.parametrize("name", ["num_groups", "group_size", "num_epochs", "num_minibatches"])
@@ -127,7 +128,7 @@ def test_impossible_sizes_are_refused_by_name(name):
 
 @pytest.mark.parametrize("name", ["num_envs", "num_groups"])
 def test_what_two_devices_cannot_share_is_named_as_it_was_given(name):
-    five = RolloutDataModule(GymnasiumEnvs("FrozenLake-v1"), **{name: 5})
+    five = made(RolloutDataModule, GymnasiumEnvs("FrozenLake-v1"), **{name: 5})
     with pytest.raises(ValueError, match=f"data.{name} is 5; it must be a multiple of the 2 devices"):
         VectorEnvRollouts().setup(SimpleNamespace(datamodule=five, world_size=2), None, "fit")
 

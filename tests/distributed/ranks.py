@@ -13,6 +13,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from settings import made
 from tiny_runs import (
     FEW_ITERATIONS,
     FLOAT64,
@@ -82,7 +83,7 @@ def fit(folder, root, strategy, *callbacks, sizes=None, ckpt_path=None, limit_va
     elif algorithm == "trpo":
         module, data = trpo(folder, **module), rollout_data("continuing", num_epochs=1, num_minibatches=1)
     elif algorithm in ("scoring", "adapter"):
-        module, data = PPOValueHeadModule(critic_of(folder, algorithm), lr=1e-2), rollout_data("episodes")
+        module, data = made(PPOValueHeadModule, critic_of(folder, algorithm), lr=1e-2), rollout_data("episodes")
     else:
         module, data = grpo(folder, schedule="constant", **module), rollout_data("episodes", **SIZES | (sizes or {}))
     trainer = make_trainer(

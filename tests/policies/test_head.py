@@ -4,6 +4,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from lrl.training.crediting import sampled_values
+from settings import made
 from tiny_runs import batch_of, make_trainer, save_tiny_model
 
 from lrl.algorithms.grpo import GRPOModule
@@ -13,7 +15,6 @@ from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.language_model import LanguageModelConfig, LoRAConfig
 from lrl.policies.head import HeadPolicy
-from lrl.training.crediting import sampled_values
 from lrl.training.weights import take_weights
 from lrl.types import RandomKeys, SamplingConfig
 
@@ -215,8 +216,8 @@ def test_spaces_that_it_cannot_act_in_are_named(folder):
 def test_ppo_trains_it_in_16_bits(folder, tmp_path, precision):
     policy = HeadPolicy(LanguageModelConfig(name=folder), (4,), init_seed=0, whiten_states=0.1, freeze_trunk=True)
     trainer = make_trainer(tmp_path, max_epochs=2, precision=precision)
-    data = RolloutDataModule(ENVS["box"], num_envs=2, num_steps=4)
-    trainer.fit(PPOValueHeadModule(policy, gamma=0.9), datamodule=data)
+    data = made(RolloutDataModule, ENVS["box"], num_envs=2, num_steps=4)
+    trainer.fit(made(PPOValueHeadModule, policy, gamma=0.9), datamodule=data)
     assert all(np.isfinite(row["train/value_loss"]) for _, row in trainer.logger.rows)
     assert policy.whitening.counting[0, 0] == 8
     assert not torch.equal(policy.whitening.matrix, torch.eye(len(policy.whitening.matrix)))
@@ -224,17 +225,19 @@ def test_ppo_trains_it_in_16_bits(folder, tmp_path, precision):
 
 def test_a_trunk_that_is_trained_in_16_bits_is_not_whitened(folder, tmp_path):
     policy = HeadPolicy(LanguageModelConfig(name=folder), (4,), init_seed=0, whiten_states=0.1)
-    data = RolloutDataModule(ENVS["box"], num_envs=2, num_steps=4)
+    data = made(RolloutDataModule, ENVS["box"], num_envs=2, num_steps=4)
     with pytest.raises(ValueError, match="whiten_states is 0.1 on a trunk that is trained in 16 bits; it must be null"):
-        make_trainer(tmp_path, max_epochs=1, precision="bf16-mixed").fit(PPOValueHeadModule(policy), datamodule=data)
+        make_trainer(tmp_path, max_epochs=1, precision="bf16-mixed").fit(
+            made(PPOValueHeadModule, policy), datamodule=data
+        )
 
 
 def test_grpo_whitens_as_well(folder, tmp_path):
     policy = HeadPolicy(
         LanguageModelConfig(name=folder), (4,), critic_hidden_sizes=None, whiten_states=0.1, freeze_trunk=True
     )
-    data = RolloutDataModule(ENVS["discrete"], num_groups=2, group_size=2, max_turns=5)
-    make_trainer(tmp_path, max_epochs=2).fit(GRPOModule(policy, lr=1e-3), datamodule=data)
+    data = made(RolloutDataModule, ENVS["discrete"], num_groups=2, group_size=2, max_turns=5)
+    make_trainer(tmp_path, max_epochs=2).fit(made(GRPOModule, policy, lr=1e-3), datamodule=data)
     assert policy.whitening.counting[0, 0] > 4
 
 

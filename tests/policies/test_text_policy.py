@@ -93,7 +93,7 @@ def test_what_is_recorded_while_writing_is_what_is_evaluated(folder, temperature
 def test_whole_episodes_are_evaluated_as_they_were_written(folder):
     rollout = collect(folder, temperature=0.7)
     assert rollout.lengths.unique().numel() > 1
-    batch = rollout.turn_batch(torch.zeros_like(rollout.logprobs))
+    batch = rollout.turns()
     logprobs = ready(folder, history=2, temperature=0.7).evaluate(batch).logprobs
     torch.testing.assert_close(logprobs, batch.old_logprobs, atol=1e-5, rtol=0)
 

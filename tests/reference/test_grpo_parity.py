@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from settings import made
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.functional.advantages import group_advantages
@@ -57,7 +58,7 @@ def grpo(folder, dtype, share_prompts=True, temperature=1.0, **changes):
     """Our module, with a tiny model and no trainer."""
     model = LanguageModelConfig(name=folder, dtype=dtype, share_prompts=share_prompts)
     sampling = SamplingConfig(max_new_tokens=MAX_NEW_TOKENS, temperature=temperature)
-    module = GRPOModule(TextPolicy(model, PromptTemplate(), sampling), **changes)
+    module = made(GRPOModule, TextPolicy(model, PromptTemplate(), sampling), **changes)
     module.configure_model()
     return module
 

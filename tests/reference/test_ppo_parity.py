@@ -5,14 +5,15 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lrl.functional.credit import Discounts, Turns, assign_credit, whiten
+from lrl.functional.advantages import gae, nested_gae, token_gae
+from lrl.functional.masking import whiten
 
 pytestmark = pytest.mark.reference
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("how", ["turn", "token", "nested"])
-def test_advantages_are_those_of_stable_baselines(seed, how):
+@pytest.mark.parametrize("kind", ["turn", "token", "nested"])
+def test_advantages_are_those_of_stable_baselines(seed, kind):
     from stable_baselines3.common.buffers import RolloutBuffer
 
     steps, envs, gamma, gae_lambda = 20, 4, 0.97, 0.9
@@ -32,18 +33,17 @@ def test_advantages_are_those_of_stable_baselines(seed, how):
 
     last = torch.zeros(steps, envs)
     last[-1] = torch.tensor(final)
-    turns = Turns(
-        rewards=torch.tensor(rewards),
-        token_rewards=torch.zeros(steps, envs, 1),
-        values=torch.tensor(values)[..., None],
-        final_values=last,
-        mask=torch.ones(steps, envs, 1, dtype=torch.bool),
-        terminated=torch.tensor(ends),
-        truncated=torch.zeros(steps, envs, dtype=torch.bool),
-        active=torch.ones(steps, envs, dtype=torch.bool),
-    )
-    advantages, returns = assign_credit(how, turns, Discounts(gamma=gamma, gae_lambda=gae_lambda))
+    rewards, values, terminated = torch.tensor(rewards), torch.tensor(values), torch.tensor(ends)
+    mask, cut = torch.ones(steps, envs, 1, dtype=torch.bool), torch.zeros(steps, envs, dtype=torch.bool)
+    cut[-1] = ~terminated[-1]
+    if kind == "turn":
+        advantages, returns = gae(rewards, values, last, terminated, cut, gamma=gamma, gae_lambda=gae_lambda)
+        advantages, returns = advantages[..., None], returns[..., None]
+    else:
+        estimate = {"nested": nested_gae, "token": token_gae}[kind]
+        grid = (rewards, torch.zeros(steps, envs, 1), values[..., None], mask, last, terminated, cut)
+        advantages, returns = estimate(*grid, gamma=gamma, gae_lambda=gae_lambda, token_gamma=1.0, token_lambda=0.98)
     np.testing.assert_allclose(advantages[..., 0], buffer.advantages, atol=1e-5)
     np.testing.assert_allclose(returns[..., 0], buffer.returns, atol=1e-5)
     theirs = (buffer.advantages - buffer.advantages.mean()) / (buffer.advantages.std(ddof=1) + 1e-8)
-    np.testing.assert_allclose(whiten(advantages, turns.mask)[..., 0], theirs, atol=1e-5)
+    np.testing.assert_allclose(whiten(advantages, mask)[..., 0], theirs, atol=1e-5)

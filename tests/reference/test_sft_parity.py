@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from settings import made
 
 from lrl.algorithms.sft import SFTModule
 from lrl.data.demonstrations.data_module import as_batch
@@ -54,7 +55,7 @@ def ours(folder, dtype, pack_tokens, prompts, responses):
     policy = TextPolicy(
         LanguageModelConfig(name=folder, dtype=dtype), PromptTemplate(), SamplingConfig(), pack_tokens=pack_tokens
     )
-    module = SFTModule(policy)
+    module = made(SFTModule, policy)
     module.configure_model()
     module._record_step = lambda *_: None  # there is no trainer to log to
     return with_gradient(module.training_step(as_batch(prompts, responses)), policy)

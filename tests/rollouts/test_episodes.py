@@ -128,7 +128,7 @@ def test_success_is_counted_once_per_episode():
 
 def test_turns_keep_their_own_tokens():
     rollout, _, _ = collect()
-    batch = rollout.turn_batch(torch.zeros_like(rollout.logprobs))
+    batch = rollout.turns()
     assert len(batch) == rollout.num_turns
     assert batch.response_mask.sum(1).tolist() == (rollout.turn[rollout.active] + 1).tolist()
     assert (batch.old_logprobs[batch.response_mask] == -1).all() and (
@@ -152,7 +152,7 @@ def test_two_ranks_play_what_one_would_have(group_size):
 
 def test_an_immutable_batch_says_how_to_change_it():
     rollout, _, _ = collect()
-    batch = rollout.turn_batch(torch.zeros_like(rollout.logprobs))
+    batch = rollout.turns()
     with pytest.raises(AttributeError, match="replace"):
         batch.advantages = None
     assert batch.replace(ref_logprobs=batch.old_logprobs).ref_logprobs is batch.old_logprobs

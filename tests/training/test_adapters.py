@@ -70,7 +70,7 @@ def test_adapters_of_the_same_shape_are_taken_with_the_layers_that_are_trained_w
     ours, theirs = module.policy.state_dict(), wanted.state_dict()
     taken = [key for key in theirs if "lora_" in key or ".modules_to_save." in key]
     assert taken and all(torch.equal(ours[key], theirs[key]) for key in taken)
-    assert torch.equal(logits(module.policy), logits(wanted)) and not module.base_is_overwritten
+    assert torch.equal(logits(module.policy), logits(wanted)) and not module.overwritten_names
 
 
 @pytest.mark.parametrize("lora", [OTHER, LoRAConfig(r=2, alpha=4), None])
@@ -87,7 +87,7 @@ def test_adapters_of_another_shape_are_merged_into_the_base(folders, sources, ca
         torch.testing.assert_close(logits(module.policy), logits(sources[name][2]), atol=1e-5, rtol=1e-5)
         with module.policy.language_model.reference() as reference, torch.no_grad():
             torch.testing.assert_close(reference(input_ids=IDS).logits, logits(module.policy), atol=0, rtol=0)
-        assert module.base_is_overwritten == (lora is not None)
+        assert module.overwritten_names == (lora is not None)
         trained = [key for key, weight in module.named_parameters() if weight.requires_grad]
         assert all("lora_" in key for key in trained) == (lora is not None)
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
-from lrl.training.deferred_signals import WholeSteps, requeue_signals
+from lrl.training.deferred_signals import DeferredSignals, requeue_signals
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def heard():
 
 
 def test_a_signal_waits_and_comes_once(heard):
-    steps = WholeSteps({signal.SIGUSR1})
+    steps = DeferredSignals({signal.SIGUSR1})
     with steps:
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGUSR1)
@@ -31,7 +31,7 @@ def test_a_signal_waits_and_comes_once(heard):
 
 
 def test_where_a_step_fails_there_is_nothing_to_save(heard):
-    steps = WholeSteps({signal.SIGUSR1})
+    steps = DeferredSignals({signal.SIGUSR1})
 
     def fail():
         with steps:

@@ -96,7 +96,7 @@ def test_too_many_skipped_steps_in_a_row_end_the_run(folder, tmp_path):
         fit(module, data, tmp_path, Spoil("gradients", (1, 2, 3)))
     module, data = module_and_data("ppo", folder, max_skipped_steps=2)
     fit(module, data, tmp_path / "apart", Spoil("gradients", (0, 1, 3)))
-    with pytest.raises(ValueError, match=r"model.max_skipped_steps is -1; it must be 0 or positive"):
+    with pytest.raises(ValueError, match=r"model.optimizer.max_skipped_steps is -1; it must be 0 or positive"):
         network(folder, max_skipped_steps=-1)
 
 

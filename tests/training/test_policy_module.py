@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from settings import made
 from tiny_runs import demonstrations, grpo, make_trainer, rollout_data, save_tiny_model, sft, text_policy
 
 from lrl.algorithms.ppo import PPOValueHeadModule
@@ -210,13 +211,13 @@ def test_strict_loading_cannot_be_switched_on(folder):
 
 
 def test_a_schedule_needs_to_know_the_end_of_the_run(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"model.schedule is 'linear'.*max_epochs"):
+    with pytest.raises(ValueError, match=r"model.optimizer.schedule is 'linear'.*max_epochs"):
         fit(grpo(folder, schedule="linear"), tmp_path, max_epochs=-1)
 
 
 @pytest.mark.parametrize("changes", [{"lr": 0.0}, {"lr": -1.0}, {"warmup": 1.0}, {"warmup": -0.1}])
 def test_impossible_settings_are_refused_by_name(folder, changes):
-    with pytest.raises(ValueError, match=f"model.{next(iter(changes))} is {next(iter(changes.values()))}"):
+    with pytest.raises(ValueError, match=f"model.optimizer.{next(iter(changes))} is {next(iter(changes.values()))}"):
         grpo(folder, **changes)
 
 
@@ -250,7 +251,7 @@ def test_gradients_are_clipped_in_mixed_precision(folder, tmp_path, kind):
     module = {
         "grpo": lambda: grpo(folder),
         "sft": lambda: sft(folder),
-        "ppo": lambda: PPOValueHeadModule(text_policy(folder, value_head=ValueHeadConfig())),
+        "ppo": lambda: made(PPOValueHeadModule, text_policy(folder, value_head=ValueHeadConfig())),
     }[kind]()
     data = demonstrations() if kind == "sft" else rollout_data("prompts" if kind == "grpo" else "episodes")
     trainer = make_trainer(tmp_path, max_epochs=1, precision="bf16-mixed", gradient_clip_val=0.5)

@@ -27,7 +27,7 @@ def test_accumulated_minibatches_of_unequal_size_take_the_step_of_one_batch(fold
         start = torch.cat([weight.detach().flatten().clone() for weight in module.parameters()])
         trainer.fit(module, datamodule=data)
         steps.append(torch.cat([weight.detach().flatten() for weight in module.parameters()]) - start)
-        sizes.append({len(data.part(index)) for index in range(parts)})
+        sizes.append({len(data.minibatch(index)) for index in range(parts)})
     assert len(sizes[1]) == 2, "minibatches differ in size"
     assert float(steps[0].abs().max()) > 1e-3
     torch.testing.assert_close(steps[1], steps[0], atol=1e-3 * float(steps[0].abs().max()), rtol=0)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from lrl.codecs.codec import TextCodec
 from lrl.data.demonstrations.sources import Demonstrations, ExpertDemonstrations, JsonlDemonstrations, StreamedTurns
+from lrl.data.validation import ValidationConfig
 from lrl.envs.factory import EnvFactory
 from lrl.functional.random import permutation
 from lrl.policies.scoring import ScoringPolicy
@@ -41,11 +42,7 @@ class DemonstrationsDataModule(L.LightningDataModule):
             ``trainer.accumulate_grad_batches`` times as many.
         loss_on: ``completion`` trains the answer, ``all`` the prompt as well.
         validation_demonstrations: held-out ones, of which ``val/loss`` is the loss; null takes none.
-        validation_env: where held-out episodes are played; null takes ``env``.
-        validation_episodes: how many, one seed each.
-        validation_seed: seed of the first.
-        validation_num_envs: environments that are evaluated side by side.
-        validation_temperature: of held-out episodes; 0 decodes greedily.
+        validation: held-out episodes.
         seed: of the order of the demonstrations.
     """
 
@@ -58,22 +55,16 @@ class DemonstrationsDataModule(L.LightningDataModule):
         batch_size: int = 64,
         loss_on: Literal["completion", "all"] = "completion",
         validation_demonstrations: Demonstrations | None = None,
-        validation_env: EnvFactory | None = None,
-        validation_episodes: int = 50,
-        validation_seed: int = 10_000,
-        validation_num_envs: int = 50,
-        validation_temperature: float = 0.0,
+        validation: ValidationConfig = ValidationConfig(),
         seed: int = 0,
     ) -> None:
         super().__init__()
         if batch_size < 1:
             raise ValueError(f"data.batch_size is {batch_size}; it must be at least 1.")
         self.demonstrations, self.validation_demonstrations = demonstrations, validation_demonstrations
-        self.env, self.validation_env = env, validation_env or env
+        self.env, self.validation = env, validation
         self.batch_size, self.seed = batch_size, seed
         self.loss_on: Literal["completion", "all"] = loss_on
-        self.validation_episodes, self.validation_seed = validation_episodes, validation_seed
-        self.validation_num_envs, self.validation_temperature = validation_num_envs, validation_temperature
         self.clocks: dict[str, float] = {"tokens": 0, "optimizer_steps": 0, "minutes": 0.0}
         self._turns: dict[Demonstrations, Sequence[Demonstration]] = {}
         self._responses: dict[str, list[int]] = {}
@@ -85,6 +76,11 @@ class DemonstrationsDataModule(L.LightningDataModule):
     def codec(self) -> TextCodec:
         """Of the environment."""
         return self.env.codec
+
+    @property
+    def validation_env(self) -> EnvFactory:
+        """Environment of the held-out episodes."""
+        return self.validation.env or self.env
 
     def prepare_data(self) -> None:
         """Fetch the demonstrations, once per machine."""
@@ -213,7 +209,7 @@ class DemonstrationsDataModule(L.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader:
         """One item: the seeds of the held-out episodes, int64 ``(episode,)``."""
-        one_item: Any = [torch.arange(self.validation_seed, self.validation_seed + self.validation_episodes)]
+        one_item: Any = [self.validation.seeds]
         return DataLoader(one_item, batch_size=None, shuffle=False, num_workers=0)
 
     def test_dataloader(self) -> DataLoader:

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from settings import made
 
 from lrl.codecs.grid import FrozenLakeCodec
 from lrl.data.demonstrations.data_module import DemonstrationsDataModule, ExpertDemonstrations, JsonlDemonstrations
@@ -30,7 +31,7 @@ def policy():
 def data(policy, monkeypatch):
     def make(**changes):
         settings = {"demonstrations": ExpertDemonstrations(ExpertQRows(), repeat=3), "batch_size": 8} | changes
-        module = DemonstrationsDataModule(env=GymnasiumEnvs("FrozenLake-v1"), **settings)
+        module = made(DemonstrationsDataModule, env=GymnasiumEnvs("FrozenLake-v1"), **settings)
         monkeypatch.setattr(module, "_policy", lambda: policy)
         return module
 
@@ -175,7 +176,9 @@ def test_records_are_read_as_the_original_writes_them_or_as_they_are(tmp_path, p
 
 def test_settings_out_of_range_are_named():
     with pytest.raises(ValueError, match="data.batch_size is 0"):
-        DemonstrationsDataModule(ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"), batch_size=0)
+        made(
+            DemonstrationsDataModule, ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"), batch_size=0
+        )
     with pytest.raises(ValueError, match="demonstrations.repeat is 0"):
         ExpertDemonstrations(ExpertQRows(), repeat=0)
     with pytest.raises(ValueError, match="demonstrations.reasoning is"):

@@ -1,12 +1,52 @@
 """Credit against plain loops over single episodes, and what must not change it."""
 
+from dataclasses import dataclass, replace
+
 import pytest
 import torch
 from tiny_runs import on_two_ranks
 
-from lrl.functional.credit import Discounts, Turns, assign_credit, explained_variance, whiten
+from lrl.functional.masking import explained_variance, whiten
+from lrl.training.credit import CreditConfig
+from lrl.types import Rollout
 
 GAMMA, LAMBDA = 0.9, 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turns:
+    """What credit depends on, and nothing else of a rollout."""
+
+    rewards: torch.Tensor
+    token_rewards: torch.Tensor
+    values: torch.Tensor
+    final_values: torch.Tensor
+    mask: torch.Tensor
+    terminated: torch.Tensor
+    truncated: torch.Tensor
+    active: torch.Tensor
+
+
+def assign_credit(kind, turns, config):
+    """Advantages and returns of a rollout that has no inputs."""
+    rollout = Rollout(
+        inputs={},
+        response_mask=turns.mask,
+        logprobs=torch.zeros_like(turns.values),
+        rewards=turns.rewards,
+        terminated=turns.terminated,
+        truncated=turns.truncated,
+        active=turns.active,
+        turn=torch.zeros_like(turns.active, dtype=torch.int64),
+        group=torch.arange(turns.active.shape[1]),
+        observations=[],
+        responses=[],
+        metrics={},
+        values=turns.values,
+        final_values=turns.final_values,
+    )
+    credit = replace(config, kind=kind, normalise=False).estimate(rollout, turns.token_rewards)
+    return credit.advantages, credit.returns
 
 
 def turns_of(columns, width=3, **changes):
@@ -94,7 +134,7 @@ def test_nested_credit_is_the_plain_loop(seed, local, last):
     turns = turns_of(columns)
     noise = torch.randn(turns.values.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     turns = turns_of(columns, token_rewards=noise * turns.mask)
-    discounts = Discounts(
+    discounts = CreditConfig(
         gamma=GAMMA, gae_lambda=LAMBDA, token_gamma=0.97, token_lambda=0.7, local_penalties=local, bootstrap_last=last
     )
     advantages, returns = assign_credit("nested", turns, discounts)
@@ -116,7 +156,7 @@ def test_nested_credit_is_the_plain_loop(seed, local, last):
 @pytest.mark.parametrize("seed", range(3))
 def test_turn_credit_gives_every_token_the_turns_advantage(seed):
     columns = random_columns(seed)
-    discounts = Discounts(gamma=GAMMA, gae_lambda=LAMBDA)
+    discounts = CreditConfig(gamma=GAMMA, gae_lambda=LAMBDA)
     advantages, returns = assign_credit("turn", turns_of(columns), discounts)
     for env, column in enumerate(columns):
         row = 0
@@ -130,7 +170,7 @@ def test_turn_credit_gives_every_token_the_turns_advantage(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_token_credit_is_gae_over_the_chain_of_all_tokens(seed):
     columns = random_columns(seed)
-    discounts = Discounts(gamma=GAMMA, gae_lambda=LAMBDA, token_gamma=0.97, token_lambda=0.7)
+    discounts = CreditConfig(gamma=GAMMA, gae_lambda=LAMBDA, token_gamma=0.97, token_lambda=0.7)
     advantages, _ = assign_credit("token", turns_of(columns), discounts)
     for env, column in enumerate(columns):
         row = 0
@@ -154,7 +194,7 @@ def test_token_credit_is_gae_over_the_chain_of_all_tokens(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_with_one_token_per_turn_all_three_are_one(seed):
     turns = turns_of(random_columns(seed, width=1), width=1)
-    discounts = Discounts(gamma=GAMMA, gae_lambda=LAMBDA)
+    discounts = CreditConfig(gamma=GAMMA, gae_lambda=LAMBDA)
     expected = assign_credit("turn", turns, discounts)
     for how in ("token", "nested"):
         for ours, theirs in zip(assign_credit(how, turns, discounts), expected, strict=True):
@@ -164,7 +204,7 @@ def test_with_one_token_per_turn_all_three_are_one(seed):
 def test_by_hand():
     """Two turns of one token: r = 1, 2 and V = .5, .25, then the end."""
     turns = turns_of([[(1.0, [0.5], ""), (2.0, [0.25], "terminated")]], width=1)
-    advantages, returns = assign_credit("turn", turns, Discounts(gamma=0.5, gae_lambda=0.5))
+    advantages, returns = assign_credit("turn", turns, CreditConfig(gamma=0.5, gae_lambda=0.5))
     # A_1 = 2 - .25; A_0 = (1 + .5 * .25 - .5) + .25 * A_1
     assert advantages.flatten().tolist() == pytest.approx([0.625 + 0.25 * 1.75, 1.75])
     assert returns.flatten().tolist() == pytest.approx([0.625 + 0.25 * 1.75 + 0.5, 2.0])
@@ -176,21 +216,21 @@ def test_a_perfect_constant_critic_leaves_no_advantage():
     for end in ("truncated", "cut"):
         turns = turns_of([[(1.0, [worth], "")] * 4 + [(1.0, [worth], end, worth)]], width=1)
         for how in ("turn", "token", "nested"):
-            advantages, _ = assign_credit(how, turns, Discounts(gamma=GAMMA, gae_lambda=LAMBDA))
+            advantages, _ = assign_credit(how, turns, CreditConfig(gamma=GAMMA, gae_lambda=LAMBDA))
             assert advantages.abs().max() < 1e-12
 
 
 def test_termination_cuts_the_bootstrap_and_truncation_does_not():
     for end, beyond in (("terminated", 0.0), ("truncated", GAMMA * 7.0)):
         turns = turns_of([[(1.0, [0.0], end, 7.0), (100.0, [50.0], "terminated")]], width=1)
-        advantages, _ = assign_credit("nested", turns, Discounts(gamma=GAMMA, gae_lambda=LAMBDA))
+        advantages, _ = assign_credit("nested", turns, CreditConfig(gamma=GAMMA, gae_lambda=LAMBDA))
         assert float(advantages[0, 0, 0]) == pytest.approx(1.0 + beyond)  # whatever the next episode is paid
 
 
 def test_padding_changes_nothing():
     columns = random_columns(1)
     for how in ("turn", "token", "nested"):
-        narrow, wide = (assign_credit(how, turns_of(columns, width), Discounts()) for width in (3, 6))
+        narrow, wide = (assign_credit(how, turns_of(columns, width), CreditConfig()) for width in (3, 6))
         for one, other in zip(narrow, wide, strict=True):
             torch.testing.assert_close(one, other[..., :3])
             assert not other[..., 3:].any()
@@ -201,8 +241,8 @@ def test_columns_of_whole_episodes_may_differ_in_length():
     short, long = short[:1], long[:4]
     short[0] = (*short[0][:2], "terminated")
     long[3] = (*long[3][:2], "terminated")
-    together = assign_credit("nested", turns_of([short, long]), Discounts())[0]
-    alone = assign_credit("nested", turns_of([short]), Discounts())[0]
+    together = assign_credit("nested", turns_of([short, long]), CreditConfig())[0]
+    alone = assign_credit("nested", turns_of([short]), CreditConfig())[0]
     torch.testing.assert_close(together[:1, :1], alone)
     assert not together[1:, 0].any()
 
@@ -210,30 +250,32 @@ def test_columns_of_whole_episodes_may_differ_in_length():
 def test_an_episode_without_any_reward_is_fine():
     turns = turns_of([[(0.0, [0.0, 0.0], "")] * 3 + [(0.0, [0.0], "terminated")]])
     for how in ("turn", "token", "nested", "bandit"):
-        advantages, returns = assign_credit(how, turns, Discounts())
+        advantages, returns = assign_credit(how, turns, CreditConfig())
         assert not advantages.any() and not returns.any()
         assert torch.isfinite(whiten(advantages, turns.mask)).all()
 
 
 def test_the_bandit_pays_every_turn_the_last_reward():
     turns = turns_of([[(5.0, [0.0], ""), (0.5, [0.0], "terminated"), (0.0, [0.0], ""), (0.25, [0.0], "truncated")]], 1)
-    advantages, _ = assign_credit("bandit", turns, Discounts())
+    advantages, _ = assign_credit("bandit", turns, CreditConfig())
     assert advantages.flatten().tolist() == pytest.approx([0.5, 0.5, 0.25, 0.25])
     with pytest.raises(ValueError, match="needs whole episodes"):
-        assign_credit("bandit", turns_of([[(1.0, [0.0], "cut", 0.0)]], 1), Discounts())
+        assign_credit("bandit", turns_of([[(1.0, [0.0], "cut", 0.0)]], 1), CreditConfig())
 
 
 def test_a_local_penalty_stays_with_its_turn():
     rows = [(0.0, [0.0], ""), (-1.0, [0.0], ""), (1.0, [0.0], "terminated")]
-    local = assign_credit("nested", turns_of([rows], 1), Discounts(gamma=1.0, gae_lambda=1.0, local_penalties=True))[0]
-    shared = assign_credit("nested", turns_of([rows], 1), Discounts(gamma=1.0, gae_lambda=1.0))[0]
+    local = assign_credit("nested", turns_of([rows], 1), CreditConfig(gamma=1.0, gae_lambda=1.0, local_penalties=True))[
+        0
+    ]
+    shared = assign_credit("nested", turns_of([rows], 1), CreditConfig(gamma=1.0, gae_lambda=1.0))[0]
     assert local.flatten().tolist() == pytest.approx([1.0, 0.0, 1.0])
     assert shared.flatten().tolist() == pytest.approx([0.0, 0.0, 1.0])
 
 
 def test_unknown_credit_names_the_four():
-    with pytest.raises(ValueError, match="credit is 'episode'; it must be one of turn, token, nested, bandit"):
-        assign_credit("episode", turns_of(random_columns(0)), Discounts())
+    with pytest.raises(ValueError, match="credit.kind is 'episode'; it must be one of turn, token, nested, bandit"):
+        assign_credit("episode", turns_of(random_columns(0)), CreditConfig())
 
 
 def test_whitening_looks_at_the_mask_only():

@@ -1,52 +1,26 @@
-"""What TRPO refuses before a run begins."""
+"""Checks that a run allows second derivatives and whole collections, before it begins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
 
-from lrl.functional.credit import Discounts
 from lrl.functional.sharding import spreads_weights
 from lrl.policies.policy import Policy
-from lrl.training.ppo_checks import check_credit, check_critic_stands_alone
+from lrl.training.value_fit import check_separate_critic
 
 
-def check_region(policy: Policy, credit: str, discounts: Discounts, settings: Mapping[str, Any]) -> None:
-    """Refuse settings that no step could be found under.
+def check_run(trainer: L.Trainer, policy: Policy, data: object) -> None:
+    """Raise if a run has no second derivatives, or does not train on whole collections.
 
     Args:
-        policy: what is to be trained.
-        credit: by name.
-        discounts: how far it reaches.
-        settings: the module's, by name.
-
-    Raises:
-        ValueError: names the setting.
-    """
-    check_credit(policy, credit, discounts, "TRPO")
-    rules: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "max_kl": (lambda value: value > 0, "positive"),
-        "damping": (lambda value: value >= 0, "0 or positive"),
-        "cg_iterations": (lambda value: value >= 1, "at least 1"),
-        "fisher": (lambda value: value in ("gauss_newton", "double_backward"), "gauss_newton or double_backward"),
-        "fisher_fraction": (lambda value: 0 < value <= 1, "in (0, 1]"),
-        "backtrack_coeff": (lambda value: 0 < value < 1, "in (0, 1)"),
-        "max_backtracks": (lambda value: value >= 1, "at least 1"),
-        "accept_ratio": (lambda value: value >= 0, "0 or positive"),
-        "ent_coef": (lambda value: value >= 0, "0 or positive"),
-        "chunk_size": (lambda value: value is None or value >= 1, "at least 1, or null"),
-    }
-    for name, (fits, right) in rules.items():
-        if not fits(settings[name]):
-            raise ValueError(f"model.{name} is {settings[name]!r}; it must be {right}.")
-
-
-def check_run(trainer: L.Trainer, policy: Policy) -> None:
-    """Refuse a run in which second derivatives, or the whole of a collection, are not to be had.
+        trainer: of the run.
+        policy: what is trained.
+        data: the data module.
 
     Raises:
         ValueError: names the setting.
@@ -56,7 +30,6 @@ def check_run(trainer: L.Trainer, policy: Policy) -> None:
             f"trainer.max_steps is {trainer.max_steps}; TRPO counts collections, it must be -1 and trainer.max_epochs "
             "or data.max_env_steps end the run."
         )
-    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
     for name in ("num_epochs", "num_minibatches"):
         if getattr(data, name, 1) != 1:
             raise ValueError(f"data.{name} is {getattr(data, name)}; TRPO takes a collection whole, it must be 1.")
@@ -84,12 +57,16 @@ def check_run(trainer: L.Trainer, policy: Policy) -> None:
 
 
 def check_trainable(policy: Policy, actor: Sequence[Tensor]) -> None:
-    """Refuse a policy whose actor or critic could not move alone.
+    """Raise if the actor or the critic cannot be trained without the other.
+
+    Args:
+        policy: configured.
+        actor: the weights that the trust region holds.
 
     Raises:
-        ValueError: the critic has no weights of its own, or the actor none at all.
+        ValueError: the critic has no weights of its own, the actor has none, or weights of 16 bits.
     """
-    check_critic_stands_alone(policy, "TRPO")
+    check_separate_critic(policy, "TRPO")
     narrow = next((weight.dtype for weight in actor if weight.dtype in (torch.bfloat16, torch.float16)), None)
     if narrow is not None:
         name = str(narrow).removeprefix("torch.")

@@ -1,0 +1,112 @@
+"""Ranges of settings, as types: the command line checks them, and so does a configuration object made in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:  # to a type checker they are the numbers that they restrict
+    ClosedUnitInterval = HalfOpenUnitInterval = LeftOpenUnitInterval = OpenUnitInterval = float
+    NonNegativeFloat = PositiveFloat = float
+    NonNegativeInt = PositiveInt = int
+else:
+    from jsonargparse.typing import (
+        ClosedUnitInterval,
+        NonNegativeFloat,
+        NonNegativeInt,
+        OpenUnitInterval,
+        PositiveFloat,
+        PositiveInt,
+        restricted_number_type,
+    )
+
+    HalfOpenUnitInterval = restricted_number_type("HalfOpenUnitInterval", float, [(">=", 0), ("<", 1)])
+    LeftOpenUnitInterval = restricted_number_type("LeftOpenUnitInterval", float, [(">", 0), ("<=", 1)])
+
+__all__ = [
+    "RANGES",
+    "ClosedUnitInterval",
+    "HalfOpenUnitInterval",
+    "LeftOpenUnitInterval",
+    "NonNegativeFloat",
+    "NonNegativeInt",
+    "OpenUnitInterval",
+    "PositiveFloat",
+    "PositiveInt",
+    "check_arguments",
+    "check_fields",
+]
+
+RANGES: Mapping[str, str] = {
+    "ClosedUnitInterval": "in [0, 1]",
+    "HalfOpenUnitInterval": "in [0, 1)",
+    "LeftOpenUnitInterval": "in (0, 1]",
+    "NonNegativeFloat": "0 or positive",
+    "NonNegativeInt": "0 or positive",
+    "OpenUnitInterval": "in (0, 1)",
+    "PositiveFloat": "positive",
+    "PositiveInt": "at least 1",
+}
+"""What a value of each type must be, to be read after "it must be"."""
+
+
+def check_fields(settings: Any, key: str) -> None:
+    """Check the fields of a dataclass against their annotated ranges, and make plain numbers of them.
+
+    Args:
+        settings: an instance, frozen or not.
+        key: what the configuration calls it.
+
+    Raises:
+        ValueError: a value is out of range, or not one of the names that its field allows.
+    """
+    hints = get_type_hints(type(settings))
+    for name, value in check_values(hints, vars(settings), key).items():
+        object.__setattr__(settings, name, value)
+
+
+def check_arguments(function: Any, values: Mapping[str, Any], key: str) -> None:
+    """Check the arguments of a constructor against their annotated ranges.
+
+    Args:
+        function: the constructor.
+        values: its ``locals()``.
+        key: what the configuration calls the object that is made.
+
+    Raises:
+        ValueError: a value is out of range, or not one of the names that its argument allows.
+    """
+    check_values(get_type_hints(function), values, key)
+
+
+def check_values(hints: Mapping[str, Any], values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the values that have a range, as plain numbers, by name."""
+    plain: dict[str, Any] = {}
+    for name, hint in hints.items():
+        options = get_args(hint) if get_origin(hint) not in (None, Literal) else (hint,)
+        kind = next((option for option in options if getattr(option, "__name__", "") in RANGES), None)
+        allowed = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
+        if name not in values or (values[name] is None and type(None) in options):
+            continue
+        value = values[name]
+        optional = ", or null" if type(None) in options else ""
+        if kind is not None:
+            plain[name] = _number(
+                kind, value, f"{key}.{name} is {value!r}; it must be {RANGES[kind.__name__]}{optional}."
+            )
+        elif allowed and value not in allowed:
+            names = ", ".join(map(str, allowed))
+            raise ValueError(f"{key}.{name} is {value!r}; it must be one of {names}{optional}.")
+    return plain
+
+
+def _number(kind: Any, value: Any, message: str) -> int | float:
+    try:
+        return _plain(kind(value))
+    except (TypeError, ValueError):
+        raise ValueError(message) from None
+
+
+def _plain(number: Any) -> int | float:
+    """The number without the subclass, which a checkpoint of weights only could not hold."""
+    return int(number) if isinstance(number, int) else float(number)

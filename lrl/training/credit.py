@@ -1,0 +1,111 @@
+"""How the rewards of a rollout become advantages, for algorithms with a value function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lrl.functional.advantages import bandit, gae, nested_gae, token_gae, value_before_last_token
+from lrl.functional.masking import explained_variance, variance, whiten
+from lrl.policies.policy import Policy
+from lrl.ranges import ClosedUnitInterval, check_fields
+from lrl.types import Credit, Rollout
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreditConfig:
+    """Which estimator turns rewards into advantages, and its discounts."""
+
+    kind: Literal["turn", "token", "nested", "bandit"] = "nested"
+    """``turn``: GAE over turns, all tokens of a turn share its advantage; ``token``: GAE along one chain of all tokens
+    of an episode; ``nested``: GAE over turns, then inside each turn; ``bandit``: each turn is rewarded by the end of
+    its episode. See :mod:`lrl.functional.advantages`."""
+    gamma: ClosedUnitInterval = 0.99
+    """Discount per turn."""
+    gae_lambda: ClosedUnitInterval = 0.95
+    """Per turn."""
+    token_gamma: ClosedUnitInterval = 1.0
+    """Discount per token inside a turn."""
+    token_lambda: ClosedUnitInterval = 0.98
+    """Per token inside a turn."""
+    local_penalties: bool = False
+    """Whether a negative reward counts for its own turn only."""
+    bootstrap_last: bool = False
+    """Whether the value of the next turn is read before its last token instead of before its first."""
+    normalise: bool = True
+    """Whether advantages are scaled to mean 0 and standard deviation 1 over the tokens of a collection."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "model.credit")
+        for name in ("local_penalties", "bootstrap_last"):
+            if getattr(self, name) and self.kind not in ("turn", "nested"):
+                raise ValueError(f"model.credit.{name} is true; it must be false, {self.kind} credit does not read it.")
+
+    def check_policy(self, policy: Policy, algorithm: str) -> None:
+        """Raise if a policy has no value function.
+
+        Raises:
+            ValueError: so it is.
+        """
+        if not policy.has_critic:
+            raise ValueError(
+                f"model.policy is a {type(policy).__name__} without critic; {algorithm} needs one: set value_head of a "
+                "language model's policy, critic of an MLPPolicy, critic_hidden_sizes of a HeadPolicy."
+            )
+
+    def estimate(
+        self, rollout: Rollout, token_rewards: Tensor | None = None, reduce: Callable[[Tensor], Tensor] | None = None
+    ) -> Credit:
+        """Return advantages and returns of a rollout's tokens.
+
+        Args:
+            rollout: with values.
+            token_rewards: ``(time, env, token)``, rewards of single tokens (a KL penalty), 0 where masked; None has
+                none.
+            reduce: sums a tensor over ranks; None is for one rank.
+
+        Raises:
+            ValueError: ``bandit`` credit, and an episode that has not ended.
+        """
+        advantages, returns = self._estimate(rollout, token_rewards)
+        values, mask = _values(rollout), rollout.response_mask
+        metrics = {
+            "train/explained_variance": explained_variance(values[mask], returns[mask], reduce),
+            "train/advantage_std": variance(advantages[mask], reduce).sqrt(),
+        }
+        if self.normalise:
+            advantages = whiten(advantages, mask, reduce)
+        return Credit(advantages=advantages, returns=returns, metrics=metrics)
+
+    def _estimate(self, rollout: Rollout, token_rewards: Tensor | None) -> tuple[Tensor, Tensor]:
+        values, mask = _values(rollout), rollout.response_mask
+        token_rewards = torch.zeros_like(values) if token_rewards is None else token_rewards
+        per_turn = {"gamma": self.gamma, "gae_lambda": self.gae_lambda}
+        per_token = {"token_gamma": self.token_gamma, "token_lambda": self.token_lambda}
+        if self.kind == "bandit":
+            ended = rollout.terminated | rollout.truncated
+            if bool((rollout.cut & ~ended).any()):
+                raise ValueError(
+                    "model.credit.kind is bandit, which needs whole episodes; data.num_steps must be null."
+                )
+            return bandit(rollout.rewards, token_rewards, values, mask, ended, **per_token)
+        assert rollout.final_values is not None
+        ends = (rollout.final_values, rollout.terminated, rollout.cut)
+        if self.kind == "token":
+            return token_gae(rollout.rewards, token_rewards, values, mask, *ends, **per_turn, **per_token)
+        next_values = value_before_last_token(values, mask) if self.bootstrap_last else None
+        options = {"next_values": next_values, "local_penalties": self.local_penalties}
+        if self.kind == "nested":
+            return nested_gae(rollout.rewards, token_rewards, values, mask, *ends, **per_turn, **per_token, **options)
+        rewards = rollout.rewards + token_rewards.sum(-1)
+        advantages, returns = gae(rewards, values[..., 0], *ends, **per_turn, **options)
+        return advantages[..., None] * mask, returns[..., None] * mask
+
+
+def _values(rollout: Rollout) -> Tensor:
+    assert rollout.values is not None
+    return rollout.values

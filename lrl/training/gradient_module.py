@@ -1,0 +1,251 @@
+"""What every algorithm that trains by gradients shares: the training step, the optimiser, and guards around both."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, final
+
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import FSDPStrategy
+from torch import Tensor, nn
+
+from lrl.functional.losses import normalise
+from lrl.models.loading import fingerprint
+from lrl.models.networks import at_least_float32
+from lrl.policies.policy import Policy
+from lrl.training.adapters import lora_scale, start_from
+from lrl.training.finite import FiniteSteps, gradient_norm, whole_number
+from lrl.training.no_op_step import no_op_loss
+from lrl.training.optimizer import OptimizerConfig
+from lrl.training.policy_module import PolicyModule
+from lrl.training.resume import check_start
+from lrl.training.step_sizes import step_sizes
+from lrl.training.weights import shard_weights
+from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
+
+_CHUNK = 256
+"""Turns whose values are computed at a time."""
+
+
+class GradientModule(PolicyModule, ABC):
+    """Trains a policy by gradients; an algorithm adds :meth:`advantages` and :meth:`loss`.
+
+    Args:
+        policy: what is trained.
+        optimizer: the optimiser and its learning-rate schedule.
+        loss_normalisation: how the loss of tokens becomes one number, see :func:`lrl.functional.losses.normalise`.
+        target_kl: the remaining minibatches of a collection are no-op steps once the mean KL(old || new) of one, as
+            ``train/approx_kl`` estimates it, exceeds this many nats; None never stops.
+        init_from: checkpoint, folder or hub name whose *weights only* the run starts from.
+    """
+
+    needs_values = False
+    """Whether :meth:`advantages` reads the values of the tokens."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: OptimizerConfig,
+        loss_normalisation: Literal["sequence", "token", "constant", "sum"] = "sum",
+        target_kl: float | None = None,
+        init_from: str | None = None,
+    ) -> None:
+        super().__init__(policy)
+        self.optimizer, self.init_from = optimizer, init_from
+        self.loss_normalisation, self.target_kl = loss_normalisation, target_kl
+        self.finite_steps = FiniteSteps(self, optimizer.max_skipped_steps)
+        self.skip_updates = False
+        """Whether the remaining minibatches of this collection are no-op steps (``target_kl`` was exceeded)."""
+        self.dropout_seed: int | None = None
+        """Names the dropout of the next step; None has no dropout, which RL needs: its first ratio is 1."""
+        self._start = ""
+        self._overwritten = set[str]()
+
+    # -- what an algorithm is ---------------------------------------------------------------------------------------
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the policy at the start of the run must be kept."""
+        return False
+
+    def advantages(self, rollout: Rollout) -> Credit:
+        """Estimate the advantage of every token of a rollout.
+
+        Args:
+            rollout: on the device of the module, with ``values`` if :attr:`needs_values` and ``ref_logprobs`` if
+                :attr:`needs_reference`.
+        """
+        raise ValueError(
+            f"data is a RolloutDataModule; it must be a DemonstrationsDataModule, {type(self).__name__} trains on one."
+        )
+
+    @abstractmethod
+    def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
+        """Return the loss of every token of a minibatch; it must not change any state.
+
+        Args:
+            batch: turns with advantages.
+            policy: the policy's log-probabilities, entropies and values for these turns, with gradient.
+        """
+
+    # -- from a rollout to a step -----------------------------------------------------------------------------------
+
+    def prepare(self, rollout: Rollout) -> TurnBatch:
+        """Estimate advantages on the grid of a rollout, then flatten its turns to what the rollout buffer holds."""
+        self.skip_updates = False
+        turns = rollout.turns()
+        rollout = rollout.to(turns.response_mask.device)
+        if self.needs_reference:
+            turns = turns.replace(ref_logprobs=self.policy.reference_logprobs(turns))
+            rollout = rollout.replace(ref_logprobs=rollout.unflatten(turns.ref_logprobs))
+        if self.needs_values:
+            if rollout.values is None:
+                rollout = rollout.replace(values=rollout.unflatten(values_of(self.policy, turns)))
+            assert rollout.values is not None
+            turns = turns.replace(old_values=rollout.flatten(rollout.values))
+        credit = self.advantages(rollout)
+        self.record_all(credit.metrics)
+        returns = None if credit.returns is None else rollout.flatten(credit.returns)
+        return turns.replace(advantages=rollout.flatten(credit.advantages), returns=returns)
+
+    @final
+    def training_step(self, batch: TurnBatch) -> Tensor | None:
+        """Train on one minibatch, or do nothing if the rest of the collection is skipped."""
+        return no_op_loss(self.policy, batch) if self.skip_updates else self.step(batch)
+
+    def step(self, batch: TurnBatch) -> Tensor | None:
+        """Return the loss of a minibatch for Lightning to differentiate; all ranks call it alike.
+
+        A rank without turns takes part in the same collective calls, in the same order.
+        """
+        mask = batch.response_mask
+        sizes = () if self.loss_normalisation == "sum" else step_sizes(self, mask)
+        if len(batch) == 0:
+            loss = no_op_loss(self.policy, batch)
+            self._check_target_kl(loss.detach())
+            return loss
+        policy = self.policy.evaluate(batch, self.dropout_seed)
+        tokens = self.loss(batch, policy)
+        loss = normalise(tokens.loss, mask, self.loss_normalisation, *sizes, max_tokens=self.max_response_tokens)
+        self.record_all({"train/loss": loss} | dict(tokens.metrics))
+        self._check_target_kl(tokens.metrics.get("train/approx_kl"))
+        return loss
+
+    def _check_target_kl(self, approx_kl: Tensor | None) -> None:
+        """Make the rest of the collection no-op steps, on all ranks or on none, if the policy has moved too far."""
+        if self.target_kl is not None:
+            assert approx_kl is not None
+            self.skip_updates = bool(self.reduce_sum(approx_kl) / self.world_size > self.target_kl)
+
+    def record_all(self, metrics: Mapping[str, Tensor]) -> None:
+        """Add values to the means that are logged at the end of this collection."""
+        for name, values in metrics.items():
+            self.record(name, values)
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        """Load the weights, then keep the reference; a second call does nothing."""
+        if self._configured:
+            return
+        super().configure_model()
+        if self.init_from is not None:
+            self._overwritten = {f"policy.{name}" for name in start_from(self.policy, self.init_from)}
+            self._start = fingerprint(self.policy)
+        if self.needs_reference:
+            self.policy.build_reference(warm_started=self.init_from is not None)
+        if self.device_mesh is not None:
+            shard_weights(self.policy, self.device_mesh)
+
+    @property
+    def overwritten_names(self) -> set[str]:
+        """Names of frozen weights that ``init_from`` replaced: the name of the base no longer stands for them."""
+        return self._overwritten
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the state of the guards, and what a resume needs to recognise the initial weights."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["lrl"] |= {
+            "start": self._start,
+            "lora_scale": lora_scale(self.policy),
+            "skip_updates": self.skip_updates,
+            "skipped_steps": self.finite_steps.state(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the guards.
+
+        Raises:
+            ValueError: the initial weights of the run were others.
+        """
+        saved = checkpoint.get("lrl", {})
+        check_start(saved, self._start, self.init_from)
+        super().on_load_checkpoint(checkpoint)
+        self.skip_updates = bool(saved.get("skip_updates", False))
+        if self.trainer.state.fn == "fit":
+            self.finite_steps.load(saved.get("skipped_steps", [0, 0]))
+
+    # -- optimiser --------------------------------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimiser of the trainable weights, and its schedule by optimiser step."""
+        fused = not isinstance(self.trainer.precision_plugin, MixedPrecision)  # it cannot clip fused ones
+        return self.optimizer.make(self.parameter_groups(), self.trainer.estimated_stepping_batches, fused)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the trainable weights in the groups that an optimiser takes."""
+        return [{"params": [parameter for parameter in self.parameters() if parameter.requires_grad]}]
+
+    def on_fit_start(self) -> None:
+        """Raise for FSDP1, under which each rank sees a part of a gradient's norm.
+
+        Raises:
+            ValueError: the strategy is FSDP1.
+        """
+        if isinstance(self.trainer.strategy, FSDPStrategy):
+            raise ValueError(
+                "trainer.strategy is 'fsdp'; it must be lightning.pytorch.strategies.ModelParallelStrategy (FSDP2)."
+            )
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
+    ) -> None:
+        """Take a step, unless the rest of the collection is skipped: Adam moves even by a gradient of zero."""
+        if self.skip_updates and optimizer_closure is not None:
+            optimizer_closure()
+            self.finite_steps.forget()
+            return
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Differentiate a loss; one that is not finite makes all gradients so, on every rank."""
+        super().backward(loss, *args, gradient=self.finite_steps.watch(loss), **kwargs)
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip the gradients, or drop them if they are not finite: without gradients an optimiser changes nothing."""
+        precision = self.trainer.precision_plugin
+        weights = list(precision.main_params(optimizer))
+        norm = gradient_norm(weights)
+        if not self.finite_steps.accept(whole_number(norm)):
+            if getattr(precision, "scaler", None) is None:  # a loss scaler skips the step itself
+                optimizer.zero_grad()
+        elif gradient_clip_algorithm == "value" or isinstance(precision, MixedPrecision):
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        elif gradient_clip_val:
+            nn.utils.clip_grads_with_norm_(weights, gradient_clip_val, norm)
+
+    def publish_training(self) -> None:
+        """Log what training recorded since the last row."""
+        self.publish(self.flush() | {"train/skipped_steps": float(self.finite_steps.flush())})
+
+
+@torch.no_grad()
+def values_of(policy: Policy, batch: TurnBatch) -> Tensor:
+    """Return the values before all tokens, float ``(turn, token)``, by the weights that sampled them."""
+    chunks = torch.arange(len(batch), device=batch.response_mask.device).split(_CHUNK)
+    values = policy.critic_view(batch, _CHUNK)
+    return at_least_float32(torch.cat([values(chunk) for chunk in chunks]))

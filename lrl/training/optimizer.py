@@ -1,0 +1,82 @@
+"""The optimiser of a run and its learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from lrl.ranges import HalfOpenUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, check_fields
+
+OptimizerFactory = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Which optimiser trains the weights, and how its learning rate changes over the run."""
+
+    lr: PositiveFloat = 3e-4
+    """Learning rate."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Of AdamW."""
+    schedule: Schedule = "constant"
+    """After the warm-up: ``constant``, or ``linear`` or ``cosine`` decay to zero at the end of the run."""
+    warmup: HalfOpenUnitInterval = 0.0
+    """Share of the run over which the learning rate rises from zero."""
+    max_skipped_steps: NonNegativeInt = 10
+    """How many optimiser steps in a row may be skipped because their gradients are not finite."""
+    factory: OptimizerFactory | None = None
+    """Makes another optimiser from parameter groups; null takes AdamW with ``lr`` and ``weight_decay``."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "model.optimizer")
+
+    def make(self, groups: list[dict[str, Any]], total_steps: float, fused: bool) -> Any:
+        """Return the optimiser, with its schedule if it has one, as ``configure_optimizers`` returns them.
+
+        Args:
+            groups: trainable weights as an optimiser takes them.
+            total_steps: optimiser steps of the whole run; infinite if nothing limits it.
+            fused: whether AdamW updates all weights in one kernel.
+
+        Raises:
+            ValueError: there is a schedule, and nothing limits the run.
+        """
+        if self.factory is not None:
+            optimizer = self.factory(groups)
+        else:
+            optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
+        if self.schedule == "constant" and self.warmup == 0:
+            return optimizer
+        if total_steps == float("inf"):
+            raise ValueError(
+                f"model.optimizer.schedule is {self.schedule!r}; it needs trainer.max_epochs or trainer.max_steps."
+            )
+        factor = learning_rate_factor(self.schedule, int(total_steps), self.warmup)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def learning_rate_factor(schedule: Schedule, total_steps: int, warmup: float) -> Callable[[int], float]:
+    """Return the factor on the learning rate as a function of the optimiser step.
+
+    Args:
+        schedule: after the warm-up, ``constant``, or ``linear`` or half-``cosine`` decay to zero.
+        total_steps: optimiser steps of the whole run.
+        warmup: share of them over which the factor rises linearly from zero.
+    """
+    warmup_steps = math.ceil(warmup * total_steps)
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return step / warmup_steps
+        progress = min((step - warmup_steps) / max(total_steps - warmup_steps, 1), 1.0)
+        if schedule == "linear":
+            return 1 - progress
+        return 0.5 * (1 + math.cos(math.pi * progress)) if schedule == "cosine" else 1.0
+
+    return factor

@@ -1,0 +1,147 @@
+"""Fit a value function with weights of its own to the returns of a collection, separately from the policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from lrl.functional.random import permutation
+from lrl.functional.sharding import spreads_weights
+from lrl.policies.policy import Policy
+from lrl.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, check_fields
+from lrl.training.gradient_module import GradientModule
+from lrl.types import TurnBatch
+
+_DEFAULTS = {"iterations": 25, "lr": 1e-3, "num_epochs": 10, "num_minibatches": 16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueFit:
+    """Least squares on the returns: on all turns at once by L-BFGS, or on minibatches by Adam."""
+
+    method: Literal["lbfgs", "adam"] = "lbfgs"
+    """L-BFGS starts anew in every collection; Adam keeps its state."""
+    l2: NonNegativeFloat = 1e-3
+    """Weight of the squared weights."""
+    iterations: PositiveInt | None = None
+    """Most iterations of L-BFGS; null takes 25."""
+    lr: PositiveFloat | None = None
+    """Learning rate of Adam; null takes 1e-3."""
+    num_epochs: PositiveInt | None = None
+    """Passes of Adam over the collection; null takes 10."""
+    num_minibatches: PositiveInt | None = None
+    """Minibatches in each pass of Adam; null takes 16."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "value_fit")
+        for name, default in _DEFAULTS.items():
+            value, read = getattr(self, name), (name == "iterations") == (self.method == "lbfgs")
+            if value is not None and not read:
+                raise ValueError(f"value_fit.{name} is {value}, which {self.method} does not read; it must be null.")
+            if value is None:
+                object.__setattr__(self, name, default if read else None)
+
+    def optimizers(self, weights: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
+        """Return the optimisers whose state belongs into checkpoints.
+
+        Args:
+            weights: of the value function.
+        """
+        return [] if self.lr is None else [torch.optim.Adam(weights, lr=self.lr, fused=True)]
+
+
+def fit_values(module: GradientModule, batch: TurnBatch, fit: ValueFit, chunk_size: int | None = None) -> Tensor:
+    """Fit the value function's own weights, and no others, to the returns of a batch.
+
+    Args:
+        module: whose policy has the value function; all ranks must call it.
+        batch: turns with returns.
+        fit: the method and its settings.
+        chunk_size: turns in one pass of the layers below the value function; None takes all at once.
+
+    Returns:
+        Half the mean squared error over the tokens of all ranks after the fit, ``()``.
+    """
+    weights, values = module.policy.critic_parameters(), module.policy.critic_view(batch, chunk_size)
+    returns, mask = batch.returns, batch.response_mask
+    assert returns is not None
+
+    def loss(index: Tensor) -> Tensor:
+        """Return the mean squared error over all ranks plus the penalty, and set the gradients."""
+        picked = mask[index]
+        count = module.reduce_sum(picked.sum().float()).clamp(min=1)
+        with torch.enable_grad():
+            error = ((values(index) - returns[index]).square() * picked).sum() / count
+            gradients = torch.autograd.grad(error, weights)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = module.reduce_sum(gradient)
+        mean = module.reduce_sum(error.detach())
+        if not fit.l2:
+            return mean
+        for weight in weights:
+            assert weight.grad is not None
+            weight.grad.add_(weight.detach(), alpha=2 * fit.l2)
+        return mean + fit.l2 * torch.stack([weight.detach().square().sum() for weight in weights]).sum()
+
+    everything = torch.arange(len(batch), device=mask.device)
+    if fit.iterations is not None:
+        _by_lbfgs(weights, lambda: loss(everything), fit.iterations)
+    else:
+        assert fit.num_epochs is not None
+        assert fit.num_minibatches is not None
+        optimizer: Any = module.optimizers(use_pl_optimizer=False)
+        for epoch in range(fit.num_epochs):
+            order = permutation(len(batch), "value_fit", module.run_seed, module.current_epoch, epoch)
+            for minibatch in torch.from_numpy(order).to(mask.device).tensor_split(fit.num_minibatches):
+                loss(minibatch)
+                optimizer.step()
+    with torch.no_grad():
+        after = ((values(everything) - returns).square() * mask).sum() / 2
+    for weight in weights:
+        weight.grad = None
+    return module.reduce_sum(after) / module.reduce_sum(mask.sum().float())
+
+
+def _by_lbfgs(weights: list[nn.Parameter], loss: Any, iterations: int) -> None:
+    """Run L-BFGS with a line search in each iteration; torch stops after 1.25 evaluations of the loss for each."""
+    optimizer = torch.optim.LBFGS(weights, max_iter=iterations, line_search_fn="strong_wolfe", history_size=10)
+    optimizer.step(loss)
+
+
+def check_separate_critic(policy: Policy, key: str) -> None:
+    """Raise if the value function cannot be fitted while the policy stands still.
+
+    Args:
+        policy: configured.
+        key: the setting that asks for the separate fit.
+
+    Raises:
+        ValueError: the value function has no weights of its own, or an adapter in the trunk.
+    """
+    if not policy.critic_parameters():
+        raise ValueError(
+            f"model.policy is a {type(policy).__name__} whose critic shares all of its weights; {key} fits the critic "
+            "separately: shared_value_network must be false."
+        )
+    model = getattr(policy, "language_model", None)
+    if model is not None and model.has_critic_adapter:
+        raise ValueError(
+            f"value_head.adapter is true; it must be false, {key} fits the critic separately, without the trunk."
+        )
+
+
+def check_whole_weights(trainer: L.Trainer) -> None:
+    """Raise if the strategy shards the weights, which L-BFGS cannot step.
+
+    Raises:
+        ValueError: so it is.
+    """
+    if spreads_weights(trainer.strategy):
+        raise ValueError(
+            "model.critic.fit is set and trainer.strategy shards the weights (FSDP2), which L-BFGS cannot step; "
+            "critic.fit must be null, or the strategy auto or ddp."
+        )
