@@ -1,0 +1,86 @@
+"""REINFORCE++ (arXiv:2501.03262): the policy gradient with PPO's clip, a KL penalty per token, and no critic.
+
+Objective, for the tokens m of the turns t of an episode:
+
+    r_m   = pi(a_m | s_m) / pi_old(a_m | s_m)
+    A_m   = sum of the rewards from token m to the end of the episode, a token's own being
+            -kl_coef log(pi_old / pi_ref), the environment's belonging to the last token of its turn
+    A_m  <- (A_m - mean) / std, over the tokens of all episodes of the collection
+    J     = mean_m  min(r_m A_m, clip(r_m, 1 - clip_low, 1 + clip_high) A_m)
+
+Departures from the paper:
+
+1. An episode may have many turns.
+2. ``group_baseline`` subtracts the mean return of an episode's group before the normalisation, as the paper's variant
+   with baseline does; the KL term stays a penalty in the rewards.
+3. ``clip_range_high`` clips asymmetrically (DAPO, arXiv:2503.14476).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lrl.functional.advantages import group_advantages, token_gae
+from lrl.functional.losses import clipped_surrogate, ratio_metrics
+from lrl.functional.masking import whiten
+from lrl.policies.policy import Policy
+from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
+from lrl.training.gradient_module import GradientModule
+from lrl.training.optimizer import OptimizerConfig
+from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
+
+
+class REINFORCEPlusPlusModule(GradientModule):
+    """Trains a policy by REINFORCE++.
+
+    Args:
+        policy: what is trained.
+        optimizer: the optimiser and its learning-rate schedule.
+        clip_range: how far the ratio may fall below 1, and rise above it unless ``clip_range_high`` is given.
+        clip_range_high: how far the ratio may rise above 1; null takes ``clip_range``.
+        kl_coef: weight of the KL penalty to the policy at the start of this run; 0 keeps no reference policy.
+        group_baseline: whether the mean return of an episode's group is subtracted.
+        target_kl: remaining minibatches of a collection are no-op steps once the mean KL(old || new) of one exceeds it.
+        init_from: weights to start from.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5),
+        clip_range: PositiveFloat = 0.2,
+        clip_range_high: PositiveFloat | None = None,
+        kl_coef: NonNegativeFloat = 0.0,
+        group_baseline: bool = False,
+        target_kl: PositiveFloat | None = None,
+        init_from: str | None = None,
+    ) -> None:
+        check_arguments(REINFORCEPlusPlusModule.__init__, locals(), "model")
+        super().__init__(policy, optimizer, "token", target_kl, init_from)
+        self.clip = (clip_range, clip_range_high or clip_range)
+        self.kl_coef, self.group_baseline = kl_coef, group_baseline
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the policy at the start of the run must be kept: if the KL penalty counts."""
+        return self.kl_coef > 0
+
+    def advantages(self, rollout: Rollout) -> Credit:
+        """Sum the rewards from each token to the end of its episode, and scale the sums over the collection."""
+        mask, zeros = rollout.response_mask, torch.zeros_like(rollout.logprobs)
+        kl = zeros if rollout.ref_logprobs is None else (rollout.logprobs - rollout.ref_logprobs) * mask
+        ends = (zeros[..., 0], rollout.terminated, rollout.cut)
+        undiscounted = {"gamma": 1.0, "gae_lambda": 1.0, "token_gamma": 1.0, "token_lambda": 1.0}
+        returns, _ = token_gae(rollout.rewards, -self.kl_coef * kl, zeros, mask, *ends, **undiscounted)
+        if self.group_baseline:
+            baseline = rollout.returns - group_advantages(rollout.returns, rollout.group, "none")
+            returns = (returns - baseline[:, None]) * mask
+        metrics = {"train/kl_to_reference": rollout.flatten(kl).sum(-1)} if self.kl_coef else {}
+        return Credit(advantages=whiten(returns, mask, self.reduce_sum), metrics=metrics)
+
+    def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
+        """Return the clipped surrogate, negated, of each token."""
+        log_ratio = policy.logprobs - batch.old_logprobs
+        objective = clipped_surrogate(log_ratio.exp(), batch.advantages, *self.clip)
+        metrics = ratio_metrics(log_ratio, policy.entropy, batch.response_mask, self.clip)
+        return TokenLoss(loss=-objective, metrics=metrics)
