@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import lightning as L
+import numpy as np
 
 from lrl.evaluation.episodes import sampling_at
 from lrl.evaluation.frozen_lake import Lake, exact_evaluation, is_frozen_lake, lakes_of, wrong_states
@@ -19,7 +20,7 @@ class ExactSuccess(L.Callback):
     """Publishes ``val/exact_success`` after each validation on a FrozenLake, and does nothing elsewhere.
 
     Nor does it for policies that act natively. At the end of training the log says whether the map is solved, and
-    which states are not: the likeliest action, its probability, and that of the best action.
+    which states are not: the greedy action, its probability when sampling, and that of the best action.
 
     The policy, decoded greedily in each state, is propagated through the transition table, so the figure has no
     sampling error. ``val/exact_success_of_optimum`` is its share of the best policy's. Averaged over maps.
@@ -54,10 +55,10 @@ class ExactSuccess(L.Callback):
         if len(lakes) != 1 or trainer.interrupted:
             return
         with trainer.precision_plugin.forward_context(), unsharded(pl_module):
-            success = float(exact_evaluation(module.policy, lakes).success[0])
+            greedy = exact_evaluation(module.policy, lakes)
             sampled = exact_evaluation(module.policy, lakes, sampling_at(module.policy, 1.0), self.samples)
         if trainer.is_global_zero:
-            _report(lakes[0], success, sampled.decisions[0])
+            _report(lakes[0], float(greedy.success[0]), greedy.decisions[0], sampled.decisions[0])
 
     def _lakes(self, trainer: L.Trainer, module: Any) -> list[Lake]:
         """The maps on which the run validates; none elsewhere, and none for a policy that is not asked in text."""
@@ -67,14 +68,14 @@ class ExactSuccess(L.Callback):
         return lakes_of(data.validation_env, self.num_maps, data.validation_seed)
 
 
-def _report(lake: Lake, success: float, decisions: Any) -> None:
+def _report(lake: Lake, success: float, greedy: np.ndarray, sampled: np.ndarray) -> None:
     logger, ceiling = logging.getLogger("lrl"), lake.best_stationary
     solved = success >= _SOLVED * ceiling
     verdict = "solved" if solved else "NOT SOLVED"
-    wrong = wrong_states(lake, decisions)
+    wrong = wrong_states(lake, greedy, sampled)
     logger.log(
         logging.INFO if solved else logging.WARNING,
-        "FrozenLake is %s: exact success %.3f, best stationary policy %.3f; in %d of %d states the likeliest action is "
+        "FrozenLake is %s: exact success %.3f, best stationary policy %.3f; in %d of %d states the greedy action is "
         "not a best one",
         *(verdict, success, ceiling, len(wrong), len(lake.states)),
     )

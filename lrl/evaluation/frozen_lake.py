@@ -89,12 +89,12 @@ class ExactResults:
 
 @dataclass(frozen=True, kw_only=True)
 class WrongState:
-    """A state in which a policy's likeliest action is not a best one."""
+    """A state in which a policy's greedy action is not a best one."""
 
     row: int
     column: int
     action: str
-    """The likeliest action."""
+    """The greedy action."""
     probability: float
     """Its probability."""
     best: str
@@ -109,29 +109,34 @@ class WrongState:
         )
 
 
-def wrong_states(lake: Lake, decisions: np.ndarray) -> list[WrongState]:
-    """Return the states in which the likeliest action is not a best one, ascending.
+def wrong_states(lake: Lake, greedy: np.ndarray, sampled: np.ndarray) -> list[WrongState]:
+    """Return the states in which the greedy action is not a best one, ascending.
+
+    The greedy action of a policy that writes text need not be the one that it samples most often: an action can have
+    several texts, and the likeliest first token can lead to an unlikely text.
 
     Args:
         lake: the map.
-        decisions: action probabilities ``(state, action)``; where a row sums to less than 1, the rest is invalid.
+        greedy: action probabilities ``(state, action)`` of greedy decoding; a row of zeros is an invalid response.
+        sampled: action probabilities ``(state, action)`` of sampling; where a row sums to less than 1, the rest is
+            invalid.
     """
     q, names, wrong = lake.q_values, FrozenLakeCodec().action_texts, list[WrongState]()
     for state in lake.states:
         best = np.flatnonzero(q[state] >= q[state].max() - _TIE)
-        shares = np.append(decisions[state], 1 - decisions[state].sum())  # the last: responses that are no action
-        likeliest = int(shares.argmax())
-        if likeliest in best:
+        chosen, shares = (np.append(row[state], 1 - row[state].sum()) for row in (greedy, sampled))  # last: invalid
+        action = int(chosen.argmax())
+        if action in best:
             continue
         row, column = divmod(state, len(lake.desc[0]))
         wrong.append(
             WrongState(
                 row=row,
                 column=column,
-                action=[*names, "an invalid response"][likeliest],
-                probability=float(shares[likeliest]),
+                action=[*names, "an invalid response"][action],
+                probability=float(shares[action]),
                 best=" or ".join(names[action] for action in best),
-                best_probability=float(decisions[state, best].sum()),
+                best_probability=float(sampled[state, best].sum()),
             )
         )
     return wrong
