@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrl.codecs.grid import FrozenLakeCodec, draw
+from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.models.tokenizer import CHATML
 from lrl.prompts.response_format import response_format
 from lrl.prompts.template import Message
@@ -58,7 +58,7 @@ def lake(rng: random.Random) -> str:
     cells[0], cells[-1] = "S", "G"
     state = rng.choice([index for index, cell in enumerate(cells) if cell in "SF"])
     text = "".join(cells)
-    return draw(state, [text[row * columns : (row + 1) * columns] for row in range(rows)])
+    return render_map(state, [text[row * columns : (row + 1) * columns] for row in range(rows)])
 
 
 def numbers(rng: random.Random) -> str:

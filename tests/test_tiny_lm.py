@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lrl.codecs.codec import InvalidActionError
-from lrl.codecs.grid import FrozenLakeCodec, draw
+from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.models.tokenizer import ChatTokenizer
 from lrl.prompts.response_format import response_format
 from lrl.prompts.template import PromptTemplate
@@ -56,9 +56,9 @@ def answers(chat: ChatTokenizer, model: Any) -> tuple[list[list[int]], list[list
 
 
 def prompt(chat: ChatTokenizer, state: int, style: str = "think_answer", turns: int = 0) -> list[int]:
-    past = PastTurn(draw(0, MAP), response_format(style).render("LEFT", "let me look around, then I choose one."))
+    past = PastTurn(render_map(0, MAP), response_format(style).render("LEFT", "let me look around, then I choose one."))
     template = PromptTemplate(response_format=style, history=turns)
-    return chat.encode_prompt(template, CODEC, draw(state, MAP), (past,) * turns, 1000)[0]
+    return chat.encode_prompt(template, CODEC, render_map(state, MAP), (past,) * turns, 1000)[0]
 
 
 def sample(model: Any, chat: ChatTokenizer, prompts: list[list[int]], style: str) -> list[list[int]]:
@@ -153,7 +153,7 @@ def test_tags_are_single_special_tokens_and_survive_decoding(chat: ChatTokenizer
 def test_a_cell_of_the_map_and_each_action_is_one_token(chat: ChatTokenizer) -> None:
     head = chat.encode_text("row 0 column 0")
     assert len(head) == 6
-    assert len(chat.encode_text(draw(0, MAP))) == len(head) + 4 * (1 + 4)
+    assert len(chat.encode_text(render_map(0, MAP))) == len(head) + 4 * (1 + 4)
     assert all(len(chat.encode_text(action)) == 1 for action in CODEC.action_texts)
     assert len(prompt(chat, 0)) <= 110
 

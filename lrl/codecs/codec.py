@@ -1,83 +1,124 @@
-"""The two directions of text: what an environment shows, and what a policy's words mean in it."""
+"""Abstract interface that converts observations to text and text to actions."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, SupportsInt
 
 import gymnasium as gym
 
 
 class InvalidActionError(ValueError):
-    """A text that is not a legal action; the message says why, in words a policy can be shown."""
+    """Raised for text that is not a legal action. The message is shown to the policy as feedback."""
 
 
 class TextCodec(ABC):
-    """Observation to text and text to action, for one family of environments. Pure: no tokens, no state."""
+    """Abstract base class of codecs for one family of environments.
+
+    A codec converts native observations to text and text to native actions. It knows no tokens and keeps no state.
+    """
 
     has_expert: bool = False
-    """Whether the environment can be asked what its expert would do (:mod:`lrl.envs.expert_advice`)."""
+    """Whether an expert action is available for the environment (:mod:`lrl.envs.expert_advice`)."""
 
     needs_context: bool = False
-    """Whether an observation is text together with its :meth:`context` only."""
+    """Whether an observation can be converted to text only together with its :meth:`context`."""
 
     tags_observations: bool = False
-    """Whether observations stand inside ``<observation></observation>``."""
+    """Whether observations are enclosed in ``<observation></observation>``."""
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """What the environment is, what an observation shows and which actions exist: the system text."""
+        """Description of the environment, its observations and its actions, for the system message."""
 
     @property
     @abstractmethod
     def action_texts(self) -> tuple[str, ...] | None:
-        """Every legal action's text in the order of the action space; None where they are not finite."""
+        """Texts of all legal actions in the order of the action space; None if the action space is not finite."""
 
     def random_action_text(self, uniform: float) -> str:
-        """A legal action's text, drawn by a number from [0, 1); each of finitely many is equally likely."""
-        assert self.action_texts is not None, "a codec without finite actions draws them itself"
+        """Return the text of a random legal action, each of finitely many being equally likely.
+
+        Args:
+            uniform: A random number from [0, 1) that determines the action.
+        """
+        assert self.action_texts is not None, "a codec without a finite action space overrides random_action_text()"
         return self.action_texts[int(uniform * len(self.action_texts))]
 
     @property
-    def idle_action_text(self) -> str:
-        """The action of a policy that does the same all the time: the first, or zero."""
-        assert self.action_texts is not None, "a codec without finite actions says which is idle"
+    def default_action_text(self) -> str:
+        """Text of the action that a constant policy repeats: the first action, or zero."""
+        assert self.action_texts is not None, "a codec without a finite action space overrides default_action_text"
         return self.action_texts[0]
 
     def context(self, env: gym.Env) -> Any:
-        """What the observation alone does not say (a map, a mission); read from ``env`` after each reset.
+        """Return what the observation alone does not contain, such as the map; None by default.
 
-        Data sets keep it with each episode: it must be made of what JSON holds, with tuples for lists.
+        It is read from ``env`` after each reset and saved with each recorded episode, so it must consist of JSON
+        values, with tuples instead of lists.
         """
         return None
 
     @abstractmethod
     def observation_to_text(self, observation: Any, context: Any = None) -> str:
-        """Describe one native observation."""
+        """Convert a native observation to text.
 
-    def mentioned_action(self, text: str) -> str | None:
-        """The one of finitely many actions that ``text`` names last, in whatever case; None where it names none."""
-        named: tuple[int, int, str | None] = (0, 0, None)
+        Args:
+            observation: An element of the native observation space.
+            context: The result of :meth:`context` for the current episode.
+        """
+
+    def last_mentioned_action(self, text: str) -> str | None:
+        """Return the text of the last action mentioned in ``text``, ignoring case.
+
+        Returns None if no action is mentioned or the action space is not finite.
+        """
+        best: tuple[int, int, str | None] = (0, 0, None)
         for action in self.action_texts or ():
-            for found in re.finditer(rf"(?<![\w.]){re.escape(action)}(?![\w])", text, re.IGNORECASE):
-                # of two that end in one place, the longer
-                named = max(named, (found.end(), len(action), action), key=lambda one: one[:2])
-        return named[2]
+            for match in re.finditer(rf"(?<![\w.]){re.escape(action)}(?![\w])", text, re.IGNORECASE):
+                # Of two actions that end at the same position, the longer one is meant.
+                best = max(best, (match.end(), len(action), action), key=lambda candidate: candidate[:2])
+        return best[2]
 
-    def gist(self, text: str) -> str:
-        """What matters most in an observation's ``text``, in a few words: a demonstrator's reasoning says it."""
+    def summary(self, text: str) -> str:
+        """Summarize the text of an observation in a few words, for the reasoning of demonstrations."""
         return text.partition("\n")[0]
 
     @abstractmethod
     def text_to_action(self, text: str) -> Any:
-        """Parse the text of an action, strictly.
+        """Parse the text of an action strictly.
 
         Raises:
-            InvalidActionError: ``text`` is not a legal action.
+            InvalidActionError: If ``text`` is not a legal action.
         """
 
     @abstractmethod
     def action_to_text(self, action: Any) -> str:
-        """The text of one native action; the inverse of :meth:`text_to_action`."""
+        """Convert a native action to text. This is the inverse of :meth:`text_to_action`."""
+
+
+class NamedActionsCodec(TextCodec):
+    """Abstract base class of codecs whose actions 0, 1, ... have names. Names are matched exactly."""
+
+    _actions: tuple[str, ...]
+
+    @property
+    def action_texts(self) -> tuple[str, ...]:
+        """Names of the actions in the order of the action space."""
+        return self._actions
+
+    def text_to_action(self, text: str) -> int:
+        """Return the index of the action named ``text``.
+
+        Raises:
+            InvalidActionError: If ``text`` is not the name of an action.
+        """
+        if text not in self._actions:
+            raise InvalidActionError(f"the action must be one of {', '.join(self._actions)}")
+        return self._actions.index(text)
+
+    def action_to_text(self, action: SupportsInt) -> str:
+        """Return the name of an action."""
+        return self._actions[int(action)]

@@ -1,31 +1,32 @@
-"""FrozenLake as text: the map with the agent drawn into it."""
+"""Codec for FrozenLake: the map, with the agent's cell marked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import SupportsInt
 
 import gymnasium as gym
 
-from lrl.codecs.codec import InvalidActionError, TextCodec
+from lrl.codecs.codec import NamedActionsCodec
 
 Desc = tuple[str, ...]
-"""A map: one string of S, F, H and G per row."""
+"""A FrozenLake map: one string per row, made of the letters S, F, H and G."""
 
 
-class FrozenLakeCodec(TextCodec):
-    """``row 1 column 0``, then the map with ``A`` on the agent's cell; LEFT, DOWN, RIGHT and UP.
+class FrozenLakeCodec(NamedActionsCodec):
+    """Codec for FrozenLake with rectangular maps of any size.
 
-    Works for any rectangular map. The context is the map (:data:`Desc`), the observation the cell's index.
+    An observation reads ``row 0 column 1``, followed by the map with ``A`` on the agent's cell. The actions are LEFT,
+    DOWN, RIGHT and UP. The context is the map (:data:`Desc`) and a native observation is the index of a cell.
 
     Args:
-        is_slippery: whether the description says that the ice is slippery.
+        is_slippery: Whether the description says that the ice is slippery.
     """
 
     needs_context = True
 
     _actions = ("LEFT", "DOWN", "RIGHT", "UP")
-    _index = {text.lower(): index for index, text in enumerate(_actions)}
+    _by_lower_case = {name.lower(): name for name in _actions}
 
     def __init__(self, is_slippery: bool = True) -> None:
         self.is_slippery = is_slippery
@@ -33,53 +34,45 @@ class FrozenLakeCodec(TextCodec):
 
     @property
     def description(self) -> str:
-        """The rules, the letters and the four actions."""
+        """Rules, letters of the map and actions."""
         return (
             "You walk on a frozen lake. A is you, F is ice, H is a hole, S is the start, G is the goal. "
             f"{self._ice}Reach G and avoid H. Actions: LEFT, DOWN, RIGHT, UP."
         )
 
-    @property
-    def action_texts(self) -> tuple[str, ...]:
-        """LEFT, DOWN, RIGHT, UP: actions 0 to 3."""
-        return self._actions
-
     def context(self, env: gym.Env) -> Desc:
-        """The map of the running episode."""
-        return desc_of(env)
+        """Return the map of the current episode."""
+        return get_desc(env)
 
-    def observation_to_text(self, observation: Any, context: Any = None) -> str:
-        """Draw state ``observation`` into the map ``context``."""
+    def observation_to_text(self, observation: SupportsInt, context: Desc | None = None) -> str:
+        """Mark cell ``observation`` on the map ``context``."""
         if context is None:
-            raise ValueError("FrozenLakeCodec needs the map as context: the observation is a cell's index only.")
-        return draw(int(observation), context)
+            raise ValueError("context is None; FrozenLakeCodec needs the map, because an observation is only a cell.")
+        return render_map(int(observation), context)
 
     def text_to_action(self, text: str) -> int:
-        """The index of an action's name, upper or lower case."""
-        action = self._index.get(text.strip().lower())
-        if action is None:
-            raise InvalidActionError(f"the action must be one of {', '.join(self._actions)}")
-        return action
+        """Return the index of an action, ignoring case and surrounding whitespace.
 
-    def action_to_text(self, action: Any) -> str:
-        """The name of action 0 to 3."""
-        return self._actions[int(action)]
+        Raises:
+            InvalidActionError: If ``text`` is not the name of an action.
+        """
+        return super().text_to_action(self._by_lower_case.get(text.strip().lower(), text))
 
 
-def desc_of(env: gym.Env) -> Desc:
-    """The map of a FrozenLake environment as strings."""
+def get_desc(env: gym.Env) -> Desc:
+    """Return the map of a FrozenLake environment as strings."""
     desc = env.unwrapped.desc  # pyright: ignore[reportAttributeAccessIssue]
     return tuple("".join(cell.decode() for cell in row) for row in desc)
 
 
 def is_slippery(env: gym.Env) -> bool:
-    """Whether a move of a FrozenLake environment can end where it was not meant to."""
+    """Return whether moves in a FrozenLake environment can slip."""
     table = env.unwrapped.P  # pyright: ignore[reportAttributeAccessIssue]
     return any(len(outcomes) > 1 for actions in table.values() for outcomes in actions.values())
 
 
-def draw(state: int, desc: Sequence[str]) -> str:
-    """The map with ``A`` on cell ``state``, under a line that names the cell."""
+def render_map(state: int, desc: Sequence[str]) -> str:
+    """Render the map with ``A`` on cell ``state``, below a line with the row and column of that cell."""
     row, column = divmod(state, len(desc[0]))
     lines = [
         " ".join("A" if (r, c) == (row, column) else cell for c, cell in enumerate(line)) for r, line in enumerate(desc)

@@ -1,19 +1,20 @@
-"""What is known of MuJoCo's observations: a name for each number, and what integers stand for without bounds.
+"""Names and ranges of the observations of Gymnasium's MuJoCo environments.
 
-Names follow Gymnasium's documentation, joint by joint. The ends are wide enough for what random and bang-bang motors do
-to each body in 3,600 steps (of Humanoid's contact forces, for 99%); positions are metres or radians, velocities per
-second. What lies beyond is clipped.
+Names follow Gymnasium's documentation, joint by joint. The ranges cover the values that random and bang-bang control
+reach in 3,600 steps (99% of them for Humanoid's contact forces). Positions are in metres or radians, velocities in
+metres or radians per second. Integers clip values out of range.
 """
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
-Range = tuple[float, float]
+from lrl.codecs.numbers import Range
+
 T = TypeVar("T")
 
-_POSITION, _TRAVELLED = (-4.0, 4.0), (-100.0, 100.0)
-_BODIES: dict[str, tuple[int, float]] = {
+_POSITION_RANGE, _DISTANCE_RANGE = (-4.0, 4.0), (-100.0, 100.0)
+_LOCOMOTION: dict[str, tuple[int, float]] = {
     "HalfCheetahEnv": (1, 30.0),
     "HopperEnv": (1, 10.0),
     "Walker2dEnv": (1, 10.0),
@@ -23,24 +24,24 @@ _BODIES: dict[str, tuple[int, float]] = {
     "HumanoidStandupEnv": (2, 50.0),
     "InvertedPendulumEnv": (0, 10.0),
 }
-"""Class to how many of its positions say how far it has travelled, and to its highest velocity."""
+"""Number of leading positions that measure the travelled distance, and the highest velocity, by class."""
 
-_OTHERS: dict[str, tuple[tuple[int, Range], ...]] = {
+_OTHER_RANGES: dict[str, tuple[tuple[int, Range], ...]] = {
     "PusherEnv": ((7, (-4.0, 4.0)), (7, (-20.0, 20.0)), (9, (-2.0, 2.0))),
     "ReacherEnv": ((4, (-1.0, 1.0)), (2, (-0.3, 0.3)), (2, (-150.0, 150.0)), (3, (-0.5, 0.5))),
     "InvertedDoublePendulumEnv": ((5, (-1.0, 1.0)), (3, (-10.0, 10.0)), (3, (-10.0, 10.0))),
 }
-"""Class to the sections of its observation; version 5 leaves out the last, constant numbers of two of them."""
+"""Length and range of each section of the observation, by class. Version 5 omits the last constant numbers of two."""
 
-_FORCES: dict[str, Range] = {
+_FORCE_RANGES: dict[str, Range] = {
     "cinert": (-10.0, 10.0),
     "cvel": (-50.0, 50.0),
     "qfrc_actuator": (-120.0, 120.0),
     "cfrc_ext": (-500.0, 500.0),
 }
-"""Sections behind the velocities of a humanoid; an ant's contact forces are clipped to 1 by the environment."""
+"""Ranges of the sections after the velocities of Humanoid. Ant clips its contact forces to 1."""
 
-_JOINTS: dict[str, str] = {
+_JOINT_NAMES: dict[str, str] = {
     "rootx": "x",
     "rootz": "height",
     "rooty": "pitch",
@@ -64,12 +65,12 @@ _JOINTS: dict[str, str] = {
     "leg_left_joint": "left leg",
     "foot_left_joint": "left foot",
 }
-_JOINTS |= {
+_JOINT_NAMES |= {
     f"{joint}_{number}": f"{leg} {joint}"
     for joint in ("hip", "ankle")
     for number, leg in enumerate(("front left", "front right", "back left", "back right"), 1)
 }
-"""Joint of a body's XML file to its name; another joint keeps its own."""
+"""Names by joint of the XML file. Other joints keep their own names."""
 
 _FREE_POSITIONS = ("x", "y", "height", *(f"orientation {part}" for part in "wxyz"))
 _FREE_VELOCITIES = tuple(f"{axis} {kind}" for kind in ("velocity", "angular velocity") for axis in "xyz")
@@ -96,62 +97,63 @@ _OTHER_NAMES: dict[str, tuple[str, ...]] = {
 
 
 def mujoco_names(native: Any) -> tuple[str, ...] | None:
-    """The name of every observed number.
+    """Return the name of each observed dimension.
 
     Args:
-        native: one of Gymnasium's MuJoCo environments, version 4 or 5.
+        native: One of Gymnasium's MuJoCo environments, version 4 or 5.
 
     Returns:
-        One per dimension; None for a body that is not Gymnasium's.
+        One name per dimension; None for other environments.
     """
     name, size = type(native).__name__, native.observation_space.shape[0]
     if name in _OTHER_NAMES:
         return _OTHER_NAMES[name][:size]
-    if name not in _BODIES:
+    if name not in _LOCOMOTION:
         return None
-    joints: list[str] = [native.model.joint(index).name for index in range(native.model.njnt)]
-    words = {joint: _JOINTS.get(joint, joint.replace("_", " ")) for joint in joints}
-    positions = [part for joint in joints for part in (_FREE_POSITIONS if joint == "root" else (words[joint],))]
-    velocities = [
-        part for joint in joints for part in (_FREE_VELOCITIES if joint == "root" else (f"{words[joint]} velocity",))
-    ]
+    positions: list[str] = []
+    velocities: list[str] = []
+    for index in range(native.model.njnt):
+        joint: str = native.model.joint(index).name
+        if joint == "root":
+            positions += _FREE_POSITIONS
+            velocities += _FREE_VELOCITIES
+        else:
+            positions.append(_JOINT_NAMES.get(joint, joint.replace("_", " ")))
+            velocities.append(f"{positions[-1]} velocity")
     forces = [f"{section} {n}" for section, count in _force_sections(name, native).items() for n in range(count)]
-    return _visible((*positions, *velocities, *forces), name, size)
+    return _observed((*positions, *velocities, *forces), name, size)
 
 
 def mujoco_ranges(native: Any) -> tuple[Range, ...] | None:
-    """The ends of every observed number.
+    """Return the range of each observed dimension.
 
     Args:
-        native: one of Gymnasium's MuJoCo environments, version 4 or 5.
+        native: One of Gymnasium's MuJoCo environments, version 4 or 5.
 
     Returns:
-        One range per dimension; None for a body that is not Gymnasium's.
+        One range per dimension; None for other environments.
     """
     name, size = type(native).__name__, native.observation_space.shape[0]
-    if name in _OTHERS:
-        return tuple(end for count, end in _OTHERS[name] for _ in range(count))[:size]
-    if name not in _BODIES:
+    if name in _OTHER_RANGES:
+        return tuple(section_range for count, section_range in _OTHER_RANGES[name] for _ in range(count))[:size]
+    if name not in _LOCOMOTION:
         return None
-    travelled, speed = _BODIES[name]
-    positions = [_TRAVELLED] * travelled + [_POSITION] * (native.model.nq - travelled)
-    ranges = (*positions, *[(-speed, speed)] * native.model.nv, *_force_ranges(name, native))
-    return _visible(ranges, name, size)
+    num_distances, speed = _LOCOMOTION[name]
+    positions = [_DISTANCE_RANGE] * num_distances + [_POSITION_RANGE] * (native.model.nq - num_distances)
+    velocities = [(-speed, speed)] * native.model.nv
+    force_ranges = _FORCE_RANGES | ({"cfrc_ext": (-1.0, 1.0)} if name == "AntEnv" else {})
+    forces = [force_ranges[section] for section, count in _force_sections(name, native).items() for _ in range(count)]
+    return _observed((*positions, *velocities, *forces), name, size)
 
 
-def _visible(known: tuple[T, ...], name: str, size: int) -> tuple[T, ...] | None:
-    """What is known of the observed numbers: how far a body has travelled may be left out at the front."""
-    hidden = len(known) - size
-    return known[hidden:] if hidden in (0, _BODIES[name][0]) else None
-
-
-def _force_ranges(name: str, native: Any) -> list[Range]:
-    ends = _FORCES | ({"cfrc_ext": (-1.0, 1.0)} if name == "AntEnv" else {})
-    return [ends[section] for section, count in _force_sections(name, native).items() for _ in range(count)]
+def _observed(state: tuple[T, ...], name: str, size: int) -> tuple[T, ...] | None:
+    """Return the observed part of the state: travelled distances at its front may be omitted."""
+    hidden = len(state) - size
+    return state[hidden:] if hidden in (0, _LOCOMOTION[name][0]) else None
 
 
 def _force_sections(name: str, native: Any) -> dict[str, int]:
-    """How many numbers of each section of :data:`_FORCES` are observed, in their order."""
+    """Return how many numbers of each section of :data:`_FORCE_RANGES` are observed, in their order."""
     sections: dict[str, int] | None = getattr(native, "observation_structure", None)
     if sections is None:  # version 4
         bodies, joints = native.model.nbody, native.model.nv
@@ -160,4 +162,4 @@ def _force_sections(name: str, native: Any) -> dict[str, int]:
             sections = {"cinert": 10 * bodies, "cvel": 6 * bodies, "qfrc_actuator": joints, "cfrc_ext": 6 * bodies}
         elif name == "AntEnv" and native._use_contact_forces:
             sections = {"cfrc_ext": 6 * bodies}
-    return {section: sections.get(section, 0) for section in _FORCES}
+    return {section: sections.get(section, 0) for section in _FORCE_RANGES}

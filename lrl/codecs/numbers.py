@@ -1,4 +1,4 @@
-"""Vectors of numbers as text: decimals, or integers from 0 to 999 that stand for a range."""
+"""Text formats of number vectors: decimals, or integers from 0 to 999 that divide a range into bins."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from lrl.codecs.codec import InvalidActionError
 
-BINS = 1000
-"""Integers that a range is divided into: 0 is its lower end, 999 its upper one."""
+NUM_BINS = 1000
+"""Number of bins of a range: 0 represents its lower bound, 999 its upper bound."""
 
 _DECIMAL = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?")
-_WHOLE_DECIMAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,15})?")
-"""64 bits take 20 digits."""
-_INTEGER = re.compile(r"0|[1-9][0-9]{0,2}")
+_EXACT_DECIMAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,15})?")
+"""Allows 20 digits, because 64-bit integers have up to 20."""
+_BIN = re.compile(r"0|[1-9][0-9]{0,2}")
 
 Range = tuple[float, float]
-"""Lower and upper end."""
+"""Lower and upper bound."""
 
 Ranges = Sequence[Range] | Mapping[str, Sequence[Range]]
-"""One per dimension of a Box, or of each Box of a Dict or Tuple by its key."""
+"""One range per dimension of a Box, or a list of ranges per Box of a Dict or Tuple, by path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumberFormat:
-    """How the numbers of an environment are written; part of the configuration, so that evaluation writes the same."""
+    """Configures how the numbers of an environment are written. Evaluation reads it from the run's configuration."""
 
     kind: str = "decimals"
-    """``decimals``, or ``integers`` from 0 to 999 (one token each in many vocabularies)."""
+    """``decimals``, or ``integers`` from 0 to 999 (a single token each in many vocabularies)."""
     precision: int = 3
-    """Digits behind the point of decimals."""
+    """Number of digits after the decimal point of decimals."""
     ranges: Ranges | None = None
-    """What 0 and 999 stand for, per observed dimension: a list of ``[low, high]``, and for a Dict or Tuple one list per
-    key (``position: [[-1, 1], [0, 5]]``). A list of one is for all dimensions. Null, or a key that is left out, takes
-    what is known of the environment, or its bounds."""
+    """Values that 0 and 999 represent, per observed dimension: a list of ``[low, high]``, or for a Dict or Tuple one
+    list per key (``position: [[-1, 1], [0, 5]]``). A list of one applies to all dimensions. Null, or a missing key,
+    selects the known ranges of the environment, or the bounds of its space."""
     names: bool = False
-    """Whether each number is written behind its dimension's name, where names are known."""
+    """Whether each number follows the name of its dimension, for environments with known names."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("decimals", "integers"):
@@ -51,9 +51,9 @@ class NumberFormat:
         if not 0 <= self.precision <= 15:
             raise ValueError(f"numbers.precision is {self.precision}; it must be from 0 to 15.")
         for name, low, high in self._named_ranges():
-            if not _is_range(low, high):
+            if not _is_valid_range(low, high):
                 raise ValueError(
-                    f"numbers.{name} is {(low, high)}; it must be two numbers, least first, a finite width apart."
+                    f"numbers.{name} is {(low, high)}; it must be [low, high] with low < high and a finite width."
                 )
 
     def _named_ranges(self) -> Iterator[tuple[str, float, float]]:
@@ -62,44 +62,57 @@ class NumberFormat:
             for index, (low, high) in enumerate(ranges):
                 yield f"ranges{key and '.'}{key}[{index}]", low, high
 
-    def writer(self, low: Any, high: Any, where: str, whole: bool = False) -> Numbers:
-        """What writes vectors of this format.
+    def codec(self, low: ArrayLike, high: ArrayLike, role: str, integer: bool = False) -> NumberCodec:
+        """Create the codec for vectors of numbers with given bounds.
 
         Args:
-            low: the space's lower bounds, ``(dimension,)``.
-            high: its upper bounds.
-            where: whose numbers they are, for errors.
-            whole: whether all numbers are integers.
+            low: Lower bounds, ``(dimension,)``.
+            high: Upper bounds, ``(dimension,)``.
+            role: ``observation`` or ``action``, for error messages.
+            integer: Whether the numbers have an integer dtype.
+
+        Raises:
+            ValueError: If integers are selected for bounds that are not finite.
         """
         if self.kind == "decimals":
-            return (WholeDecimals if whole else Decimals)(len(low), self.precision)
-        return (WholeIntegers if whole else Integers)(low, high, where)
+            return (ExactDecimalCodec if integer else DecimalCodec)(len(np.asarray(low)), self.precision)
+        return (ExactBinCodec if integer else BinCodec)(low, high, role)
 
 
-class Numbers(ABC):
-    """Writes and reads vectors of one length."""
+class NumberCodec(ABC):
+    """Abstract base class that converts vectors of ``size`` numbers to texts and back."""
 
     size: int
 
     @abstractmethod
-    def write(self, values: Sequence[float]) -> list[str]:
-        """One text per number."""
+    def encode(self, values: Sequence[float]) -> list[str]:
+        """Convert each number to text.
+
+        Args:
+            values: The numbers, ``(dimension,)``.
+
+        Returns:
+            One text per number.
+        """
 
     @abstractmethod
-    def read(self, texts: Sequence[str]) -> np.ndarray:
-        """The numbers of such texts, ``(dimension,)``: float64, or Python's integers where all are whole.
+    def decode(self, texts: Sequence[str]) -> np.ndarray:
+        """Parse one number per text.
+
+        Returns:
+            The numbers, ``(dimension,)``: float64, or Python integers (dtype object) for exact codecs.
 
         Raises:
-            InvalidActionError: one is not written that way.
+            InvalidActionError: If a text is not a number in this format.
         """
 
 
-class Decimals(Numbers):
-    """``-0.125``: a fixed number of digits behind the point; a round trip is exact to half of the last digit.
+class DecimalCodec(NumberCodec):
+    """Writes decimals such as ``-0.125``. A round trip is exact to half of the last digit.
 
     Args:
-        size: numbers per vector.
-        precision: digits behind the point.
+        size: The number of dimensions.
+        precision: The number of digits after the decimal point.
     """
 
     def __init__(self, size: int, precision: int = 3) -> None:
@@ -107,141 +120,130 @@ class Decimals(Numbers):
         self._form = f"%.{precision}f"
         self._zeros = {self._form % -0.0: self._form % 0.0}
 
-    def write(self, values: Sequence[float]) -> list[str]:
-        """What is not finite is written ``inf``, ``-inf`` and ``nan``; zero has no sign."""
+    def encode(self, values: Sequence[float]) -> list[str]:
+        """Write each number; non-finite ones as ``inf``, ``-inf`` or ``nan``, and zero without a sign."""
         form, zeros = self._form, self._zeros
         return [zeros.get(text, text) for text in [form % value for value in values]]
 
-    def read(self, texts: Sequence[str]) -> np.ndarray:
-        """Any number of digits will do; what is not finite is refused."""
-        for text in texts:
-            if not _DECIMAL.fullmatch(text):
-                raise InvalidActionError(f"{_shown(text)} is not a decimal number")
-        return np.array([float(text) for text in texts])
+    def decode(self, texts: Sequence[str]) -> np.ndarray:
+        """Parse finite decimals with any number of digits; float64 ``(dimension,)``."""
+        return np.array([float(text) for text in _matched(_DECIMAL, texts)])
 
 
-class WholeDecimals(Decimals):
-    """Decimals that are all integers, up to 64 bits: written and read exactly, which float64 could not."""
+class ExactDecimalCodec(DecimalCodec):
+    """Writes integers of up to 64 bits as decimals, exactly, which float64 cannot represent."""
 
-    def write(self, values: Sequence[float]) -> list[str]:
-        """With zeros behind the point."""
+    def encode(self, values: Sequence[float]) -> list[str]:
+        """Write each integer with zeros after the decimal point."""
         zeros = (self._form % 0)[1:]
         return [f"{value}{zeros}" if isinstance(value, int) else self._form % value for value in values]
 
-    def read(self, texts: Sequence[str]) -> np.ndarray:
-        """What is not an integer is rounded, half to even."""
-        for text in texts:
-            if not _WHOLE_DECIMAL.fullmatch(text):
-                raise InvalidActionError(f"{_shown(text)} is not a decimal number")
-        return np.array([round(Fraction(text)) for text in texts], dtype=object)
+    def decode(self, texts: Sequence[str]) -> np.ndarray:
+        """Parse decimals and round them half to even; Python integers ``(dimension,)``."""
+        return np.array([round(Fraction(text)) for text in _matched(_EXACT_DECIMAL, texts)], dtype=object)
 
 
-class Integers(Numbers):
-    """``0`` to ``999``: bins of equal width between two ends, written by rounding.
+class BinCodec(NumberCodec):
+    """Writes the nearest of 1000 equidistant values between two bounds as an integer from ``0`` to ``999``.
 
-    Between the ends a round trip is exact to half a bin, ``(high - low) / 999 / 2``; beyond them values are clipped.
+    A round trip is exact to half a bin, ``(high - low) / 999 / 2``. Values out of bounds are clipped.
 
     Args:
-        low: what 0 stands for, ``(dimension,)``.
-        high: what 999 stands for.
-        where: whose numbers they are, for errors.
+        low: Values that 0 represents, ``(dimension,)``.
+        high: Values that 999 represents, ``(dimension,)``.
+        role: ``observation`` or ``action``, for error messages.
 
     Raises:
-        ValueError: a range is not finite, or so wide that its width is not.
+        ValueError: If a range or its width is not finite.
     """
 
-    def __init__(self, low: Any, high: Any, where: str = "numbers") -> None:
+    def __init__(self, low: ArrayLike, high: ArrayLike, role: str = "numbers") -> None:
         self.low, self.high = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
         self.size = len(self.low)
-        for index, (least, most) in enumerate(self._ends(low, high)):
-            if not _is_range(least, most):
+        # Python numbers represent 64-bit bounds exactly.
+        self._ranges: list[Range] = list(zip(np.asarray(low).tolist(), np.asarray(high).tolist(), strict=True))
+        for index, (least, most) in enumerate(self._ranges):
+            if not _is_valid_range(least, most):
                 raise ValueError(
-                    f"{where}: dimension {index} goes from {least} to {most}, which integers cannot stand for; "
-                    f"{_remedy(where)}."
+                    f"{role}: dimension {index} goes from {least} to {most}, which integers cannot represent; "
+                    f"{_suggestion(role)}."
                 )
 
-    @staticmethod
-    def _ends(low: Any, high: Any) -> list[Range]:
-        """Both ends of each dimension as Python's numbers, which hold 64-bit integers exactly."""
-        return list(zip(np.asarray(low).tolist(), np.asarray(high).tolist(), strict=True))
+    def encode(self, values: Sequence[float]) -> list[str]:
+        """Write the bin of each number; NaN is written as ``nan``."""
+        positions = np.clip(self._positions(values), 0, NUM_BINS - 1)
+        return ["nan" if math.isnan(position) else str(round(position)) for position in positions.tolist()]
 
-    def write(self, values: Sequence[float]) -> list[str]:
-        """``nan`` stays ``nan``."""
-        places = np.clip(self._places(values), 0, BINS - 1)
-        return ["nan" if place != place else str(round(place)) for place in places.tolist()]
-
-    def _places(self, values: Sequence[float]) -> np.ndarray:
-        """Where numbers lie on the scale from 0 to 999, not rounded, float64 ``(dimension,)``."""
+    def _positions(self, values: Sequence[float]) -> np.ndarray:
+        """Return the positions of numbers on the scale from 0 to 999, not rounded, float64 ``(dimension,)``."""
         return (np.asarray(values, dtype=np.float64) - self.low) * self._scale
 
     @cached_property
     def _scale(self) -> np.ndarray:
-        return (BINS - 1) / (self.high - self.low)
+        return (NUM_BINS - 1) / (self.high - self.low)
 
-    def read(self, texts: Sequence[str]) -> np.ndarray:
-        """The middle of each bin; 0 and 999 are the ends themselves, which rounding must not carry out of a space."""
-        share = np.array(self._bins(texts)) / (BINS - 1)
-        return self.low * (1 - share) + self.high * share
+    def decode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the values that bins represent; float64 ``(dimension,)``.
+
+        The weighted sum returns the bounds themselves for 0 and 999, without rounding errors that would leave a Box.
+        """
+        weight = np.array(self._bins(texts)) / (NUM_BINS - 1)
+        return self.low * (1 - weight) + self.high * weight
 
     @staticmethod
     def _bins(texts: Sequence[str]) -> list[int]:
         for text in texts:
-            if not _INTEGER.fullmatch(text):
-                raise InvalidActionError(f"{_shown(text)} is not an integer from 0 to {BINS - 1}")
+            if not _BIN.fullmatch(text):
+                raise InvalidActionError(f"{text[:20]!r} is not an integer from 0 to {NUM_BINS - 1}")
         return [int(text) for text in texts]
 
 
-class WholeIntegers(Integers):
-    """``0`` to ``999`` for numbers that are all integers: computed exactly, which float64 could not up to 64 bits.
+class ExactBinCodec(BinCodec):
+    """A :class:`BinCodec` for integers of up to 64 bits, computed exactly, which float64 could not.
 
-    A round trip gives back the very number where the range is at most 999 wide.
-
-    Args:
-        low: what 0 stands for, ``(dimension,)``.
-        high: what 999 stands for.
-        where: whose numbers they are, for errors.
+    A round trip is exact if the range is at most 999 wide.
     """
 
-    def __init__(self, low: Any, high: Any, where: str = "numbers") -> None:
-        super().__init__(low, high, where)
-        self._exact = self._ends(low, high)
+    def _positions(self, values: Sequence[float]) -> np.ndarray:
+        pairs = zip(values, self._ranges, strict=True)
+        return np.array(
+            [(value - low) * (NUM_BINS - 1) / (high - low) for value, (low, high) in pairs], dtype=np.float64
+        )
 
-    def _places(self, values: Sequence[float]) -> np.ndarray:
-        pairs = zip(values, self._exact, strict=True)
-        return np.array([(value - low) * (BINS - 1) / (high - low) for value, (low, high) in pairs], dtype=np.float64)
-
-    def read(self, texts: Sequence[str]) -> np.ndarray:
-        """The integer nearest to the middle of each bin."""
-        pairs = zip(self._bins(texts), self._exact, strict=True)
-        middles = [Fraction(low) + (Fraction(high) - Fraction(low)) * bin / (BINS - 1) for bin, (low, high) in pairs]
-        return np.array([round(middle) for middle in middles], dtype=object)
+    def decode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the integers nearest to the values that bins represent; Python integers ``(dimension,)``."""
+        pairs = zip(self._bins(texts), self._ranges, strict=True)
+        values = [Fraction(low) + (Fraction(high) - Fraction(low)) * bin / (NUM_BINS - 1) for bin, (low, high) in pairs]
+        return np.array([round(value) for value in values], dtype=object)
 
 
-def split(text: str, size: int) -> list[str]:
-    """The parts of a comma-separated text, blanks around them left out.
+def split_numbers(text: str, size: int) -> list[str]:
+    """Split a comma-separated text and strip blanks.
 
     Raises:
-        InvalidActionError: there are not ``size`` of them.
+        InvalidActionError: If there are not ``size`` items.
     """
-    parts = [part.strip(" ") for part in text.split(",")]
-    if len(parts) != size:
-        raise InvalidActionError(f"there must be {size} numbers separated by commas, not {len(parts)}")
-    return parts
+    items = [item.strip(" ") for item in text.split(",")]
+    if len(items) != size:
+        raise InvalidActionError(f"there must be {size} numbers separated by commas, not {len(items)}")
+    return items
 
 
-def _is_range(low: float, high: float) -> bool:
-    """Whether both ends are numbers, the least first, and no further apart than the largest number."""
+def _matched(pattern: re.Pattern[str], texts: Sequence[str]) -> Sequence[str]:
+    for text in texts:
+        if not pattern.fullmatch(text):
+            raise InvalidActionError(f"{text[:20]!r} is not a decimal number")
+    return texts
+
+
+def _is_valid_range(low: float, high: float) -> bool:
     return low < high and math.isfinite(float(high) - float(low))
 
 
-def _remedy(where: str) -> str:
-    """What to do about a dimension that integers cannot stand for."""
-    if where.startswith("action"):
+def _suggestion(role: str) -> str:
+    """Return how to configure a dimension that integers cannot represent."""
+    if role.startswith("action"):
         return "numbers.kind must be decimals"
-    key = where.partition(" ")[2]
-    ranges = f"{{{key}: one [low, high] per dimension}}" if key else "one [low, high] per dimension"
-    return f"give numbers.ranges, {ranges}, or numbers.kind decimals"
-
-
-def _shown(text: str) -> str:
-    return repr(text[:20])
+    path = role.partition(" ")[2]
+    ranges = f"{{{path}: one [low, high] per dimension}}" if path else "one [low, high] per dimension"
+    return f"set numbers.ranges to {ranges}, or numbers.kind to decimals"

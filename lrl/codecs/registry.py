@@ -1,4 +1,4 @@
-"""Which codec speaks for which environment."""
+"""Registry of the codecs for native environments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import gymnasium as gym
 from lrl.codecs.babyai import BabyAICodec
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.grid import FrozenLakeCodec, is_slippery
-from lrl.codecs.known_environments import WORDINGS
+from lrl.codecs.known_environments import ENVIRONMENT_METADATA
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.spaces import SpaceCodec
 from lrl.codecs.toy_text import CliffWalkingCodec, TaxiCodec
@@ -23,36 +23,39 @@ _CODECS: dict[str, Callable[[gym.Env], TextCodec]] = {
     "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv": lambda env: CliffWalkingCodec(),
     "minigrid.minigrid_env:MiniGridEnv": lambda env: BabyAICodec(has_expert=hasattr(env, "expert_action")),
 }
-"""``module:class`` of a native environment to what builds its codec. Names, so that no environment is imported here."""
+"""Codec constructors by the ``module:class`` of the native environment. Names avoid importing the environments."""
 
 
 def codec_for(env: gym.Env, numbers: NumberFormat | None = None) -> TextCodec:
-    """The codec of an environment's class, or of the nearest class it inherits from; else one by its spaces.
+    """Create the codec of an environment.
+
+    The codec is registered for the environment's class or its nearest registered base class. All other environments
+    get a :class:`~lrl.codecs.spaces.SpaceCodec`.
 
     Args:
-        env: a native environment.
-        numbers: how numbers are written; None takes decimals.
+        env: A native environment.
+        numbers: The format of numbers; None selects decimals.
 
     Raises:
-        ValueError: nothing speaks for its spaces, or ``numbers`` is given where nothing is written in numbers.
+        ValueError: If the spaces are not supported, or ``numbers`` is given for an environment described in words.
     """
     native = env.unwrapped
-    build, wording = _nearest(native, _CODECS), _nearest(native, WORDINGS)
+    make_codec, metadata = _lookup(native, _CODECS), _lookup(native, ENVIRONMENT_METADATA)
     name = native.spec.id if native.spec is not None else type(native).__name__
-    if build is not None:
+    if make_codec is not None:
         if numbers is not None:
-            raise ValueError(f"env.numbers is set, but {name} is told in words; it must be null.")
-        return build(native)
+            raise ValueError(f"env.numbers is set, but {name} is described in words; it must be null.")
+        return make_codec(native)
     try:
-        own = None if wording is None else wording.of(native)
-        return SpaceCodec(native.observation_space, native.action_space, numbers, own)
+        resolved = None if metadata is None else metadata.resolve(native)
+        return SpaceCodec(native.observation_space, native.action_space, numbers, resolved)
     except ValueError as error:
         raise ValueError(f"env is {name!r}: {error}") from error
 
 
-def _nearest(native: gym.Env, table: Mapping[str, T]) -> T | None:
-    for parent in type(native).__mro__:
-        found = table.get(f"{parent.__module__}:{parent.__qualname__}")
-        if found is not None:
-            return found
+def _lookup(native: gym.Env, table: Mapping[str, T]) -> T | None:
+    for base in type(native).__mro__:
+        entry = table.get(f"{base.__module__}:{base.__qualname__}")
+        if entry is not None:
+            return entry
     return None

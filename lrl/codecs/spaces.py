@@ -1,4 +1,4 @@
-"""Any Gymnasium space as text, and a codec for any environment whose spaces have one."""
+"""Codec for any environment whose observation and action spaces have a text format."""
 
 from __future__ import annotations
 
@@ -13,72 +13,84 @@ from gymnasium import spaces
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.codecs.numbers import NumberFormat, Range, Ranges
-from lrl.codecs.parts import CountsPart, JointPart, Part, PlainPart, VectorPart, WordsPart, flatten
+from lrl.codecs.space_formats import (
+    BoxFormat,
+    CompositeFormat,
+    DiscreteFormat,
+    MultiDiscreteFormat,
+    SpaceFormat,
+    TextFormat,
+    flatten,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wording:
-    """What is known of an environment beyond its spaces."""
+class EnvironmentMetadata:
+    """Information about an environment that its spaces do not contain."""
 
     description: str = ""
-    """What it is about, in a sentence or two."""
-    names: tuple[str, ...] | Callable[[Any], tuple[str, ...] | None] | None = None
-    """Of the observed dimensions; or what tells them of the environment."""
-    actions: tuple[str, ...] | None = None
-    """Words for its actions."""
-    ranges: tuple[Range, ...] | Callable[[Any], tuple[Range, ...] | None] | None = None
-    """Where its observations stay, or all that matters of them, per dimension; or what tells it of the environment."""
+    """Description of the task in one or two sentences."""
+    observation_names: tuple[str, ...] | Callable[[Any], tuple[str, ...] | None] | None = None
+    """Names of the observed dimensions, or a function that returns them for a native environment."""
+    action_names: tuple[str, ...] | None = None
+    """Names of the actions of a Discrete action space."""
+    observation_ranges: tuple[Range, ...] | Callable[[Any], tuple[Range, ...] | None] | None = None
+    """Typical ranges of the observed dimensions, or a function that returns them for a native environment."""
     has_expert: bool = False
-    """Whether it can be asked what its expert would do."""
+    """Whether an expert action is available for the environment."""
 
-    def of(self, native: gym.Env) -> Wording:
-        """The wording of one environment: names and ranges that depend on it are asked for."""
-        names = self.names(native) if callable(self.names) else self.names
-        return replace(self, names=names, ranges=self.ranges(native) if callable(self.ranges) else self.ranges)
+    def resolve(self, env: gym.Env) -> EnvironmentMetadata:
+        """Return a copy in which functions are replaced by their results for ``env``."""
+        names, ranges = self.observation_names, self.observation_ranges
+        return replace(
+            self,
+            observation_names=names(env) if callable(names) else names,
+            observation_ranges=ranges(env) if callable(ranges) else ranges,
+        )
 
 
-def part_for(
-    space: gym.Space, numbers: NumberFormat, wording: Wording, where: str, ranges: Ranges | None = None
-) -> Part:
-    """The text of a space.
+def format_for_space(
+    space: gym.Space, numbers: NumberFormat, metadata: EnvironmentMetadata, role: str, ranges: Ranges | None = None
+) -> SpaceFormat:
+    """Create the text format of a space.
 
     Args:
-        space: Discrete, MultiDiscrete, MultiBinary, Box, Text, or a Dict or Tuple of these.
-        numbers: how numbers are written.
-        wording: its words and names, where it has some.
-        where: ``observation`` or ``action``, for errors.
-        ranges: what integers stand for; None takes the bounds.
+        space: A Discrete, MultiDiscrete, MultiBinary, Box or Text space, or a Dict or Tuple of these.
+        numbers: The format of numbers.
+        metadata: Names of the observed dimensions and of the actions.
+        role: ``observation`` or ``action``, with the path of a leaf; used for names and error messages.
+        ranges: The ranges that integers represent; None selects the bounds of the space.
 
     Raises:
-        ValueError: it is another space, or the ranges do not fit it.
+        ValueError: If the space is not supported or the ranges do not match it.
     """
     if isinstance(space, spaces.Discrete):
-        return WordsPart(space, wording.actions if where == "action" else None)
+        return DiscreteFormat(space, metadata.action_names if role == "action" else None)
     if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
-        return CountsPart(space)
+        return MultiDiscreteFormat(space)
     if isinstance(space, spaces.Text):
-        return PlainPart(space)
+        return TextFormat(space)
     if isinstance(space, spaces.Box):
-        ends = _ends(space, ranges, where)
-        named = wording.names if numbers.names and where == "observation" else None
-        assert not callable(named), "the wording of one environment is that of Wording.of()"
-        whole = np.issubdtype(space.dtype, np.integer)
-        return VectorPart(space, numbers.writer(*ends, where, whole), named)
+        low, high = _bounds(space, ranges, role)
+        names = metadata.observation_names if numbers.names and role == "observation" else None
+        assert not callable(names), "resolve() has been called"
+        return BoxFormat(space, numbers.codec(low, high, role, np.issubdtype(space.dtype, np.integer)), names)
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         leaves = dict(flatten(space, space))
-        own = _ranges_by_key(ranges, leaves, where)
-        parts = {
-            path: part_for(leaf, numbers, Wording(), f"{where} {path}", own.get(path)) for path, leaf in leaves.items()
+        by_path, no_metadata = _ranges_by_path(ranges, leaves, role), EnvironmentMetadata()
+        formats = {
+            path: format_for_space(leaf, numbers, no_metadata, f"{role} {path}", by_path.get(path))
+            for path, leaf in leaves.items()
         }
-        return JointPart(space, parts)
+        return CompositeFormat(space, formats)
     raise ValueError(
-        f"the {where} space is {space}, which has no text; it must be a Discrete, MultiDiscrete, MultiBinary, Box or "
-        "Text, or a Dict or Tuple of these."
+        f"the {role} space is {space}, which is not supported; it must be a Discrete, MultiDiscrete, MultiBinary, Box "
+        "or Text, or a Dict or Tuple of these."
     )
 
 
-def _ranges_by_key(ranges: Ranges | None, leaves: Mapping[str, gym.Space], where: str) -> Mapping[str, Sequence[Range]]:
-    """The ranges of each Box of a Dict or Tuple, by its path; a single one is for all."""
+def _ranges_by_path(ranges: Ranges | None, leaves: Mapping[str, gym.Space], role: str) -> Mapping[str, Sequence[Range]]:
+    """Return the ranges of each Box in a Dict or Tuple by path; a single range applies to all."""
     boxes = [path for path, leaf in leaves.items() if isinstance(leaf, spaces.Box)]
     if ranges is None:
         return {}
@@ -86,44 +98,45 @@ def _ranges_by_key(ranges: Ranges | None, leaves: Mapping[str, gym.Space], where
         unknown = [path for path in ranges if path not in boxes]
         if unknown:
             raise ValueError(
-                f"numbers.ranges has the key {unknown[0]!r}; the {where} has numbers under {', '.join(boxes)}."
+                f"numbers.ranges has the key {unknown[0]!r}; the {role} has numbers under {', '.join(boxes)}."
             )
         return ranges
     if len(ranges) > 1:
         raise ValueError(
-            f"numbers.ranges is a list of {len(ranges)}, but the {where} has numbers under {', '.join(boxes)}; it must "
-            f"be by key, like {{{boxes[0]}: [[low, high]]}}."
+            f"numbers.ranges is a list of {len(ranges)}, but the {role} has numbers under {', '.join(boxes)}; it must "
+            f"be a mapping such as {{{boxes[0]}: [[low, high]]}}."
         )
     return dict.fromkeys(boxes, ranges)
 
 
-def _ends(space: spaces.Box, ranges: Ranges | None, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper end of every dimension, ``(dimension,)``."""
+def _bounds(space: spaces.Box, ranges: Ranges | None, role: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lower and upper bounds of all dimensions, each ``(dimension,)``."""
     if isinstance(ranges, Mapping):
         keys = ", ".join(ranges)
-        raise ValueError(
-            f"numbers.ranges has the keys {keys}; the {where} is a Box, so it must be a list without keys."
-        )
+        raise ValueError(f"numbers.ranges has the keys {keys}; the {role} is a Box, so it must be a list without keys.")
     if ranges is None:
         return space.low.ravel(), space.high.ravel()
     size = int(np.prod(space.shape))
     if len(ranges) not in (1, size):
-        raise ValueError(f"numbers.ranges has {len(ranges)} entries; the {where} has {size} dimensions.")
-    ends = np.asarray(ranges, dtype=np.float64)
-    return tuple(np.broadcast_to(ends, (size, 2)).T)  # pyright: ignore[reportReturnType]
+        raise ValueError(f"numbers.ranges has {len(ranges)} entries; the {role} has {size} dimensions.")
+    low, high = np.broadcast_to(np.asarray(ranges, dtype=np.float64), (size, 2)).T
+    return low, high
 
 
 class SpaceCodec(TextCodec):
-    """Any environment by its spaces.
+    """Codec for any environment, based on its spaces.
 
-    Observations are written inside ``<observation></observation>`` and numbers that are answered inside
-    ``<action></action>``; words and names stand alone.
+    Box observations are enclosed in ``<observation></observation>`` unless their dimensions are named. Actions that are
+    not Discrete are enclosed in ``<action></action>``.
 
     Args:
-        observation_space: native.
-        action_space: native.
-        numbers: how numbers are written.
-        wording: what is known beyond the spaces.
+        observation_space: The native observation space.
+        action_space: The native action space.
+        numbers: The format of numbers; None selects decimals.
+        metadata: What is known about the environment beyond its spaces.
+
+    Raises:
+        ValueError: If a space is not supported, or a setting of ``numbers`` does not apply to it.
     """
 
     def __init__(
@@ -131,50 +144,51 @@ class SpaceCodec(TextCodec):
         observation_space: gym.Space,
         action_space: gym.Space,
         numbers: NumberFormat | None = None,
-        wording: Wording | None = None,
+        metadata: EnvironmentMetadata | None = None,
     ) -> None:
-        self.numbers, wording = numbers or NumberFormat(), wording or Wording()
-        if callable(wording.names) or callable(wording.ranges):
-            raise TypeError("The wording's names or ranges depend on the environment; codec_for asks it for them.")
-        self._check_numbers(observation_space, wording)
-        self.has_expert = wording.has_expert
-        ranges = self.numbers.ranges or wording.ranges
-        self._observation = part_for(observation_space, self.numbers, wording, "observation", ranges)
-        self._action = part_for(action_space, self.numbers, wording, "action")
-        self._description, self._action_space = wording.description, copy.deepcopy(action_space)
-        self.tags_observations = isinstance(observation_space, spaces.Box) and not (
-            self.numbers.names and wording.names
+        self.numbers, metadata = numbers or NumberFormat(), metadata or EnvironmentMetadata()
+        names, ranges = metadata.observation_names, metadata.observation_ranges
+        if callable(names) or callable(ranges):
+            raise TypeError("The metadata depends on the environment; call its resolve() method first.")
+        self._check_numbers(observation_space, names)
+        self.has_expert = metadata.has_expert
+        self._observation = format_for_space(
+            observation_space, self.numbers, metadata, "observation", self.numbers.ranges or ranges
         )
+        self._action = format_for_space(action_space, self.numbers, metadata, "action")
+        self._description, self._action_space = metadata.description, copy.deepcopy(action_space)
+        self.tags_observations = isinstance(observation_space, spaces.Box) and not (self.numbers.names and names)
 
-    def _check_numbers(self, space: gym.Space, wording: Wording) -> None:
-        """Refuse settings that would do nothing."""
+    def _check_numbers(self, space: gym.Space, names: tuple[str, ...] | None) -> None:
+        """Raise if a setting would have no effect."""
         if self.numbers.ranges and not any(isinstance(leaf, spaces.Box) for _, leaf in flatten(space, space)):
             raise ValueError(f"numbers.ranges is set, but the observation space is {space}; it must be null.")
-        if self.numbers.names and not (isinstance(space, spaces.Box) and wording.names):
+        if self.numbers.names and not (isinstance(space, spaces.Box) and names):
             raise ValueError(
-                f"numbers.names is true, but no names are known of the observed numbers, {space}; it must be false."
+                f"numbers.names is true, but the dimensions of {space} have no known names; it must be false."
             )
 
     @property
     def description(self) -> str:
-        """What is known of the environment, and what an action looks like."""
-        texts = self._action.texts
-        form = self._action.about if texts is not None else f"{self._action.about}, inside <action></action>"
+        """Description of the task and the format of actions."""
+        form = self._action.description
+        if self._action.texts is None:
+            form += ", inside <action></action>"
         return f"{self._description} Actions: {form}.".lstrip()
 
     @property
     def action_texts(self) -> tuple[str, ...] | None:
-        """Of a Discrete action space."""
+        """Texts of all actions of a Discrete action space; None for any other space."""
         return self._action.texts
 
     def random_action_text(self, uniform: float) -> str:
-        """As Gymnasium samples the space: uniform where it is bounded."""
+        """Return the text of a sample of the action space, with a seed derived from ``uniform``."""
         self._action_space.seed(int(uniform * 2**32))
         return self.action_to_text(self._action_space.sample())
 
     @property
-    def idle_action_text(self) -> str:
-        """The first action, or zero, or what is nearest to it in the space."""
+    def default_action_text(self) -> str:
+        """Text of the first action, of zero clipped to a Box, or of a fixed sample of any other space."""
         if self._action.texts is not None:
             return self._action.texts[0]
         if not isinstance(self._action_space, spaces.Box):
@@ -183,19 +197,23 @@ class SpaceCodec(TextCodec):
         return self.action_to_text(np.clip(zero, self._action_space.low, self._action_space.high))
 
     def observation_to_text(self, observation: Any, context: Any = None) -> str:
-        """Write all of it."""
-        text = self._observation.write(observation)
+        """Convert an element of the observation space to text."""
+        text = self._observation.encode(observation)
         return f"<observation>{text}</observation>" if self.tags_observations else text
 
     def text_to_action(self, text: str) -> Any:
-        """Read a word, or what stands in the tags."""
+        """Parse the name of a Discrete action, or the text inside the action tags.
+
+        Raises:
+            InvalidActionError: If ``text`` is not a legal action.
+        """
         if self._action.texts is None:
             if not (text.startswith("<action>") and text.endswith("</action>") and len(text) >= 17):
                 raise InvalidActionError("the action must stand inside <action></action>")
             text = text[8:-9]
-        return self._action.read(text)
+        return self._action.decode(text)
 
     def action_to_text(self, action: Any) -> str:
-        """A word, or numbers in their tags."""
-        text = self._action.write(action)
+        """Convert an action to its name, or to text inside the action tags."""
+        text = self._action.encode(action)
         return text if self._action.texts is not None else f"<action>{text}</action>"

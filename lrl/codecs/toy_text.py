@@ -1,15 +1,14 @@
-"""Gymnasium's toy texts whose states are numbers that say nothing: Taxi and CliffWalking."""
+"""Codecs for Gymnasium's Taxi and CliffWalking, whose native observations are state indices."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, SupportsInt
 
-from lrl.codecs.codec import TextCodec
-from lrl.codecs.words import word_index
+from lrl.codecs.codec import NamedActionsCodec
 
 
-class TaxiCodec(TextCodec):
-    """``taxi at row 2 column 3, passenger at red, destination green``; six actions."""
+class TaxiCodec(NamedActionsCodec):
+    """Codec for Taxi, with observations such as ``taxi at row 2 column 3, passenger at red, destination green``."""
 
     has_expert = True
     _actions = ("south", "north", "east", "west", "pick up", "drop off")
@@ -21,62 +20,36 @@ class TaxiCodec(TextCodec):
 
     @property
     def description(self) -> str:
-        """The grid, its walls and the actions."""
+        """Grid, walls and actions."""
         return (
             f"Drive the taxi on a grid of 5 x 5: pick the passenger up and drop them off at their destination. Of the "
             f"places, {self._corners}. {self._walls} Actions: {', '.join(self._actions)}."
         )
 
-    @property
-    def action_texts(self) -> tuple[str, ...]:
-        """In the order of the action space."""
-        return self._actions
-
-    def observation_to_text(self, observation: Any, context: Any = None) -> str:
-        """The state's four parts."""
+    def observation_to_text(self, observation: SupportsInt, context: Any = None) -> str:
+        """Describe the positions of the taxi and the passenger, and the destination, of a state index."""
         rest, destination = divmod(int(observation), 4)
         rest, passenger = divmod(rest, 5)
         row, column = divmod(rest, 5)
         where = "in the taxi" if passenger == 4 else f"at {self._places[passenger]}"
         return f"taxi at row {row} column {column}, passenger {where}, destination {self._places[destination]}"
 
-    def text_to_action(self, text: str) -> int:
-        """By the very words."""
-        return word_index(text, self._actions)
 
-    def action_to_text(self, action: Any) -> str:
-        """The action's words."""
-        return self._actions[int(action)]
-
-
-class CliffWalkingCodec(TextCodec):
-    """``row 3 column 0``; four actions."""
+class CliffWalkingCodec(NamedActionsCodec):
+    """Codec for CliffWalking, with observations such as ``row 3 column 0``."""
 
     has_expert = True
     _actions = ("UP", "RIGHT", "DOWN", "LEFT")
 
     @property
     def description(self) -> str:
-        """The grid and the actions."""
+        """Grid, cliff and actions."""
         return (
             "Walk on a grid of 4 rows and 12 columns from row 3 column 0 to row 3 column 11. Between them in row 3 "
             f"is a cliff: who steps into it starts again. Actions: {', '.join(self._actions)}."
         )
 
-    @property
-    def action_texts(self) -> tuple[str, ...]:
-        """In the order of the action space."""
-        return self._actions
-
-    def observation_to_text(self, observation: Any, context: Any = None) -> str:
-        """The cell."""
+    def observation_to_text(self, observation: SupportsInt, context: Any = None) -> str:
+        """Describe the row and column of a state index."""
         row, column = divmod(int(observation), 12)
         return f"row {row} column {column}"
-
-    def text_to_action(self, text: str) -> int:
-        """By the very word."""
-        return word_index(text, self._actions)
-
-    def action_to_text(self, action: Any) -> str:
-        """The action's word."""
-        return self._actions[int(action)]

@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lrl.codecs.numbers import Range, Ranges
-from lrl.codecs.parts import flatten
+from lrl.codecs.space_formats import flatten
 from lrl.data.minari_storage import DatasetReader
 
 

@@ -131,7 +131,7 @@ class TextEnv(gym.Wrapper):
         if thought is None or self.codec.action_texts is None:
             return {}
         taken = None if native_action is None else self.codec.action_to_text(native_action)
-        return {"reasoning_agrees": taken is not None and self.codec.mentioned_action(thought) == taken}
+        return {"reasoning_agrees": taken is not None and self.codec.last_mentioned_action(thought) == taken}
 
     def _show(self, observation: Any) -> str:
         self._text = self.codec.observation_to_text(observation, self._context)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lrl.codecs.codec import InvalidActionError
-from lrl.codecs.grid import Desc, FrozenLakeCodec, desc_of, draw
+from lrl.codecs.grid import Desc, FrozenLakeCodec, get_desc, render_map
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.tabular import TransitionTable, optimal_q, optimal_success, reachable_states, success_probability
 from lrl.evaluation.episodes import sampling_at
@@ -166,7 +166,7 @@ def lakes_of(envs: EnvFactory, num_maps: int = 1, seed: int = 10_000) -> list[La
     misses = 0
     while len(lakes) < num_maps and misses < _PATIENCE:
         native.reset(seed=seed)
-        seed, desc = seed + 1, desc_of(native)
+        seed, desc = seed + 1, get_desc(native)
         misses = misses + 1 if desc in lakes else 0
         if desc not in lakes:
             table = TransitionTable.of(native.unwrapped.P)  # pyright: ignore[reportAttributeAccessIssue]
@@ -188,7 +188,7 @@ def exact_evaluation(
         seed: of the answers.
     """
     states = [(number, state) for number, lake in enumerate(lakes) for state in lake.states]
-    texts = [draw(state, lakes[number].desc) for number, state in states]
+    texts = [render_map(state, lakes[number].desc) for number, state in states]
     actions = _ask(policy, [text for text in texts for _ in range(samples)], sampling, samples, seed)
     decisions = [np.zeros((lake.table.num_states, lake.table.num_actions)) for lake in lakes]
     for place, action in enumerate(actions):

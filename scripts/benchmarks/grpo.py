@@ -22,7 +22,7 @@ from benchmarks.timing import Comparison, alternate, finish, quiet
 from lrl.algorithms.grpo import GRPOModule
 from lrl.callbacks.collect import VectorEnvRollouts
 from lrl.codecs.codec import TextCodec
-from lrl.codecs.grid import FrozenLakeCodec, draw
+from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.frozen_lake.maps import named_map
 from lrl.envs.prompt_env import PromptEnvs
@@ -51,14 +51,14 @@ class States(RowSource):
 
     def rows(self) -> list[Row]:
         """One row per state; nobody looks at the values."""
-        texts = [draw(state, named_map("4x4")) for state in range(self.num_prompts)]
+        texts = [render_map(state, named_map("4x4")) for state in range(self.num_prompts)]
         texts = [text.splitlines()[0] for text in texts] if self.tokens < 100 else texts
         return [Row(observation=text, q_values=(1.0, 0.0, 0.0, 0.0), action=0) for text in texts]
 
     def prompt(self) -> PromptTemplate:
         """The template: the end token ends an answer, so that neither side needs a stop of its own."""
         system = THINK.instruction if self.tokens < 100 else f"{self.codec.description} {THINK.instruction}"
-        example = PastTurn(draw(0, named_map("4x4")), THINK.render("DOWN", "I look around, then I decide."))
+        example = PastTurn(render_map(0, named_map("4x4")), THINK.render("DOWN", "I look around, then I decide."))
         examples = (example,) * max(0, round((self.tokens - 105) / 49))
         return PromptTemplate(response_format="direct", system=system, examples=examples)
 

@@ -20,7 +20,7 @@ from benchmarks.timing import Comparison, alternate, finish, quiet
 
 from lrl.algorithms.sft import SFTModule
 from lrl.codecs.codec import TextCodec
-from lrl.codecs.grid import FrozenLakeCodec, draw
+from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.data.demonstrations.data_module import Demonstrations, DemonstrationsDataModule, as_batch
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.language_model import LanguageModelConfig
@@ -48,7 +48,7 @@ class Lakes(Demonstrations):
     def _turn(self, rng: np.random.Generator, codec: TextCodec) -> Demonstration:
         size = int(rng.integers(2, 11))
         cells = ["".join(rng.choice(["F", "F", "F", "H"], size)) for _ in range(size)]
-        text, action = draw(int(rng.integers(size * size)), cells), codec.action_to_text(int(rng.integers(4)))
+        text, action = render_map(int(rng.integers(size * size)), cells), codec.action_to_text(int(rng.integers(4)))
         return Demonstration(text, THINK.render(action, f"I see {text.splitlines()[0]}, I choose"))
 
 

@@ -7,14 +7,14 @@ import torch
 from settings import made
 from tiny_runs import FLOAT64, demonstrations, grpo, make_trainer, rollout_data, save_tiny_model, sft
 
-from lrl.codecs.grid import draw
+from lrl.codecs.grid import render_map
 from lrl.data.demonstrations.data_module import DemonstrationsDataModule, JsonlDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.language_model import LanguageModelConfig, LoRAConfig
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts.template import PromptTemplate
 
-START = draw(0, ("SFFF", "FHFH", "FFFH", "HFFG"))
+START = render_map(0, ("SFFF", "FHFH", "FFFH", "HFFG"))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""BabyAI in words."""
+"""Tests of the BabyAI codec."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lrl.codecs import babyai
-from lrl.codecs.babyai import BabyAICodec, sentences
+from lrl.codecs.babyai import BabyAICodec, describe_view
 from lrl.codecs.codec import InvalidActionError
 from lrl.codecs.registry import codec_for
 from lrl.prompts.response_format import RESPONSE_FORMATS
@@ -23,7 +23,7 @@ PLAIN = {"?": (0, 0, 0), ".": (1, 0, 0), "A": (1, 0, 0), "#": (2, 5, 0)}
 
 
 class Scene(NamedTuple):
-    """A view and what must be said of it."""
+    """A view and its expected sentences."""
 
     name: str
     image: np.ndarray
@@ -56,10 +56,10 @@ SCENES = [scene(part) for part in GOLDEN.read_text().split("\n= ")[1:]]
 
 @pytest.mark.parametrize("scene", SCENES, ids=[scene.name for scene in SCENES])
 def test_golden_scene(scene: Scene) -> None:
-    assert sentences(scene.image) == scene.sentences
+    assert describe_view(scene.image) == scene.sentences
 
 
-def test_there_are_at_least_forty_golden_scenes_and_they_use_every_colour_thing_and_state() -> None:
+def test_at_least_forty_golden_scenes_cover_all_colours_objects_and_states() -> None:
     assert len(SCENES) >= 40
     said = "\n".join(sentence for scene in SCENES for sentence in scene.sentences)
     for word in (*babyai.COLORS, "key", "ball", "box", *babyai.DOOR_STATES):
@@ -68,7 +68,7 @@ def test_there_are_at_least_forty_golden_scenes_and_they_use_every_colour_thing_
         assert f"You see a wall {steps} forward" in said
 
 
-def test_minigrid_numbers_colours_objects_and_states_as_we_do() -> None:
+def test_colours_objects_and_states_have_the_indices_of_minigrid() -> None:
     from minigrid.core import constants
 
     assert {name: index for index, name in enumerate(babyai.COLORS)} == constants.COLOR_TO_IDX
@@ -93,39 +93,39 @@ def test_every_action_text_is_read_back_exactly() -> None:
 @pytest.mark.parametrize(
     "text", ["", "Turn left", "turn  left", " drop", "DROP", "left", "0", "done", "drop.", "ｄｒｏｐ"]
 )
-def test_anything_else_is_an_invalid_action_with_the_valid_ones_as_reason(text: str) -> None:
+def test_any_other_text_raises_an_error_that_lists_the_legal_actions(text: str) -> None:
     with pytest.raises(InvalidActionError, match="turn left, turn right, go forward, pick up, drop, toggle"):
         BabyAICodec().text_to_action(text)
 
 
-def test_no_text_raises_anything_but_an_invalid_action() -> None:
+def test_random_text_raises_only_invalid_action_errors() -> None:
     rng, codec = random.Random(0), BabyAICodec()
     for _ in range(2000):
         text = "".join(chr(rng.randrange(0x110000)) for _ in range(rng.randrange(20)))
         for form in RESPONSE_FORMATS.values():
-            for answer in (text, form.render(text), form.render("drop", text)):
+            for response in (text, form.render(text), form.render("drop", text)):
                 try:
-                    assert codec.text_to_action(form.extract(answer)) in range(6)
+                    assert codec.text_to_action(form.extract(response)) in range(6)
                 except InvalidActionError as error:
                     assert str(error)
 
 
-def test_every_level_of_minigrid_is_found_through_its_class_but_only_ours_have_an_expert() -> None:
+def test_levels_of_minigrid_use_the_codec_and_have_no_expert() -> None:
     codec = codec_for(gym.make("minigrid:MiniGrid-Empty-5x5-v0", disable_env_checker=True))
     assert isinstance(codec, BabyAICodec) and not codec.has_expert
 
 
-def test_an_image_of_another_size_or_with_an_unknown_cell_is_named() -> None:
+def test_images_with_a_wrong_shape_or_an_unknown_cell_raise() -> None:
     with pytest.raises(ValueError, match=r"observation.image has shape \(5, 5, 3\); it must be \(7, 7, 3\)"):
-        sentences(np.zeros((5, 5, 3), dtype=np.uint8))
+        describe_view(np.zeros((5, 5, 3), dtype=np.uint8))
     image = np.ones((7, 7, 3), dtype=np.uint8)
     image[2, 2] = 77, 0, 0
-    with pytest.raises(ValueError, match=r"holds the cell \[77, 0, 0\]"):
-        sentences(image)
+    with pytest.raises(ValueError, match=r"contains the cell \[77, 0, 0\]"):
+        describe_view(image)
 
 
 @pytest.mark.parametrize(
-    ("lines", "gist"),
+    ("lines", "summary"),
     [
         (
             ["Goal: go to the red ball", "You see a red ball 2 steps left and 1 step forward"],
@@ -146,6 +146,6 @@ def test_an_image_of_another_size_or_with_an_unknown_cell_is_named() -> None:
         (["Goal: put a ball next to a key", "You carry a blue ball"], "carry ball"),
     ],
 )
-def test_the_gist_is_where_the_goal_is(lines, gist):
-    assert BabyAICodec().gist("\n".join(lines)) == gist
-    assert len(gist.split()) <= 7
+def test_summary_is_the_position_of_the_goal_object(lines, summary):
+    assert BabyAICodec().summary("\n".join(lines)) == summary
+    assert len(summary.split()) <= 7

@@ -1,4 +1,4 @@
-"""Which codec is found."""
+"""Tests of the codec registry."""
 
 import gymnasium as gym
 import pytest
@@ -8,17 +8,17 @@ from lrl.codecs.registry import codec_for
 
 
 @pytest.mark.parametrize("env_id", ["FrozenLake-v1", "FrozenLake8x8-v1"])
-def test_frozen_lake_is_found_through_its_class(env_id: str) -> None:
+def test_the_codec_of_frozen_lake_is_found_by_class(env_id: str) -> None:
     assert isinstance(codec_for(gym.make(env_id)), FrozenLakeCodec)
 
 
-def test_an_environment_without_a_codec_of_its_own_is_told_by_its_spaces() -> None:
+def test_an_unregistered_environment_gets_a_space_codec() -> None:
     codec = codec_for(gym.make("Blackjack-v1"))
     assert codec.observation_to_text((14, 10, 0)) == "0: 14\n1: 10\n2: 0"
     assert codec.action_texts == ("0", "1")
 
 
-def test_a_space_without_text_is_one_error_that_names_environment_and_space() -> None:
+def test_an_unsupported_space_raises_with_environment_and_space() -> None:
     class Odd(gym.Env):
         observation_space = gym.spaces.Graph(gym.spaces.Discrete(2), None)
         action_space = gym.spaces.Discrete(2)

@@ -1,4 +1,4 @@
-"""Any space as text."""
+"""Tests of the codec for arbitrary spaces."""
 
 import random
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lrl.codecs.codec import InvalidActionError
 from lrl.codecs.numbers import NumberFormat
-from lrl.codecs.spaces import SpaceCodec, Wording
+from lrl.codecs.spaces import EnvironmentMetadata, SpaceCodec
 
 BOX = spaces.Box(-2.0, 2.0, (2, 3), np.float32)
 JOINT = spaces.Dict({"move": spaces.Discrete(3, start=1), "by": spaces.Box(0.0, 1.0, (2,))})
@@ -27,13 +27,13 @@ SPACES = [
     spaces.Tuple((spaces.Discrete(2), spaces.Tuple((spaces.MultiBinary(2), spaces.Discrete(3))))),
 ]
 INTEGERS = NumberFormat(kind="integers")
-WHOLE = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
+INTEGER_DTYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 
 
 @st.composite
-def whole_boxes(draw, widest=None):
-    """A Box of one dimension of some integer dtype, with an element of it."""
-    dtype = draw(st.sampled_from(WHOLE))
+def integer_boxes(draw, widest=None):
+    """Generate a one-dimensional Box of an integer dtype and an element of it."""
+    dtype = draw(st.sampled_from(INTEGER_DTYPES))
     least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
     low = draw(st.integers(least, most - 1))
     high = draw(st.integers(low + 1, most if widest is None else min(most, low + widest)))
@@ -41,7 +41,7 @@ def whole_boxes(draw, widest=None):
     return space, np.array([draw(st.integers(low, high))], dtype)
 
 
-def read_back(space, value, numbers=None):
+def round_trip(space, value, numbers=None):
     codec = SpaceCodec(spaces.Discrete(2), space, numbers)
     back = codec.text_to_action(codec.action_to_text(value))
     assert back.dtype == space.dtype and space.contains(back)
@@ -58,7 +58,7 @@ def same(a, b, atol):
 
 @pytest.mark.parametrize("numbers", [None, INTEGERS], ids=["decimals", "integers"])
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_an_action_is_read_back_from_its_text(space, numbers):
+def test_a_round_trip_of_actions(space, numbers):
     codec = SpaceCodec(spaces.Discrete(2), space, numbers)
     space.seed(0)
     for _ in range(50):
@@ -68,41 +68,43 @@ def test_an_action_is_read_back_from_its_text(space, numbers):
 
 
 @settings(deadline=None)
-@given(whole_boxes())
-def test_decimals_of_any_integer_box_are_read_back_exactly(pair):
+@given(integer_boxes())
+def test_decimals_of_integer_boxes_are_exact(pair):
     space, value = pair
     for end in (space.low, value, space.high):
-        assert read_back(space, end) == read_back(space, end, NumberFormat(precision=0)) == int(end[0])
+        assert round_trip(space, end) == round_trip(space, end, NumberFormat(precision=0)) == int(end[0])
 
 
 @settings(deadline=None)
-@given(whole_boxes(widest=999))
-def test_integers_of_an_integer_box_of_up_to_a_thousand_numbers_are_read_back_exactly(pair):
-    assert read_back(*pair, INTEGERS) == int(pair[1][0])
+@given(integer_boxes(widest=999))
+def test_bins_of_integer_boxes_with_up_to_a_thousand_values_are_exact(pair):
+    assert round_trip(*pair, INTEGERS) == int(pair[1][0])
 
 
 @settings(deadline=None)
-@given(whole_boxes())
-def test_integers_of_a_wider_integer_box_are_read_back_to_half_a_bin_and_its_ends_exactly(pair):
+@given(integer_boxes())
+def test_bins_of_wider_integer_boxes_are_exact_to_half_a_bin_and_at_the_bounds(pair):
     space, value = pair
     low, high = int(space.low[0]), int(space.high[0])
-    assert abs(read_back(space, value, INTEGERS) - int(value[0])) <= (high - low) / 999 / 2 * (1 + 1e-9) + 0.5
-    assert (read_back(space, space.low, INTEGERS), read_back(space, space.high, INTEGERS)) == (low, high)
+    assert abs(round_trip(space, value, INTEGERS) - int(value[0])) <= (high - low) / 999 / 2 * (1 + 1e-9) + 0.5
+    assert (round_trip(space, space.low, INTEGERS), round_trip(space, space.high, INTEGERS)) == (low, high)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_everything_that_is_observed_has_a_text(space):
+def test_different_observations_have_different_texts(space):
     codec = SpaceCodec(space, spaces.Discrete(2))
     assert len({codec.observation_to_text(space.sample()) for _ in range(50)}) > 1
 
 
-def test_observations_and_actions_are_written_as_by_hand():
-    wording = Wording(description="A cart.", names=("position", "speed"), actions=("left", "right"))
+def test_texts_match_hand_written_ones():
+    metadata = EnvironmentMetadata(
+        description="A cart.", observation_names=("position", "speed"), action_names=("left", "right")
+    )
     space = spaces.Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, np.inf], np.float32))
-    codec = SpaceCodec(space, spaces.Discrete(2), NumberFormat(precision=2), wording)
+    codec = SpaceCodec(space, spaces.Discrete(2), NumberFormat(precision=2), metadata)
     assert codec.observation_to_text([0.125, 3]) == "<observation>0.12,3.00</observation>"
     assert codec.description == "A cart. Actions: left, right."
-    named = SpaceCodec(space, spaces.Discrete(2), NumberFormat(precision=2, names=True), wording)
+    named = SpaceCodec(space, spaces.Discrete(2), NumberFormat(precision=2, names=True), metadata)
     assert named.observation_to_text([0.125, 3]) == "position 0.12\nspeed 3.00"
     ranged = NumberFormat(kind="integers", ranges=[(-1.0, 1.0), (0.0, 10.0)])
     assert (
@@ -126,12 +128,12 @@ def test_observations_and_actions_are_written_as_by_hand():
         (spaces.Text(3), "<action>abcd</action>", "too long"),
     ],
 )
-def test_what_is_no_action_is_refused_with_the_reason(space, text, reason):
+def test_illegal_actions_raise_with_a_reason(space, text, reason):
     with pytest.raises(InvalidActionError, match=reason):
         SpaceCodec(spaces.Discrete(2), space).text_to_action(text)
 
 
-def test_parsing_survives_a_hundred_thousand_random_strings():
+def test_a_hundred_thousand_random_strings_raise_only_invalid_action_errors():
     rng = random.Random(0)
     alphabet = "0123456789.,-+ \n<>/actionmoveby:²١１_eEnaif\x00é漢🙂\ud800"
     codecs = [SpaceCodec(spaces.Discrete(2), space, numbers) for space in SPACES for numbers in (None, INTEGERS)]
@@ -147,17 +149,17 @@ def test_parsing_survives_a_hundred_thousand_random_strings():
     assert 0 < legal < 10_000
 
 
-def test_a_space_without_text_is_named():
-    with pytest.raises(ValueError, match=r"the action space is Sequence.*which has no text"):
+def test_an_unsupported_space_raises():
+    with pytest.raises(ValueError, match=r"the action space is Sequence.*which is not supported"):
         SpaceCodec(spaces.Discrete(2), spaces.Sequence(spaces.Discrete(2)))
 
 
-def test_ranges_must_fit_the_dimensions():
+def test_a_wrong_number_of_ranges_raises():
     with pytest.raises(ValueError, match="numbers.ranges has 3 entries; the observation has 6"):
         SpaceCodec(BOX, spaces.Discrete(2), NumberFormat(kind="integers", ranges=[(0.0, 1.0)] * 3))
 
 
-def test_ranges_of_a_dict_or_a_tuple_are_given_by_key():
+def test_ranges_of_a_dict_or_tuple_are_given_by_path():
     box = spaces.Box(-np.inf, np.inf, (2,))
     body = spaces.Dict({"position": box, "speed": spaces.Tuple((box, box)), "count": spaces.Discrete(3)})
     ranges = {"position": [(-1.0, 1.0), (0.0, 10.0)], "speed.0": [(0.0, 999.0)], "speed.1": [(0.0, 99.9)]}
@@ -166,7 +168,7 @@ def test_ranges_of_a_dict_or_a_tuple_are_given_by_key():
     assert codec.observation_to_text(seen) == "count: 2\nposition: 500,500\nspeed.0: 1,2\nspeed.1: 10,20"
 
 
-def test_one_range_is_for_all_numbers_of_a_dict_and_a_key_that_is_left_out_takes_the_bounds():
+def test_a_single_range_applies_to_all_leaves_and_missing_keys_use_the_bounds():
     space = spaces.Dict({"a": spaces.Box(0.0, 999.0, (1,)), "b": spaces.Box(0.0, 99.9, (1,))})
     seen = {"a": [7.0], "b": [7.0]}
 
@@ -187,30 +189,30 @@ DICT = spaces.Dict({"a": spaces.Box(-np.inf, np.inf, (2,)), "b": spaces.Discrete
     [
         (DICT, {"c": [(0.0, 1.0)]}, "numbers.ranges has the key 'c'; the observation has numbers under a"),
         (DICT, {"b": [(0.0, 1.0)]}, "numbers.ranges has the key 'b'"),
-        (DICT, [(0.0, 1.0)] * 2, r"is a list of 2, .*; it must be by key, like \{a: \[\[low, high\]\]\}"),
+        (DICT, [(0.0, 1.0)] * 2, r"is a list of 2, .*; it must be a mapping such as \{a: \[\[low, high\]\]\}"),
         (DICT, {"a": [(0.0, 1.0)] * 3}, "numbers.ranges has 3 entries; the observation a has 2 dimensions"),
-        (DICT, None, r"observation a: dimension 0 goes from -inf to inf.*give numbers.ranges, \{a: one \[low, high\]"),
+        (DICT, None, r"observation a: dimension 0 goes from -inf to inf.*set numbers.ranges to \{a: one \[low, high\]"),
         (BOX, {"a": [(0.0, 1.0)]}, "numbers.ranges has the keys a; the observation is a Box"),
         (spaces.Discrete(3), [(0.0, 1.0)], "numbers.ranges is set, but the observation space is Discrete"),
     ],
 )
-def test_ranges_that_do_not_fit_the_space_are_one_sentence(space, ranges, sentence):
+def test_ranges_that_do_not_match_the_space_raise(space, ranges, sentence):
     with pytest.raises(ValueError, match=sentence):
         SpaceCodec(space, spaces.Discrete(2), NumberFormat(kind="integers", ranges=ranges))
 
 
 @pytest.mark.parametrize("space", [BOX, DICT, spaces.Discrete(3)], ids=["Box", "Dict", "Discrete"])
-def test_names_that_nobody_knows_are_refused(space):
-    with pytest.raises(ValueError, match="numbers.names is true, but no names are known of .*; it must be false"):
+def test_unknown_names_raise(space):
+    with pytest.raises(ValueError, match="numbers.names is true, but the dimensions of .* have no known names"):
         SpaceCodec(space, spaces.Discrete(2), NumberFormat(names=True))
 
 
-def test_words_must_be_as_many_as_actions():
-    with pytest.raises(ValueError, match="there must be 2 different ones"):
-        SpaceCodec(spaces.Discrete(2), spaces.Discrete(2), None, Wording(actions=("left",)))
+def test_a_wrong_number_of_action_names_raises():
+    with pytest.raises(ValueError, match="there must be 2 different names"):
+        SpaceCodec(spaces.Discrete(2), spaces.Discrete(2), None, EnvironmentMetadata(action_names=("left",)))
 
 
-def test_the_bounds_of_a_space_go_through():
+def test_bounds_and_non_finite_observations_are_encoded():
     space = gym.make("CartPole-v1").observation_space
     for numbers in (NumberFormat(), NumberFormat(kind="integers", ranges=[(-1.0, 1.0)])):
         codec = SpaceCodec(space, spaces.Discrete(2), numbers)

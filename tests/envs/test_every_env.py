@@ -133,5 +133,5 @@ def test_a_vector_is_told_without_new_code_and_settings_reach_it():
 
 
 def test_words_have_no_number_format():
-    with pytest.raises(ValueError, match="env.numbers is set, but FrozenLake-v1 is told in words"):
+    with pytest.raises(ValueError, match="env.numbers is set, but FrozenLake-v1 is described in words"):
         _ = GymnasiumEnvs("FrozenLake-v1", numbers=NumberFormat()).codec

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from lrl.codecs.grid import FrozenLakeCodec, draw
+from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.codecs.registry import codec_for
 from lrl.envs.native import NativeEnv
 from lrl.envs.text import TextEnv
@@ -26,7 +26,7 @@ def test_text_transitions_equal_the_native_ones() -> None:
         shown, _ = text.reset(seed=seed)
         ended = False
         while not ended:
-            assert shown == draw(state, MAP)
+            assert shown == render_map(state, MAP)
             action = int(rng.integers(4))
             state, reward, terminated, truncated, _ = native.step(action)
             shown, *outcome, info = text.step(FrozenLakeCodec().action_to_text(action))

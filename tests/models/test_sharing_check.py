@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_runs import batch_of, grpo, make_trainer, rollout_data, save_tiny_model, text_policy
 
-from lrl.codecs.grid import FrozenLakeCodec, draw
+from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.models.attention import in_float32, is_exact, is_sound
 from lrl.models.forward import logits_of
 from lrl.models.language_model import LanguageModel, LanguageModelConfig, LoRAConfig
@@ -21,7 +21,7 @@ from lrl.types import RandomKeys
 LOUD = {"num_hidden_layers": 8, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 LOUD |= {"num_attention_heads": 4, "num_key_value_heads": 4}
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
-OBSERVATIONS = [draw(state, MAP) for state in (0, 1, 4, 9) for _ in range(6)]
+OBSERVATIONS = [render_map(state, MAP) for state in (0, 1, 4, 9) for _ in range(6)]
 KEYS = RandomKeys(seed=0, purpose="test", collection=0, env=np.arange(24), turn=np.zeros(24, dtype=np.int64))
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny_runs import batch_of, save_tiny_model
 
-from lrl.codecs.grid import FrozenLakeCodec, draw
+from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
@@ -16,7 +16,7 @@ from lrl.prompts.template import PromptTemplate
 from lrl.types import PastTurn, RandomKeys, SamplingConfig
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
-OBSERVATIONS = [draw(state, MAP) for state in (0, 1, 0, 4, 0, 9)]
+OBSERVATIONS = [render_map(state, MAP) for state in (0, 1, 0, 4, 0, 9)]
 LONG = " ".join("0123" * 6)
 """A system text with which prompts begin with so many equal tokens that these are computed apart."""
 
@@ -288,7 +288,7 @@ def test_prompts_of_like_length_are_computed_together_and_nothing_changes(folder
 def test_each_group_is_as_wide_as_its_longest_prompt(folder, monkeypatch):
     memory = [(), (), (PastTurn("0 1 2 3", "LEFT"),), (PastTurn("0 1 2 3", "LEFT"),)]
     policy = ready(folder, history=1, length_groups=2)
-    decisions = act(policy, [draw(state, MAP) for state in (0, 1, 4, 9)], memory=memory)
+    decisions = act(policy, [render_map(state, MAP) for state in (0, 1, 4, 9)], memory=memory)
     shapes = watch(policy, monkeypatch)
     policy.evaluate(batch_of(decisions))
     (short, *_), (long, *_) = shapes

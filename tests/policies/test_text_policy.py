@@ -8,14 +8,14 @@ import pytest
 import torch
 from tiny_runs import save_tiny_model, text_policy
 
-from lrl.codecs.grid import FrozenLakeCodec, draw
+from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.language_model import LoRAConfig
 from lrl.rollouts.episodes import CollectionPlan, Collector
 from lrl.types import PastTurn, RandomKeys, SamplingConfig, TurnBatch
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
-OBSERVATIONS = [draw(state, MAP) for state in (0, 1, 0, 4, 0, 1)]
+OBSERVATIONS = [render_map(state, MAP) for state in (0, 1, 0, 4, 0, 1)]
 
 
 @pytest.fixture(scope="session")

@@ -69,7 +69,7 @@ class Reasoning:
     def answer(self, policy: TextPolicy, codec: TextCodec, observation: str, action_text: str, draw: int) -> str:
         """An answer in the policy's format; ``draw`` picks the text."""
         thought = self.texts[draw % len(self.texts)].replace("{action}", action_text)
-        return policy.write(action_text, thought.replace("{seen}", codec.gist(observation)))
+        return policy.write(action_text, thought.replace("{seen}", codec.summary(observation)))
 
 
 class ExpertDemonstrations(Demonstrations):

@@ -35,7 +35,7 @@ from minigrid.envs.babyai.core.verifier import (
 )
 from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError
 
-from lrl.codecs.babyai import COLORS, VIEW
+from lrl.codecs.babyai import COLORS, VIEW_SIZE
 from lrl.envs.babyai.placement import draw_agent_first, draw_agent_last
 from lrl.envs.babyai.view import view
 
@@ -96,7 +96,7 @@ class LocalLevel(RoomGridLevel):
         self.action_space = spaces.Discrete(6)
         self.observation_space = spaces.Dict(
             {
-                "image": spaces.Box(0, 255, (VIEW, VIEW, 3), np.uint8),
+                "image": spaces.Box(0, 255, (VIEW_SIZE, VIEW_SIZE, 3), np.uint8),
                 "direction": spaces.Discrete(4),
                 "mission": spaces.Text(max_length=128, charset=_MISSION_LETTERS),
             }

@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from lrl.codecs.babyai import VIEW
+from lrl.codecs.babyai import VIEW_SIZE
 
 FORWARD = ((1, 0), (0, 1), (-1, 0), (0, -1))
 """Where directions 0 to 3 lead, in columns and rows."""
 
 _EMPTY, _WALL = bytes((1, 0, 0)), bytes((2, 5, 0))
-_MIDDLE, _LAST = VIEW // 2, VIEW - 1
-_ALL = (1 << VIEW) - 1
+_MIDDLE, _LAST = VIEW_SIZE // 2, VIEW_SIZE - 1
+_ALL = (1 << VIEW_SIZE) - 1
 
 
 def _offsets(forward: tuple[int, int]) -> list[list[tuple[int, int]]]:
     """World offsets of the cells of each row, near to far; a row runs from left to right."""
     (fx, fy), (rx, ry) = forward, (-forward[1], forward[0])
-    sides = range(-_MIDDLE, VIEW - _MIDDLE)
-    return [[(ahead * fx + side * rx, ahead * fy + side * ry) for side in sides] for ahead in range(VIEW)]
+    sides = range(-_MIDDLE, VIEW_SIZE - _MIDDLE)
+    return [[(ahead * fx + side * rx, ahead * fy + side * ry) for side in sides] for ahead in range(VIEW_SIZE)]
 
 
 _OFFSETS = [_offsets(forward) for forward in FORWARD]
@@ -35,7 +35,7 @@ def view(env: Any) -> np.ndarray:
     """``obs["image"]`` of a MiniGrid environment with 7 cells to see and opaque walls, uint8 ``(7, 7, 3)``."""
     grid, x, y = env.grid, int(env.agent_pos[0]), int(env.agent_pos[1])
     width, height, things = grid.width, grid.height, grid.grid
-    image = bytearray(VIEW * VIEW * 3)
+    image = bytearray(VIEW_SIZE * VIEW_SIZE * 3)
     seen = 1 << _MIDDLE
     for ahead, offsets in enumerate(_OFFSETS[env.agent_dir]):
         row = [
@@ -45,12 +45,12 @@ def view(env: Any) -> np.ndarray:
         seen, through = _look_along(row, seen)
         for side, thing in enumerate(row):
             if seen >> side & 1:
-                start = 3 * (side * VIEW + _LAST - ahead)
+                start = 3 * (side * VIEW_SIZE + _LAST - ahead)
                 image[start : start + 3] = _encoded(thing)
         seen = (through | through << 1 | through >> 1) & _ALL
-    held = 3 * (_MIDDLE * VIEW + _LAST)
+    held = 3 * (_MIDDLE * VIEW_SIZE + _LAST)
     image[held : held + 3] = _encoded(env.carrying)
-    return np.frombuffer(image, dtype=np.uint8).reshape(VIEW, VIEW, 3)
+    return np.frombuffer(image, dtype=np.uint8).reshape(VIEW_SIZE, VIEW_SIZE, 3)
 
 
 def _look_along(row: list[Any], seen: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lrl.codecs.grid import Desc, FrozenLakeCodec, draw
+from lrl.codecs.grid import Desc, FrozenLakeCodec, render_map
 from lrl.envs.frozen_lake.maps import Split, named_map, random_maps, transition_table
 from lrl.envs.rows import RowSource
 from lrl.envs.tabular import optimal_q, reachable_states
@@ -94,4 +94,6 @@ def expert_rows(maps: Sequence[Desc], is_slippery: bool = True, gamma: float = 0
 def row_of(state: int, desc: Desc, q_values: np.ndarray, action: int | None = None) -> Row:
     """The row of one state; without ``action`` the expert takes the first best one."""
     chosen = int(q_values.argmax()) if action is None else action
-    return Row(observation=draw(state, desc), q_values=tuple(q_values.tolist()), action=chosen, state=state, desc=desc)
+    return Row(
+        observation=render_map(state, desc), q_values=tuple(q_values.tolist()), action=chosen, state=state, desc=desc
+    )

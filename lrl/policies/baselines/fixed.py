@@ -123,7 +123,7 @@ class ConstantPolicy(FixedPolicy):
 
     def _constant(self) -> str:
         if self.action is None:
-            return self.text.idle_action_text
+            return self.text.default_action_text
         try:
             return self.text.action_to_text(self.text.text_to_action(self.action))
         except InvalidActionError as error:

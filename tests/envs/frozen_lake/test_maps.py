@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lrl.codecs.grid import FrozenLakeCodec, desc_of, draw
+from lrl.codecs.grid import FrozenLakeCodec, get_desc, render_map
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake.expert_rows import ExpertQRows, RandomMapRows
 from lrl.envs.frozen_lake.maps import named_map, random_maps, split_of, transition_table
@@ -17,10 +17,10 @@ def test_a_seed_decides_the_map_and_maps_differ() -> None:
     maps = []
     for seed in [*range(20), *range(20)]:
         env.reset(seed=seed)
-        maps.append(desc_of(env))
+        maps.append(get_desc(env))
     assert maps[:20] == maps[20:] and len(set(maps)) > 10
     env.reset(seed=0)
-    following = [(env.reset(), desc_of(env))[1] for _ in range(5)]
+    following = [(env.reset(), get_desc(env))[1] for _ in range(5)]
     assert len(set(following)) > 1, "without a seed the maps go on"
 
 
@@ -29,8 +29,8 @@ def test_training_maps_are_never_test_maps_and_the_goal_can_be_reached() -> None
         env = GymnasiumEnvs(RANDOM, kwargs={"split": split}).make_native()
         for seed in range(50):
             env.reset(seed=seed)
-            assert split_of(desc_of(env)) == split
-            assert optimal_success(transition_table(desc_of(env))) > 0
+            assert split_of(get_desc(env)) == split
+            assert optimal_success(transition_table(get_desc(env))) > 0
     train, test = set(random_maps(300, 0, "train")), set(random_maps(100, 0, "test"))
     assert len(train) == 300 and len(test) == 100 and not train & test
     everything = random_maps(400, 1, "all")
@@ -47,7 +47,7 @@ def test_the_environment_on_a_random_map_slips_by_that_maps_table() -> None:
     for seed in range(10):
         state, _ = env.reset(seed=seed)
         assert state == 0 and env.observation_space.n == 25
-        table = transition_table(desc_of(env), is_slippery=False)
+        table = transition_table(get_desc(env), is_slippery=False)
         for action in np.random.default_rng(seed).integers(4, size=20):
             after, reward, terminated, *_ = env.step(int(action))
             assert after == table.next_state[state, action, 0] and reward == table.reward[state, action, 0]
@@ -83,7 +83,7 @@ def test_the_4x4_map_has_eleven_rows_with_the_experts_actions() -> None:
     assert all(row.action in row.best_actions for row in rows)
     assert all(
         row.observation
-        == draw(row.state, named_map("4x4"))
+        == render_map(row.state, named_map("4x4"))
         == FrozenLakeCodec().observation_to_text(row.state, row.desc)
         for row in rows
     )

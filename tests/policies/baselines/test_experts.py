@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from lrl.codecs.babyai import BabyAICodec
-from lrl.codecs.grid import FrozenLakeCodec, draw
+from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.codecs.spaces import SpaceCodec
 from lrl.envs.frozen_lake.maps import named_map, random_maps, transition_table
 from lrl.envs.tabular import greedy_success, reachable_states, success_probability
@@ -21,7 +21,7 @@ KEYS = RandomKeys(seed=0, purpose="", collection=0, env=np.zeros(1), turn=np.zer
 def test_a_drawing_is_read_back(desc: tuple[str, ...]) -> None:
     for state in reachable_states(transition_table(desc), "".join(desc).index("S")):
         for feedback in ("", "Invalid action: the action must be one of LEFT, DOWN, RIGHT, UP.\n"):
-            assert read_drawing(feedback + draw(state, desc)) == (state, desc)
+            assert read_drawing(feedback + render_map(state, desc)) == (state, desc)
 
 
 def test_the_expert_plays_as_value_iteration_does() -> None:
@@ -29,20 +29,20 @@ def test_the_expert_plays_as_value_iteration_does() -> None:
     table, expert = transition_table(desc), FrozenLakeExpert()
     actions = np.zeros(table.num_states, dtype=int)
     for state in reachable_states(table):
-        actions[state] = expert(draw(state, desc))
+        actions[state] = expert(render_map(state, desc))
     assert success_probability(table, actions) == pytest.approx(greedy_success(table))
     assert success_probability(table, actions) == pytest.approx(0.7402, abs=1e-4)
 
 
 def test_the_expert_of_dry_ice_walks_straight() -> None:
     expert = expert_for(FrozenLakeCodec(is_slippery=False))
-    assert [expert(draw(state, named_map("4x4"))) for state in (10, 14)] == [1, 2]
+    assert [expert(render_map(state, named_map("4x4"))) for state in (10, 14)] == [1, 2]
 
 
 def test_the_expert_policy_says_what_the_expert_knows() -> None:
     policy = ExpertPolicy(response_format="direct")
     policy.connect(FrozenLakeCodec())
-    assert policy.act([draw(14, named_map("4x4"))], [()], KEYS).actions == ["DOWN"]
+    assert policy.act([render_map(14, named_map("4x4"))], [()], KEYS).actions == ["DOWN"]
     own = ExpertPolicy(lambda text: len(text), "direct")
     own.connect(FrozenLakeCodec())
     assert own.act([".."], [()], KEYS).actions == ["RIGHT"]

@@ -1,0 +1,211 @@
+"""Text formats of single Gymnasium spaces, of which codecs for whole environments are composed."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, SupportsInt
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import ArrayLike
+
+from lrl.codecs.clipping import clip_to_box
+from lrl.codecs.codec import InvalidActionError
+from lrl.codecs.numbers import NumberCodec, split_numbers
+
+
+class SpaceFormat(ABC):
+    """Abstract base class that converts the elements of one space to text and back."""
+
+    texts: tuple[str, ...] | None = None
+    """Texts of all elements in the order of the space; None unless the space is Discrete."""
+    description: str
+    """Description of the texts, shown to the policy."""
+
+    @abstractmethod
+    def encode(self, value: Any) -> str:
+        """Convert an element of the space to text."""
+
+    @abstractmethod
+    def decode(self, text: str) -> Any:
+        """Convert text to an element of the space.
+
+        Raises:
+            InvalidActionError: If ``text`` does not represent an element.
+        """
+
+
+class DiscreteFormat(SpaceFormat):
+    """Format of a Discrete space: one name per element.
+
+    Args:
+        space: The space.
+        names: Names in the order of the space; None selects the numbers themselves.
+
+    Raises:
+        ValueError: If there is not exactly one name per element, or a name occurs twice.
+    """
+
+    def __init__(self, space: spaces.Discrete, names: Sequence[str] | None = None) -> None:
+        numbers = range(int(space.start), int(space.start) + int(space.n))
+        self.texts = tuple(names) if names is not None else tuple(map(str, numbers))
+        if len(self.texts) != len(numbers) or len(set(self.texts)) != len(numbers):
+            raise ValueError(f"actions are {self.texts}; there must be {len(numbers)} different names.")
+        self._start, self._index = numbers.start, dict(zip(self.texts, numbers))
+        many = len(numbers) > 20
+        self.description = f"{self.texts[0]} to {self.texts[-1]}" if many else ", ".join(self.texts)
+
+    def encode(self, value: SupportsInt) -> str:
+        """Return the name of an element."""
+        assert self.texts is not None
+        return self.texts[int(value) - self._start]
+
+    def decode(self, text: str) -> int:
+        """Return the element that is named exactly ``text``."""
+        if text not in self._index:
+            raise InvalidActionError(f"the action must be one of {self.description}")
+        return self._index[text]
+
+
+class MultiDiscreteFormat(SpaceFormat):
+    """Format of a MultiDiscrete or MultiBinary space: one integer per dimension, separated by commas."""
+
+    def __init__(self, space: spaces.MultiDiscrete | spaces.MultiBinary) -> None:
+        self._shape, self._dtype = space.shape, space.dtype
+        binary = isinstance(space, spaces.MultiBinary)
+        self._low = np.zeros(self._shape, dtype=np.int64).ravel() if binary else np.asarray(space.start).ravel()
+        sizes = np.full(self._shape, 2).ravel() if binary else np.asarray(space.nvec).ravel()
+        self._high = self._low + sizes - 1
+        self.description = f"{len(sizes)} integers, at least {self._low.tolist()} and at most {self._high.tolist()}"
+
+    def encode(self, value: ArrayLike) -> str:
+        """Join the integers of an array of the space's shape, in C order."""
+        return ",".join(map(str, np.asarray(value).ravel().tolist()))
+
+    def decode(self, text: str) -> np.ndarray:
+        """Parse one integer per dimension, each within its range; the array has the space's shape and dtype."""
+        integers = split_numbers(text, len(self._low))
+        for integer, low, high in zip(integers, self._low, self._high, strict=True):
+            if not re.fullmatch(r"-?[0-9]{1,18}", integer) or not low <= int(integer) <= high:
+                raise InvalidActionError(f"{integer[:20]!r} is not an integer from {low} to {high}")
+        return np.array([int(integer) for integer in integers], dtype=self._dtype).reshape(self._shape)
+
+
+class BoxFormat(SpaceFormat):
+    """Format of a Box: its flattened numbers, separated by commas, or one ``name number`` line per dimension.
+
+    Args:
+        space: The space.
+        numbers: The codec of the numbers.
+        names: One name per dimension in C order, for formats that are only encoded; None writes numbers only.
+
+    Raises:
+        ValueError: If there is not exactly one name per dimension.
+    """
+
+    def __init__(self, space: spaces.Box, numbers: NumberCodec, names: Sequence[str] | None = None) -> None:
+        self._space, self._numbers, self._names = space, numbers, names
+        if names is not None and len(names) != numbers.size:
+            raise ValueError(f"names are {list(names)}; there must be {numbers.size}, one per dimension.")
+        self.description = f"{numbers.size} numbers separated by commas"
+
+    def encode(self, value: ArrayLike) -> str:
+        """Write all numbers of an array of the space's shape, in C order."""
+        texts = self._numbers.encode(np.asarray(value).ravel().tolist())
+        if self._names is None:
+            return ",".join(texts)
+        return "\n".join([f"{name} {text}" for name, text in zip(self._names, texts)])
+
+    def decode(self, text: str) -> np.ndarray:
+        """Parse one number per dimension; the array has the space's shape.
+
+        Values outside the bounds are returned as they are, without casting to the space's dtype. The environment
+        wrapper clips them (:mod:`lrl.codecs.clipping`).
+        """
+        values = self._numbers.decode(split_numbers(text, self._numbers.size)).reshape(self._space.shape)
+        clipped, count = clip_to_box(self._space, values)
+        return values if count else clipped
+
+
+class TextFormat(SpaceFormat):
+    """Format of a Text space: the text itself."""
+
+    def __init__(self, space: spaces.Text) -> None:
+        self._space, self.description = space, "a text"
+
+    def encode(self, value: str) -> str:
+        """Return the text unchanged."""
+        return str(value)
+
+    def decode(self, text: str) -> str:
+        """Return the text unchanged if it is an element of the space."""
+        if text not in self._space:
+            raise InvalidActionError("the text is too long or has characters that are not allowed")
+        return text
+
+
+class CompositeFormat(SpaceFormat):
+    """Format of a possibly nested Dict or Tuple: one line ``key.key: text`` per leaf.
+
+    Args:
+        space: The space.
+        leaves: Formats of the leaves by path, in the order of the space.
+    """
+
+    def __init__(self, space: spaces.Dict | spaces.Tuple, leaves: Mapping[str, SpaceFormat]) -> None:
+        self._space, self._leaves = space, leaves
+        self.description = "; ".join(f"{path}: {leaf.description}" for path, leaf in leaves.items()) + "; one line each"
+
+    def encode(self, value: Mapping[str, Any] | Sequence[Any]) -> str:
+        """Write all leaves in the order of the space."""
+        values = dict(flatten(self._space, value))
+        return "\n".join(f"{path}: {leaf.encode(values[path])}" for path, leaf in self._leaves.items())
+
+    def decode(self, text: str) -> dict[str, Any] | tuple[Any, ...]:
+        """Parse one line per leaf, in the order of the space."""
+        lines = text.split("\n")
+        if len(lines) != len(self._leaves):
+            raise InvalidActionError(f"there must be {len(self._leaves)} lines: {', '.join(self._leaves)}")
+        values: dict[str, Any] = {}
+        for line, (path, leaf) in zip(lines, self._leaves.items(), strict=True):
+            if not line.startswith(f"{path}: "):
+                raise InvalidActionError(f"the line of {path!r} must begin with '{path}: '")
+            values[path] = leaf.decode(line[len(path) + 2 :])
+        return _unflatten(self._space, values)
+
+
+def subspaces(space: gym.Space) -> dict[str, gym.Space] | None:
+    """Return the subspaces of a Dict or Tuple by name; None for any other space."""
+    if isinstance(space, spaces.Dict):
+        return {str(key): subspace for key, subspace in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return {str(index): subspace for index, subspace in enumerate(space.spaces)}
+    return None
+
+
+def flatten(space: gym.Space, value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of each leaf of an element of ``space``.
+
+    Args:
+        space: The space.
+        value: An element of ``space``, or ``space`` itself to get the spaces of the leaves.
+        path: The path of ``space`` in an enclosing space.
+    """
+    children = subspaces(space)
+    if children is None:
+        yield path, value
+        return
+    values = [value[key] for key in space] if isinstance(space, spaces.Dict) else value
+    for (key, subspace), child in zip(children.items(), values, strict=True):
+        yield from flatten(subspace, child, f"{path}.{key}" if path else key)
+
+
+def _unflatten(space: gym.Space, values: Mapping[str, Any], path: str = "") -> Any:
+    children = subspaces(space)
+    if children is None:
+        return values[path]
+    built = [_unflatten(subspace, values, f"{path}.{key}" if path else key) for key, subspace in children.items()]
+    return tuple(built) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, built, strict=True))  # pyright: ignore[reportAttributeAccessIssue]
