@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.models.tokenizer import CHATML
-from lrl.prompts.response_format import response_format
+from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import Message
 
 ASSETS = Path(__file__).parents[1] / "assets" / "tiny-lm"
@@ -126,7 +126,7 @@ def quote(observation: str) -> str:
 def conversation(rng: random.Random) -> list[Message]:
     """System text, then one to four turns whose answers are all random."""
     scene = rng.choices([frozen_lake, listed, boxed], [5, 4, 1])[0](rng)
-    style = response_format(rng.choices(["think_answer", "final_answer", "direct"], [6, 2, 2])[0])
+    style = get_response_format(rng.choices(["think_answer", "final_answer", "direct"], [6, 2, 2])[0])
     messages = [{"role": "system", "content": f"{scene.description} {style.instruction}"}]
     for _ in range(rng.choices([1, 2, 3, 4], [4, 2, 1, 1])[0]):
         refused = "Invalid action: the action must be one of those above.\n" if rng.random() < 0.05 else ""

@@ -18,7 +18,7 @@ from torch import Tensor
 from lrl.codecs.codec import InvalidActionError
 from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.models.tokenizer import ChatTokenizer
-from lrl.prompts.response_format import response_format
+from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.types import PastTurn
 
@@ -56,14 +56,16 @@ def answers(chat: ChatTokenizer, model: Any) -> tuple[list[list[int]], list[list
 
 
 def prompt(chat: ChatTokenizer, state: int, style: str = "think_answer", turns: int = 0) -> list[int]:
-    past = PastTurn(render_map(0, MAP), response_format(style).render("LEFT", "let me look around, then I choose one."))
+    past = PastTurn(
+        render_map(0, MAP), get_response_format(style).render("LEFT", "let me look around, then I choose one.")
+    )
     template = PromptTemplate(response_format=style, history=turns)
     return chat.encode_prompt(template, CODEC, render_map(state, MAP), (past,) * turns, 1000)[0]
 
 
 def sample(model: Any, chat: ChatTokenizer, prompts: list[list[int]], style: str) -> list[list[int]]:
     """Responses up to and with their stop token, drawn by the stock ``generate``."""
-    stop = chat.stop_ids(response_format(style).stop)
+    stop = chat.stop_ids(get_response_format(style).stop)
     ids = torch.tensor(prompts)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -78,7 +80,7 @@ def sample(model: Any, chat: ChatTokenizer, prompts: list[list[int]], style: str
 def valid_rate(chat: ChatTokenizer, responses: list[list[int]], style: str) -> float:
     def valid(response: list[int]) -> bool:
         try:
-            CODEC.text_to_action(response_format(style).extract(chat.decode(response)))
+            CODEC.text_to_action(get_response_format(style).extract(chat.decode(response)))
         except InvalidActionError:
             return False
         return True

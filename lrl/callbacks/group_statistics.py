@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 
 from lrl.codecs.codec import InvalidActionError
-from lrl.prompts.response_format import response_format
+from lrl.prompts.response_format import get_response_format
 from lrl.types import Rollout
 
 _FIELDS: tuple[str, ...] = ("collection", "state", "episodes", "return_mean", "return_std", "action_entropy", "actions")
@@ -71,7 +71,7 @@ def _action(policy: Any, response: Any) -> str:
         return str(response)
     try:
         return policy.codec.action_to_text(
-            policy.codec.text_to_action(response_format(policy.response_format).extract(response))
+            policy.codec.text_to_action(get_response_format(policy.response_format).extract(response))
         )
     except InvalidActionError:
         return "invalid"

@@ -18,7 +18,7 @@ from lrl.envs.factory import EnvFactory
 from lrl.envs.rows import RowSource
 from lrl.envs.text import AnyText
 from lrl.functional.random import permutation
-from lrl.prompts.response_format import response_format as format_named
+from lrl.prompts.response_format import get_response_format
 from lrl.rewards.reward import Reward
 from lrl.rewards.row import Row
 
@@ -91,7 +91,7 @@ class PromptEnv(VectorEnv):
         self.observation_space = self.action_space = batch_space(AnyText(), num_envs)
         self.noise_seed: Any = None
         self._rows, self._rewards, self._codec, self._seed = tuple(rows), tuple(rewards), codec, seed
-        self._extract = format_named(response_format).extract
+        self._extract = get_response_format(response_format).extract
         self._orders: dict[int, np.ndarray] = {}
         self._shown = [0] * num_envs
 

@@ -12,7 +12,7 @@ from lrl.codecs.clipping import clip_to_space
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.envs.expert_advice import expert_action
 from lrl.envs.native import NativeEnv
-from lrl.prompts.response_format import response_format as format_named
+from lrl.prompts.response_format import get_response_format
 
 
 class AnyText(gym.spaces.Text):
@@ -86,7 +86,7 @@ class TextEnv(gym.Wrapper):
         self.codec = codec
         self.observation_space = AnyText()
         self.action_space = AnyText()
-        self._format = format_named(response_format)
+        self._format = get_response_format(response_format)
         self._penalty = float(invalid_penalty)
         self._max_invalid = max_invalid
         self._invalid = 0

@@ -18,7 +18,7 @@ import numpy as np
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.policies.policy import Policy
-from lrl.prompts.response_format import response_format as format_named
+from lrl.prompts.response_format import get_response_format
 from lrl.rollouts.episodes import rows_of
 from lrl.types import History, RandomKeys, SamplingConfig
 
@@ -202,7 +202,7 @@ def _understood(policy: Policy, answer: Any) -> str:
     if policy.response_format is None:
         return _text(policy).action_to_text(answer)
     try:
-        action = _text(policy).text_to_action(format_named(policy.response_format).extract(answer))
+        action = _text(policy).text_to_action(get_response_format(policy.response_format).extract(answer))
     except InvalidActionError:
         return ""
     return _text(policy).action_to_text(action)

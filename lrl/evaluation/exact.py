@@ -13,7 +13,7 @@ from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.tabular import TransitionTable, optimal_q, optimal_success, reachable_states, success_probability
 from lrl.evaluation.episodes import sampling_at
 from lrl.policies.policy import Policy
-from lrl.prompts.response_format import response_format
+from lrl.prompts.response_format import get_response_format
 from lrl.types import RandomKeys, SamplingConfig
 
 _CHUNK = 1024
@@ -216,6 +216,6 @@ def _parsed(policy: Policy, answer: str) -> int | None:
     assert policy.codec is not None
     assert policy.response_format is not None
     try:
-        return policy.codec.text_to_action(response_format(policy.response_format).extract(answer))
+        return policy.codec.text_to_action(get_response_format(policy.response_format).extract(answer))
     except InvalidActionError:
         return None

@@ -90,7 +90,7 @@ class ChatTokenizer:
         Raises:
             ValueError: it is too long even without any history.
         """
-        window = template.window(history)
+        window = template.truncate_history(history)
         ids: list[int] = []
         for dropped in range(len(window) + 1):
             ids = self.encode_chat(template.messages(codec, observation, window[dropped:]))

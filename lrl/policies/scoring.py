@@ -24,7 +24,7 @@ from lrl.models.tokenizer import ChatTokenizer
 from lrl.models.value_head import ValueHead, ValueHeadConfig
 from lrl.policies.policy import Policy
 from lrl.policies.text import pad_prompts, prompt_values
-from lrl.prompts.response_format import response_format as format_named
+from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.types import Decisions, Evaluation, History, Inputs, RandomKeys, SamplingConfig, TurnBatch
 
@@ -146,7 +146,7 @@ class ScoringPolicy(Policy):
         """
         assert self.codec is not None
         try:
-            action = self.codec.text_to_action(format_named(self.response_format).extract(response))
+            action = self.codec.text_to_action(get_response_format(self.response_format).extract(response))
         except InvalidActionError as error:
             raise ValueError(
                 f"data.demonstrations answer {response!r}, which a ScoringPolicy cannot choose: {error}; "
@@ -156,7 +156,7 @@ class ScoringPolicy(Policy):
 
     def write(self, action_text: str, reasoning: str) -> str:
         """An answer in the prompt's format."""
-        return format_named(self.response_format).render(action_text, reasoning)
+        return get_response_format(self.response_format).render(action_text, reasoning)
 
     @torch.no_grad()
     def act(
@@ -192,7 +192,9 @@ class ScoringPolicy(Policy):
             response_mask=mask,
             values=values,
             logprobs=logprobs.gather(-1, choice[:, None]),
-            memory=[self.prompt.remember(self.codec, *row) for row in zip(memory, observations, texts, strict=True)],
+            memory=[
+                self.prompt.extend_history(self.codec, *row) for row in zip(memory, observations, texts, strict=True)
+            ],
         )
 
     def scores(self, prompt_ids: Tensor, prompt_mask: Tensor, reference: bool = False) -> Tensor:

@@ -17,7 +17,7 @@ from lrl.models.prompt_sharing import Layout
 from lrl.models.tokenizer import ChatTokenizer
 from lrl.models.value_head import ValueHead, ValueHeadConfig
 from lrl.policies.policy import Policy
-from lrl.prompts.response_format import response_format
+from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
@@ -93,7 +93,7 @@ class TextPolicy(Policy):
     @property
     def stop_text(self) -> str | None:
         """The text that ends an answer."""
-        return response_format(self.prompt.response_format).stop
+        return get_response_format(self.prompt.response_format).stop
 
     def encode(self, observation: str, history: History) -> list[int]:
         """Token ids of the prompt for one observation."""
@@ -112,7 +112,7 @@ class TextPolicy(Policy):
 
     def write(self, action_text: str, reasoning: str) -> str:
         """An answer in the prompt's format."""
-        return response_format(self.prompt.response_format).render(action_text, reasoning)
+        return get_response_format(self.prompt.response_format).render(action_text, reasoning)
 
     @torch.no_grad()
     def act(
@@ -137,7 +137,7 @@ class TextPolicy(Policy):
         self.train(was_training)
         lengths = responses.mask.sum(1).tolist()
         texts = [self.tokenizer.decode(ids[:n]) for ids, n in zip(responses.ids.tolist(), lengths)]
-        memory = [self.prompt.remember(self.codec, *row) for row in zip(memory, observations, texts, strict=True)]
+        memory = [self.prompt.extend_history(self.codec, *row) for row in zip(memory, observations, texts, strict=True)]
         return Decisions(actions=texts, inputs=inputs, response_mask=responses.mask, logprobs=logprobs, memory=memory)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""From an observation and what was remembered to chat messages."""
+"""Prompt template that turns an observation and the history of an episode into chat messages."""
 
 from __future__ import annotations
 
@@ -7,87 +7,91 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
-from lrl.prompts.response_format import response_format
+from lrl.prompts.response_format import get_response_format
 from lrl.types import History, PastTurn
 
 Message = dict[str, str]
-"""``{"role": "system" | "user" | "assistant", "content": ...}``"""
+"""Chat message ``{"role": "system" | "user" | "assistant", "content": ...}``."""
 
-HIDDEN = "Generated invalid action"
-"""What stands in the history for an answer that was no legal action, if such answers are hidden (RL-LLM's words)."""
+HIDDEN_RESPONSE = "Generated invalid action"
+"""Text that replaces a hidden invalid response in the history, as in RL-LLM."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptTemplate:
-    """System text, examples, history window and response format."""
+    """Configures the system message, few-shot examples, history and response format of prompts."""
 
     response_format: str = "think_answer"
     """``direct``, ``think_answer`` or ``final_answer``."""
     system: str | None = None
-    """System text; null takes the codec's description and the format's instruction. ``""`` leaves it out."""
+    """System message; null selects the codec's description and the format's instruction, ``""`` omits the message."""
     history: int = 0
-    """How many past turns of the running episode the policy sees."""
+    """Maximum number of past turns of the current episode in a prompt."""
     examples: Sequence[PastTurn] = field(default_factory=tuple)
-    """Few-shot turns, shown before the history."""
+    """Few-shot examples, which precede the history."""
     num_examples: int = 0
-    """How many ``examples`` to draw from the expert of the training environment, if none are given."""
+    """Number of ``examples`` to generate with the expert of the training environment, if none are given."""
     hide_invalid_in_context: bool = False
-    """Whether an answer that was no legal action is remembered as :data:`HIDDEN` instead of as it was."""
+    """Whether the history contains :data:`HIDDEN_RESPONSE` instead of responses without a legal action."""
 
     def __post_init__(self) -> None:
-        response_format(self.response_format)
+        get_response_format(self.response_format)
         if self.history < 0:
-            raise ValueError(f"prompt.history is {self.history}; it must be 0 (no memory) or more.")
+            raise ValueError(f"prompt.history is {self.history}; it must be 0 (no history) or more.")
         if self.num_examples < 0:
             raise ValueError(f"prompt.num_examples is {self.num_examples}; it must be 0 (none) or more.")
         if self.examples and self.num_examples not in (0, len(self.examples)):
             raise ValueError(
                 f"prompt.num_examples is {self.num_examples}, but {len(self.examples)} prompt.examples are given; "
-                "it must be 0 with examples of your own."
+                "it must be 0 if examples are given."
             )
         if self.hide_invalid_in_context and not self.history:
             warnings.warn("prompt.hide_invalid_in_context is ignored: prompt.history is 0.", stacklevel=2)
 
     def system_text(self, codec: TextCodec) -> str:
-        """The system message's content."""
+        """Return the content of the system message."""
         if self.system is not None:
             return self.system
-        return f"{codec.description} {response_format(self.response_format).instruction}"
+        return f"{codec.description} {get_response_format(self.response_format).instruction}"
 
     def messages(self, codec: TextCodec, observation: str, history: History = ()) -> list[Message]:
-        """Chat messages that end with the current observation.
+        """Return the chat messages of a turn, ending with the current observation.
+
+        Args:
+            codec: The codec of the environment.
+            observation: The text of the current observation.
+            history: Past turns of the episode, oldest first.
 
         Raises:
-            ValueError: examples are to be drawn and have not been.
+            ValueError: If examples have to be generated first.
         """
         if len(self.examples) < self.num_examples:
-            raise ValueError(f"prompt.num_examples is {self.num_examples}, but no examples have been drawn yet.")
+            raise ValueError(f"prompt.num_examples is {self.num_examples}, but no examples have been generated yet.")
         system = self.system_text(codec)
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
-        for turn in (*self.examples, *self.window(history)):
+        for turn in (*self.examples, *self.truncate_history(history)):
             messages.append({"role": "user", "content": turn.observation})
             messages.append({"role": "assistant", "content": turn.response})
         return [*messages, {"role": "user", "content": observation}]
 
     def with_examples(self, examples: Sequence[PastTurn]) -> PromptTemplate:
-        """A copy that shows these turns."""
+        """Return a copy with the given few-shot examples."""
         return replace(self, examples=tuple(examples))
 
-    def remembered(self, codec: TextCodec, observation: str, response: str) -> PastTurn:
-        """What the history keeps of a turn."""
-        if self.hide_invalid_in_context:
-            try:
-                codec.text_to_action(response_format(self.response_format).extract(response))
-            except InvalidActionError:
-                return PastTurn(observation, HIDDEN)
-        return PastTurn(observation, response)
-
-    def remember(self, codec: TextCodec, history: History, observation: str, response: str) -> History:
-        """``history`` and one more turn, as far as later prompts will show them."""
+    def extend_history(self, codec: TextCodec, history: History, observation: str, response: str) -> History:
+        """Append a turn to ``history`` and drop the turns that later prompts do not contain."""
         if not self.history:
             return ()
-        return self.window((*history, self.remembered(codec, observation, response)))
+        return self.truncate_history((*history, self._past_turn(codec, observation, response)))
 
-    def window(self, history: History) -> History:
-        """The part of ``history`` that is shown: its last turns, as many as the setting says."""
+    def truncate_history(self, history: History) -> History:
+        """Return the last turns of ``history`` that a prompt contains."""
         return history[max(0, len(history) - self.history) :]
+
+    def _past_turn(self, codec: TextCodec, observation: str, response: str) -> PastTurn:
+        if self.hide_invalid_in_context:
+            try:
+                codec.text_to_action(get_response_format(self.response_format).extract(response))
+            except InvalidActionError:
+                return PastTurn(observation, HIDDEN_RESPONSE)
+        return PastTurn(observation, response)

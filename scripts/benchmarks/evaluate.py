@@ -65,7 +65,7 @@ class Both:
         total, length, ended = 0.0, 0, False
         while not ended:
             response = self._answer(observation, history)
-            history = self.policy.prompt.window((*history, PastTurn(observation, response)))
+            history = self.policy.prompt.truncate_history((*history, PastTurn(observation, response)))
             (observation,), rewards, terminated, truncated, _ = env.step((response,))
             total, length, ended = total + float(rewards[0]), length + 1, bool(terminated[0] or truncated[0])
         return total, length

@@ -29,7 +29,7 @@ from lrl.envs.prompt_env import PromptEnvs
 from lrl.envs.rows import RowSource
 from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
-from lrl.prompts.response_format import response_format
+from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.rewards.reward import Reward
 from lrl.rewards.row import Row
@@ -38,7 +38,7 @@ from lrl.training.optimizer import OptimizerConfig
 from lrl.types import PastTurn, SamplingConfig
 
 KL_COEF, CLIP_RANGE, LR, MAX_GRAD_NORM = 0.04, 0.2, 1e-6, 1.0
-THINK = response_format("think_answer")
+THINK = get_response_format("think_answer")
 
 
 class States(RowSource):

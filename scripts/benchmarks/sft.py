@@ -25,13 +25,13 @@ from lrl.data.demonstrations.data_module import Demonstrations, DemonstrationsDa
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
-from lrl.prompts.response_format import response_format
+from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.training.optimizer import OptimizerConfig
 from lrl.types import Demonstration, SamplingConfig, TurnBatch
 
 LR, MAX_GRAD_NORM = 1e-6, 1.0
-THINK = response_format("think_answer")
+THINK = get_response_format("think_answer")
 
 
 class Lakes(Demonstrations):

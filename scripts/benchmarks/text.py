@@ -21,7 +21,7 @@ from benchmarks.timing import alternate, machine, quiet
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.native import NativeEnv
 from lrl.envs.text import TextEnv
-from lrl.prompts.response_format import response_format
+from lrl.prompts.response_format import get_response_format
 
 ENVS = ("CartPole-v1", "lrl/BabyAI-GoToLocal-v0")
 
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(env_id: str, options: argparse.Namespace) -> dict[str, Any]:
     """One environment."""
-    envs, form = GymnasiumEnvs(env_id), response_format(options.response_format)
+    envs, form = GymnasiumEnvs(env_id), get_response_format(options.response_format)
     texts = [envs.codec.random_action_text(uniform) for uniform in np.random.default_rng(0).random(options.steps)]
     text = Walk(
         TextEnv(envs.make_native(), envs.codec, options.response_format), [form.render(t, "I see") for t in texts]

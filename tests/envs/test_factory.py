@@ -5,7 +5,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.prompts.response_format import response_format
+from lrl.prompts.response_format import get_response_format
 
 ANSWERS = [f"<think>.</think><answer>{text}</answer>" for text in ("LEFT", "DOWN", "RIGHT", "UP")]
 
@@ -103,7 +103,7 @@ def test_an_environment_without_time_limit_ends_all_the_same() -> None:
 def test_several_numbers_are_an_action_in_every_response_format(form: str) -> None:
     env = GymnasiumEnvs("Pendulum-v1").make(1, form)
     env.reset(seed=[0])
-    *_, infos = env.step((response_format(form).render("<action>0.5</action>"),))
+    *_, infos = env.step((get_response_format(form).render("<action>0.5</action>"),))
     assert infos["action_valid"].all()
 
 

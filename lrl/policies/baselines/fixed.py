@@ -15,7 +15,7 @@ from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.functional.random import token_uniforms
 from lrl.policies.baselines.experts import EnvironmentExpert, Expert, expert_for
 from lrl.policies.policy import Policy
-from lrl.prompts.response_format import response_format as format_named
+from lrl.prompts.response_format import get_response_format
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
 
@@ -28,7 +28,7 @@ class FixedPolicy(Policy):
 
     def __init__(self, response_format: str = "think_answer") -> None:
         super().__init__()
-        self._format, self._format_name = format_named(response_format), response_format
+        self._format, self._format_name = get_response_format(response_format), response_format
 
     @abstractmethod
     def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[str]:

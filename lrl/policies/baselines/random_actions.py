@@ -15,7 +15,7 @@ from torch import Tensor
 from lrl.codecs.codec import InvalidActionError
 from lrl.functional.random import token_uniforms
 from lrl.policies.policy import Policy
-from lrl.prompts.response_format import response_format as format_named
+from lrl.prompts.response_format import get_response_format
 from lrl.types import Decisions, Evaluation, History, PastTurn, RandomKeys, SamplingConfig, TurnBatch
 
 
@@ -51,7 +51,7 @@ class NoisyPolicy(Policy):
             )
         self.policy, self.random_share, self.codec = policy, random_share, policy.codec
         self._response_format = policy.response_format
-        self._format = format_named(policy.response_format)
+        self._format = get_response_format(policy.response_format)
 
     @property
     def response_format(self) -> str:

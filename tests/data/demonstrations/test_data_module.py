@@ -14,7 +14,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake.expert_rows import ExpertQRows
 from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
-from lrl.prompts.response_format import response_format
+from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.types import RandomKeys, SamplingConfig
 
@@ -43,7 +43,7 @@ def test_the_expert_answers_with_a_best_action_in_the_right_format(policy):
     turns = ExpertDemonstrations(ExpertQRows(), repeat=2).turns(policy.codec, policy)
     assert len(turns) == 2 * len(rows) == 22
     for row, turn in zip([*rows, *rows], turns, strict=True):
-        action = policy.codec.text_to_action(response_format("think_answer").extract(turn.response))
+        action = policy.codec.text_to_action(get_response_format("think_answer").extract(turn.response))
         assert action in row.best_actions and turn.observation == row.observation
 
 

@@ -28,7 +28,7 @@ from lrl.evaluation.checkpoint import load_baseline
 from lrl.models.generator import Responses
 from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
-from lrl.prompts.response_format import response_format as format_named
+from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.types import RandomKeys, SamplingConfig
 
@@ -215,7 +215,7 @@ def test_actions_that_were_put_in_are_history_and_no_demonstrations(model, datas
     turns = MinariDemonstrations("lrl/noisy-v0", split="all").turns(env.codec, policy)
     reader, best = DatasetReader("lrl/noisy-v0"), expert.expert
     assert len(turns) == reader.counts().sum() < reader.lengths.sum()
-    extract = format_named(policy.response_format).extract
+    extract = get_response_format(policy.response_format).extract
     assert all(extract(turn.response) == env.codec.action_to_text(best(turn.observation)) for turn in turns)
     past = [was for turn in turns for was in turn.history]
     assert any(extract(was.response) != env.codec.action_to_text(best(was.observation)) for was in past)
@@ -229,7 +229,7 @@ def test_advice_is_learned_where_a_random_action_was_taken_and_history_tells_wha
     reader, best = DatasetReader("lrl/advised-v0"), expert.expert
     turns = MinariDemonstrations("lrl/advised-v0", split="all", advised=True).turns(env.codec, policy)
     assert len(turns) == reader.counts(advised=True).sum() == reader.lengths.sum() > reader.counts().sum()
-    extract = format_named(policy.response_format).extract
+    extract = get_response_format(policy.response_format).extract
     assert all(extract(turn.response) == env.codec.action_to_text(best(turn.observation)) for turn in turns)
     past = [was for turn in turns for was in turn.history]
     assert any(extract(was.response) != env.codec.action_to_text(best(was.observation)) for was in past)

@@ -6,7 +6,7 @@ import torch
 
 from lrl.codecs.grid import FrozenLakeCodec
 from lrl.policies.baselines.fixed import ConstantPolicy, FixedPolicy, RandomPolicy
-from lrl.prompts.response_format import response_format
+from lrl.prompts.response_format import get_response_format
 from lrl.types import RandomKeys, TurnBatch
 
 
@@ -18,7 +18,7 @@ def said(policy: FixedPolicy, observations: list[str]) -> list[str]:
     policy.connect(FrozenLakeCodec())
     decisions = policy.act(observations, [()] * len(observations), keys(len(observations)))
     assert decisions.response_mask.shape == decisions.logprobs.shape == (len(observations), 1)
-    return [response_format(policy.response_format).extract(text) for text in decisions.actions]
+    return [get_response_format(policy.response_format).extract(text) for text in decisions.actions]
 
 
 def test_random_says_every_action_equally_often() -> None:
