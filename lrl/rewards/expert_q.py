@@ -1,7 +1,7 @@
-"""Rewards for the action that was chosen, from an expert's Q-values.
+"""Reward functions that compare the chosen action with an expert's Q-values.
 
-All pay 0 for an invalid answer. How much the second best action is paid decides what can be learned: on the slippery
-4x4 FrozenLake the normalised advantage pays .68 for it in state 14, the gap at temperature .2 pays .20.
+All functions give 0 for an invalid response. The reward of the second-best action decides what can be learned: in state
+14 of the slippery 4x4 FrozenLake it is .68 by the normalised advantage and .20 by the Q-gap at temperature .2.
 """
 
 from __future__ import annotations
@@ -14,61 +14,60 @@ import numpy as np
 from lrl.rewards.reward import Reward
 from lrl.rewards.row import Row
 
-_FLAT = 1e-9
-"""Q-values closer together than this are all equal: what value iteration leaves over is not a preference."""
+_EQUAL_VALUES_TOLERANCE = 1e-9
+"""Spread of Q-values up to which all are considered equal, as value iteration leaves small residuals."""
 
 
 class _ChosenActionReward(Reward):
-    """Pays for valid actions only."""
+    """Abstract base class of reward functions that are 0 for invalid responses."""
 
     def __call__(self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | None]) -> np.ndarray:
-        """The formula's value of each valid action, 0 for each invalid one; float64 ``(row,)``."""
-        paid = np.zeros(len(rows))
-        valid = [index for index, action in enumerate(actions) if action is not None]
+        """Compute the reward of each valid action, and 0 for each invalid response; float64 ``(row,)``."""
+        rewards = np.zeros(len(rows))
+        valid = [(index, row, action) for index, (row, action) in enumerate(zip(rows, actions)) if action is not None]
         if valid:
-            chosen = np.array([int(actions[index]) for index in valid])  # pyright: ignore[reportArgumentType]
-            paid[valid] = self._pay([rows[index] for index in valid], chosen)
-        return paid
+            indices, valid_rows, chosen = zip(*valid)
+            rewards[list(indices)] = self._rewards(valid_rows, np.array(chosen))
+        return rewards
 
     @abstractmethod
-    def _pay(self, rows: Sequence[Row], chosen: np.ndarray) -> np.ndarray:
-        """Float64 ``(row,)`` for the valid actions ``chosen``, int64 ``(row,)``."""
+    def _rewards(self, rows: Sequence[Row], chosen: np.ndarray) -> np.ndarray:
+        """Compute the rewards, float64 ``(row,)``, of valid actions ``chosen``, int64 ``(row,)``."""
 
 
 class NormalizedAdvantageReward(_ChosenActionReward):
-    """The original experiment's: ``min(1, (Q(a) - min Q) / (max Q - min Q) + .2 [a is the expert's])``.
+    """Reward of the original experiment: ``min(1, (Q(a) - min Q) / (max Q - min Q) + .2 [a is the expert's action])``.
 
-    Where all actions are worth the same: 1 for the expert's, else .5. The original total is the mean of this and
-    :class:`~lrl.rewards.format.FormatReward`: weights .5 and .5.
+    If all Q-values are equal, it is 1 for the expert's action, else .5. The total of the original experiment is the sum
+    of this reward and :class:`~lrl.rewards.format.FormatReward`, both with weight .5.
     """
 
     name = "normalized_advantage"
 
-    def _pay(self, rows: Sequence[Row], chosen: np.ndarray) -> np.ndarray:
-        _, of_chosen, low, spread = _values(rows, chosen)
-        match = chosen == np.array([row.action for row in rows])
-        flat = spread <= _FLAT
-        normalised = (of_chosen - low) / np.where(flat, 1.0, spread)
-        return np.where(flat, np.where(match, 1.0, 0.5), np.minimum(1.0, normalised + 0.2 * match))
+    def _rewards(self, rows: Sequence[Row], chosen: np.ndarray) -> np.ndarray:
+        q, q_chosen, spread, all_equal = _q_values(rows, chosen)
+        is_expert = chosen == np.array([row.action for row in rows])
+        normalized = (q_chosen - q.min(1)) / spread
+        return np.where(all_equal, np.where(is_expert, 1.0, 0.5), np.minimum(1.0, normalized + 0.2 * is_expert))
 
 
 class OptimalActionReward(_ChosenActionReward):
-    """1 for a best action (ties count), else 0: nothing to gain from the second best."""
+    """Reward of 1 for a best action, ties included, else 0."""
 
     name = "optimal_action"
 
-    def _pay(self, rows: Sequence[Row], chosen: np.ndarray) -> np.ndarray:
+    def _rewards(self, rows: Sequence[Row], chosen: np.ndarray) -> np.ndarray:
         return np.array([float(action in row.best_actions) for row, action in zip(rows, chosen, strict=True)])
 
 
 class QGapReward(_ChosenActionReward):
-    """``exp(-(max Q - Q(a)) / (temperature (max Q - min Q)))``: between the two others, by its temperature.
+    """Reward ``exp(-(max Q - Q(a)) / (temperature (max Q - min Q)))``, which is 1 if all Q-values are equal.
 
-    Towards 0 it becomes :class:`OptimalActionReward`; large ones level all actions. 1 where all are worth the same.
+    With temperatures near 0 it approaches :class:`OptimalActionReward`; high ones make all rewards similar.
 
     Args:
-        weight: factor in the sum.
-        temperature: the fraction of the spread at which an action is paid 1/e; positive.
+        weight: Factor of this function in the sum.
+        temperature: Gap, as a fraction of the spread of Q-values, at which the reward is 1/e; positive.
     """
 
     name = "q_gap"
@@ -79,15 +78,19 @@ class QGapReward(_ChosenActionReward):
             raise ValueError(f"rewards.temperature is {temperature}; it must be positive.")
         self.temperature = float(temperature)
 
-    def _pay(self, rows: Sequence[Row], chosen: np.ndarray) -> np.ndarray:
-        q, of_chosen, _, spread = _values(rows, chosen)
-        flat = spread <= _FLAT
-        gap = (q.max(1) - of_chosen) / (self.temperature * np.where(flat, 1.0, spread))
-        return np.where(flat, 1.0, np.exp(-gap))
+    def _rewards(self, rows: Sequence[Row], chosen: np.ndarray) -> np.ndarray:
+        q, q_chosen, spread, all_equal = _q_values(rows, chosen)
+        return np.where(all_equal, 1.0, np.exp(-(q.max(1) - q_chosen) / (self.temperature * spread)))
 
 
-def _values(rows: Sequence[Row], chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Q ``(row, action)``; Q of the chosen action, the lowest Q and the spread of Q, each ``(row,)``."""
+def _q_values(rows: Sequence[Row], chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return all Q-values and statistics of them.
+
+    Returns:
+        Q ``(row, action)``; and, each ``(row,)``, Q of the chosen action, the spread ``max Q - min Q`` with 1 where all
+        Q-values are equal, and whether they are equal.
+    """
     q = np.array([row.q_values for row in rows], dtype=np.float64)
-    low = q.min(1)
-    return q, q[np.arange(len(q)), chosen], low, q.max(1) - low
+    spread = q.max(1) - q.min(1)
+    all_equal = spread <= _EQUAL_VALUES_TOLERANCE
+    return q, q[np.arange(len(q)), chosen], np.where(all_equal, 1.0, spread), all_equal

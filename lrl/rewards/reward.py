@@ -1,4 +1,4 @@
-"""The interface of rewards for answers to the rows of a data set."""
+"""Interface of reward functions for responses to the rows of a data set."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from lrl.rewards.row import Row
 
 
 class Reward(ABC):
-    """Pays for answers, a batch at a time. The total that an environment pays is the weighted sum of its rewards.
+    """Abstract base class of reward functions for batches of responses.
+
+    The reward of an environment is the weighted sum of its reward functions.
 
     Args:
-        weight: factor in the sum; any sign.
+        weight: Factor of this function in the sum; may be negative.
     """
 
     name: str
-    """Metrics carry it: ``reward/<name>``."""
+    """Name of the metric: ``reward/<name>``."""
 
     def __init__(self, weight: float = 1.0) -> None:
         self.weight = float(weight)
 
     @abstractmethod
     def __call__(self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | None]) -> np.ndarray:
-        """Pay for each answer, before the weight.
+        """Compute the unweighted reward of each response.
 
         Args:
-            rows: what was asked.
-            responses: the whole answers.
-            actions: the actions that they mean; None where an answer is invalid.
+            rows: The rows shown to the policy, ``(row,)``.
+            responses: The complete responses, ``(row,)``.
+            actions: The actions of the responses, ``(row,)``; None for an invalid response.
 
         Returns:
-            float64 ``(row,)``.
+            Rewards, float64 ``(row,)``.
         """

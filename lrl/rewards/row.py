@@ -1,31 +1,31 @@
-"""One state of a data set of prompts, with what an expert thinks of every action in it."""
+"""Row of a data set of prompts: a state with the expert's value of each action."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 TIE_TOLERANCE = 1e-6
-"""Two values are a tie if they differ by less than this part of the larger one."""
+"""Relative difference below which two values are a tie."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A state, as text, with expert values."""
+    """Holds the text of a state and the expert's values in it."""
 
     observation: str
-    """What the policy sees."""
+    """Text of the state that the policy sees."""
     q_values: tuple[float, ...]
     """The expert's value of each action, in the order of the action space."""
     action: int
-    """The action that the expert takes: one of the best."""
+    """The expert's action, one of the best."""
     state: int = 0
-    """The state's index in its environment."""
+    """Index of the state in its environment."""
     desc: tuple[str, ...] = ()
-    """The map, where the environment has one."""
+    """Map of the environment; empty if it has none."""
 
     @property
     def best_actions(self) -> tuple[int, ...]:
-        """Every action of the highest value; ties count (:data:`TIE_TOLERANCE`)."""
+        """Actions with the highest value, including ties (:data:`TIE_TOLERANCE`)."""
         best = max(self.q_values)
         floor = best - TIE_TOLERANCE * abs(best)
         return tuple(action for action, value in enumerate(self.q_values) if value >= floor)

@@ -1,4 +1,4 @@
-"""Rewards, against numbers worked out by hand."""
+"""Tests of the reward functions against values computed by hand."""
 
 import numpy as np
 import pytest
@@ -13,39 +13,39 @@ FLAT = Row(observation="", q_values=(0.2, 0.2, 0.2, 0.2), action=2)
 TIE = Row(observation="", q_values=(0.4, 0.0, 0.4 - 1e-9, 0.1), action=0)
 
 
-def paid(reward: Reward, row: Row) -> list[float]:
-    """What LEFT, DOWN, RIGHT, UP and an invalid answer are paid."""
+def rewards_of(reward: Reward, row: Row) -> list[float]:
+    """Return the rewards of LEFT, DOWN, RIGHT, UP and an invalid response."""
     return reward([row] * 5, [""] * 5, [0, 1, 2, 3, None]).tolist()
 
 
-def test_the_normalised_advantage_is_the_originals_formula() -> None:
-    # (Q - .1) / .4 = 0, 1, .5, .9; the expert's gets .2 more, clipped at 1
-    np.testing.assert_allclose(paid(NormalizedAdvantageReward(), ROW), [0, 1, 0.5, 0.9, 0])
+def test_normalized_advantage_follows_the_formula_of_the_original() -> None:
+    # (Q - .1) / .4 = 0, 1, .5, .9; the expert's action gets .2 more, clipped at 1.
+    np.testing.assert_allclose(rewards_of(NormalizedAdvantageReward(), ROW), [0, 1, 0.5, 0.9, 0])
 
 
-def test_the_match_bonus_goes_to_the_experts_action_even_where_its_values_disagree() -> None:
+def test_the_bonus_goes_to_the_experts_action_even_if_it_is_not_the_best() -> None:
     row = Row(observation="", q_values=(0.1, 0.5, 0.3, 0.46), action=2)
-    np.testing.assert_allclose(paid(NormalizedAdvantageReward(), row), [0, 1, 0.7, 0.9, 0])
+    np.testing.assert_allclose(rewards_of(NormalizedAdvantageReward(), row), [0, 1, 0.7, 0.9, 0])
 
 
-def test_the_normalised_advantage_of_equal_values_is_one_for_the_experts_action_and_half_else() -> None:
-    assert paid(NormalizedAdvantageReward(), FLAT) == [0.5, 0.5, 1, 0.5, 0]
+def test_normalized_advantage_of_equal_values_is_one_for_the_experts_action_else_one_half() -> None:
+    assert rewards_of(NormalizedAdvantageReward(), FLAT) == [0.5, 0.5, 1, 0.5, 0]
 
 
-def test_only_best_actions_are_optimal_and_ties_count() -> None:
-    assert paid(OptimalActionReward(), ROW) == [0, 1, 0, 0, 0]
-    assert paid(OptimalActionReward(), TIE) == [1, 0, 1, 0, 0]
-    assert paid(OptimalActionReward(), FLAT) == [1, 1, 1, 1, 0]
+def test_optimal_action_includes_ties() -> None:
+    assert rewards_of(OptimalActionReward(), ROW) == [0, 1, 0, 0, 0]
+    assert rewards_of(OptimalActionReward(), TIE) == [1, 0, 1, 0, 0]
+    assert rewards_of(OptimalActionReward(), FLAT) == [1, 1, 1, 1, 0]
 
 
-def test_the_gap_reward_separates_best_and_second_best_by_its_temperature() -> None:
-    expected = [np.exp(-5), 1, np.exp(-2.5), np.exp(-0.5), 0]  # gaps 1, 0, .5, .1 of the spread
-    np.testing.assert_allclose(paid(QGapReward(temperature=0.2), ROW), expected)
-    assert paid(QGapReward(), FLAT) == [1, 1, 1, 1, 0]
-    np.testing.assert_allclose(paid(QGapReward(temperature=1e-3), TIE), [1, 0, 1, 0, 0], atol=1e-4)
+def test_q_gap_decays_with_the_gap_and_the_temperature() -> None:
+    expected = [np.exp(-5), 1, np.exp(-2.5), np.exp(-0.5), 0]  # gaps are 1, 0, .5 and .1 of the spread
+    np.testing.assert_allclose(rewards_of(QGapReward(temperature=0.2), ROW), expected)
+    assert rewards_of(QGapReward(), FLAT) == [1, 1, 1, 1, 0]
+    np.testing.assert_allclose(rewards_of(QGapReward(temperature=1e-3), TIE), [1, 0, 1, 0, 0], atol=1e-4)
 
 
-def test_a_temperature_that_is_not_positive_is_an_error() -> None:
+def test_a_temperature_of_zero_raises() -> None:
     with pytest.raises(ValueError, match="temperature is 0"):
         QGapReward(temperature=0)
 
@@ -61,14 +61,14 @@ def test_a_temperature_that_is_not_positive_is_an_error() -> None:
         ("", 0),
     ],
 )
-def test_the_format_reward_wants_both_pairs_of_tags(response: str, value: float) -> None:
+def test_format_requires_both_pairs_of_tags(response: str, value: float) -> None:
     assert FormatReward()([ROW], [response], [None]).tolist() == [value]
 
 
-def test_an_invalid_action_costs_one() -> None:
-    assert paid(InvalidActionReward(), ROW) == [0, 0, 0, 0, -1]
+def test_invalid_actions_are_penalized() -> None:
+    assert rewards_of(InvalidActionReward(), ROW) == [0, 0, 0, 0, -1]
 
 
-def test_no_rows_are_paid_nothing() -> None:
+def test_an_empty_batch_has_no_rewards() -> None:
     for reward in (NormalizedAdvantageReward(), OptimalActionReward(), QGapReward(), FormatReward()):
         assert reward([], [], []).shape == (0,)
