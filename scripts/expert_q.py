@@ -9,7 +9,7 @@ import argparse
 
 import gymnasium as gym
 
-from lrl.envs.frozen_lake.csv_file import demonstrate, write_csv
+from lrl.envs.frozen_lake.csv_file import generate_records, write_csv
 from lrl.envs.frozen_lake.maps import named_map, transition_table
 from lrl.envs.tabular import optimal_q, optimal_success, q_learning, success_probability
 
@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> None:
     else:
         env = gym.make("FrozenLake-v1", map_name=args.map_name, is_slippery=args.slippery, disable_env_checker=True)
         q_values = q_learning(env, args.learning_episodes, args.seed, gamma=args.gamma)
-    records = demonstrate(q_values, args.episodes, args.seed, map_name=args.map_name, is_slippery=args.slippery)
+    records = generate_records(q_values, args.episodes, args.seed, map_name=args.map_name, is_slippery=args.slippery)
     write_csv(args.out, records)
     success, best = success_probability(table, q_values.argmax(1)), optimal_success(table)
     states = len({record["state"] for record in records})

@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from lrl.codecs.codec import TextCodec
 from lrl.data.minari_storage import DatasetWriter
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
-from lrl.envs.native import NativeStart, NativeStep
+from lrl.envs.native import NativeReset, NativeStep
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
 from lrl.policies.baselines.random_actions import NoisyPolicy, RandomAnswer
 from lrl.policies.policy import Policy
@@ -106,7 +106,7 @@ class EpisodeRecorder(VectorWrapper):
         return observations, rewards, terminated, truncated, infos
 
 
-def _begin(index: int, seed: int, start: NativeStart) -> RecordedEpisode:
+def _begin(index: int, seed: int, start: NativeReset) -> RecordedEpisode:
     return RecordedEpisode(index, seed, start.context, [copy.deepcopy(start.observation)])
 
 

@@ -1,4 +1,4 @@
-"""Environments. Importing this package registers ours with Gymnasium."""
+"""Environments and their wrappers. Importing this package registers the environments of lrl with Gymnasium."""
 
 import gymnasium as gym
 

@@ -1,4 +1,4 @@
-"""What an environment's expert would do next: the environment's own, value iteration, or a controller."""
+"""Expert actions of native environments: by the environment itself, by value iteration or by a controller."""
 
 from __future__ import annotations
 
@@ -11,40 +11,42 @@ import numpy as np
 
 from lrl.envs.tabular import TransitionTable, optimal_q
 
-_SOLVED: WeakKeyDictionary[gym.Env, np.ndarray] = WeakKeyDictionary()
+_GREEDY_POLICIES: WeakKeyDictionary[gym.Env, np.ndarray] = WeakKeyDictionary()
+"""Cache of the best action of each state, int64 ``(state,)``, by environment."""
 
 
-def expert_action(native: Any) -> Any:
-    """The best action in the state that ``native`` is in.
+def expert_action(native: gym.Env) -> Any:
+    """Return the expert's action in the current state of ``native``.
 
     Raises:
-        ValueError: nobody knows it.
+        ValueError: If no expert is known for the environment.
     """
-    own = getattr(native, "expert_action", None)
-    if own is not None:
-        return own()
-    for parent in type(native).__mro__:
-        known = _EXPERTS.get(f"{parent.__module__}:{parent.__qualname__}")
-        if known is not None:
-            return known(native)
-    raise ValueError(f"policy is 'expert', but none is known for {type(native).__name__}.")
+    own_expert = getattr(native, "expert_action", None)
+    if own_expert is not None:
+        return own_expert()
+    for base in type(native).__mro__:
+        expert = _EXPERTS.get(f"{base.__module__}:{base.__qualname__}")
+        if expert is not None:
+            return expert(native)
+    raise ValueError(f"policy is 'expert', but no expert is known for {type(native).__name__}.")
 
 
-def by_value_iteration(native: Any) -> int:
-    """The first best action by the environment's own transition table, discounted by .99."""
-    if native not in _SOLVED:
-        _SOLVED[native] = optimal_q([TransitionTable.of(native.P)])[0].argmax(-1)
-    return int(_SOLVED[native][native.s])
+def _value_iteration_action(native: Any) -> int:
+    """Return the first best action by the environment's own transition table, with discount factor .99."""
+    if native not in _GREEDY_POLICIES:
+        _GREEDY_POLICIES[native] = optimal_q([TransitionTable.from_gymnasium(native.P)])[0].argmax(-1)
+    return int(_GREEDY_POLICIES[native][native.s])
 
 
-def balance(native: Any) -> int:
-    """CartPole: push to where the pole falls and the cart does not drift, by the sign of a linear combination."""
-    position, velocity, angle, turning = native.state
-    return int(angle + 0.3 * turning + 0.05 * position + 0.1 * velocity > 0)
+def _cartpole_action(native: Any) -> int:
+    """Return the action of a linear controller that balances the pole and keeps the cart near the centre."""
+    position, velocity, angle, angular_velocity = native.state
+    return int(angle + 0.3 * angular_velocity + 0.05 * position + 0.1 * velocity > 0)
 
 
 _EXPERTS: dict[str, Callable[[Any], int]] = {
-    "gymnasium.envs.toy_text.taxi:TaxiEnv": by_value_iteration,
-    "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv": by_value_iteration,
-    "gymnasium.envs.classic_control.cartpole:CartPoleEnv": balance,
+    "gymnasium.envs.toy_text.taxi:TaxiEnv": _value_iteration_action,
+    "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv": _value_iteration_action,
+    "gymnasium.envs.classic_control.cartpole:CartPoleEnv": _cartpole_action,
 }
+"""Experts by the ``module:class`` of the native environment."""

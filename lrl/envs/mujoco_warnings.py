@@ -1,4 +1,4 @@
-"""What MuJoCo says while it simulates."""
+"""Redirection of MuJoCo's warnings to Python's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def redirect_mujoco_warnings() -> None:
-    """Make MuJoCo's warnings Python's: no log file in the working directory, no notes about its own models' syntax."""
+    """Turn MuJoCo's warnings into Python warnings, without a log file and without deprecation notes about models."""
     if importlib.util.find_spec("mujoco") is None:
         return
     import mujoco

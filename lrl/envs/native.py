@@ -1,4 +1,4 @@
-"""What every environment of ours adds to a native one: a verdict on the episode, and noise that can be reseeded."""
+"""Wrapper that adds success, recording and reseeded noise to native environments."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from lrl.codecs.codec import TextCodec
 
 
 @dataclass(frozen=True)
-class NativeStart:
-    """What a reset of a native environment returned."""
+class NativeReset:
+    """Holds what a reset of a native environment returned."""
 
     observation: Any
     context: Any
-    """The codec's, see :meth:`~lrl.codecs.codec.TextCodec.context`; None without a codec."""
+    """Result of :meth:`~lrl.codecs.codec.TextCodec.context`; None without a codec."""
 
 
 @dataclass(frozen=True)
 class NativeStep:
-    """What a native environment was stepped with, and what it returned."""
+    """Holds the action of a step of a native environment, and what the step returned."""
 
     action: Any
     observation: Any
@@ -31,26 +31,32 @@ class NativeStep:
 
 
 class NativeEnv(gym.Wrapper):
-    """A native environment whose infos are the same for all environments.
+    """Wrapper of a native environment with the same ``info`` entries for all environments.
 
-    ``info`` holds ``action_valid`` (true), ``invalid_reason`` (empty), ``success``, and of what an environment adds of
-    its own only ``reward_<term>`` as ``reward/<term>``: the rest costs more to vectorise than its step. ``success`` is
-    meaningful at an episode's end; it is the first of these that exists: the environment's own verdict
-    (``info["success"]`` or ``info["is_success"]``); return >= ``success_return``; return >= the reward threshold that
-    the environment is registered with; a first positive reward at a terminal state. The return is undiscounted and
-    holds native rewards only.
+    ``info`` contains ``action_valid`` (True), ``invalid_reason`` (empty) and ``success``. Of the environment's own
+    entries it keeps only ``reward_<term>``, as ``reward/<term>``, because vectorizing all of them takes longer than a
+    step.
+
+    ``success`` is meaningful at the end of an episode. It is determined by the first of these criteria that applies:
+
+    1. ``info["success"]`` or ``info["is_success"]`` of the environment.
+    2. The return is at least ``success_return``.
+    3. The return is at least the ``reward_threshold`` that the environment is registered with.
+    4. The episode terminates with its first positive reward.
+
+    The return is undiscounted and contains native rewards only.
 
     Args:
-        env: a native environment.
-        success_return: see above.
-        reset_options: of every reset; those of a call count more.
-        codec: whose context is recorded with each episode, so that the recording can be put into words later.
+        env: A native environment.
+        success_return: Return from which an episode is a success; None selects the registered threshold.
+        reset_options: Options of every reset; options passed to :meth:`reset` take precedence.
+        codec: Codec whose context is recorded, so that recorded observations can be converted to text later.
 
     Attributes:
-        records: whether ``info["native"]`` holds a :class:`NativeStart` after a reset and a :class:`NativeStep` after
-            a step. Set it before a reset.
-        noise_seed: if set, the environment's random numbers are seeded with it after each reset, so that
-            environments of one group can share their start but not what happens to them afterwards.
+        records: Whether ``info["native"]`` contains a :class:`NativeReset` after each reset and a :class:`NativeStep`
+            after each step. Set it before a reset.
+        noise_seed: If set, seeds the environment's random number generator after each reset. Environments of one group
+            can thereby share their initial state but not their transition noise.
     """
 
     def __init__(
@@ -71,7 +77,12 @@ class NativeEnv(gym.Wrapper):
         self._rewarded = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the native environment, then its noise. Options that it does not know are passed on untouched."""
+        """Reset the environment and reseed its noise.
+
+        Args:
+            seed: Seed of the environment.
+            options: Options of this reset, passed to the environment even if it does not use them.
+        """
         observation, _ = self.env.reset(seed=seed, options=self._reset_options | (options or {}))
         if self.noise_seed is not None:
             self.env.unwrapped.np_random = seeding.np_random(int(self.noise_seed))[0]
@@ -79,32 +90,27 @@ class NativeEnv(gym.Wrapper):
         info: dict[str, Any] = {"action_valid": True, "success": False, "invalid_reason": ""}
         if self.records:
             context = None if self._codec is None else self._codec.context(self.env)
-            info["native"] = NativeStart(observation, context)
+            info["native"] = NativeReset(observation, context)
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step the native environment."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
+        """Step the environment with a native action."""
+        observation, reward, terminated, truncated, native_info = self.env.step(action)
         reward = float(reward)
         self._return += reward
-        success = (terminated or truncated) and self._succeeded(reward, terminated, info)
+        success = (terminated or truncated) and self._is_success(reward, terminated, native_info)
         self._rewarded |= reward > 0
-        told = {"action_valid": True, "success": success, "invalid_reason": "", **reward_terms(info)}
+        info: dict[str, Any] = {"action_valid": True, "success": success, "invalid_reason": ""}
+        if native_info:
+            info |= {f"reward/{k[7:]}": float(value) for k, value in native_info.items() if k.startswith("reward_")}
         if self.records:
-            told["native"] = NativeStep(action, observation, reward)
-        return observation, reward, terminated, truncated, told
+            info["native"] = NativeStep(action, observation, reward)
+        return observation, reward, terminated, truncated, info
 
-    def _succeeded(self, reward: float, terminated: bool, info: dict[str, Any]) -> bool:
-        verdict = info.get("success", info.get("is_success"))
-        if verdict is not None:
-            return bool(verdict)
+    def _is_success(self, reward: float, terminated: bool, native_info: Mapping[str, Any]) -> bool:
+        success = native_info.get("success", native_info.get("is_success"))
+        if success is not None:
+            return bool(success)
         if self._success_return is not None:
             return self._return >= self._success_return
         return terminated and reward > 0 and not self._rewarded
-
-
-def reward_terms(info: Mapping[str, Any]) -> dict[str, float]:
-    """What an environment tells of its reward: ``reward_ctrl`` of ``info`` as ``reward/ctrl``."""
-    if not info:
-        return {}
-    return {f"reward/{name[7:]}": float(value) for name, value in info.items() if name.startswith("reward_")}

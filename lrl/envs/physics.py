@@ -1,4 +1,4 @@
-"""MuJoCo bodies in a world that differs from the one they were trained in."""
+"""MuJoCo environments with modified physics."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import gymnasium as gym
 
 
 def half_cheetah(gravity: float = 1.0, friction: float = 1.0, **kwargs: Any) -> gym.Env:
-    """Gymnasium's HalfCheetah, version 5, with other physics.
+    """Create Gymnasium's HalfCheetah, version 5, with modified gravity and friction.
 
     Args:
-        gravity: factor.
-        friction: factor of all of the ground's and the body's coefficients.
-        kwargs: HalfCheetah's own, such as ``reset_noise_scale`` (0.1).
+        gravity: Factor of the gravity; positive.
+        friction: Factor of all friction coefficients of the ground and the body; positive.
+        kwargs: Arguments of HalfCheetah, such as ``reset_noise_scale``.
 
     Raises:
-        ValueError: a factor is not positive.
+        ValueError: If a factor is not positive.
     """
     from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 

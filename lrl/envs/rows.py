@@ -1,4 +1,4 @@
-"""Where the rows of a one-turn environment come from."""
+"""Interface of the data sets behind one-turn environments."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lrl.rewards.row import Row
 
 
 class RowSource(ABC):
-    """A data set of states with expert values."""
+    """Abstract base class of data sets of states with expert values."""
 
     @property
     @abstractmethod
     def codec(self) -> TextCodec:
-        """The text of the environment that the states are from."""
+        """Codec of the environment that the states belong to."""
 
     @abstractmethod
     def rows(self) -> Sequence[Row]:
-        """All rows, in an order that does not change from call to call."""
+        """Return all rows, in the same order at each call."""

@@ -1,4 +1,4 @@
-"""Environments with a transition table: their best values, and what a policy achieves in them, exactly."""
+"""Environments with a transition table: optimal values and exact success probabilities."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class TransitionTable:
-    """What follows each action in each state. All arrays are ``(state, action, outcome)``."""
+    """Holds the outcomes of each action in each state. All arrays have shape ``(state, action, outcome)``."""
 
     next_state: np.ndarray
-    """int64."""
+    """Next state, int64."""
     probability: np.ndarray
-    """float64; 0 where an action has fewer outcomes than others."""
+    """Probability of the outcome, float64; 0 for padding of actions with fewer outcomes."""
     reward: np.ndarray
-    """float64."""
+    """Reward, float64."""
     terminated: np.ndarray
-    """bool: the outcome ends the episode."""
+    """Whether the outcome ends the episode, bool."""
 
     @classmethod
-    def of(cls, transitions: Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]) -> TransitionTable:
-        """Read a ``P`` as Gymnasium's toy-text environments have it."""
-        width = max(len(outcomes) for actions in transitions.values() for outcomes in actions.values())
-        nothing = [(0.0, 0, 0.0, True)]
+    def from_gymnasium(
+        cls, transitions: Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]
+    ) -> TransitionTable:
+        """Convert the attribute ``P`` of Gymnasium's toy-text environments."""
+        num_outcomes = max(len(outcomes) for actions in transitions.values() for outcomes in actions.values())
+        padding = [(0.0, 0, 0.0, True)]
         padded = [
-            [list(outcomes) + nothing * (width - len(outcomes)) for outcomes in actions.values()]
+            [list(outcomes) + padding * (num_outcomes - len(outcomes)) for outcomes in actions.values()]
             for actions in transitions.values()
         ]
-        cells = np.array(padded, dtype=np.float64)
-        probability, next_state, reward, terminated = np.moveaxis(cells, -1, 0)
+        probability, next_state, reward, terminated = np.moveaxis(np.array(padded, dtype=np.float64), -1, 0)
         return cls(
             next_state=next_state.astype(np.int64),
             probability=probability,
@@ -43,7 +44,7 @@ class TransitionTable:
 
     @property
     def num_states(self) -> int:
-        """Number of states, ends included."""
+        """Number of states, including terminal ones."""
         return self.next_state.shape[0]
 
     @property
@@ -53,27 +54,35 @@ class TransitionTable:
 
     @property
     def dynamics(self) -> tuple[np.ndarray, np.ndarray]:
-        """Expected reward ``(state, action)``, and probability of going on in each state ``(state, action, state)``."""
-        going_on = np.zeros((self.num_states, self.num_actions, self.num_states))
+        """Expected rewards, float64 ``(state, action)``, and probabilities of non-terminal transitions.
+
+        The latter have shape ``(state, action, next state)``.
+        """
+        transitions = np.zeros((self.num_states, self.num_actions, self.num_states))
         state, action, _ = np.indices(self.next_state.shape)
-        np.add.at(going_on, (state, action, self.next_state), self.probability * ~self.terminated)
-        return (self.probability * self.reward).sum(-1), going_on
+        np.add.at(transitions, (state, action, self.next_state), self.probability * ~self.terminated)
+        return (self.probability * self.reward).sum(-1), transitions
+
+    @property
+    def goal_probability(self) -> np.ndarray:
+        """Probability of a positive reward, float64 ``(state, action)``."""
+        return (self.probability * (self.reward > 0)).sum(-1)
 
 
 def optimal_q(tables: Sequence[TransitionTable], gamma: float = 0.99, tolerance: float = 1e-10) -> np.ndarray:
-    """Q-values of the best policies, by value iteration on all tables at once.
+    """Compute the Q-values of optimal policies by value iteration on all tables at once.
 
     Args:
-        tables: of one shape.
-        gamma: discount per step.
-        tolerance: stop when no state's value changes by more.
+        tables: Transition tables of the same shape.
+        gamma: Discount factor.
+        tolerance: The iteration stops when no state's value changes by more.
 
     Returns:
-        float64 ``(table, state, action)``; rows of states that end the episode are 0.
+        Q-values, float64 ``(table, state, action)``; 0 in terminal states.
     """
-    rewards, going_on = (np.stack(parts) for parts in zip(*(table.dynamics for table in tables), strict=True))
+    rewards, transitions = (np.stack(arrays) for arrays in zip(*(table.dynamics for table in tables), strict=True))
     shape = rewards.shape
-    discounted = gamma * going_on.reshape(shape[0], -1, shape[1])
+    discounted = gamma * transitions.reshape(shape[0], -1, shape[1])
     values = np.zeros(shape[:2])
     while True:
         q = rewards + (discounted @ values[..., None]).reshape(shape)
@@ -83,57 +92,58 @@ def optimal_q(tables: Sequence[TransitionTable], gamma: float = 0.99, tolerance:
 
 
 def success_probability(table: TransitionTable, policy: np.ndarray, steps: int = 100, start: int = 0) -> float:
-    """Probability that a stationary policy earns a positive reward within ``steps``, without sampling.
+    """Compute the probability that a stationary policy receives a positive reward, without sampling.
 
-    The distribution over states is propagated through the table. Meant for environments that pay once, at the goal.
+    The distribution over states is propagated through the table. The result is exact for environments that give a
+    positive reward only at the end of an episode.
 
     Args:
-        table: the environment.
-        policy: probability of each action ``(state, action)``, or the action of each state, integer ``(state,)``.
-        steps: the time limit.
-        start: where episodes begin.
+        table: The transition table.
+        policy: Action probabilities, ``(state, action)``, or one action per state, integer ``(state,)``.
+        steps: Time limit.
+        start: Initial state.
     """
     probabilities = np.eye(table.num_actions)[policy] if policy.ndim == 1 else policy
-    _, going_on = table.dynamics
-    paid = (table.probability * (table.reward > 0)).sum(-1)
-    state, success = np.eye(table.num_states)[start], 0.0
+    _, transitions = table.dynamics
+    goal, state, success = table.goal_probability, np.eye(table.num_states)[start], 0.0
     for _ in range(steps):
-        chosen = state[:, None] * probabilities
-        success += float((chosen * paid).sum())
-        state = np.einsum("sa,san->n", chosen, going_on)
+        state_action = state[:, None] * probabilities
+        success += float((state_action * goal).sum())
+        state = np.einsum("sa,san->n", state_action, transitions)
     return success
 
 
 def greedy_success(table: TransitionTable, steps: int = 100, start: int = 0, gamma: float = 0.99) -> float:
-    """Success within ``steps`` of the policy that value iteration finds; ties go to the first action.
+    """Compute the success probability of the policy found by value iteration; ties go to the first action.
 
-    It knows no clock and discounts, so it stays a little below :func:`optimal_success` (slippery 4x4: .7402).
+    It is slightly below :func:`optimal_success` (slippery 4x4: .7402), because the policy ignores the remaining time
+    and discounts.
     """
     return success_probability(table, optimal_q([table], gamma)[0].argmax(-1), steps, start)
 
 
 def optimal_success(table: TransitionTable, steps: int = 100, start: int = 0) -> float:
-    """The highest success within ``steps`` that any policy reaches, one that watches the clock included.
+    """Compute the highest success probability of any policy, including policies that know the remaining time.
 
-    By dynamic programming backwards from the time limit (slippery 4x4: .7442).
+    Uses dynamic programming backwards from the time limit (slippery 4x4: .7442).
     """
-    _, going_on = table.dynamics
-    paid = (table.probability * (table.reward > 0)).sum(-1)
+    _, transitions = table.dynamics
+    goal = table.goal_probability
     values = np.zeros(table.num_states)
     for _ in range(steps):
-        values = (paid + going_on @ values).max(-1)
+        values = (goal + transitions @ values).max(-1)
     return float(values[start])
 
 
 def reachable_states(table: TransitionTable, start: int = 0) -> list[int]:
-    """States in which some policy that begins at ``start`` acts, ascending; ends of episodes are not among them."""
+    """Return the non-terminal states that some policy can reach from ``start``, in ascending order."""
     found, frontier = {start}, [start]
     while frontier:
         state = frontier.pop()
-        going_on = table.next_state[state][(table.probability[state] > 0) & ~table.terminated[state]]
-        fresh = set(going_on.tolist()) - found
-        found |= fresh
-        frontier += fresh
+        successors = table.next_state[state][(table.probability[state] > 0) & ~table.terminated[state]]
+        new = set(successors.tolist()) - found
+        found |= new
+        frontier += new
     return sorted(found)
 
 
@@ -147,21 +157,22 @@ def q_learning(
     epsilon_decay: float = 0.995,
     min_epsilon: float = 0.01,
 ) -> np.ndarray:
-    """Q-values by tabular Q-learning, with the settings of the original experiment.
+    """Learn Q-values by tabular Q-learning, with the settings of the original experiment.
 
-    Where all actions look the same, the choice is random: taking the first one would never leave the start on dry ice.
+    If all actions of a state have the same value, a random one is taken. With the first one, the agent would never
+    leave the start when the ice is not slippery.
 
     Args:
-        env: discrete observations and actions.
-        num_episodes: episodes to learn from.
-        seed: of the environment and of the exploration.
-        learning_rate: step size of each update.
-        gamma: discount per step.
-        epsilon_decay: factor on the rate of random actions, which starts at 1, after each episode.
-        min_epsilon: where the decay ends.
+        env: An environment with discrete observations and actions.
+        num_episodes: Number of training episodes.
+        seed: Seed of the environment and of the exploration.
+        learning_rate: Step size of each update.
+        gamma: Discount factor.
+        epsilon_decay: Factor of the exploration rate after each episode; the rate starts at 1.
+        min_epsilon: Lower bound of the exploration rate.
 
     Returns:
-        float64 ``(state, action)``.
+        Q-values, float64 ``(state, action)``.
     """
     shape = (int(env.observation_space.n), int(env.action_space.n))  # pyright: ignore[reportAttributeAccessIssue]
     q, rng, epsilon = np.zeros(shape), np.random.default_rng(seed), 1.0
@@ -171,9 +182,9 @@ def q_learning(
         while not ended:
             explores = rng.random() < epsilon or q[state].max() == q[state].min()
             action = int(rng.integers(shape[1])) if explores else int(q[state].argmax())
-            after, reward, terminated, truncated, _ = env.step(action)
-            target = float(reward) + (0.0 if terminated else gamma * q[after].max())
+            next_state, reward, terminated, truncated, _ = env.step(action)
+            target = float(reward) + (0.0 if terminated else gamma * q[next_state].max())
             q[state, action] += learning_rate * (target - q[state, action])
-            state, ended = after, terminated or truncated
+            state, ended = next_state, terminated or truncated
         epsilon = max(min_epsilon, epsilon * epsilon_decay)
     return q

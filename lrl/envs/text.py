@@ -1,4 +1,4 @@
-"""Text in, text out: a codec around a native environment, with the invalid-action rule."""
+"""Wrapper that gives a native environment text observations and text actions."""
 
 from __future__ import annotations
 
@@ -16,57 +16,63 @@ from lrl.prompts.response_format import get_response_format
 
 
 class AnyText(gym.spaces.Text):
-    """Every string is a member; samples are printable ASCII.
+    """Text space that contains every string; samples are printable ASCII.
 
-    Gymnasium's own space looks at each character of each text and keeps three copies of its alphabet.
+    Gymnasium's ``Text`` checks each character of each text and stores its alphabet three times.
     """
 
     def __init__(self, max_length: int = 4096) -> None:
         super().__init__(max_length, min_length=0, charset=string.printable)
 
     def contains(self, x: Any) -> bool:
-        """Whether ``x`` is a string, of whatever length and characters."""
+        """Return whether ``x`` is a string."""
         return isinstance(x, str)
 
 
 class AdvisedText(str):
-    """An observation that also carries what the environment's own expert would do; a plain text to whoever reads it.
+    """Text observation that also contains the expert's action.
 
     Attributes:
-        expert_action: a native action.
+        expert_action: The native action of the expert.
     """
 
     expert_action: Any
 
     @classmethod
     def of(cls, text: str, expert_action: Any) -> AdvisedText:
-        """``text`` with an advice."""
+        """Return ``text`` with the expert's action."""
         advised = cls(text)
         advised.expert_action = expert_action
         return advised
 
 
 class TextEnv(gym.Wrapper):
-    """A native environment that shows text and takes answers.
+    """Wrapper whose observations are texts and whose actions are responses.
 
-    An answer whose format or action is not legal is an event of the environment: the native environment is not
-    stepped, the reward is ``invalid_penalty``, the observation says what was wrong above the unchanged text, and
-    the episode terminates after ``max_invalid`` such answers in a row. Numbers beyond a Box, also one inside a Dict or
-    Tuple, are clipped to it and counted as ``clipped_numbers``. ``info`` always holds ``action_valid``,
-    ``success`` and ``invalid_reason`` (see :class:`~lrl.envs.native.NativeEnv`). Where the format has reasoning and
-    actions are finitely many, ``reasoning_agrees`` says whether the action it names last is the one that was taken.
+    If a response has the wrong format or no legal action, the native environment is not stepped. The reward is then
+    ``invalid_penalty``, the observation is the reason followed by the unchanged text, and the episode terminates after
+    ``max_invalid`` consecutive invalid responses. Values out of the bounds of a Box, including one nested in a Dict or
+    Tuple, are clipped.
+
+    ``info`` always contains ``action_valid``, ``success`` and ``invalid_reason`` (see
+    :class:`~lrl.envs.native.NativeEnv`). If the action space contains a Box, ``clipped_numbers`` is the number of
+    clipped values. If the format has reasoning and the action space is finite, ``reasoning_agrees`` is whether the last
+    action mentioned in the reasoning is the action taken.
 
     Args:
-        env: a native environment.
-        codec: its text.
-        response_format: how answers are written, by name.
-        invalid_penalty: reward of an invalid answer.
-        max_invalid: invalid answers in a row that end the episode.
-        success_return: see :class:`~lrl.envs.native.NativeEnv`.
-        reset_options: as well.
+        env: A native environment.
+        codec: The codec of the environment.
+        response_format: Name of the format of responses.
+        invalid_penalty: Reward of an invalid response.
+        max_invalid: Number of consecutive invalid responses that ends an episode; at least 1.
+        success_return: See :class:`~lrl.envs.native.NativeEnv`.
+        reset_options: See :class:`~lrl.envs.native.NativeEnv`.
+
+    Raises:
+        ValueError: If ``max_invalid`` is less than 1.
 
     Attributes:
-        advises: whether observations are :class:`AdvisedText`, by :mod:`lrl.envs.expert_advice`. Set it before a reset.
+        advises: Whether observations are :class:`AdvisedText`, by :mod:`lrl.envs.expert_advice`. Set it before a reset.
     """
 
     def __init__(
@@ -89,14 +95,14 @@ class TextEnv(gym.Wrapper):
         self._format = get_response_format(response_format)
         self._penalty = float(invalid_penalty)
         self._max_invalid = max_invalid
-        self._invalid = 0
+        self._num_invalid = 0
         self._context: Any = None
         self._text = ""
         self.advises = False
 
     @property
     def noise_seed(self) -> int | None:
-        """Seeds the native environment's noise after each reset; None leaves it to the reset's own seed."""
+        """Seed of the native environment's noise after each reset; None keeps the seed of the reset."""
         return self._native.noise_seed
 
     @noise_seed.setter
@@ -104,20 +110,20 @@ class TextEnv(gym.Wrapper):
         self._native.noise_seed = seed
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Start an episode. Options that the native environment does not know do no harm."""
+        """Start an episode; see :meth:`~lrl.envs.native.NativeEnv.reset`."""
         observation, info = self._native.reset(seed=seed, options=options)
-        self._invalid = 0
+        self._num_invalid = 0
         self._context = self.codec.context(self._native.env)
         return self._show(observation), info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one answer, whatever its text."""
+        """Parse a response and take its action, or reject it with feedback. No text raises an error."""
         try:
             native_action = self.codec.text_to_action(self._format.extract(action))
         except InvalidActionError as error:
-            observation, reward, terminated, truncated, info = self._refuse(str(error))
+            observation, reward, terminated, truncated, info = self._reject(str(error))
             return observation, reward, terminated, truncated, info | self._agreement(action, None)
-        self._invalid = 0
+        self._num_invalid = 0
         native_action, clipped = clip_to_space(self._native.action_space, native_action)
         observation, reward, terminated, truncated, info = self._native.step(native_action)
         if clipped is not None:
@@ -125,13 +131,13 @@ class TextEnv(gym.Wrapper):
         info |= self._agreement(action, native_action)
         return self._show(observation), reward, terminated, truncated, info
 
-    def _agreement(self, answer: str, native_action: Any) -> dict[str, bool]:
-        """Whether the reasoning names the action that was taken; nothing where there is none to name."""
-        thought = self._format.reasoning(answer)
-        if thought is None or self.codec.action_texts is None:
+    def _agreement(self, response: str, native_action: Any) -> dict[str, bool]:
+        """Return whether the reasoning mentions the taken action last; empty without reasoning or named actions."""
+        reasoning = self._format.reasoning(response)
+        if reasoning is None or self.codec.action_texts is None:
             return {}
         taken = None if native_action is None else self.codec.action_to_text(native_action)
-        return {"reasoning_agrees": taken is not None and self.codec.last_mentioned_action(thought) == taken}
+        return {"reasoning_agrees": taken is not None and self.codec.last_mentioned_action(reasoning) == taken}
 
     def _show(self, observation: Any) -> str:
         self._text = self.codec.observation_to_text(observation, self._context)
@@ -142,8 +148,8 @@ class TextEnv(gym.Wrapper):
             return text
         return AdvisedText.of(text, expert_action(self.env.unwrapped))
 
-    def _refuse(self, reason: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        self._invalid += 1
+    def _reject(self, reason: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._num_invalid += 1
         info = {"action_valid": False, "success": False, "invalid_reason": reason}
         text = f"Invalid action: {reason}.\n{self._text}"
-        return self._advised(text), self._penalty, self._invalid >= self._max_invalid, False, info
+        return self._advised(text), self._penalty, self._num_invalid >= self._max_invalid, False, info

@@ -169,7 +169,7 @@ def lakes_of(envs: EnvFactory, num_maps: int = 1, seed: int = 10_000) -> list[La
         seed, desc = seed + 1, get_desc(native)
         misses = misses + 1 if desc in lakes else 0
         if desc not in lakes:
-            table = TransitionTable.of(native.unwrapped.P)  # pyright: ignore[reportAttributeAccessIssue]
+            table = TransitionTable.from_gymnasium(native.unwrapped.P)  # pyright: ignore[reportAttributeAccessIssue]
             lakes[desc] = Lake(desc=desc, table=table, steps=steps)
     native.close()
     return list(lakes.values())

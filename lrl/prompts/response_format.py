@@ -53,7 +53,7 @@ class ThinkAnswer(ResponseFormat):
 
     instruction = "Think inside <think></think>, then give the action inside <answer></answer>."
     stop = "</answer>"
-    # The only tags allowed inside the answer are those of actions that consist of numbers.
+    # Between the answer tags, only the tags of actions that consist of numbers are allowed.
     _pattern = re.compile(
         r"\s*<think>(.*?)</think>\s*<answer>([^<]*|\s*<action>[^<]*</action>\s*)</answer>\s*", re.DOTALL
     )

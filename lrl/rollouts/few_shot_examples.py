@@ -55,7 +55,7 @@ def draw_examples(env: EnvFactory, num_examples: int, response_format: str) -> t
     Raises:
         ValueError: the environment has no expert, or its episodes do not hold that many different observations.
     """
-    levels = env.training_levels()
+    levels = env.training_split()
     expert = ExpertPolicy(response_format=response_format)
     try:
         expert.connect(levels.codec)

@@ -1,4 +1,4 @@
-"""The CSV file of demonstrations."""
+"""Tests of the CSV files with demonstrations."""
 
 import csv
 import importlib.util
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lrl.envs.frozen_lake.csv_file import COLUMNS, Q_COLUMNS, CsvRows, decode_picture, demonstrate, write_csv
+from lrl.envs.frozen_lake.csv_file import COLUMNS, Q_COLUMNS, CsvRows, generate_records, parse_rendering, write_csv
 from lrl.envs.frozen_lake.expert_rows import ExpertQRows
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "expert_q.py"
@@ -29,7 +29,7 @@ ORIGINAL = {
 
 
 def file_with(folder: Path, *records: dict) -> str:
-    """A CSV file of records; a column with None is left out of the header."""
+    """Write a CSV file with the columns of the first record and return its path."""
     path = folder / "rows.csv"
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [column for column in COLUMNS if column in records[0]])
@@ -39,21 +39,21 @@ def file_with(folder: Path, *records: dict) -> str:
 
 
 def run_script(*arguments: str) -> None:
-    """Call the script as the command line does."""
+    """Run ``scripts/expert_q.py`` with command-line arguments."""
     spec = importlib.util.spec_from_file_location("expert_q", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.main(list(arguments))
 
 
-def test_the_originals_row_is_decoded_into_our_text(tmp_path: Path) -> None:
+def test_a_row_of_the_original_file_is_parsed(tmp_path: Path) -> None:
     (row,) = CsvRows(file_with(tmp_path, ORIGINAL)).rows()
     assert row.observation == "row 2 column 2\nS F F F\nF H F H\nF F A H\nH F F G"
     assert (row.state, row.action, row.q_values) == (10, 0, (0.61, 0.49, 0.4, 0.33))
     assert row.desc == ("SFFF", "FHFH", "FFFH", "HFFG")
 
 
-def test_a_first_row_without_last_action_and_other_columns_are_read(tmp_path: Path) -> None:
+def test_a_row_without_a_last_action_and_with_other_columns_is_parsed(tmp_path: Path) -> None:
     first = ORIGINAL | {"state": "0", "state_str": f"|{ESC}S\x1b[0mFFF|FHFH|FFFH|HFFG|", "next_state": "4.0"}
     path = Path(file_with(tmp_path, first))
     lines = path.read_text().replace("\r", "").splitlines()
@@ -61,7 +61,7 @@ def test_a_first_row_without_last_action_and_other_columns_are_read(tmp_path: Pa
     assert CsvRows(str(path)).rows()[0].state == 0
 
 
-def test_a_file_of_pictures_action_names_and_values_is_enough(tmp_path: Path) -> None:
+def test_the_required_columns_are_enough(tmp_path: Path) -> None:
     least = {column: ORIGINAL[column] for column in ("state_str", "action_text", *Q_COLUMNS)}
     assert CsvRows(file_with(tmp_path, least)).rows() == CsvRows(file_with(tmp_path, ORIGINAL)).rows()
     with pytest.raises(ValueError, match="row 1, column action_text: it is 'JUMP'; it must be one of LEFT, DOWN"):
@@ -71,18 +71,18 @@ def test_a_file_of_pictures_action_names_and_values_is_enough(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("column", ["state", "action", "reward", "next_state", "done", "batch_idx"])
-def test_any_other_column_may_be_missing(column: str, tmp_path: Path) -> None:
+def test_optional_columns_may_be_missing(column: str, tmp_path: Path) -> None:
     whole = CsvRows(file_with(tmp_path, ORIGINAL)).rows()
     assert CsvRows(file_with(tmp_path, {k: v for k, v in ORIGINAL.items() if k != column})).rows() == whole
 
 
-def test_repeated_states_are_kept_once_unless_asked_for(tmp_path: Path) -> None:
+def test_repeated_rows_are_dropped_by_default(tmp_path: Path) -> None:
     path = file_with(tmp_path, ORIGINAL, ORIGINAL | {"state_str": ORIGINAL["state_str"].replace("Right", "Up")})
     assert len(CsvRows(path).rows()) == 1 and len(CsvRows(path, distinct=False).rows()) == 2
 
 
 @pytest.mark.parametrize("slippery", [True, False])
-def test_what_the_script_writes_is_what_the_loader_reads(slippery: bool, tmp_path: Path, capsys) -> None:
+def test_the_file_written_by_the_script_can_be_read(slippery: bool, tmp_path: Path, capsys) -> None:
     out = tmp_path / "new" / "expert.csv"
     run_script("--out", str(out), "--slippery" if slippery else "--no-slippery", "--episodes", "60")
     assert "success of the expert within 100 steps: " + ("0.7402" if slippery else "1.0000") in capsys.readouterr().out
@@ -98,7 +98,7 @@ def test_what_the_script_writes_is_what_the_loader_reads(slippery: bool, tmp_pat
     assert {float(record["reward"]) for record in ends} == {1.0} and ends[-1]["next_state"] == "15"
 
 
-def test_the_script_learns_by_q_learning_too(tmp_path: Path, capsys) -> None:
+def test_the_script_supports_q_learning(tmp_path: Path, capsys) -> None:
     out = tmp_path / "expert.csv"
     run_script(
         "--out", str(out), "--no-slippery", "--method", "q_learning", "--learning_episodes", "800", "--episodes", "2"
@@ -106,10 +106,10 @@ def test_the_script_learns_by_q_learning_too(tmp_path: Path, capsys) -> None:
     assert "1.0000" in capsys.readouterr().out and len(CsvRows(str(out)).rows()) == 6
 
 
-def test_batches_count_successful_episodes() -> None:
+def test_batch_indices_count_successful_episodes() -> None:
     q_values = np.zeros((16, 4))
     q_values[[0, 4, 8, 9, 13, 14], [1, 1, 2, 1, 2, 2]] = 1
-    records = demonstrate(q_values, 5, batch_size=2, is_slippery=False)
+    records = generate_records(q_values, 5, batch_size=2, is_slippery=False)
     assert [record["batch_idx"] for record in records[::6]] == [0, 0, 1, 1, 2]
 
 
@@ -118,10 +118,10 @@ def test_batches_count_successful_episodes() -> None:
     [
         ("state", "sixteen", "it is 'sixteen'"),
         ("state", "16", "below 16"),
-        ("state_str", "|SFFF|FHF|", "an ansi picture"),
-        ("state_str", "|SFFX|FHFH|", "an ansi picture"),
-        ("state_str", "", "an ansi picture"),
-        ("state_str", f"|{ESC}S\x1b[0mFFF|FHFH|FFFH|HFFG|", "drawn on cell 0; column state says 10"),
+        ("state_str", "|SFFF|FHF|", "an ansi rendering"),
+        ("state_str", "|SFFX|FHFH|", "an ansi rendering"),
+        ("state_str", "", "an ansi rendering"),
+        ("state_str", f"|{ESC}S\x1b[0mFFF|FHFH|FFFH|HFFG|", "the coloured cell is 0; column state is 10"),
         ("action", "4", "0, 1, 2 or 3"),
         ("action", "nan", "0, 1, 2 or 3"),
         ("action_text", "UP", "action 0 is LEFT"),
@@ -131,16 +131,14 @@ def test_batches_count_successful_episodes() -> None:
         ("reward", "none", "a finite number"),
     ],
 )
-def test_a_malformed_cell_is_one_error_that_names_row_and_column(
-    column: str, value: str, message: str, tmp_path: Path
-) -> None:
+def test_an_invalid_cell_raises_with_row_and_column(column: str, value: str, message: str, tmp_path: Path) -> None:
     path = file_with(tmp_path, ORIGINAL, ORIGINAL | {column: value})
     with pytest.raises(ValueError) as error:
         CsvRows(path).rows()
     assert f"row 2, column {column}: " in str(error.value) and message in str(error.value)
 
 
-def test_a_missing_column_a_short_row_and_a_missing_file_are_one_error(tmp_path: Path) -> None:
+def test_a_missing_column_a_short_row_and_a_missing_file_raise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="row 0 .*column q_value_up: it is missing"):
         CsvRows(file_with(tmp_path, {k: v for k, v in ORIGINAL.items() if k != "q_value_up"})).rows()
     short = Path(file_with(tmp_path, ORIGINAL))
@@ -155,10 +153,10 @@ def test_a_missing_column_a_short_row_and_a_missing_file_are_one_error(tmp_path:
         CsvRows(str(binary)).rows()
 
 
-def test_a_picture_without_colour_has_no_agent() -> None:
-    assert decode_picture("|SF|FG|") == (("SF", "FG"), None)
+def test_a_rendering_without_a_coloured_cell_has_no_agent() -> None:
+    assert parse_rendering("|SF|FG|") == (("SF", "FG"), None)
     with pytest.raises(ValueError):
-        decode_picture(f"|{ESC}S\x1b[0mF|F{ESC}G\x1b[0m|")
+        parse_rendering(f"|{ESC}S\x1b[0mF|F{ESC}G\x1b[0m|")
 
 
 def test_write_csv_creates_folders(tmp_path: Path) -> None:

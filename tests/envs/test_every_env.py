@@ -1,4 +1,4 @@
-"""Every Gymnasium environment of the mission through text and back."""
+"""Tests that acting through text equals acting natively, for all supported environments."""
 
 import gymnasium as gym
 import numpy as np
@@ -17,14 +17,14 @@ OLD_BODIES = ["Hopper-v4", "Walker2d-v4", "Swimmer-v4", "Ant-v4", "Humanoid-v4",
 OLD_BODIES += ["Reacher-v4", "InvertedPendulum-v4", "InvertedDoublePendulum-v4"]  # Pusher-v4 needs MuJoCo 2
 STEPS = 1000
 LIMITS = {"CliffWalking-v1": 500}
-"""Of what Gymnasium lets run for ever."""
+"""Time limits of environments that Gymnasium registers without one."""
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*The environment .*-v4 is out of date:DeprecationWarning")
 
 
-def walk(id, numbers, seed=0, steps=STEPS, kwargs=None):
-    """Random steps through text, beside the same native actions in the native environment."""
+def compare_walks(id, numbers, seed=0, steps=STEPS, kwargs=None):
+    """Take random actions through text and natively, and compare all results."""
     envs = GymnasiumEnvs(id, kwargs, numbers=numbers)
     text_env, native = envs.make(1, "direct"), gym.make(id, LIMITS.get(id), disable_env_checker=True, **(kwargs or {}))
     codec, rng = envs.codec, native.action_space
@@ -33,15 +33,15 @@ def walk(id, numbers, seed=0, steps=STEPS, kwargs=None):
     observation, _ = native.reset(seed=seed)
     for step in range(steps):
         assert text == codec.observation_to_text(observation, codec.context(native))
-        answer = codec.action_to_text(rng.sample())
-        action = codec.text_to_action(answer)
+        response = codec.action_to_text(rng.sample())
+        action = codec.text_to_action(response)
         if isinstance(rng, gym.spaces.Box):
             action = np.clip(action, rng.low, rng.high)
-        (text,), rewards, terminated, truncated, infos = text_env.step((answer,))
-        observation, reward, ended, cut, _ = native.step(action)
+        (text,), rewards, terminated, truncated, infos = text_env.step((response,))
+        observation, reward, native_terminated, native_truncated, _ = native.step(action)
         assert infos["action_valid"].all()
-        assert (rewards[0], terminated[0], truncated[0]) == (reward, ended, cut)
-        if ended or cut:
+        assert (rewards[0], terminated[0], truncated[0]) == (reward, native_terminated, native_truncated)
+        if native_terminated or native_truncated:
             (text,), _ = text_env.reset(seed=[seed + step], options={"reset_mask": np.array([True])})
             observation, _ = native.reset(seed=seed + step)
     text_env.close()
@@ -51,18 +51,18 @@ def walk(id, numbers, seed=0, steps=STEPS, kwargs=None):
 @pytest.mark.slow
 @pytest.mark.parametrize("id", CLASSIC + BODIES)
 @pytest.mark.parametrize("kind", ["decimals", "integers"])
-def test_a_thousand_steps_through_text_are_those_of_the_native_environment(id, kind):
-    walk(id, NumberFormat(kind=kind), steps=STEPS)
+def test_a_thousand_steps_with_numbers_equal_those_of_the_native_environment(id, kind):
+    compare_walks(id, NumberFormat(kind=kind), steps=STEPS)
 
 
 @pytest.mark.parametrize(("id", "size"), [(id, None) for id in BODIES + OLD_BODIES] + [("HalfCheetah-v5", 18)])
-def test_integers_lose_next_to_nothing_of_a_body(id, size):
+def test_integers_represent_mujoco_observations_to_half_a_bin(id, size):
     kwargs = {} if size is None else {"exclude_current_positions_from_observation": False}
     native = GymnasiumEnvs(id, kwargs).make_native()
     low, high = np.array(mujoco_ranges(native.unwrapped)).T
     assert size is None or len(low) == size
     names = mujoco_names(native.unwrapped)
-    assert len(names) == len(set(names)) == len(low), "each number has a name of its own"
+    assert len(names) == len(set(names)) == len(low), "each dimension has a unique name"
     native.reset(seed=0)
     native.action_space.seed(0)
     seen = np.array([native.step(native.action_space.sample())[0] for _ in range(200)])
@@ -76,15 +76,15 @@ def test_integers_lose_next_to_nothing_of_a_body(id, size):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*DISPLAY:Warning")
 @pytest.mark.parametrize("kwargs", [{}, {"task_kwargs": {"time_limit": 1}}])
-def test_dm_control_is_told_by_its_spaces(kwargs):
-    walk("shimmy:dm_control/cheetah-run-v0", NumberFormat(precision=5), kwargs=kwargs)
+def test_dm_control_environments_use_the_space_codec(kwargs):
+    compare_walks("shimmy:dm_control/cheetah-run-v0", NumberFormat(precision=5), kwargs=kwargs)
     assert GymnasiumEnvs("shimmy:dm_control/cheetah-run-v0").codec.observation_to_text(
         {"position": np.zeros(8), "velocity": np.ones(9)}
     ).splitlines()[1] == "velocity: " + ",".join(["1.000"] * 9)
 
 
 @pytest.mark.filterwarnings("ignore:.*DISPLAY:Warning")
-def test_dm_control_can_be_told_in_integers():
+def test_dm_control_environments_support_integers():
     numbers = NumberFormat(kind="integers", ranges={"position": [(-999.0, 999.0)], "velocity": [(0.0, 999.0)]})
     codec = GymnasiumEnvs("shimmy:dm_control/cheetah-run-v0", numbers=numbers).codec
     text = codec.observation_to_text({"position": np.ones(8), "velocity": np.full(9, 7.0)})
@@ -94,7 +94,7 @@ def test_dm_control_can_be_told_in_integers():
 @pytest.mark.parametrize(
     ("kwargs", "first"), [({}, ()), ({"exclude_current_positions_from_observation": False}, ("x",))]
 )
-def test_the_numbers_of_half_cheetah_have_the_names_of_gymnasiums_documentation(kwargs, first):
+def test_half_cheetah_uses_the_names_of_gymnasiums_documentation(kwargs, first):
     joints = [f"{end} {part}" for end in ("back", "front") for part in ("thigh", "shin", "foot")]
     names = [*first, "height", "pitch", *joints, *(f"{name} velocity" for name in ("x", "height", "pitch", *joints))]
     envs = GymnasiumEnvs("HalfCheetah-v5", kwargs, numbers=NumberFormat(names=True, precision=0))
@@ -103,11 +103,11 @@ def test_the_numbers_of_half_cheetah_have_the_names_of_gymnasiums_documentation(
 
 
 @pytest.mark.parametrize("id", TOYS)
-def test_a_thousand_steps_in_words_are_those_of_the_native_environment(id):
-    walk(id, None)
+def test_a_thousand_steps_with_words_equal_those_of_the_native_environment(id):
+    compare_walks(id, None)
 
 
-def test_taxi_is_told_in_words():
+def test_texts_of_taxi():
     codec = GymnasiumEnvs("Taxi-v4").codec
     native = gym.make("Taxi-v4").unwrapped
     assert codec.observation_to_text(native.encode(2, 3, 0, 1)) == (
@@ -117,7 +117,7 @@ def test_taxi_is_told_in_words():
     assert codec.text_to_action("pick up") == 4
 
 
-def test_a_vector_is_told_without_new_code_and_settings_reach_it():
+def test_arguments_and_reset_options_are_passed_to_the_environment():
     cheetah = GymnasiumEnvs("HalfCheetah-v5", {"exclude_current_positions_from_observation": False})
     env = cheetah.make(1, "direct")
     (text,), _ = env.reset(seed=[0])
@@ -132,6 +132,6 @@ def test_a_vector_is_told_without_new_code_and_settings_reach_it():
     env.close()
 
 
-def test_words_have_no_number_format():
+def test_a_number_format_for_an_environment_described_in_words_raises():
     with pytest.raises(ValueError, match="env.numbers is set, but FrozenLake-v1 is described in words"):
         _ = GymnasiumEnvs("FrozenLake-v1", numbers=NumberFormat()).codec

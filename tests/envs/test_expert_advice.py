@@ -1,4 +1,4 @@
-"""Experts that environments are asked for."""
+"""Tests of the expert actions of environments."""
 
 import gymnasium as gym
 import pytest
@@ -15,26 +15,26 @@ def returns(name, id, episodes, **settings):
 
 
 @pytest.mark.slow
-def test_the_controller_balances_the_pole_to_the_end():
+def test_the_cartpole_controller_reaches_the_time_limit():
     assert returns("expert", "CartPole-v1", 100).tolist() == [500] * 100
 
 
-def test_value_iteration_walks_along_the_cliff():
+def test_value_iteration_is_optimal_in_cliff_walking():
     assert returns("expert", "CliffWalking-v1", 1).tolist() == [-13]
 
 
-def test_value_iteration_drives_the_shortest_way():
-    assert 7 < returns("expert", "Taxi-v4", 100).mean() < 9  # 7.9 on average over all starts
+def test_value_iteration_is_optimal_in_taxi():
+    assert 7 < returns("expert", "Taxi-v4", 100).mean() < 9  # 7.9 on average over all initial states
 
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "Taxi-v4", "Blackjack-v1"])
-def test_random_and_constant_policies_play_everywhere(id):
+def test_random_and_constant_policies_act_in_any_environment(id):
     for name in ("random", "constant"):
         assert len(returns(name, id, 3)) == 3
 
 
-def test_an_environment_without_expert_says_so():
+def test_an_environment_without_an_expert_raises():
     with pytest.raises(ValueError, match="'expert', but none is known"):
         load_baseline("expert", GymnasiumEnvs("Pendulum-v1"))
-    with pytest.raises(ValueError, match="none is known for PendulumEnv"):
+    with pytest.raises(ValueError, match="no expert is known for PendulumEnv"):
         expert_action(gym.make("Pendulum-v1").unwrapped)

@@ -1,4 +1,4 @@
-"""Vectorised environments."""
+"""Tests of the factory of vectorized environments."""
 
 import numpy as np
 import pytest
@@ -7,17 +7,17 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.prompts.response_format import get_response_format
 
-ANSWERS = [f"<think>.</think><answer>{text}</answer>" for text in ("LEFT", "DOWN", "RIGHT", "UP")]
+RESPONSES = [f"<think>.</think><answer>{text}</answer>" for text in ("LEFT", "DOWN", "RIGHT", "UP")]
 
 
 def walk(env: VectorEnv, steps: int) -> list:
-    """A walk that resets finished environments by mask, as the collector does."""
+    """Take random actions, reset finished environments by mask and return everything that was observed."""
     rng = np.random.default_rng(0)
     seeds = list(range(env.num_envs))
     observations, _ = env.reset(seed=seeds, options={"episode": np.arange(env.num_envs)})
     trace: list = [observations]
     for _ in range(steps):
-        actions = tuple(ANSWERS[i] for i in rng.integers(4, size=env.num_envs))
+        actions = tuple(RESPONSES[i] for i in rng.integers(4, size=env.num_envs))
         observations, rewards, terminated, truncated, infos = env.step(actions)
         assert isinstance(observations, tuple) and all(isinstance(text, str) for text in observations)
         assert all(len(infos[key]) == env.num_envs for key in ("action_valid", "success", "invalid_reason"))
@@ -29,24 +29,24 @@ def walk(env: VectorEnv, steps: int) -> list:
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_nothing_resets_itself_and_noise_seeds_can_be_set(vectorization) -> None:
+def test_autoreset_is_disabled_and_noise_seeds_can_be_set(vectorization) -> None:
     env = GymnasiumEnvs("FrozenLake-v1", vectorization=vectorization).make(2, "think_answer")
     try:
         assert env.metadata["autoreset_mode"] == AutoresetMode.DISABLED
         env.set_attr("noise_seed", [5, 5])
         observations, _ = env.reset(seed=[1, 2])
         for _ in range(8):
-            observations, _, terminated, truncated, _ = env.step((ANSWERS[1],) * 2)
-            assert observations[0] == observations[1], "equal noise, whatever the reset's seed"
+            observations, _, terminated, truncated, _ = env.step((RESPONSES[1],) * 2)
+            assert observations[0] == observations[1], "equal noise seeds give equal noise"
             if (terminated | truncated).any():
                 break
         assert terminated.all()
-        assert all("A" in text for text in observations), "the last observation is the end, not a new start"
+        assert all("A" in text for text in observations), "the last observation belongs to the finished episode"
     finally:
         env.close()
 
 
-def test_processes_walk_as_the_loop_does() -> None:
+def test_async_and_sync_environments_are_equal() -> None:
     traces = []
     for vectorization in ("sync", "async"):
         env = GymnasiumEnvs("FrozenLake-v1", vectorization=vectorization).make(2, "think_answer")
@@ -57,7 +57,7 @@ def test_processes_walk_as_the_loop_does() -> None:
     assert traces[0] == traces[1]
 
 
-def test_native_environments_keep_their_spaces_and_carry_the_same_infos() -> None:
+def test_native_environments_keep_their_spaces_and_have_the_same_infos() -> None:
     env = GymnasiumEnvs("CartPole-v1").make(3, None)
     observations, _ = env.reset(seed=[0, 1, 2])
     assert observations.shape == (3, 4)
@@ -68,7 +68,7 @@ def test_native_environments_keep_their_spaces_and_carry_the_same_infos() -> Non
 def test_the_time_limit_can_be_set() -> None:
     env = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=2).make(1, "think_answer")
     env.reset(seed=[0])
-    assert [bool(env.step((ANSWERS[3],))[3][0]) for _ in range(2)] == [False, True]
+    assert [bool(env.step((RESPONSES[3],))[3][0]) for _ in range(2)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -82,32 +82,32 @@ def test_the_time_limit_can_be_set() -> None:
         ({"id": "FrozenLake-v1", "max_invalid": 0}, "env.max_invalid is 0"),
     ],
 )
-def test_a_bad_setting_is_one_error_that_names_it(settings: dict, message: str) -> None:
+def test_an_invalid_setting_raises_with_its_key(settings: dict, message: str) -> None:
     with pytest.raises(ValueError) as error:
         GymnasiumEnvs(**settings).make(2, "think_answer")
     assert message in str(error.value)
 
 
-def test_an_unknown_response_format_is_an_error() -> None:
+def test_an_unknown_response_format_raises() -> None:
     with pytest.raises(ValueError, match="response_format is 'xml'"):
         GymnasiumEnvs("FrozenLake-v1").make(1, "xml")
 
 
-def test_an_environment_without_time_limit_ends_all_the_same() -> None:
+def test_cliff_walking_has_a_time_limit() -> None:
     env = GymnasiumEnvs("CliffWalking-v1").make(1, "direct")
     env.reset(seed=[0])
     assert [bool(env.step(("UP",))[3][0]) for _ in range(500)].index(True) == 499
 
 
 @pytest.mark.parametrize("form", ["direct", "think_answer", "final_answer"])
-def test_several_numbers_are_an_action_in_every_response_format(form: str) -> None:
+def test_box_actions_are_valid_in_every_response_format(form: str) -> None:
     env = GymnasiumEnvs("Pendulum-v1").make(1, form)
     env.reset(seed=[0])
     *_, infos = env.step((get_response_format(form).render("<action>0.5</action>"),))
     assert infos["action_valid"].all()
 
 
-def test_a_dense_reward_at_the_end_is_no_success():
+def test_the_last_of_many_positive_rewards_is_not_a_success():
     env = GymnasiumEnvs("Humanoid-v5").make(1, None)
     env.reset(seed=[0])
     env.action_space.seed(0)
@@ -116,10 +116,10 @@ def test_a_dense_reward_at_the_end_is_no_success():
         _, rewards, ended, _, infos = env.step(env.action_space.sample())
     assert rewards[0] > 0 and not infos["success"][0]
     env.close()
-    straight = GymnasiumEnvs("FrozenLake-v1", {"is_slippery": False}).make(1, "direct")
-    straight.reset(seed=[0])
-    for answer in ("DOWN", "DOWN", "RIGHT", "DOWN", "RIGHT", "RIGHT"):
-        _, rewards, ended, _, infos = straight.step((answer,))
+    env = GymnasiumEnvs("FrozenLake-v1", {"is_slippery": False}).make(1, "direct")
+    env.reset(seed=[0])
+    for response in ("DOWN", "DOWN", "RIGHT", "DOWN", "RIGHT", "RIGHT"):
+        _, rewards, ended, _, infos = env.step((response,))
         assert infos["success"][0] == ended[0]
     assert ended[0] and rewards[0] == 1
-    straight.close()
+    env.close()

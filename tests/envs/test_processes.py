@@ -1,4 +1,4 @@
-"""Environments in processes: a death is one sentence, or made good."""
+"""Tests of detecting and restarting dead environment processes."""
 
 import os
 import signal
@@ -9,11 +9,11 @@ import pytest
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.processes import EnvironmentDiedError
 
-ANSWERS = ("LEFT", "DOWN", "RIGHT", "UP")
+RESPONSES = ("LEFT", "DOWN", "RIGHT", "UP")
 
 
 def walk(on_death="fail", deaths=(), steps=30):
-    """What three lakes tell, with the process of number 1 killed before the turns ``deaths``."""
+    """Step three environments, kill the process of environment 1 before the turns ``deaths``, and return the trace."""
     env = GymnasiumEnvs("FrozenLake-v1", vectorization="async", on_death=on_death).make(3, "direct")
     trace, rng = [], np.random.default_rng(0)
     try:
@@ -23,7 +23,8 @@ def walk(on_death="fail", deaths=(), steps=30):
             if turn in deaths:
                 os.kill(env.processes[1].pid, signal.SIGKILL)
                 env.processes[1].join()
-            observations, rewards, terminated, truncated, infos = env.step(tuple(rng.choice(ANSWERS, size=3).tolist()))
+            responses = rng.choice(RESPONSES, size=3).tolist()
+            observations, rewards, terminated, truncated, infos = env.step(tuple(responses))
             ended = terminated | truncated
             trace.append((observations, rewards.tolist(), ended.tolist(), infos["success"].tolist()))
             if ended.any():
@@ -33,41 +34,39 @@ def walk(on_death="fail", deaths=(), steps=30):
     return trace, env
 
 
-def test_a_death_names_the_environment_its_seed_and_the_signal_and_leaves_no_process():
-    with pytest.raises(
-        EnvironmentDiedError, match=r"environment 1 of FrozenLake-v1 \(episode's seed 1\) died.*signal 9"
-    ):
+def test_a_dead_process_raises_with_environment_seed_and_signal():
+    with pytest.raises(EnvironmentDiedError, match=r"environment 1 of FrozenLake-v1 \(episode seed 1\) died.*signal 9"):
         walk(deaths=[2])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deaths", [(0,), (2,), (3, 20)])
-def test_after_a_restart_nothing_is_different(deaths):
+def test_a_restart_does_not_change_the_trace(deaths):
     assert walk("restart", deaths)[0] == walk()[0]
 
 
-def test_a_second_death_in_an_episode_is_the_end():
+def test_a_second_death_in_an_episode_raises():
     with pytest.raises(EnvironmentDiedError, match="twice in one episode"):
         walk("restart", (0, 1))
 
 
-def test_a_death_between_episodes_is_noticed_by_settings_and_resets():
+def test_set_attr_detects_a_dead_process():
     env = GymnasiumEnvs("FrozenLake-v1", vectorization="async").make(2, "direct")
     os.kill(env.processes[0].pid, signal.SIGKILL)
-    with pytest.raises(EnvironmentDiedError, match=r"environment 0 of FrozenLake-v1 \(episode's seed None\)"):
+    with pytest.raises(EnvironmentDiedError, match=r"environment 0 of FrozenLake-v1 \(episode seed None\)"):
         env.set_attr("noise_seed", [1, 2])
     assert not any(process.is_alive() for process in env.processes)
     env.close()
 
 
-def test_an_error_inside_an_environment_names_it_too():
+def test_an_error_in_an_environment_raises_with_environment_and_seed():
     env = GymnasiumEnvs("FrozenLake-v1", vectorization="async").make(2, None)
     env.reset(seed=[3, 4])
-    with pytest.raises(EnvironmentDiedError, match=r"environment 1 .*\(episode's seed 4\) raised KeyError: .*99"):
+    with pytest.raises(EnvironmentDiedError, match=r"environment 1 .*\(episode seed 4\) raised KeyError: .*99"):
         env.step(np.array([0, 99]))
     assert not any(process.is_alive() for process in env.processes)
 
 
-def test_what_a_death_does_must_be_known():
+def test_an_unknown_value_of_on_death_raises():
     with pytest.raises(ValueError, match="env.on_death is 'ignore'"):
         GymnasiumEnvs("FrozenLake-v1", on_death="ignore")  # pyright: ignore[reportArgumentType]

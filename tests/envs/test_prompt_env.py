@@ -1,4 +1,4 @@
-"""Rows as episodes of one turn."""
+"""Tests of the one-turn environment on a data set."""
 
 import numpy as np
 import pytest
@@ -13,18 +13,18 @@ from lrl.rewards.row import Row
 
 
 class FewRows(RowSource):
-    """Rows named by their number; action ``number % 4`` is the best."""
+    """Data set of rows named ``row <number>`` with best action ``number % 4``."""
 
     def __init__(self, length: int = 7) -> None:
         self.length = length
 
     @property
     def codec(self) -> FrozenLakeCodec:
-        """Its text."""
+        """Codec of the rows."""
         return FrozenLakeCodec()
 
     def rows(self) -> list[Row]:
-        """The rows."""
+        """Return the rows."""
         values = [tuple(float(action == number % 4) for action in range(4)) for number in range(self.length)]
         return [Row(observation=f"row {n}", q_values=q, action=n % 4, state=n) for n, q in enumerate(values)]
 
@@ -45,7 +45,7 @@ def test_a_pass_visits_every_row_once_and_passes_differ() -> None:
     assert len({tuple(rows) for rows in passes}) == 3
 
 
-def test_rows_follow_from_the_counter_alone_and_are_shared_in_a_group() -> None:
+def test_rows_depend_on_the_counter_only() -> None:
     counters = np.array([9, 9, 2, 2])
     together, _ = make(4).reset(options={"episode": counters})
     assert together[0] == together[1] and together[2] == together[3]
@@ -55,23 +55,23 @@ def test_rows_follow_from_the_counter_alone_and_are_shared_in_a_group() -> None:
         assert alone.reset(options={"episode": np.array([counter])})[0] == (text,)
 
 
-def test_the_seed_orders_the_rows() -> None:
+def test_the_seed_determines_the_order_of_the_rows() -> None:
     orders = [make(7, seed).reset(options={"episode": np.arange(7)})[0] for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
 
 
-def test_every_episode_is_one_turn_and_the_total_is_the_weighted_sum() -> None:
+def test_every_episode_is_one_turn_with_the_weighted_sum_of_rewards() -> None:
     env = make(4, response_format="think_answer")
     env.reset(options={"episode": np.zeros(4, dtype=np.int64)})
     best = env.rows[0].action
     names = FrozenLakeCodec().action_texts
-    answers = (
+    responses = (
         f"<think>x</think><answer>{names[best]}</answer>",
         f"<think></think><answer>{names[best - 1]}</answer>",
         "<think></think><answer>jump</answer>",
         names[best],
     )
-    observations, rewards, terminated, truncated, infos = env.step(answers)
+    observations, rewards, terminated, truncated, infos = env.step(responses)
     assert rewards.tolist() == [1, 0.5, 0.5, 0]
     assert terminated.all() and not truncated.any() and len(observations) == 4
     assert infos["reward/format"].tolist() == [1, 1, 1, 0]
@@ -82,7 +82,7 @@ def test_every_episode_is_one_turn_and_the_total_is_the_weighted_sum() -> None:
     assert env.metadata["autoreset_mode"] == AutoresetMode.DISABLED
 
 
-def test_a_reset_mask_leaves_the_others_where_they_are() -> None:
+def test_a_reset_mask_keeps_the_other_rows() -> None:
     env = make(3)
     before, _ = env.reset(options={"episode": np.array([0, 1, 2])})
     mask = np.array([False, True, False])
@@ -91,24 +91,24 @@ def test_a_reset_mask_leaves_the_others_where_they_are() -> None:
     assert after[1] == make(1).reset(options={"episode": np.array([5])})[0][0]
 
 
-def test_without_a_counter_the_seed_takes_its_place() -> None:
+def test_without_a_counter_the_seed_is_used() -> None:
     assert make(2).reset(seed=[3, 4])[0] == make(2).reset(options={"episode": np.array([3, 4])})[0]
     assert make(2).reset(seed=3)[0] == make(2).reset(seed=[3, 4])[0]
     assert len(make(2).reset()[0]) == 2
 
 
-def test_noise_seeds_are_accepted_as_everywhere() -> None:
+def test_noise_seeds_are_accepted() -> None:
     make(2).set_attr("noise_seed", [1, 2])
 
 
-def test_bad_input_is_one_error() -> None:
-    with pytest.raises(ValueError, match="text only"):
+def test_invalid_input_raises() -> None:
+    with pytest.raises(ValueError, match="text observations only"):
         PromptEnvs(FewRows(), [FormatReward()]).make(1, None)
-    with pytest.raises(ValueError, match="FewRows without rows"):
+    with pytest.raises(ValueError, match="an empty FewRows"):
         PromptEnvs(FewRows(0), [FormatReward()]).make(1, "direct")
     with pytest.raises(ValueError, match="env.rewards is"):
         PromptEnvs(FewRows(), [])
-    with pytest.raises(ValueError, match="none twice"):
+    with pytest.raises(ValueError, match="no duplicates"):
         PromptEnvs(FewRows(), [OptimalActionReward(), InvalidActionReward(), OptimalActionReward()])
     with pytest.raises(ValueError, match=r"'episode'.*\(2,\)"):
         make(2).reset(options={"episode": np.arange(3)})

@@ -1,4 +1,4 @@
-"""Exact values and successes."""
+"""Tests of optimal values and exact success probabilities."""
 
 import gymnasium as gym
 import numpy as np
@@ -18,10 +18,10 @@ from lrl.envs.tabular import (
 from lrl.rewards.expert_q import NormalizedAdvantageReward
 
 SLIPPERY = transition_table(named_map("4x4"))
-DRY = transition_table(named_map("4x4"), is_slippery=False)
+DETERMINISTIC = transition_table(named_map("4x4"), is_slippery=False)
 
 
-def test_the_table_is_the_environments_own() -> None:
+def test_the_table_equals_that_of_the_environment() -> None:
     native = gym.make("FrozenLake-v1").unwrapped.P
     for state, actions in native.items():
         for action, outcomes in actions.items():
@@ -40,7 +40,7 @@ def test_value_iteration_on_a_corridor_gives_powers_of_gamma() -> None:
     assert not q[3].any()
 
 
-def test_value_iteration_satisfies_the_bellman_equation_on_tables_of_different_maps_at_once() -> None:
+def test_value_iteration_satisfies_the_bellman_equation_on_several_maps() -> None:
     other = transition_table(("SFFF", "FFFF", "FHFH", "FFFG"))
     for table, q in zip((SLIPPERY, other), optimal_q([SLIPPERY, other]), strict=True):
         after = np.where(table.terminated, 0, 0.99 * q.max(1)[table.next_state])
@@ -54,7 +54,7 @@ def test_value_iteration_finds_the_known_values_of_the_slippery_map() -> None:
     assert q.argmax(1)[[0, 1, 2, 3, 4, 6, 8, 9, 10, 13, 14]].tolist() == [0, 3, 3, 3, 0, 0, 3, 1, 0, 2, 1]
 
 
-def test_no_policy_succeeds_more_often_than_744_in_1000_within_100_steps() -> None:
+def test_known_success_probabilities_of_the_slippery_map() -> None:
     assert optimal_success(SLIPPERY) == pytest.approx(0.7442, abs=1e-4)
     assert greedy_success(SLIPPERY) == pytest.approx(0.7402, abs=1e-4)
     assert success_probability(SLIPPERY, np.full((16, 4), 0.25)) == pytest.approx(0.0139, abs=1e-4)
@@ -64,12 +64,15 @@ def test_no_policy_succeeds_more_often_than_744_in_1000_within_100_steps() -> No
 def test_the_time_limit_is_exact() -> None:
     path = np.zeros(16, dtype=np.int64)
     path[[0, 4, 8, 9, 13, 14]] = [1, 1, 2, 1, 2, 2]
-    assert success_probability(DRY, path, steps=6) == 1 and success_probability(DRY, path, steps=5) == 0
-    assert optimal_success(DRY, steps=6) == 1 and optimal_success(DRY, steps=5) == 0
+    assert (
+        success_probability(DETERMINISTIC, path, steps=6) == 1
+        and success_probability(DETERMINISTIC, path, steps=5) == 0
+    )
+    assert optimal_success(DETERMINISTIC, steps=6) == 1 and optimal_success(DETERMINISTIC, steps=5) == 0
 
 
 @pytest.mark.slow
-def test_the_exact_success_is_what_episodes_show() -> None:
+def test_the_exact_success_equals_the_success_rate_of_episodes() -> None:
     policy = np.random.default_rng(0).dirichlet(np.full(4, 0.3), size=16)
     policy[[0, 4, 8, 9]] = np.eye(4)[[0, 0, 3, 1]]
     env, rng = gym.make("FrozenLake-v1", disable_env_checker=True), np.random.default_rng(1)
@@ -85,20 +88,20 @@ def test_the_exact_success_is_what_episodes_show() -> None:
     assert successes / 2000 == pytest.approx(exact, abs=4 * np.sqrt(exact * (1 - exact) / 2000))
 
 
-def test_reachable_states_leave_out_ends_and_islands() -> None:
+def test_reachable_states_exclude_terminal_and_isolated_states() -> None:
     assert reachable_states(SLIPPERY) == [0, 1, 2, 3, 4, 6, 8, 9, 10, 13, 14]
     island = transition_table(("SFF", "HHF", "FHG"))
     assert reachable_states(island) == [0, 1, 2, 5]
 
 
-def test_the_original_rubric_pays_a_random_action_two_thirds_and_always_left_four_fifths() -> None:
+def test_the_original_reward_of_random_and_constant_actions() -> None:
     rows = ExpertQRows().rows()
     greedy = optimal_q([SLIPPERY])[0].argmax(1)
     visits, state = np.zeros(16), np.eye(16)[0]
-    _, going_on = SLIPPERY.dynamics
+    _, transitions = SLIPPERY.dynamics
     for _ in range(100):
         visits += state
-        state = state @ going_on[np.arange(16), greedy]
+        state = state @ transitions[np.arange(16), greedy]
     weights = visits[[row.state for row in rows]] / visits.sum()
     totals = [
         (1 + NormalizedAdvantageReward()(rows, [""] * len(rows), [action] * len(rows))) / 2 for action in range(4)
@@ -107,15 +110,15 @@ def test_the_original_rubric_pays_a_random_action_two_thirds_and_always_left_fou
     assert weights @ totals[0] == pytest.approx(0.804, abs=1e-3)
 
 
-def test_q_learning_finds_the_path_on_dry_ice() -> None:
+def test_q_learning_finds_the_path_without_slipping() -> None:
     env = gym.make("FrozenLake-v1", is_slippery=False, disable_env_checker=True)
     q = q_learning(env, 800, seed=0)
-    assert success_probability(DRY, q.argmax(1), steps=6) == 1
+    assert success_probability(DETERMINISTIC, q.argmax(1), steps=6) == 1
     np.testing.assert_array_equal(q, q_learning(env, 800, seed=0))
 
 
 def test_actions_with_different_numbers_of_outcomes_are_padded() -> None:
-    table = TransitionTable.of(
+    table = TransitionTable.from_gymnasium(
         {
             0: {0: [(0.5, 0, 0, False), (0.5, 1, 1, True)], 1: [(1.0, 1, 2, True)]},
             1: {0: [(1.0, 1, 0, True)], 1: [(1.0, 1, 0, True)]},

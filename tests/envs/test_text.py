@@ -1,4 +1,4 @@
-"""The text around an environment and the invalid-action rule."""
+"""Tests of the text wrapper, the rule for invalid actions and the success criteria."""
 
 import random
 
@@ -18,7 +18,7 @@ def text_env(**kwargs) -> TextEnv:
     return TextEnv(gym.make("FrozenLake-v1"), FrozenLakeCodec(), "direct", **kwargs)
 
 
-def test_text_transitions_equal_the_native_ones() -> None:
+def test_transitions_equal_those_of_the_native_environment() -> None:
     native, text = gym.make("FrozenLake-v1"), text_env()
     rng = np.random.default_rng(0)
     for seed in range(20):
@@ -35,7 +35,7 @@ def test_text_transitions_equal_the_native_ones() -> None:
             assert info == {"action_valid": True, "success": ended and reward == 1, "invalid_reason": ""}
 
 
-def test_an_invalid_action_costs_the_penalty_and_moves_nothing() -> None:
+def test_an_invalid_action_gives_the_penalty_and_does_not_step_the_environment() -> None:
     env = text_env(invalid_penalty=-0.25)
     shown, _ = env.reset(seed=0)
     before = env.unwrapped.np_random.bit_generator.state
@@ -44,10 +44,10 @@ def test_an_invalid_action_costs_the_penalty_and_moves_nothing() -> None:
     assert (reward, terminated, truncated) == (-0.25, False, False)
     assert info["action_valid"] is False and info["success"] is False and "LEFT" in info["invalid_reason"]
     assert env.unwrapped.np_random.bit_generator.state == before
-    assert env.step("jump")[0] == feedback, "feedback does not pile up"
+    assert env.step("jump")[0] == feedback, "feedback does not accumulate"
 
 
-def test_five_invalid_actions_in_a_row_end_the_episode_and_a_valid_one_starts_the_count_again() -> None:
+def test_five_consecutive_invalid_actions_end_the_episode() -> None:
     env = text_env()
     env.reset(seed=0)
     assert [env.step("?")[2] for _ in range(4)] == [False] * 4
@@ -57,19 +57,19 @@ def test_five_invalid_actions_in_a_row_end_the_episode_and_a_valid_one_starts_th
     assert [env.step("?")[2] for _ in range(5)] == [False] * 4 + [True]
 
 
-def test_no_text_raises() -> None:
+def test_no_response_raises() -> None:
     rng = random.Random(1)
     env = TextEnv(gym.make("FrozenLake-v1"), FrozenLakeCodec(), "think_answer", max_invalid=10**6)
     env.reset(seed=0)
     for _ in range(300):
         text = "".join(chr(rng.randrange(0x110000)) for _ in range(rng.randrange(30)))
-        for answer in (text, f"<think>{text}</think><answer>{text}</answer>", "<think>", "</answer>" * 1000):
-            assert env.action_space.contains(answer)
-            shown, *_ = env.step(answer)
+        for response in (text, f"<think>{text}</think><answer>{text}</answer>", "<think>", "</answer>" * 1000):
+            assert env.action_space.contains(response)
+            shown, *_ = env.step(response)
             assert env.observation_space.contains(shown)
 
 
-def test_an_equal_seed_gives_equal_noise_and_a_noise_seed_gives_noise_of_its_own() -> None:
+def test_noise_seeds_determine_the_noise_but_not_the_initial_state() -> None:
     def walk(noise_seed: int | None) -> list[str]:
         env = text_env()
         env.set_wrapper_attr("noise_seed", noise_seed)
@@ -80,17 +80,17 @@ def test_an_equal_seed_gives_equal_noise_and_a_noise_seed_gives_noise_of_its_own
     assert len(walks) > 1 and len({walk[0] for walk in walks}) == 1
 
 
-def test_options_of_the_collector_do_no_harm() -> None:
+def test_unknown_reset_options_are_ignored() -> None:
     text_env().reset(seed=0, options={"episode": np.arange(3)})
 
 
-class Scripted(gym.Env):
-    """Pays a script; ends with it."""
+class ScriptedEnv(gym.Env):
+    """Environment with given rewards that ends after the last one."""
 
     observation_space = action_space = gym.spaces.Discrete(1)
 
-    def __init__(self, rewards: list[float], truncate: bool = False, verdict: bool | None = None) -> None:
-        self.rewards, self.truncate, self.verdict = rewards, truncate, verdict
+    def __init__(self, rewards: list[float], truncate: bool = False, is_success: bool | None = None) -> None:
+        self.rewards, self.truncate, self.is_success = rewards, truncate, is_success
 
     def reset(self, *, seed=None, options=None):
         self.left = list(self.rewards)
@@ -98,23 +98,23 @@ class Scripted(gym.Env):
 
     def step(self, action):
         reward = self.left.pop(0)
-        info = {} if self.verdict is None else {"is_success": self.verdict}
+        info = {} if self.is_success is None else {"is_success": self.is_success}
         return 0, reward, not self.left and not self.truncate, not self.left and self.truncate, info
 
 
 @pytest.mark.parametrize(
     ("env", "threshold", "success"),
     [
-        (Scripted([0, 1]), None, True),
-        (Scripted([1, 0]), None, False),
-        (Scripted([0, 1], truncate=True), None, False),
-        (Scripted([2, 2], truncate=True), 4, True),
-        (Scripted([2, 1], truncate=True), 4, False),
-        (Scripted([0, 1], verdict=False), None, False),
-        (Scripted([0, -1], verdict=True), 5, True),
+        (ScriptedEnv([0, 1]), None, True),
+        (ScriptedEnv([1, 0]), None, False),
+        (ScriptedEnv([0, 1], truncate=True), None, False),
+        (ScriptedEnv([2, 2], truncate=True), 4, True),
+        (ScriptedEnv([2, 1], truncate=True), 4, False),
+        (ScriptedEnv([0, 1], is_success=False), None, False),
+        (ScriptedEnv([0, -1], is_success=True), 5, True),
     ],
 )
-def test_success_is_the_environments_verdict_then_the_threshold_then_a_positive_end(
+def test_success_is_the_environments_own_then_the_threshold_then_a_positive_last_reward(
     env: gym.Env, threshold: float | None, success: bool
 ) -> None:
     native = NativeEnv(env, threshold)
@@ -124,7 +124,7 @@ def test_success_is_the_environments_verdict_then_the_threshold_then_a_positive_
         assert native.step(0)[4]["success"] is success
 
 
-def test_the_registered_threshold_is_used() -> None:
+def test_the_registered_reward_threshold_is_used() -> None:
     env = NativeEnv(gym.make("CartPole-v1"))
     env.reset(seed=0)
     outcome = env.step(0)
@@ -133,26 +133,26 @@ def test_the_registered_threshold_is_used() -> None:
     assert outcome[1] == 1 and outcome[4]["success"] is False
 
 
-def test_max_invalid_below_one_is_an_error() -> None:
+def test_max_invalid_below_one_raises() -> None:
     with pytest.raises(ValueError, match="max_invalid is 0"):
         text_env(max_invalid=0)
 
 
-def test_whether_the_reasoning_names_the_action_that_was_taken() -> None:
+def test_reasoning_agrees_if_the_taken_action_is_mentioned_last() -> None:
     env = TextEnv(gym.make("FrozenLake-v1"), FrozenLakeCodec(), "final_answer")
     env.reset(seed=0)
-    answers = {
+    responses = {
         "up is a wall, so left final answer: LEFT": True,
         "so left, or up final answer: LEFT": False,
         "no idea final answer: LEFT": False,
         "left final answer: jump": False,
         "left": False,
     }
-    assert {text: env.step(text)[4]["reasoning_agrees"] for text in answers} == answers
+    assert {text: env.step(text)[4]["reasoning_agrees"] for text in responses} == responses
 
 
-class Boxes(gym.Env):
-    """Keeps the action that it is given, of a space that holds a Box."""
+class RecordingEnv(gym.Env):
+    """Environment that stores its last action."""
 
     observation_space = gym.spaces.Discrete(1)
 
@@ -176,8 +176,8 @@ class Boxes(gym.Env):
     ],
     ids=["Box", "Dict", "Tuple"],
 )
-def test_the_environment_is_stepped_with_the_nearest_action_of_its_space(space, text, expected, clipped) -> None:
-    native = Boxes(space)
+def test_box_actions_are_clipped_to_the_action_space(space, text, expected, clipped) -> None:
+    native = RecordingEnv(space)
     env = TextEnv(native, codec_for(native), "direct")
     env.reset()
     info = env.step(f"<action>{text}</action>")[4]

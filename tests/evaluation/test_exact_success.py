@@ -8,7 +8,7 @@ import pytest
 
 from lrl.codecs.codec import TextCodec
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake.maps import split_of
+from lrl.envs.frozen_lake.maps import map_split
 from lrl.envs.tabular import success_probability
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of, wrong_states
@@ -71,7 +71,7 @@ def test_invalid_answers_are_lost() -> None:
 def test_random_maps_are_different_ones_of_the_family() -> None:
     lakes = lakes_of(RANDOM_MAPS, num_maps=12)
     assert len({lake.desc for lake in lakes}) == 12
-    assert all(split_of(lake.desc) == "test" for lake in lakes)
+    assert all(map_split(lake.desc) == "test" for lake in lakes)
     results = exact_evaluation(connected(ExpertPolicy()), lakes)
     assert (results.success <= results.optimum + 1e-12).all() and results.success.mean() > 0.2
 

@@ -52,7 +52,7 @@ def test_no_evaluation_counts_up_to_the_seeds_of_examples(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("kwargs", "split"), [({"split": "test"}, "train"), ({"split": "all"}, "train"), ({}, None)])
 def test_the_training_twin_differs_in_its_split_only(kwargs: dict, split: str | None) -> None:
     envs = GymnasiumEnvs("lrl/FrozenLakeRandomMaps-v0", {"size": 5} | kwargs, max_invalid=2)
-    twin = envs.training_levels()
+    twin = envs.training_split()
     assert (twin.kwargs.get("split"), twin.kwargs["size"], twin.max_invalid) == (split, 5, 2)
     assert envs.kwargs.get("split") == kwargs.get("split")
 

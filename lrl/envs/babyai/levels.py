@@ -1,14 +1,14 @@
-"""BabyAI-Text's levels on PyPI's MiniGrid: one room (two with a door between them), one task, many objects.
+"""Levels of BabyAI-Text with one task and many objects in one room, or in two rooms with a door between them.
 
-After GLAM (arXiv:2302.02662, ``MixedTrainLocal`` and ``MixedTestLocal``) and RL-LLM (one level per task). MiniGrid's
-own ``BabyAI-GoTo-v0`` is a maze of nine rooms.
+They follow GLAM (arXiv:2302.02662, ``MixedTrainLocal`` and ``MixedTestLocal``) and RL-LLM (one level per task), and use
+MiniGrid from PyPI, whose own ``BabyAI-GoTo-v0`` is a maze of nine rooms.
 
 Departures from the original:
 
-1. the task of a mixed level is drawn at each reset, from the reset's seed; there it is drawn once, when the environment
-   is made, so a mixed level needs many environments to be mixed;
-2. the action ``done``, which does nothing, is left out: the text has no word for it;
-3. an episode that ends with a success at the time limit is terminated and not truncated as well.
+1. The task of a mixed level is sampled at each reset, from the seed of the reset. The original samples it once per
+   environment, so a mixed level needs many environments.
+2. The action ``done``, which has no effect, is omitted.
+3. An episode that ends with a success at the time limit is terminated but not truncated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import string
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, SupportsInt, get_args
 
 import numpy as np
 from gymnasium import spaces
@@ -36,42 +36,42 @@ from minigrid.envs.babyai.core.verifier import (
 from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError
 
 from lrl.codecs.babyai import COLORS, VIEW_SIZE
-from lrl.envs.babyai.placement import draw_agent_first, draw_agent_last
-from lrl.envs.babyai.view import view
+from lrl.envs.babyai.placement import place_agent_first, place_agent_last
+from lrl.envs.babyai.view import agent_view
 
 Task = Literal["goto", "pickup", "open", "putnext", "pickup_seq_goto"]
-"""What has to be done: go to A; pick up A; open the locked door between two rooms with the key that lies about; put A
-next to B; pick up A, then go to B."""
+"""Task of a mission: go to A; pick up A; open the locked door between two rooms with its key; put A next to B; or pick
+up A, then go to B."""
 Split = Literal["train", "test"]
-"""Whether missions name none of :data:`HELD_OUT`, or nothing else."""
+"""Whether missions name no object of :data:`HELD_OUT` (train) or only such objects (test)."""
 
 HELD_OUT = frozenset({("yellow", "box"), ("red", "key"), ("red", "door"), ("green", "ball"), ("grey", "door")})
-"""Colour and type of what no mission of a training level names; it lies about in all levels."""
+"""Colours and types that no mission of a training level names. Such objects are present in all levels."""
 
 _DOOR_COLORS: dict[str, list[str]] = {"train": ["yellow", "green", "blue", "purple"], "test": ["red", "grey"]}
-_KIND_CLASSES = {"key": Key, "ball": Ball, "box": Box}
-_KINDS = tuple(_KIND_CLASSES)
+_OBJECT_CLASSES = {"key": Key, "ball": Ball, "box": Box}
+_OBJECT_TYPES = tuple(_OBJECT_CLASSES)
 _TURN_LEFT = 0
-_MISSION_LETTERS = string.ascii_lowercase + " ,"
+_MISSION_CHARACTERS = string.ascii_lowercase + " ,"
 
 
 class LocalLevel(RoomGridLevel):
-    """One of the levels ``lrl/BabyAI-...Local-v0``.
+    """Environment of the levels ``lrl/BabyAI-...Local-v0``.
 
-    At most 64 steps per room and object to go to: 64 for ``goto`` and ``pickup``, else 128. The reward of a success is
-    ``1 - 0.9 * steps / max_steps``, else 0. ``info["success"]`` says whether the mission is accomplished.
+    The reward of a success is ``1 - 0.9 * steps / max_steps``, all other rewards are 0. ``info["success"]`` is whether
+    the mission is accomplished.
 
     Args:
-        tasks: one of them is drawn at each reset.
-        split: which objects missions name.
-        num_distractors: objects beside those that the mission needs; some may look the same. Of several numbers one is
-            drawn at each reset.
-        room_size: cells per side, walls included.
-        max_steps: None takes the number above.
-        render_mode: as in MiniGrid; None draws nothing.
+        tasks: Tasks, one of which is sampled at each reset.
+        split: The objects that missions name.
+        num_distractors: Number of objects in addition to those of the mission; several may look the same. If it is a
+            list, one of its numbers is sampled at each reset.
+        room_size: Side length of a room in cells, including walls; at least 5.
+        max_steps: Time limit; None selects 64 steps for ``goto`` and ``pickup``, else 128 (in rooms of size 8).
+        render_mode: Render mode of MiniGrid; None disables rendering.
 
     Raises:
-        ValueError: a setting is out of range.
+        ValueError: If a setting is out of range.
     """
 
     def __init__(
@@ -84,73 +84,73 @@ class LocalLevel(RoomGridLevel):
         render_mode: str | None = None,
     ) -> None:
         distractors = (num_distractors,) if isinstance(num_distractors, int) else tuple(num_distractors)
-        _check(tasks, split, distractors, room_size)
+        _validate(tasks, split, distractors, room_size)
         if max_steps is not None and max_steps < 1:
             raise ValueError(f"max_steps is {max_steps}; it must be at least 1, or null.")
         self.tasks, self.split, self.distractors = tuple(tasks), split, distractors
         self.num_distractors = distractors[0]
-        """Of the running episode."""
+        """Number of distractors in the current episode."""
         self.task: Task = self.tasks[0]
-        """Of the running episode."""
+        """Task of the current episode."""
         super().__init__(room_size=room_size, num_rows=1, num_cols=1, max_steps=max_steps, render_mode=render_mode)
         self.action_space = spaces.Discrete(6)
         self.observation_space = spaces.Dict(
             {
                 "image": spaces.Box(0, 255, (VIEW_SIZE, VIEW_SIZE, 3), np.uint8),
                 "direction": spaces.Discrete(4),
-                "mission": spaces.Text(max_length=128, charset=_MISSION_LETTERS),
+                "mission": spaces.Text(max_length=128, charset=_MISSION_CHARACTERS),
             }
         )
         self._bot: BabyAIBot | None = None
-        self._advice = 0
+        self._bot_action = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Draw a task and a room; both follow from ``seed``."""
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Sample a task and a room, both determined by ``seed``, and start an episode."""
         self._bot = None
         return super().reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take action 0 to 5."""
+    def step(self, action: SupportsInt) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Take an action from 0 to 5."""
         action = int(action)
-        observation, paid, terminated, truncated, _ = super().step(action)
-        reward = float(paid)
+        observation, native_reward, terminated, truncated, _ = super().step(action)
+        reward = float(native_reward)
         truncated = truncated and not terminated
         if self._bot is not None and not (terminated or truncated):
-            self._advice = self._ask(action)
+            self._bot_action = self._query_bot(action)
         return observation, reward, terminated, truncated, {"success": terminated and reward > 0}
 
     def gen_obs(self) -> dict[str, Any]:
-        """MiniGrid's observation: ``image`` uint8 ``(7, 7, 3)``, ``direction`` 0 to 3, ``mission``."""
-        return {"image": view(self), "direction": self.agent_dir, "mission": self.mission}
+        """Return MiniGrid's observation: ``image``, uint8 ``(7, 7, 3)``; ``direction``, 0 to 3; and ``mission``."""
+        return {"image": agent_view(self), "direction": self.agent_dir, "mission": self.mission}
 
     def expert_action(self) -> int:
-        """What MiniGrid's bot would do now: an action from 0 to 5.
+        """Return the action, from 0 to 5, of MiniGrid's bot in the current state.
 
-        The bot plans from where it is first asked in an episode, so ask at its start; from then on it follows every
-        action that is taken, its own or not. Where it can think of nothing, it turns left until time is up.
+        The first call in an episode creates the bot, so it should happen at the start. From then on the bot takes
+        account of every action, including those that it did not suggest. If it finds no plan, it turns left.
         """
         if self._bot is None:
-            self._advice = self._ask(None)
-        return self._advice
+            self._bot_action = self._query_bot(None)
+        return self._bot_action
 
-    def _ask(self, action: int | None) -> int:
-        """The bot's advice after ``action``. Where its plan fails - somebody opened a box - it makes a new one."""
+    def _query_bot(self, action: int | None) -> int:
+        """Return the bot's action after ``action``. If its plan fails, for example after a box is opened, plan anew."""
         for _ in range(2):
             if self._bot is None:
                 self._bot, action = BabyAIBot(self), None
             with contextlib.suppress(AssertionError, DisappearedBoxError):
-                advice: Any = self._bot.replan(action)
-                if advice != self.actions.done:
-                    return int(advice)
+                bot_action: Any = self._bot.replan(action)
+                if bot_action != self.actions.done:
+                    return int(bot_action)
             self._bot = None
         return _TURN_LEFT
 
-    # -- how a level is made ----------------------------------------------------------------------------------------
-
     def _gen_grid(self, width: int, height: int) -> None:
-        """Draw the task, then rooms until one will do.
+        """Sample the task, then rooms until the mission is valid.
 
-        MiniGrid's own loop prints each one that does not: it may not ask to put things together that already are.
+        It is not, for example, if objects to be put together already are. MiniGrid's own loop prints each attempt.
         """
         self.task = self._rand_elem(self.tasks)
         if len(self.distractors) > 1:
@@ -168,102 +168,100 @@ class LocalLevel(RoomGridLevel):
         self.surface = self.mission = self.instrs.surface(self)
 
     def gen_mission(self) -> None:
-        """Fill the rooms and name the task."""
-        makers = {
+        """Place the agent and the objects, and create the instruction."""
+        missions = {
             "goto": self._goto,
             "pickup": self._pickup,
             "open": self._open,
             "putnext": self._putnext,
             "pickup_seq_goto": self._pickup_seq_goto,
         }
-        self.instrs: Instr = makers[self.task]()
+        self.instrs: Instr = missions[self.task]()
 
     def _goto(self) -> Instr:
-        (named,) = self._scatter(1)
-        return GoToInstr(named)
+        (target,) = self._place_objects(1)
+        return GoToInstr(target)
 
     def _pickup(self) -> Instr:
-        (named,) = self._scatter(1)
-        return PickupInstr(named)
+        (target,) = self._place_objects(1)
+        return PickupInstr(target)
 
     def _putnext(self) -> Instr:
-        first, second = self._scatter(2)
+        first, second = self._place_objects(2)
         return PutNextInstr(first, second)
 
     def _pickup_seq_goto(self) -> Instr:
-        first, second = self._scatter(2)
+        first, second = self._place_objects(2)
         if self._rand_elem(["before", "after"]) == "before":
             return BeforeInstr(PickupInstr(first), GoToInstr(second))
         return AfterInstr(GoToInstr(second), PickupInstr(first))
 
     def _open(self) -> Instr:
         color = self._rand_elem(_DOOR_COLORS[self.split])
-        locked, size = int(self._rand_int(0, 2)), self.room_size
-        own = 1 - locked
-        _, (x, y) = self.add_door(locked, 0, 2 * locked, color, locked=True)
-        left = own * (size - 1)
-        # MiniGrid, and so the original, keeps objects away from where the agent stands before it is placed.
-        shunned = size // 2 * (size + 1) if own else None
-        number = self.num_distractors + 1
-        cell, self.agent_dir, spots = draw_agent_last(
-            self.np_random, size, number, int(y) * size + int(x) - left, shunned
-        )
-        self._put(own, cell, spots, [(color, "key"), *self._looks(self.num_distractors)])
-        named = color if self.split == "test" else self._rand_elem([None, color])
-        return OpenInstr(ObjDesc("door", named))
+        locked_room, size = int(self._rand_int(0, 2)), self.room_size
+        room = 1 - locked_room
+        _, (x, y) = self.add_door(locked_room, 0, 2 * locked_room, color, locked=True)
+        door = int(y) * size + int(x) - room * (size - 1)
+        # MiniGrid, and thus the original, keeps objects away from the agent's initial cell before it is placed.
+        avoided = size // 2 * (size + 1) if room else None
+        agent, self.agent_dir, cells = place_agent_last(self.np_random, size, self.num_distractors + 1, door, avoided)
+        self._put_objects(room, agent, cells, [(color, "key"), *self._sample_objects(self.num_distractors)])
+        named_color = color if self.split == "test" else self._rand_elem([None, color])
+        return OpenInstr(ObjDesc("door", named_color))
 
-    def _scatter(self, needed: int) -> list[ObjDesc]:
-        """Place the agent and the objects, and name ``needed`` of them.
+    def _place_objects(self, num_targets: int) -> list[ObjDesc]:
+        """Place the agent and the objects, and return ``num_targets`` of them as targets.
 
-        What stands where and what looks how are drawn apart, each until it will do: neither asks for the other.
+        Appearances and positions are independent, so each is sampled separately until it is valid.
         """
-        number = self.num_distractors + needed
+        num_objects = self.num_distractors + num_targets
         while True:
-            looks = self._looks(number)
-            named = self._named(looks, needed)
-            if all((look in HELD_OUT) == (self.split == "test") for look in named):
+            objects = self._sample_objects(num_objects)
+            targets = self._sample_targets(objects, num_targets)
+            if all((target in HELD_OUT) == (self.split == "test") for target in targets):
                 break
-        cell, spots = draw_agent_first(self.np_random, self.room_size, number)
+        agent, cells = place_agent_first(self.np_random, self.room_size, num_objects)
         self.agent_dir = int(self._rand_int(0, 4))
-        self._put(0, cell, spots, looks)
-        return [ObjDesc(kind, color) for color, kind in named]
+        self._put_objects(0, agent, cells, objects)
+        return [ObjDesc(kind, color) for color, kind in targets]
 
-    def _looks(self, number: int) -> list[tuple[str, str]]:
-        colors = self.np_random.integers(len(COLORS), size=number).tolist()
-        kinds = self.np_random.integers(len(_KINDS), size=number).tolist()
-        return [(COLORS[color], _KINDS[kind]) for color, kind in zip(colors, kinds, strict=True)]
+    def _sample_objects(self, num_objects: int) -> list[tuple[str, str]]:
+        """Sample the colour and type of each object."""
+        colors = self.np_random.integers(len(COLORS), size=num_objects).tolist()
+        kinds = self.np_random.integers(len(_OBJECT_TYPES), size=num_objects).tolist()
+        return [(COLORS[color], _OBJECT_TYPES[kind]) for color, kind in zip(colors, kinds, strict=True)]
 
-    def _named(self, looks: list[tuple[str, str]], needed: int) -> list[tuple[str, str]]:
-        """One or two of the objects; the same look twice only where two objects have it."""
-        first = self._rand_elem(looks)
-        if needed == 1:
+    def _sample_targets(self, objects: list[tuple[str, str]], num_targets: int) -> list[tuple[str, str]]:
+        """Sample one or two of the objects. They look the same only if two such objects exist."""
+        first = self._rand_elem(objects)
+        if num_targets == 1:
             return [first]
-        second = self._rand_elem(looks)
-        while second == first and looks.count(first) == 1:
-            second = self._rand_elem(looks)
+        second = self._rand_elem(objects)
+        while second == first and objects.count(first) == 1:
+            second = self._rand_elem(objects)
         return [first, second]
 
-    def _put(self, room: int, agent: int, spots: list[int], looks: list[tuple[str, str]]) -> None:
-        """Set agent and objects down in a room, in cells of :mod:`lrl.envs.babyai.placement`."""
+    def _put_objects(self, room: int, agent: int, cells: list[int], objects: list[tuple[str, str]]) -> None:
+        """Put the agent and the objects on cells of a room, as indexed by :mod:`lrl.envs.babyai.placement`."""
         left, size = room * (self.room_size - 1), self.room_size
         self.agent_pos = (left + agent % size, agent // size)
-        for spot, (color, kind) in zip(spots, looks, strict=True):
-            thing = _KIND_CLASSES[kind](color)
-            self.put_obj(thing, left + spot % size, spot // size)
-            self.get_room(room, 0).objs.append(thing)
+        for cell, (color, kind) in zip(cells, objects, strict=True):
+            world_object = _OBJECT_CLASSES[kind](color)
+            self.put_obj(world_object, left + cell % size, cell // size)
+            self.get_room(room, 0).objs.append(world_object)
 
 
-def _check(tasks: Sequence[str], split: str, distractors: Sequence[int], room_size: int) -> None:
+def _validate(tasks: Sequence[str], split: str, distractors: Sequence[int], room_size: int) -> None:
     known = get_args(Task)
     if isinstance(tasks, str) or not tasks or set(tasks) - set(known):
-        raise ValueError(f"tasks is {tasks!r}; it must be a list of some of {', '.join(known)}.")
+        raise ValueError(f"tasks is {tasks!r}; it must be a non-empty list of {', '.join(known)}.")
     if split not in get_args(Split):
         raise ValueError(f"split is {split!r}; it must be one of {', '.join(get_args(Split))}.")
     if room_size < 5:
         raise ValueError(f"room_size is {room_size}; it must be at least 5.")
     most = (room_size - 2) ** 2 // 2 - 2
     if not distractors:
-        raise ValueError("num_distractors is []; it must be a number or a list of some.")
+        raise ValueError("num_distractors is []; it must be a number or a non-empty list of numbers.")
     for number in distractors:
         if not 0 <= number <= most:
-            raise ValueError(f"num_distractors is {number}; it must be from 0 to {most} in a room this small.")
+            raise ValueError(f"num_distractors is {number}; it must be from 0 to {most} in a room of size {room_size}.")

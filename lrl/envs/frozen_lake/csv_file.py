@@ -1,4 +1,4 @@
-"""Demonstrations of a FrozenLake expert as a CSV file, in the columns of the original experiment."""
+"""CSV files with demonstrations of a FrozenLake expert, with the columns of the original experiment."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ import gymnasium as gym
 import numpy as np
 
 from lrl.codecs.grid import Desc, FrozenLakeCodec
-from lrl.envs.frozen_lake.expert_rows import row_of
+from lrl.envs.frozen_lake.expert_rows import make_row
 from lrl.envs.rows import RowSource
 from lrl.rewards.row import Row
 
 ACTIONS = FrozenLakeCodec().action_texts
 Q_COLUMNS = tuple(f"q_value_{action.lower()}" for action in ACTIONS)
-NEEDED = ("state_str", "action_text", *Q_COLUMNS)
-"""Columns that a file must have."""
+REQUIRED_COLUMNS = ("state_str", "action_text", *Q_COLUMNS)
+"""Columns that a file must contain."""
 COLUMNS = ("state", "state_str", "action", "action_text", *Q_COLUMNS, "reward", "next_state", "done", "batch_idx")
-"""``state_str`` is the environment's ``ansi`` picture with ``|`` for newlines: an empty line or the last action, then
-the map, in which an escape code colours the agent's cell."""
+"""All columns. ``state_str`` is the environment's ``ansi`` rendering with ``|`` instead of newlines: an empty line or
+the last action, followed by the map, with an escape sequence that colours the agent's cell."""
 
 _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.)\x1b\[0m")
 _HEADER = re.compile(r"\s*(\((Left|Down|Right|Up)\))?\s*")
 
 
 class CsvRows(RowSource):
-    """The states of a file of demonstrations, each as often as it is in there or once.
+    """Data set of the states in a CSV file of demonstrations.
 
-    The columns :data:`NEEDED` are enough: the state is then the cell that ``state_str`` colours. Of the other
-    :data:`COLUMNS` those that are there are read as well, and must agree.
+    Only :data:`REQUIRED_COLUMNS` are required; the state is then the coloured cell of ``state_str``. Other
+    :data:`COLUMNS` are read if they are present, and must be consistent.
 
     Args:
-        path: the file; columns that are not among :data:`COLUMNS` are ignored.
-        distinct: keep one row of each state of a map and its values. The original's file repeats 11 of them.
-        is_slippery: what the description of the environment says.
+        path: Path of the file. Columns that are not in :data:`COLUMNS` are ignored.
+        distinct: Whether to drop repeated rows. The file of the original experiment repeats 11 different rows.
+        is_slippery: Whether the description says that the ice is slippery.
     """
 
     def __init__(self, path: str, distinct: bool = True, is_slippery: bool = True) -> None:
@@ -45,14 +45,14 @@ class CsvRows(RowSource):
 
     @property
     def codec(self) -> FrozenLakeCodec:
-        """FrozenLake as text."""
+        """Codec of FrozenLake."""
         return FrozenLakeCodec(self.is_slippery)
 
     def rows(self) -> list[Row]:
-        """The rows in the order of the file.
+        """Return the rows in the order of the file.
 
         Raises:
-            ValueError: the file cannot be read; the message names row (the first after the header is 1) and column.
+            ValueError: If the file cannot be read; the message contains the row (1 follows the header) and the column.
         """
         rows = [_read_row(record, f"{self.path}, row {number}") for number, record in enumerate(self._records(), 1)]
         return list(dict.fromkeys(rows)) if self.distinct else rows
@@ -61,7 +61,7 @@ class CsvRows(RowSource):
         try:
             with self.path.open(newline="", encoding="utf-8") as file:
                 reader = csv.DictReader(file)
-                missing = [column for column in NEEDED if column not in (reader.fieldnames or ())]
+                missing = [column for column in REQUIRED_COLUMNS if column not in (reader.fieldnames or ())]
                 if missing:
                     raise ValueError(f"{self.path}, row 0 (the header), column {missing[0]}: it is missing.")
                 yield from reader
@@ -70,33 +70,33 @@ class CsvRows(RowSource):
 
 
 def _read_row(record: Mapping[str, Any], where: str) -> Row:
-    cell = _Cells(record, where)
-    desc, agent = cell.read("state_str", decode_picture, "an ansi picture of the map with | for newlines")
+    cells = _Cells(record, where)
+    desc, agent = cells.read("state_str", parse_rendering, "an ansi rendering of the map with | for newlines")
     size = len(desc) * len(desc[0])
-    state = cell.read_optional("state", _index_below(size), f"a cell's index below {size}", agent)
+    state = cells.read_optional("state", _index_below(size), f"a cell's index below {size}", agent)
     if state is None:
-        raise ValueError(f"{where}, column state_str: no cell is coloured, and there is no column state to say where.")
+        raise ValueError(f"{where}, column state_str: no cell is coloured, and there is no column state.")
     if agent not in (None, state):
-        raise ValueError(f"{where}, column state_str: the agent is drawn on cell {agent}; column state says {state}.")
-    named = cell.read("action_text", _action_named, f"one of {', '.join(ACTIONS)}")
-    action = cell.read_optional("action", _index_below(len(ACTIONS)), "0, 1, 2 or 3", named)
+        raise ValueError(f"{where}, column state_str: the coloured cell is {agent}; column state is {state}.")
+    named = cells.read("action_text", _action_named, f"one of {', '.join(ACTIONS)}")
+    action = cells.read_optional("action", _index_below(len(ACTIONS)), "0, 1, 2 or 3", named)
     if named != action:
         text = record["action_text"]
         raise ValueError(f"{where}, column action_text: it is {text!r}; action {action} is {ACTIONS[action]}.")
-    values = np.array([cell.read(column, _finite, "a finite number") for column in Q_COLUMNS])
-    cell.read_optional("next_state", _index_below(size), f"a cell's index below {size}")
-    cell.read_optional("reward", _finite, "a finite number")
-    return row_of(state, desc, values, action)
+    values = np.array([cells.read(column, _finite, "a finite number") for column in Q_COLUMNS])
+    cells.read_optional("next_state", _index_below(size), f"a cell's index below {size}")
+    cells.read_optional("reward", _finite, "a finite number")
+    return make_row(state, desc, values, action)
 
 
 class _Cells:
-    """One record, read cell by cell; what cannot be read is an error that says where."""
+    """Reads the cells of one record; errors contain the row and the column."""
 
     def __init__(self, record: Mapping[str, Any], where: str) -> None:
         self.record, self.where = record, where
 
     def read(self, column: str, convert: Callable[[str], Any], expected: str) -> Any:
-        """The converted cell of ``column``."""
+        """Return the converted cell of ``column``."""
         text = self.record[column]
         try:
             if text is None:
@@ -105,9 +105,9 @@ class _Cells:
         except ValueError as error:
             raise ValueError(f"{self.where}, column {column}: it is {text!r}; it must be {expected}.") from error
 
-    def read_optional(self, column: str, convert: Callable[[str], Any], expected: str, without: Any = None) -> Any:
-        """The converted cell of ``column``; ``without`` where the file has no such column."""
-        return self.read(column, convert, expected) if column in self.record else without
+    def read_optional(self, column: str, convert: Callable[[str], Any], expected: str, default: Any = None) -> Any:
+        """Return the converted cell of ``column``, or ``default`` if the file has no such column."""
+        return self.read(column, convert, expected) if column in self.record else default
 
 
 def _action_named(text: str) -> int:
@@ -123,7 +123,7 @@ def _finite(text: str) -> float:
 
 def _index_below(size: int) -> Callable[[str], int]:
     def convert(text: str) -> int:
-        value = float(text)  # a table program may have written 3 as 3.0
+        value = float(text)  # Spreadsheet programs may write 3 as 3.0.
         if value not in range(size):
             raise ValueError(text)
         return int(value)
@@ -131,40 +131,40 @@ def _index_below(size: int) -> Callable[[str], int]:
     return convert
 
 
-def decode_picture(state_str: str) -> tuple[Desc, int | None]:
-    """Read an ``ansi`` picture with ``|`` for newlines.
+def parse_rendering(state_str: str) -> tuple[Desc, int | None]:
+    """Parse an ``ansi`` rendering with ``|`` instead of newlines.
 
     Returns:
-        the map, and the coloured cell's index; None where no cell is coloured.
+        The map, and the index of the coloured cell; None if no cell is coloured.
 
     Raises:
-        ValueError: there is no rectangular map of S, F, H and G in it, or more than one coloured cell.
+        ValueError: If it contains no rectangular map of S, F, H and G, or more than one coloured cell.
     """
     lines = state_str.replace("\r", "").replace("\n", "|").split("|")
-    drawn = [line.strip() for line in lines if not _HEADER.fullmatch(line)]
-    desc = tuple(_COLOURED.sub(r"\1", line) for line in drawn)
+    rows = [line.strip() for line in lines if not _HEADER.fullmatch(line)]
+    desc = tuple(_COLOURED.sub(r"\1", line) for line in rows)
     if not desc or len({len(line) for line in desc}) > 1 or set("".join(desc)) - set("SFHG"):
         raise ValueError(state_str)
-    coloured = [(row, match.start()) for row, line in enumerate(drawn) for match in _COLOURED.finditer(line)]
+    coloured = [(row, match.start()) for row, line in enumerate(rows) for match in _COLOURED.finditer(line)]
     if len(coloured) > 1:
         raise ValueError(state_str)
     return desc, coloured[0][0] * len(desc[0]) + coloured[0][1] if coloured else None
 
 
-def demonstrate(
+def generate_records(
     q_values: np.ndarray, num_episodes: int, seed: int = 0, batch_size: int = 100, **kwargs: Any
 ) -> list[dict[str, Any]]:
-    """Records of the successful ones among greedy episodes, as the original made them.
+    """Play greedy episodes and return the records of the successful ones, as in the original experiment.
 
     Args:
-        q_values: the expert, ``(state, action)``.
-        num_episodes: episodes to play, failures included.
-        seed: of the first episode; the others follow it.
-        batch_size: successful episodes that share a ``batch_idx``.
-        kwargs: of ``FrozenLake-v1``: ``map_name``, ``desc``, ``is_slippery``.
+        q_values: Q-values of the expert, ``(state, action)``.
+        num_episodes: Number of episodes, including failures.
+        seed: Seed of the first episode; later episodes count up from it.
+        batch_size: Number of successful episodes with the same ``batch_idx``.
+        kwargs: Arguments of ``FrozenLake-v1``: ``map_name``, ``desc``, ``is_slippery``.
 
     Returns:
-        one dict with the keys :data:`COLUMNS` per step.
+        One dict with the keys :data:`COLUMNS` per step.
     """
     env = gym.make("FrozenLake-v1", render_mode="ansi", disable_env_checker=True, **kwargs)
     records: list[dict[str, Any]] = []
@@ -182,27 +182,27 @@ def _greedy_episode(env: gym.Env, q_values: np.ndarray, seed: int) -> list[dict[
     state, _ = env.reset(seed=seed)
     steps: list[dict[str, Any]] = []
     while not steps or not steps[-1]["done"]:
-        picture = str(env.render()).replace("\n", "|")
+        rendering = str(env.render()).replace("\n", "|")
         action = int(q_values[state].argmax())
-        after, reward, terminated, truncated, _ = env.step(action)
+        next_state, reward, terminated, truncated, _ = env.step(action)
         steps.append(
             {
                 "state": state,
-                "state_str": picture,
+                "state_str": rendering,
                 "action": action,
                 "action_text": ACTIONS[action],
                 **dict(zip(Q_COLUMNS, q_values[state].tolist(), strict=True)),
                 "reward": float(reward),
-                "next_state": after,
+                "next_state": next_state,
                 "done": terminated or truncated,
             }
         )
-        state = after
+        state = next_state
     return steps
 
 
 def write_csv(path: str | Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Write records with the columns :data:`COLUMNS`; folders are created."""
+    """Write records with the columns :data:`COLUMNS` and create missing folders."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:

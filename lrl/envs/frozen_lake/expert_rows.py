@@ -1,4 +1,4 @@
-"""FrozenLake's states with expert values, from the transition table."""
+"""States of FrozenLake with optimal Q-values, computed from the transition table."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lrl.rewards.row import Row
 
 
 class ExpertQRows(RowSource):
-    """Every state of one map in which an agent can be (11 on the 4x4 map), with the best policy's values.
+    """Data set of all reachable states of one map (11 on the 4x4 map) with optimal Q-values.
 
     Args:
         map_name: ``4x4`` or ``8x8``.
-        desc: another map, instead of ``map_name``.
-        is_slippery: whether moves can slip to the sides.
-        gamma: discount per step.
+        desc: A custom map, instead of ``map_name``.
+        is_slippery: Whether moves can slip to the sides.
+        gamma: Discount factor.
     """
 
     def __init__(
@@ -31,25 +31,25 @@ class ExpertQRows(RowSource):
 
     @property
     def codec(self) -> FrozenLakeCodec:
-        """FrozenLake as text."""
+        """Codec of FrozenLake."""
         return FrozenLakeCodec(self.is_slippery)
 
     def rows(self) -> list[Row]:
-        """One row per state, ascending."""
-        return expert_rows([self.desc], self.is_slippery, self.gamma)
+        """Return one row per state, in ascending order."""
+        return make_rows([self.desc], self.is_slippery, self.gamma)
 
 
 class RandomMapRows(RowSource):
-    """Every state of many random maps in which an agent can be, with the best policy's values.
+    """Data set of all reachable states of many random maps with optimal Q-values.
 
     Args:
-        num_maps: different maps.
-        seed: decides which.
-        split: the family they are from: ``train``, ``test`` or ``all``.
-        size: cells per side.
-        p: probability that a cell is ice.
-        is_slippery: whether moves can slip to the sides.
-        gamma: discount per step.
+        num_maps: Number of different maps.
+        seed: Seed of the maps.
+        split: The split of the maps: ``train``, ``test`` or ``all``.
+        size: Side length in cells.
+        p: Probability that a cell is ice.
+        is_slippery: Whether moves can slip to the sides.
+        gamma: Discount factor.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class RandomMapRows(RowSource):
 
     @property
     def codec(self) -> FrozenLakeCodec:
-        """FrozenLake as text."""
+        """Codec of FrozenLake."""
         return FrozenLakeCodec(self.is_slippery)
 
     def rows(self) -> list[Row]:
-        """The rows of one map after the other."""
+        """Return the rows of all maps, one map after the other."""
         maps = random_maps(self.num_maps, self.seed, self.split, self.size, self.p)
-        return expert_rows(maps, self.is_slippery, self.gamma)
+        return make_rows(maps, self.is_slippery, self.gamma)
 
 
-def expert_rows(maps: Sequence[Desc], is_slippery: bool = True, gamma: float = 0.99) -> list[Row]:
-    """Rows of all reachable states of maps of one size, with the best policy's values."""
+def make_rows(maps: Sequence[Desc], is_slippery: bool = True, gamma: float = 0.99) -> list[Row]:
+    """Return the rows of all reachable states of maps of the same size, with optimal Q-values."""
     if not maps:
         return []
     tables = [transition_table(desc, is_slippery) for desc in maps]
@@ -87,12 +87,19 @@ def expert_rows(maps: Sequence[Desc], is_slippery: bool = True, gamma: float = 0
     rows: list[Row] = []
     for desc, table, q in zip(maps, tables, values, strict=True):
         start = "".join(desc).index("S")
-        rows += [row_of(state, desc, q[state]) for state in reachable_states(table, start)]
+        rows += [make_row(state, desc, q[state]) for state in reachable_states(table, start)]
     return rows
 
 
-def row_of(state: int, desc: Desc, q_values: np.ndarray, action: int | None = None) -> Row:
-    """The row of one state; without ``action`` the expert takes the first best one."""
+def make_row(state: int, desc: Desc, q_values: np.ndarray, action: int | None = None) -> Row:
+    """Create the row of one state.
+
+    Args:
+        state: Index of the cell.
+        desc: The map.
+        q_values: The expert's value of each action, ``(action,)``.
+        action: The expert's action; None selects the first best one.
+    """
     chosen = int(q_values.argmax()) if action is None else action
     return Row(
         observation=render_map(state, desc), q_values=tuple(q_values.tolist()), action=chosen, state=state, desc=desc

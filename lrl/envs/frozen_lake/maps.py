@@ -1,4 +1,4 @@
-"""FrozenLake's maps: the known ones, random ones in two families, and an environment that draws one per episode."""
+"""Maps of FrozenLake: named maps, random maps with a train/test split, and an environment with random maps."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from lrl.codecs.grid import Desc
 from lrl.envs.tabular import TransitionTable
 
 Split = Literal["train", "test", "all"]
-"""Which maps: a fifth of all maps, picked by a hash of the map, is for testing and never drawn for training."""
+"""Split of random maps. A hash of the map selects a fifth of all maps for testing."""
 
 _SPLITS = ("train", "test", "all")
-_TEST_SHARE = 5
+_TEST_INTERVAL = 5
+"""One of this many maps belongs to the test split."""
 
 
 def named_map(name: str) -> Desc:
-    """A map that Gymnasium knows.
+    """Return one of Gymnasium's maps.
 
     Raises:
-        ValueError: it knows none of that name.
+        ValueError: If there is no map with that name.
     """
     if name not in MAPS:
         raise ValueError(f"map_name is {name!r}; it must be one of {', '.join(MAPS)}.")
@@ -30,58 +31,62 @@ def named_map(name: str) -> Desc:
 
 
 def transition_table(desc: Desc, is_slippery: bool = True) -> TransitionTable:
-    """The environment's own transition table on a map."""
-    return TransitionTable.of(FrozenLakeEnv(desc=list(desc), is_slippery=is_slippery).P)
+    """Return the transition table of FrozenLake on a map."""
+    return TransitionTable.from_gymnasium(FrozenLakeEnv(desc=list(desc), is_slippery=is_slippery).P)
 
 
-def split_of(desc: Desc) -> Literal["train", "test"]:
-    """The family that a map belongs to, on every machine and for ever."""
-    return "test" if zlib.crc32("/".join(desc).encode()) % _TEST_SHARE == 0 else "train"
+def map_split(desc: Desc) -> Literal["train", "test"]:
+    """Return the split that a map belongs to, which is the same on every machine."""
+    return "test" if zlib.crc32("/".join(desc).encode()) % _TEST_INTERVAL == 0 else "train"
 
 
-def draw_map(rng: np.random.Generator, split: Split = "train", size: int = 4, p: float = 0.8) -> Desc:
-    """Draw a map on which the goal can be reached.
+def sample_map(rng: np.random.Generator, split: Split = "train", size: int = 4, p: float = 0.8) -> Desc:
+    """Sample a map on which the goal can be reached.
 
     Args:
-        rng: moves on.
-        split: the family to draw from.
-        size: cells per side.
-        p: probability that a cell is ice.
+        rng: Random number generator.
+        split: The split of the map.
+        size: Side length in cells.
+        p: Probability that a cell is ice.
     """
     while True:
         desc = tuple(generate_random_map(size, p, seed=int(rng.integers(2**31))))
-        if split in ("all", split_of(desc)):
+        if split in ("all", map_split(desc)):
             return desc
 
 
 def random_maps(num_maps: int, seed: int, split: Split = "train", size: int = 4, p: float = 0.8) -> list[Desc]:
-    """Draw maps, all different.
+    """Sample different maps.
 
     Raises:
-        ValueError: a setting is out of range, or there are not that many different maps.
+        ValueError: If a setting is out of range or there are fewer than ``num_maps`` different maps.
     """
-    _check_drawing(split, size, p)
-    rng, maps, misses = np.random.default_rng(seed), dict[Desc, None](), 0
+    _validate(split, size, p)
+    rng, maps, num_repeated = np.random.default_rng(seed), dict[Desc, None](), 0
     while len(maps) < num_maps:
-        desc = draw_map(rng, split, size, p)
-        misses = misses + 1 if desc in maps else 0
-        if misses > 1000:
+        desc = sample_map(rng, split, size, p)
+        num_repeated = num_repeated + 1 if desc in maps else 0
+        if num_repeated > 1000:
             raise ValueError(f"num_maps is {num_maps}; {len(maps)} different {split} maps of size {size} were found.")
         maps[desc] = None
     return list(maps)
 
 
 class RandomMapsEnv(FrozenLakeEnv):
-    """FrozenLake on a new map in each episode; the reset's seed decides the map as well as the slips.
+    """FrozenLake with a new random map in each episode.
 
-    Registered as ``lrl/FrozenLakeRandomMaps-v0``, 100 steps.
+    The seed of a reset determines the map and the transition noise. Registered as ``lrl/FrozenLakeRandomMaps-v0`` with
+    a time limit of 100 steps.
 
     Args:
-        render_mode: as in FrozenLake.
-        size: cells per side.
-        p: probability that a cell is ice.
-        is_slippery: whether moves can slip to the sides.
-        split: the family of maps.
+        render_mode: Render mode of FrozenLake.
+        size: Side length in cells.
+        p: Probability that a cell is ice.
+        is_slippery: Whether moves can slip to the sides.
+        split: The split of the maps.
+
+    Raises:
+        ValueError: If a setting is out of range.
     """
 
     def __init__(
@@ -92,23 +97,23 @@ class RandomMapsEnv(FrozenLakeEnv):
         is_slippery: bool = True,
         split: Split = "train",
     ) -> None:
-        _check_drawing(split, size, p)
-        self._drawing: tuple[Split, int, float] = (split, size, p)
+        _validate(split, size, p)
+        self._map_settings: tuple[Split, int, float] = (split, size, p)
         self._is_slippery = is_slippery
-        first = draw_map(np.random.default_rng(0), *self._drawing)
+        first = sample_map(np.random.default_rng(0), *self._map_settings)
         super().__init__(render_mode=render_mode, desc=list(first), is_slippery=is_slippery)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-        """Draw a map and start on it."""
+        """Sample a map and start an episode on it."""
         if seed is not None:
             super().reset(seed=seed)
-        desc = draw_map(self.np_random, *self._drawing)
+        desc = sample_map(self.np_random, *self._map_settings)
         lake = FrozenLakeEnv(desc=list(desc), is_slippery=self._is_slippery)
         self.desc, self.P, self.initial_state_distrib = lake.desc, lake.P, lake.initial_state_distrib
         return super().reset(options=options)
 
 
-def _check_drawing(split: str, size: int, p: float) -> None:
+def _validate(split: str, size: int, p: float) -> None:
     if split not in _SPLITS:
         raise ValueError(f"split is {split!r}; it must be one of {', '.join(_SPLITS)}.")
     if size < 2:

@@ -1,4 +1,4 @@
-"""BabyAI-Text's levels: what is drawn, what is paid, what the bot does."""
+"""Tests of the BabyAI-Text levels: sampling, rewards, views and the bot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minigrid.minigrid_env import MiniGridEnv
 
 from lrl.codecs.babyai import BabyAICodec
 from lrl.envs.babyai.levels import LocalLevel
-from lrl.envs.babyai.placement import reachable
+from lrl.envs.babyai.placement import all_reachable
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.native import NativeEnv
 from lrl.envs.text import AdvisedText, TextEnv
@@ -43,8 +43,8 @@ def level(name: str, **kwargs) -> LocalLevel:
     return env
 
 
-def bot_success(name: str, episodes: int, seed: int = 10_000) -> list[int]:
-    """Seeds at which the bot, playing through text, does not succeed."""
+def bot_failures(name: str, episodes: int, seed: int = 10_000) -> list[int]:
+    """Return the seeds of the episodes in which the bot, acting through text, fails."""
     envs = GymnasiumEnvs(level_id(name))
     policy = ExpertPolicy()
     policy.connect(envs.codec)
@@ -54,7 +54,7 @@ def bot_success(name: str, episodes: int, seed: int = 10_000) -> list[int]:
 
 
 @pytest.mark.parametrize("name", TRAIN + TEST)
-def test_random_walks_through_text_and_back_equal_the_native_environment(name: str) -> None:
+def test_random_walks_through_text_equal_native_ones(name: str) -> None:
     native = NativeEnv(level(name))
     text, codec = TextEnv(level(name), BabyAICodec(), "direct"), BabyAICodec()
     rng = np.random.default_rng(0)
@@ -76,7 +76,7 @@ def test_random_walks_through_text_and_back_equal_the_native_environment(name: s
 
 
 @pytest.mark.parametrize("name", TRAIN + TEST)
-def test_missions_name_held_out_combinations_in_test_levels_only_and_always(name: str) -> None:
+def test_missions_name_held_out_objects_only_and_always_in_test_levels(name: str) -> None:
     env, tasks = level(name), set()
     for seed in range(40):
         mission = env.reset(seed=seed)[0]["mission"]
@@ -87,13 +87,13 @@ def test_missions_name_held_out_combinations_in_test_levels_only_and_always(name
         assert named or mission == "open the door"
         assert env.max_steps == (64 if env.task in ("goto", "pickup") else 128)
         assert env.num_cols == (2 if env.task == "open" else 1)
-    assert tasks == set(env.tasks), "a mixed level draws its task anew at each reset"
+    assert tasks == set(env.tasks), "a mixed level samples its task at each reset"
 
 
 @pytest.mark.parametrize(
     ("name", "kwargs"), [("PutNext", {}), ("Open", {}), ("Open", {"room_size": 5, "num_distractors": 2})]
 )
-def test_everything_can_be_walked_up_to_and_nothing_stands_before_the_agent(name: str, kwargs: dict) -> None:
+def test_all_objects_are_reachable_and_none_is_in_front_of_the_agent(name: str, kwargs: dict) -> None:
     env = level(name, **kwargs)
     for seed in range(60):
         env.reset(seed=seed)
@@ -102,8 +102,8 @@ def test_everything_can_be_walked_up_to_and_nothing_stands_before_the_agent(name
         assert env.grid.get(*env.agent_pos) is None and (ahead is None or ahead.type == "wall")
 
 
-def test_reachability_is_minigrids_own() -> None:
-    env, rng, verdicts = level("GoTo", num_distractors=14), np.random.default_rng(0), []
+def test_reachability_equals_that_of_minigrid() -> None:
+    env, rng, minigrid_results = level("GoTo", num_distractors=14), np.random.default_rng(0), []
     for _ in range(200):
         env.reset(seed=0)
         env.grid.wall_rect(0, 0, 8, 8)
@@ -112,12 +112,12 @@ def test_reachability_is_minigrids_own() -> None:
         for cell in cells:
             env.grid.set(cell % 8, cell // 8, Ball("red") if cell in things else None)
         env.agent_pos = (agent % 8, agent // 8)
-        verdicts.append(env.check_objs_reachable(raise_exc=False))
-        assert reachable(8, agent, things) == verdicts[-1]
-    assert 10 < sum(verdicts) < 190
+        minigrid_results.append(env.check_objs_reachable(raise_exc=False))
+        assert all_reachable(8, agent, things) == minigrid_results[-1]
+    assert 10 < sum(minigrid_results) < 190
 
 
-def test_places_are_drawn_evenly() -> None:
+def test_positions_are_uniform() -> None:
     env, agents, things = level("Pickup", num_distractors=0), np.zeros((8, 8)), np.zeros((8, 8))
     for seed in range(1500):
         env.reset(seed=seed)
@@ -128,7 +128,7 @@ def test_places_are_drawn_evenly() -> None:
     assert (things[1:7, 1:7] > 15).all() and (things < 80).all()
 
 
-def test_open_has_a_locked_door_and_its_key_on_the_agents_side() -> None:
+def test_open_has_a_locked_door_and_its_key_in_the_room_of_the_agent() -> None:
     env = level("Open")
     for seed in range(20):
         env.reset(seed=seed)
@@ -148,7 +148,7 @@ def test_the_number_of_distractors_can_be_set(name: str, objects: int) -> None:
     assert sum(thing is not None and thing.type != "wall" for thing in env.grid.grid) == objects
 
 
-def test_the_reward_of_a_success_falls_with_the_steps_and_nothing_else_is_paid() -> None:
+def test_the_reward_of_a_success_decreases_with_the_steps_and_all_others_are_zero() -> None:
     env = level("GoTo")
     for seed in range(5):
         env.reset(seed=seed)
@@ -160,7 +160,7 @@ def test_the_reward_of_a_success_falls_with_the_steps_and_nothing_else_is_paid()
             assert reward == (pytest.approx(1 - 0.9 * steps / 64) if terminated else 0)
 
 
-def test_time_runs_out_without_success() -> None:
+def test_the_time_limit_truncates_without_success() -> None:
     env = level("Pickup")
     env.reset(seed=0)
     outcomes = [env.step(0)[1:] for _ in range(64)]
@@ -169,7 +169,7 @@ def test_time_runs_out_without_success() -> None:
 
 
 @pytest.mark.parametrize("name", ["MixedTrain", "MixedTest"])
-def test_the_seed_of_a_reset_decides_the_level_whatever_came_before(name: str) -> None:
+def test_the_seed_of_a_reset_determines_the_level(name: str) -> None:
     first, second = NativeEnv(level(name)), NativeEnv(level(name))
     second.noise_seed = 7
     for _ in range(3):
@@ -184,10 +184,10 @@ def test_the_seed_of_a_reset_decides_the_level_whatever_came_before(name: str) -
             one, two = first.step(action)[0], second.step(action)[0]
         missions.add(one["mission"])
     assert len(missions) > 6
-    assert second.reset()[0]["mission"], "without a seed the next level follows"
+    assert second.reset()[0]["mission"], "a reset without a seed samples a new level"
 
 
-def test_nothing_is_printed_while_levels_are_built(capfd) -> None:
+def test_creating_levels_prints_nothing(capfd) -> None:
     env = level("PutNext")
     for seed in range(30):
         env.reset(seed=seed)
@@ -225,7 +225,7 @@ def test_advice_travels_with_the_text_in_loops_and_in_processes() -> None:
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_native_observations_keep_their_missions(vectorization) -> None:
+def test_native_observations_contain_the_missions(vectorization) -> None:
     env = GymnasiumEnvs(level_id("GoTo"), vectorization=vectorization).make(2, None)
     alone = level("GoTo")
     try:
@@ -249,7 +249,7 @@ def test_an_invalid_answer_changes_neither_room_nor_advice() -> None:
 
 
 @pytest.mark.parametrize("name", ["Open", "PutNext"])
-def test_the_view_is_minigrids_own(name: str) -> None:
+def test_the_view_equals_that_of_minigrid(name: str) -> None:
     env, rng = level(name), np.random.default_rng(1)
     for seed in range(15):
         observation, _ = env.reset(seed=seed)
@@ -262,7 +262,7 @@ def test_the_view_is_minigrids_own(name: str) -> None:
             observation = env.step(action)[0]
 
 
-def test_nobody_pays_for_a_bot_that_is_not_asked() -> None:
+def test_the_bot_is_only_created_on_demand() -> None:
     env = level("GoTo")
     env.reset(seed=0)
     env.step(2)
@@ -270,27 +270,27 @@ def test_nobody_pays_for_a_bot_that_is_not_asked() -> None:
 
 
 @pytest.mark.parametrize("name", ["GoTo", "Open", "PutNext"])
-def test_the_bot_follows_actions_that_are_not_its_own(name: str) -> None:
+def test_the_bot_takes_account_of_other_actions(name: str) -> None:
     env, rng, successes = level(name), np.random.default_rng(0), 0
     for seed in range(20):
         env.reset(seed=seed)
         ended, info = False, {}
         while not ended:
             advice = env.expert_action()
-            assert advice == env.expert_action(), "asking twice changes nothing"
+            assert advice == env.expert_action(), "repeated calls return the same action"
             action = int(rng.integers(6)) if rng.random() < 0.4 else advice
             *_, terminated, truncated, info = env.step(action)
             ended = terminated or truncated
         successes += info["success"]
-    assert successes >= 18, "an opened box is lost, and with it some missions"
+    assert successes >= 18, "opening a box removes it, which makes some missions impossible"
 
 
 @pytest.mark.parametrize("name", TRAIN + TEST)
 def test_the_bot_succeeds_through_text(name: str) -> None:
-    assert bot_success(name, 10) == []
+    assert bot_failures(name, 10) == []
 
 
-def test_of_several_numbers_of_distractors_one_is_drawn_at_each_reset() -> None:
+def test_the_number_of_distractors_is_sampled_from_a_list_at_each_reset() -> None:
     env, counts = level("GoTo", num_distractors=[0, 3, 5]), []
     for seed in range(60):
         env.reset(seed=seed)
@@ -298,10 +298,10 @@ def test_of_several_numbers_of_distractors_one_is_drawn_at_each_reset() -> None:
         assert counts[-1] == env.num_distractors
     assert set(counts) == {0, 3, 5} and min(map(counts.count, (0, 3, 5))) >= 10
     env.reset(seed=7)
-    assert env.num_distractors == counts[7], "it follows from the seed"
+    assert env.num_distractors == counts[7], "it is determined by the seed"
 
 
-def test_one_number_in_a_list_is_that_number() -> None:
+def test_a_list_with_one_number_equals_the_number() -> None:
     rooms = []
     for number in (3, [3]):
         env = level("Pickup", num_distractors=number)
@@ -313,24 +313,24 @@ def test_one_number_in_a_list_is_that_number() -> None:
 @pytest.mark.learning
 @pytest.mark.parametrize("name", TRAIN + TEST)
 def test_the_bot_succeeds_through_text_on_200_seeds(name: str) -> None:
-    assert bot_success(name, 200) == []
+    assert bot_failures(name, 200) == []
 
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"tasks": ["fly"]}, "tasks is ['fly']; it must be a list of some of goto, pickup"),
-        ({"tasks": "goto"}, "tasks is 'goto'; it must be a list"),
+        ({"tasks": ["fly"]}, "tasks is ['fly']; it must be a non-empty list of goto, pickup"),
+        ({"tasks": "goto"}, "tasks is 'goto'; it must be a non-empty list"),
         ({"split": "all"}, "split is 'all'; it must be one of train, test"),
         ({"room_size": 4}, "room_size is 4; it must be at least 5"),
         ({"max_steps": 0}, "max_steps is 0; it must be at least 1"),
         ({"num_distractors": -1}, "num_distractors is -1; it must be from 0 to 16"),
-        ({"num_distractors": []}, "num_distractors is []; it must be a number or a list of some"),
+        ({"num_distractors": []}, "num_distractors is []; it must be a number or a non-empty list of numbers"),
         ({"num_distractors": [0, 17]}, "num_distractors is 17; it must be from 0 to 16"),
         ({"num_distractors": 17}, "num_distractors is 17; it must be from 0 to 16"),
     ],
 )
-def test_a_bad_setting_is_one_error_that_names_it(kwargs: dict, message: str) -> None:
+def test_an_invalid_setting_raises_with_its_key(kwargs: dict, message: str) -> None:
     with pytest.raises(ValueError) as error:
         GymnasiumEnvs(level_id("MixedTrain"), kwargs).make(1, "direct")
     assert message in str(error.value)
