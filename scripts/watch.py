@@ -51,7 +51,7 @@ def main() -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Turn by turn."""
-    from lrl.evaluation.episode_records import follow, render_modes
+    from lrl.evaluation.episode_records import render_modes, watch_episode
     from lrl.evaluation.episodes import sampling_at
 
     loaded = load(arguments)
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     sampling = sampling_at(loaded.policy, arguments.temperature)
     print(f"{loaded.info['name']} in {loaded.info['env_id']}, seed {arguments.seed}")
     total, turn = 0.0, None
-    for turn in follow(loaded.policy, loaded.env_factory, 0, arguments.seed, sampling, mode):
+    for turn in watch_episode(loaded.policy, loaded.env_factory, 0, arguments.seed, sampling, mode):
         total += turn.reward
         show(turn, arguments)
         if arguments.turns is not None and turn.number + 1 >= arguments.turns:
@@ -87,8 +87,8 @@ def show(turn: WatchedTurn, arguments: argparse.Namespace) -> None:
         arguments.frames.mkdir(parents=True, exist_ok=True)
         imageio.v3.imwrite(arguments.frames / f"{turn.number:04d}.png", turn.picture)
     if not arguments.human:
-        answer = f"\nanswer: {turn.answer}" if turn.answer else ""
-        print(f"\n--- turn {turn.number}\n{turn.prompt or turn.observation}{answer}")
+        response = f"\nresponse: {turn.response}" if turn.response else ""
+        print(f"\n--- turn {turn.number}\n{turn.prompt or turn.observation}{response}")
     print(f"action: {turn.action or f'none, {turn.reason}'}   reward: {turn.reward:g}")
 
 

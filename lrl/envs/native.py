@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,17 +15,19 @@ from lrl.codecs.codec import TextCodec
 
 @dataclass(frozen=True)
 class NativeStart:
-    """What a reset of a native environment returned."""
+    """Holds what a reset of a native environment returned."""
 
     observation: Any
     context: Any
-    """The codec's, see :meth:`~lrl.codecs.codec.TextCodec.context`; None without a codec."""
+    """The codec's context, see :meth:`~lrl.codecs.codec.TextCodec.context`; None without a codec."""
 
 
 @dataclass(frozen=True)
 class NativeStep:
-    """What a native environment was stepped with, and what it returned."""
+    """Holds an action of a native environment, and what its step returned."""
 
+    start: NativeStart
+    """The start of the episode."""
     action: Any
     observation: Any
     reward: float
@@ -47,8 +50,7 @@ class NativeEnv(gym.Wrapper):
         codec: whose context is recorded with each episode, so that the recording can be put into words later.
 
     Attributes:
-        records: whether ``info["native"]`` holds a :class:`NativeStart` after a reset and a :class:`NativeStep` after
-            a step. Set it before a reset.
+        records: whether ``info["native"]`` holds a :class:`NativeStep` after a step. Set it before a reset.
         noise_seed: if set, the environment's random numbers are seeded with it after each reset, so that
             environments of one group can share their start but not what happens to them afterwards.
     """
@@ -63,6 +65,7 @@ class NativeEnv(gym.Wrapper):
         super().__init__(env)
         self._reset_options, self._codec = dict(reset_options or {}), codec
         self.records = False
+        self._start: NativeStart | None = None
         self.noise_seed: int | None = None
         spec = env.unwrapped.spec
         registered = None if spec is None else spec.reward_threshold
@@ -79,7 +82,7 @@ class NativeEnv(gym.Wrapper):
         info: dict[str, Any] = {"action_valid": True, "success": False, "invalid_reason": ""}
         if self.records:
             context = None if self._codec is None else self._codec.context(self.env)
-            info["native"] = NativeStart(observation, context)
+            self._start = NativeStart(copy.deepcopy(observation), context)  # it may be overwritten by the next step
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -90,8 +93,8 @@ class NativeEnv(gym.Wrapper):
         success = (terminated or truncated) and self._succeeded(reward, terminated, info)
         self._rewarded |= reward > 0
         told = {"action_valid": True, "success": success, "invalid_reason": "", **reward_terms(info)}
-        if self.records:
-            told["native"] = NativeStep(action, observation, reward)
+        if self.records and self._start is not None:
+            told["native"] = NativeStep(self._start, action, observation, reward)
         return observation, reward, terminated, truncated, told
 
     def _succeeded(self, reward: float, terminated: bool, info: dict[str, Any]) -> bool:
