@@ -128,11 +128,11 @@ def film(
     assert isinstance(env_factory, GymnasiumEnvs)
     env = env_factory.make_native()
     env.close()
-    write_video([turn.picture for turn in turns], path, env.metadata.get("render_fps", 10))
+    write_video([np.asarray(turn.picture) for turn in turns], path, env.metadata.get("render_fps", 10))
     return len(turns)
 
 
-def write_video(frames: Sequence[Picture], path: Path, fps: int) -> None:
+def write_video(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
     """Write frames as an mp4.
 
     Args:

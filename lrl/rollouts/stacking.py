@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,48 +45,47 @@ def stack_steps(steps: Sequence[Step], group: np.ndarray, values: Sequence[Tenso
     Returns:
         A rollout whose tensors are ``(time, env, ...)``, zero where an environment took no turn.
     """
-    num_envs = len(group)
+    num_envs, decisions = len(group), [step.decisions for step in steps]
 
-    def stack(pick: Callable[[Step], Tensor]) -> Tensor:
-        return scatter([(step.rows, pick(step)) for step in steps], num_envs)
+    def stack(tensors: Sequence[Tensor]) -> Tensor:
+        return scatter([step.rows for step in steps], tensors, num_envs)
 
-    names, valued = steps[0].decisions.inputs, steps[0].decisions.values is not None
+    estimates = [decision.values for decision in decisions if decision.values is not None]
     return Rollout(
-        inputs={name: stack(lambda s, name=name: s.decisions.inputs[name]) for name in names},
-        response_mask=stack(lambda s: s.decisions.response_mask),
-        logprobs=stack(lambda s: s.decisions.logprobs),
-        values=stack(lambda s: s.decisions.values) if valued else None,
-        rewards=stack(lambda s: torch.from_numpy(s.rewards).float()),
-        terminated=stack(lambda s: torch.from_numpy(s.terminated)),
-        truncated=stack(lambda s: torch.from_numpy(s.truncated)),
-        active=stack(lambda s: torch.ones(len(s.rows), dtype=torch.bool)),
-        turn=stack(lambda s: torch.from_numpy(s.turn)),
+        inputs={name: stack([decision.inputs[name] for decision in decisions]) for name in decisions[0].inputs},
+        response_mask=stack([decision.response_mask for decision in decisions]),
+        logprobs=stack([decision.logprobs for decision in decisions]),
+        values=stack(estimates) if estimates else None,
+        rewards=stack([torch.from_numpy(step.rewards).float() for step in steps]),
+        terminated=stack([torch.from_numpy(step.terminated) for step in steps]),
+        truncated=stack([torch.from_numpy(step.truncated) for step in steps]),
+        active=stack([torch.ones(len(step.rows), dtype=torch.bool) for step in steps]),
+        turn=stack([torch.from_numpy(step.turn) for step in steps]),
         group=torch.from_numpy(group),
-        observations=[_spread(s.rows, [_text(o) for o in s.observations], num_envs) for s in steps],
-        responses=[_spread(s.rows, s.decisions.actions, num_envs) for s in steps],
+        observations=[_spread(step.rows, [_text(seen) for seen in step.observations], num_envs) for step in steps],
+        responses=[_spread(step.rows, step.decisions.actions, num_envs) for step in steps],
         metrics=turn_metrics(steps),
-        final_values=None
-        if values is None
-        else scatter([(s.rows, v) for s, v in zip(steps, values, strict=True)], num_envs),
+        final_values=None if values is None else stack(values),
     )
 
 
-def scatter(rows_and_tensors: Sequence[tuple[np.ndarray, Tensor]], num_envs: int) -> Tensor:
+def scatter(rows: Sequence[np.ndarray], tensors: Sequence[Tensor], num_envs: int) -> Tensor:
     """Stack tensors ``(row, ...)`` to one ``(time, env, ...)``, zero where an environment is in no row.
 
     Trailing axes of different length are padded on the right.
 
     Args:
-        rows_and_tensors: for each time the environments, int64 ``(row,)``, and their tensor.
+        rows: for each time the environments, int64 ``(row,)``.
+        tensors: for each time one tensor ``(row, ...)``.
         num_envs: size of the ``env`` axis.
     """
-    first = rows_and_tensors[0][1]
-    if all(len(rows) == num_envs and tensor.shape == first.shape for rows, tensor in rows_and_tensors):
-        return torch.stack([tensor for _, tensor in rows_and_tensors])
-    shape = [max(sizes) for sizes in zip(*(tensor.shape[1:] for _, tensor in rows_and_tensors), strict=True)]
-    out = torch.zeros(len(rows_and_tensors), num_envs, *shape, dtype=first.dtype, device=first.device)
-    for time, (rows, tensor) in enumerate(rows_and_tensors):
-        window = (time, torch.from_numpy(rows).to(first.device), *(slice(size) for size in tensor.shape[1:]))
+    first, times = tensors[0], list(zip(rows, tensors, strict=True))
+    if all(len(envs) == num_envs and tensor.shape == first.shape for envs, tensor in times):
+        return torch.stack(list(tensors))
+    shape = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
+    out = torch.zeros(len(times), num_envs, *shape, dtype=first.dtype, device=first.device)
+    for time, (envs, tensor) in enumerate(times):
+        window = (time, torch.from_numpy(envs).to(first.device), *(slice(size) for size in tensor.shape[1:]))
         out[window] = tensor
     return out
 
