@@ -1,4 +1,4 @@
-"""Follow one episode in the terminal, turn by turn, or play it yourself.
+"""Watch one episode in the terminal, turn by turn, or play it yourself.
 
 python scripts/watch.py --policy expert --env_id FrozenLake-v1 --seed 3
 python scripts/watch.py --checkpoint runs/frozen_lake/grpo/<run>
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 
 def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """The command line."""
+    """Parse the command line."""
     from lrl.cli.arguments import add_env_arguments
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     subject = parser.add_mutually_exclusive_group(required=True)
     subject.add_argument("--checkpoint", help="a checkpoint or a run directory")
     subject.add_argument("--policy", help="a baseline: random, constant or expert")
-    subject.add_argument("--human", action="store_true", help="type the answers yourself; an empty line ends the game")
+    subject.add_argument("--human", action="store_true", help="type the actions yourself; an empty line ends the game")
     add_env_arguments(parser)
-    parser.add_argument("--seed", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=10_000, help="seed of the episode")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
-    parser.add_argument("--turns", type=int, help="stop after so many")
+    parser.add_argument("--turns", type=int, help="stop after this many turns")
     parser.add_argument("--frames", type=Path, metavar="FOLDER", help="write a picture of each turn")
     return parser, parser.parse_args()
 
 
 def main() -> None:
-    """Play; a user's mistake is one sentence and exit status 2."""
+    """Play one episode; print a user's mistake in one sentence and exit with status 2."""
     parser, arguments = parse()
     from lrl.cli.quiet import silence_libraries
 
@@ -50,8 +50,8 @@ def main() -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Turn by turn."""
-    from lrl.evaluation.episode_records import follow, render_modes
+    """Play one episode and print each turn."""
+    from lrl.evaluation.episode_records import render_modes, watch_episode
     from lrl.evaluation.episodes import sampling_at
 
     loaded = load(arguments)
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     sampling = sampling_at(loaded.policy, arguments.temperature)
     print(f"{loaded.info['name']} in {loaded.info['env_id']}, seed {arguments.seed}")
     total, turn = 0.0, None
-    for turn in follow(loaded.policy, loaded.env_factory, 0, arguments.seed, sampling, mode):
+    for turn in watch_episode(loaded.policy, loaded.env_factory, 0, arguments.seed, sampling, mode):
         total += turn.reward
         show(turn, arguments)
         if arguments.turns is not None and turn.number + 1 >= arguments.turns:
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def ending(turn: WatchedTurn) -> str:
-    """How it came out."""
+    """Describe how the episode ended."""
     if not (turn.terminated or turn.truncated):
         return "stopped"
     how = "terminated" if turn.terminated else "truncated"
@@ -78,22 +78,23 @@ def ending(turn: WatchedTurn) -> str:
 
 
 def show(turn: WatchedTurn, arguments: argparse.Namespace) -> None:
-    """One turn; a person has seen the observation already."""
+    """Print one turn, without the observation if a person plays and has seen it."""
     if isinstance(turn.picture, str):
         print(f"\n{turn.picture.rstrip()}")
     if arguments.frames:
         import imageio.v3
 
+        assert turn.picture is not None
         arguments.frames.mkdir(parents=True, exist_ok=True)
         imageio.v3.imwrite(arguments.frames / f"{turn.number:04d}.png", turn.picture)
     if not arguments.human:
-        answer = f"\nanswer: {turn.answer}" if turn.answer else ""
-        print(f"\n--- turn {turn.number}\n{turn.prompt or turn.observation}{answer}")
+        response = f"\nresponse: {turn.response}" if turn.response else ""
+        print(f"\n--- turn {turn.number}\n{turn.prompt or turn.observation}{response}")
     print(f"action: {turn.action or f'none, {turn.reason}'}   reward: {turn.reward:g}")
 
 
 def load(arguments: argparse.Namespace) -> Loaded:
-    """Who plays, and where."""
+    """Load the policy and its environment."""
     from lrl.cli.arguments import envs_of
     from lrl.evaluation.checkpoint import Loaded, env_id, load_baseline, load_policy, saved_numbers
 
@@ -110,23 +111,23 @@ def load(arguments: argparse.Namespace) -> Loaded:
 
 
 def human() -> Policy:
-    """A policy that asks."""
+    """Make a policy whose actions are typed."""
     from lrl.policies.baselines.fixed import FixedPolicy
 
     class HumanPolicy(FixedPolicy):
-        """Whoever sits at the keyboard."""
+        """Takes actions from the keyboard."""
 
         def choose(self, observations: Sequence[str], keys: Any) -> list[str]:
-            """Show what is seen, take what is typed."""
+            """Show the observation and read an action."""
             print(f"\n{observations[0]}")
-            answer = input("> ").strip()
-            if not answer:
+            action = input("> ").strip()
+            if not action:
                 raise EOFError
-            return [answer]
+            return [action]
 
         @property
         def probability(self) -> float:
-            """Nobody knows."""
+            """Probability of the action, which is unknown."""
             return 1.0
 
     return HumanPolicy("direct")

@@ -12,8 +12,8 @@ import torch
 
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.functional.sharding import unsharded
-from lrl.rollouts.episodes import CollectionPlan, Collector
-from lrl.rollouts.fixed_horizon import ContinuingCollector
+from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
+from lrl.rollouts.fixed_horizon import FixedHorizonCollector
 from lrl.training.gradient_module import GradientModule
 from lrl.types import Rollout
 
@@ -23,7 +23,7 @@ class VectorEnvRollouts(L.Callback):
 
     def __init__(self) -> None:
         self.envs: gym.vector.VectorEnv | None = None
-        self._continuing: ContinuingCollector | None = None
+        self._fixed_horizon: FixedHorizonCollector | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Make the environments; say what is wrong before a model is loaded."""
@@ -98,17 +98,17 @@ class VectorEnvRollouts(L.Callback):
 
     def _collector(
         self, module: GradientModule, plan: CollectionPlan, world_size: int, data: RolloutDataModule
-    ) -> Collector | ContinuingCollector:
+    ) -> EpisodeCollector | FixedHorizonCollector:
         assert self.envs is not None
         if plan.num_steps is None:
-            return Collector(module.policy, self.envs, world_size)
-        if self._continuing is None:
+            return EpisodeCollector(module.policy, self.envs, world_size)
+        if self._fixed_horizon is None:
             total = plan.num_envs * world_size
-            continuing = ContinuingCollector(module.policy, self.envs, plan.seed, plan.env, total)
+            collector = FixedHorizonCollector(module.policy, self.envs, plan.seed, plan.env, total)
             if data.restored_episodes is not None:
-                continuing.restore(data.restored_episodes)
-            self._continuing, data.running_episodes = continuing, continuing.state
-        return self._continuing
+                collector.restore(data.restored_episodes)
+            self._fixed_horizon, data.running_episodes = collector, collector.state
+        return self._fixed_horizon
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Count the parts that are trained."""
@@ -127,13 +127,13 @@ class VectorEnvRollouts(L.Callback):
         if self.envs is not None:
             with suppress(Exception):
                 self.envs.close(terminate=True)
-            self.envs = self._continuing = None
+            self.envs = self._fixed_horizon = None
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Close the environments."""
         if self.envs is not None:
             self.envs.close()
-            self.envs = self._continuing = None
+            self.envs = self._fixed_horizon = None
 
 
 def rollout_data(trainer: L.Trainer) -> RolloutDataModule | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +19,15 @@ class NativeReset:
 
     observation: Any
     context: Any
-    """Result of :meth:`~lrl.codecs.codec.TextCodec.context`; None without a codec."""
+    """The codec's context, see :meth:`~lrl.codecs.codec.TextCodec.context`; None without a codec."""
 
 
 @dataclass(frozen=True)
 class NativeStep:
-    """Holds the action of a step of a native environment, and what the step returned."""
+    """Holds an action of a native environment, and what its step returned."""
 
+    start: NativeReset
+    """The start of the episode."""
     action: Any
     observation: Any
     reward: float
@@ -53,8 +56,7 @@ class NativeEnv(gym.Wrapper):
         codec: Codec whose context is recorded, so that recorded observations can be converted to text later.
 
     Attributes:
-        records: Whether ``info["native"]`` contains a :class:`NativeReset` after each reset and a :class:`NativeStep`
-            after each step. Set it before a reset.
+        records: Whether ``info["native"]`` contains a :class:`NativeStep` after each step. Set it before a reset.
         noise_seed: If set, seeds the environment's random number generator after each reset. Environments of one group
             can thereby share their initial state but not their transition noise.
     """
@@ -69,6 +71,7 @@ class NativeEnv(gym.Wrapper):
         super().__init__(env)
         self._reset_options, self._codec = dict(reset_options or {}), codec
         self.records = False
+        self._start: NativeReset | None = None
         self.noise_seed: int | None = None
         spec = env.unwrapped.spec
         registered = None if spec is None else spec.reward_threshold
@@ -90,7 +93,7 @@ class NativeEnv(gym.Wrapper):
         info: dict[str, Any] = {"action_valid": True, "success": False, "invalid_reason": ""}
         if self.records:
             context = None if self._codec is None else self._codec.context(self.env)
-            info["native"] = NativeReset(observation, context)
+            self._start = NativeReset(copy.deepcopy(observation), context)  # it may be overwritten by the next step
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -103,8 +106,8 @@ class NativeEnv(gym.Wrapper):
         info: dict[str, Any] = {"action_valid": True, "success": success, "invalid_reason": ""}
         if native_info:
             info |= {f"reward/{k[7:]}": float(value) for k, value in native_info.items() if k.startswith("reward_")}
-        if self.records:
-            info["native"] = NativeStep(action, observation, reward)
+        if self.records and self._start is not None:
+            info["native"] = NativeStep(self._start, action, observation, reward)
         return observation, reward, terminated, truncated, info
 
     def _is_success(self, reward: float, terminated: bool, native_info: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""One episode of an evaluation, turn by turn: what was seen, asked, answered and paid, and how it looked."""
+"""Play one episode of an evaluation turn by turn, to watch it or to film it."""
 
 from __future__ import annotations
 
@@ -14,37 +14,43 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import VectorEnv
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.policies.policy import Policy
 from lrl.prompts.response_format import get_response_format
-from lrl.rollouts.episodes import rows_of
+from lrl.rollouts.runner import EnvRunner
 from lrl.types import History, RandomKeys, SamplingConfig
+
+Picture = np.ndarray | str | None
+"""A frame, uint8 ``(height, width, 3)``, or a text, by render mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedTurn:
-    """A decision and what came of it."""
+    """Holds one turn as a person can read it."""
 
     number: int
+    """Index of the turn in its episode."""
     observation: str
     prompt: str
-    """What the language model read; empty where there is none."""
-    answer: str
+    """What the language model read; empty for a policy without one."""
+    response: str
+    """Empty for a policy with native actions."""
     action: str
-    """As it was understood; empty where it was no legal action."""
+    """Text of the action; empty if it was not legal."""
     reason: str
-    """Why it was not."""
+    """Why it was not legal."""
     reward: float
     terminated: bool
     truncated: bool
     success: bool
-    picture: Any
-    """Of the state before the action: uint8 ``(height, width, 3)``, a text, or None."""
+    picture: Picture
+    """The state before the action."""
 
 
-def follow(
+def watch_episode(
     policy: Policy,
     env_factory: EnvFactory,
     index: int,
@@ -52,57 +58,48 @@ def follow(
     sampling: SamplingConfig | None = None,
     render_mode: str | None = None,
 ) -> Iterator[WatchedTurn]:
-    """Play episode ``index`` as :func:`~lrl.evaluation.episodes.evaluate_policy` does.
+    """Play the same episode as :func:`~lrl.evaluation.episodes.evaluate_policy`, and yield each turn.
 
     Args:
         policy: connected and configured.
-        env_factory: where to play.
-        index: of the episode; it is reset with ``seed + index``.
-        seed: of episode 0, and of the policy's random numbers.
-        sampling: how the policy decides; None takes its own way.
-        render_mode: Gymnasium's: ``rgb_array``, ``ansi``, or None for no pictures.
+        env_factory: makes the environment.
+        index: index of the episode; it is reset with ``seed + index``.
+        seed: seed of episode 0, and of the policy's random numbers.
+        sampling: overrides the policy's own.
+        render_mode: Gymnasium's ``rgb_array`` or ``ansi``; None renders nothing.
 
     Raises:
-        ValueError: the environment cannot be drawn that way, here or at all.
+        ValueError: the environment cannot be rendered in this mode, or not on this machine.
     """
-    envs: Any = _drawn(env_factory, render_mode).make(1, policy.response_format)
+    envs = _with_render_mode(env_factory, render_mode).make(1, policy.response_format)
+    episode, native, codec = np.array([index]), policy.response_format is None, _codec(policy)
     try:
-        policy.prepare(envs)
-        number = np.array([index])
-        observations, _ = envs.reset(seed=[seed + index], options={"episode": number})
-        memory: list[History] = [()]
-        ended, turn = False, 0
-        while not ended:
-            observation, picture = rows_of(observations, envs)[0], _picture(envs, render_mode)
-            prompt = _prompt(policy, observation, memory[0])
-            keys = RandomKeys(seed=seed, purpose="evaluation", collection=0, env=number, turn=np.array([turn]))
-            decisions = policy.act([observation], memory, keys, sampling)
-            memory, answer = decisions.memory, decisions.actions[0]
-            native = policy.response_format is None
-            observations, rewards, terminated, truncated, infos = envs.step(
-                np.asarray([answer]) if native else (answer,)
-            )
-            ended = bool(terminated[0] or truncated[0])
+        runner = EnvRunner(policy, envs)
+        runner.reset(seed + episode, episode)
+        while not runner.ended[0]:
+            picture, prompt = _render(envs, render_mode), _prompt(policy, runner.observations[0], runner.memory[0])
+            keys = RandomKeys(seed=seed, purpose="evaluation", collection=0, env=episode, turn=runner.lengths)
+            step = runner.turn(keys, sampling=sampling)
+            observation, response = step.observations[0], step.decisions.actions[0]
             yield WatchedTurn(
-                number=turn,
-                observation=_text(policy).observation_to_text(observation) if native else observation,
+                number=int(step.turn[0]),
+                observation=codec.observation_to_text(observation) if native else observation,
                 prompt=prompt,
-                answer="" if native else answer,
-                action=_understood(policy, answer),
-                reason=str(infos["invalid_reason"][0]),
-                reward=float(rewards[0]),
-                terminated=bool(terminated[0]),
-                truncated=bool(truncated[0]),
-                success=bool(infos["success"][0]),
+                response="" if native else response,
+                action=_action_text(policy, response),
+                reason=str(step.infos["invalid_reason"][0]),
+                reward=float(step.rewards[0]),
+                terminated=bool(step.terminated[0]),
+                truncated=bool(step.truncated[0]),
+                success=bool(step.infos["success"][0]),
                 picture=picture,
             )
-            turn += 1
     finally:
         envs.close()
 
 
 def render_modes(env_factory: EnvFactory) -> tuple[str, ...]:
-    """How an environment can be drawn, by Gymnasium's names."""
+    """Return the render modes of an environment; none if it is not a registered one."""
     if not isinstance(env_factory, GymnasiumEnvs):
         return ()
     env = env_factory.make_native()
@@ -113,53 +110,58 @@ def render_modes(env_factory: EnvFactory) -> tuple[str, ...]:
 def film(
     policy: Policy, env_factory: EnvFactory, index: int, seed: int, path: Path, sampling: SamplingConfig | None = None
 ) -> int:
-    """Play an episode and write it as an mp4.
+    """Play an episode, write it as an mp4 and return its number of turns.
 
-    Returns:
-        How many turns it had.
+    Args:
+        policy: connected and configured.
+        env_factory: makes the environment.
+        index: index of the episode; it is reset with ``seed + index``.
+        seed: seed of episode 0, and of the policy's random numbers.
+        path: the file; folders are created.
+        sampling: overrides the policy's own.
 
     Raises:
-        ValueError: it cannot be drawn, or not be written.
+        ValueError: the environment cannot be rendered, or no video can be written.
     """
     _check_video_writer()
-    turns = list(follow(policy, env_factory, index, seed, sampling, "rgb_array"))
+    turns = list(watch_episode(policy, env_factory, index, seed, sampling, "rgb_array"))
     assert isinstance(env_factory, GymnasiumEnvs)
     env = env_factory.make_native()
     env.close()
-    write_video([turn.picture for turn in turns], path, env.metadata.get("render_fps", 10))
+    write_video([np.asarray(turn.picture) for turn in turns], path, env.metadata.get("render_fps", 10))
     return len(turns)
 
 
-def write_video(frames: Sequence[Any], path: Path, fps: int) -> None:
-    """Write pictures as an mp4.
+def write_video(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
+    """Write frames as an mp4.
 
     Args:
-        frames: uint8 ``(height, width, 3)``, all alike.
+        frames: uint8 ``(height, width, 3)``, all of one size.
         path: the file; folders are created.
-        fps: pictures per second.
+        fps: frames per second.
     """
     import imageio.v2
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    imageio.v2.mimwrite(path, [*frames], fps=fps, macro_block_size=2)  # H.264 wants even sizes
+    imageio.v2.mimwrite(path, [*frames], fps=fps, macro_block_size=2)  # H.264 requires even sizes
 
 
 def _check_video_writer() -> None:
-    """imageio finds it by itself, and complains late."""
+    """Raise if a package is missing; imageio itself raises only after the episode has been played."""
     for name in ("imageio", "imageio_ffmpeg"):
         if importlib.util.find_spec(name) is None:
             raise ValueError(f"--capture_video needs {name}, which is not installed; pip install 'lrl[video]'.")
 
 
-def _drawn(env_factory: EnvFactory, render_mode: str | None) -> EnvFactory:
-    """The same environments in this process, drawn."""
+def _with_render_mode(env_factory: EnvFactory, render_mode: str | None) -> EnvFactory:
+    """Return a factory of the same environments in this process, with a render mode."""
     if not isinstance(env_factory, GymnasiumEnvs):
         if render_mode is not None:
-            raise ValueError(f"{type(env_factory).__name__} cannot be drawn; it must be a registered environment.")
+            raise ValueError(f"{type(env_factory).__name__} cannot be rendered; it must be a registered environment.")
         return env_factory
     if render_mode is not None and render_mode not in (modes := render_modes(env_factory)):
         raise ValueError(
-            f"{env_factory.id} cannot be drawn as {render_mode}; it knows {', '.join(modes) or 'nothing'}."
+            f"{env_factory.id} cannot be rendered as {render_mode}; its render modes are {', '.join(modes) or 'none'}."
         )
     twin = copy.copy(env_factory)
     twin.vectorization = "sync"
@@ -168,41 +170,49 @@ def _drawn(env_factory: EnvFactory, render_mode: str | None) -> EnvFactory:
     return twin
 
 
-def _picture(envs: Any, render_mode: str | None) -> Any:
+def _render(envs: VectorEnv, render_mode: str | None) -> Picture:
+    """Render the only environment.
+
+    Raises:
+        ValueError: this machine cannot render it.
+    """
     if render_mode is None:
         return None
     if "DISPLAY" not in os.environ:
-        os.environ.setdefault("MUJOCO_GL", "egl")  # without a screen; read when MuJoCo draws first
+        os.environ.setdefault("MUJOCO_GL", "egl")  # without a screen; MuJoCo reads it before the first frame
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     try:
         with warnings.catch_warnings(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
-            return envs.render()[0]
+            pictures: Any = envs.render()
+            return pictures[0]
     except Exception as error:  # MuJoCo, GLFW, EGL and pygame each raise their own
         reason = " ".join(str(error).split())[:120]
         name = envs.spec.id if envs.spec else "the environment"
         raise ValueError(
-            f"{name} cannot be drawn on this machine ({type(error).__name__}: {reason}); "
+            f"{name} cannot be rendered on this machine ({type(error).__name__}: {reason}); "
             "MuJoCo needs a screen, or EGL or OSMesa and MUJOCO_GL=egl or osmesa."
         ) from error
 
 
 def _prompt(policy: Any, observation: str, history: History) -> str:
-    if not hasattr(policy, "encode"):
+    """Return the prompt as text; empty for a policy that reads none."""
+    if policy.response_format is None or not hasattr(policy, "encode"):
         return ""
     return policy.tokenizer.decode(policy.encode(observation, history))
 
 
-def _text(policy: Policy) -> TextCodec:
+def _codec(policy: Policy) -> TextCodec:
     assert policy.codec is not None, "connect() comes first"
     return policy.codec
 
 
-def _understood(policy: Policy, answer: Any) -> str:
+def _action_text(policy: Policy, action: Any) -> str:
+    """Return the text of an action or response; empty if it is not legal."""
     if policy.response_format is None:
-        return _text(policy).action_to_text(answer)
+        return _codec(policy).action_to_text(action)
     try:
-        action = _text(policy).text_to_action(get_response_format(policy.response_format).extract(answer))
+        native = _codec(policy).text_to_action(get_response_format(policy.response_format).extract(action))
     except InvalidActionError:
         return ""
-    return _text(policy).action_to_text(action)
+    return _codec(policy).action_to_text(native)

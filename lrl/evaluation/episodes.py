@@ -1,57 +1,84 @@
-"""Exactly N episodes, one seed each, all played to their end.
+"""Play exactly N episodes, one seed each, all to their end.
 
-Taking the first N episodes that finish would favour short ones. Here episode ``i`` is named by its seed, and its
-random numbers by ``i`` and the turn, so the result does not depend on how many environments run side by side, but for
-the rounding of batches of other shapes: of the embedded model it changes 1.5e-8 of the sampled tokens.
+Taking the first N episodes that finish would favour short ones. Here the index of an episode determines its seed, and
+with the turn its random numbers, so the result does not depend on how many environments run side by side, except for
+rounding in batches of other shapes: with the embedded model that changes 1.5e-8 of the sampled tokens.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
 
-import gymnasium as gym
 import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
 
 from lrl.envs.factory import EnvFactory
 from lrl.evaluation.metrics import EpisodeMetrics
 from lrl.evaluation.statistics import bootstrap_interval, interquartile_mean, ratio_interval, wilson_interval
 from lrl.policies.policy import Policy
-from lrl.rollouts.episodes import rows_of
-from lrl.types import History, RandomKeys, SamplingConfig
+from lrl.rollouts.runner import EnvRunner, Step
+from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
-Answer = tuple[Any, History]
-"""An action, and what the episode's policy remembers from now on."""
+EpisodeStep = tuple[np.ndarray, Step]
+"""A step, and the row of each of its episodes in the evaluation's index, int64 ``(row,)``."""
 
-_REMEMBERED = 20_000
-"""Answers of a greedy policy after which all are forgotten."""
+_CACHED = 20_000
+"""Greedy responses after which the cache is emptied."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeResults:
-    """What N episodes gave, in the order of their seeds; arrays are ``(episode,)``."""
+    """Holds the results of N episodes in the order of their seeds; arrays are ``(episode,)``."""
 
     seed: int
     """Seed of episode 0; episode ``i`` was reset with ``seed + i``."""
     index: np.ndarray
-    """Which episodes these are, int64."""
+    """Indices of the episodes, int64."""
     returns: np.ndarray
     """Undiscounted returns, penalties for invalid actions included, float64."""
     lengths: np.ndarray
-    """Turns, int64."""
+    """Number of turns, int64."""
     successes: np.ndarray
-    """bool."""
+    """Whether the environment called the episode a success, bool."""
     invalid_actions: np.ndarray
-    """Turns that were no legal action, int64."""
+    """Number of turns without a legal action, int64."""
     seconds: float
     """Wall-clock time of acting and stepping."""
+
+    @classmethod
+    def of(cls, seed: int, index: np.ndarray, steps: Iterable[EpisodeStep]) -> EpisodeResults:
+        """Add up the steps of episodes.
+
+        Args:
+            seed: seed of episode 0.
+            index: indices of the episodes, int64 ``(episode,)``.
+            steps: see :func:`play_episodes`.
+        """
+        started = time.perf_counter()
+        returns, lengths = np.zeros(len(index)), np.zeros(len(index), dtype=np.int64)
+        successes, invalid_actions = np.zeros(len(index), dtype=bool), np.zeros(len(index), dtype=np.int64)
+        for rows, step in steps:
+            returns[rows], lengths[rows] = step.episode_return, step.turn + 1
+            successes[rows] = step.infos.get("success", False)
+            invalid_actions[rows] += ~np.asarray(step.infos.get("action_valid", True), dtype=bool)
+        return cls(
+            seed=seed,
+            index=index,
+            returns=returns,
+            lengths=lengths,
+            successes=successes,
+            invalid_actions=invalid_actions,
+            seconds=time.perf_counter() - started,
+        )
 
     def __len__(self) -> int:
         return len(self.index)
 
-    def to(self, device: Any) -> EpisodeResults:
+    def to(self, device: torch.device | str) -> EpisodeResults:
         """Return itself: Lightning moves what ``predict_step`` returns, and these arrays live on the CPU."""
         return self
 
@@ -61,15 +88,15 @@ class EpisodeResults:
         return float(self.lengths.sum() / max(self.seconds, 1e-9))
 
     def means(self) -> dict[str, float]:
-        """The figures of :class:`~lrl.evaluation.metrics.EpisodeMetrics` over these episodes."""
+        """Return the metrics of :class:`~lrl.evaluation.metrics.EpisodeMetrics` over these episodes."""
         metrics = EpisodeMetrics(sync_on_compute=False)
         metrics.update(self)
         return {name: float(value) for name, value in metrics.compute().items()}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """The 95% intervals of :meth:`means`: Wilson's for success, bootstrap over episodes for everything else.
+        """Return the 95% intervals of :meth:`means`: Wilson's for success, a bootstrap over episodes for the others.
 
-        An environment does not say how its returns are bounded, and a bootstrap stays within what was seen.
+        The bounds of an environment's returns are not known, and a bootstrap stays within the observed returns.
         """
         return {
             "return": bootstrap_interval(self.returns),
@@ -79,7 +106,7 @@ class EpisodeResults:
         }
 
     def report(self, env_id: str, policy: str) -> dict[str, Any]:
-        """All figures under the names of the JSON file; an interval that does not exist is ``[None, None]``."""
+        """Return everything under the names of the JSON file; an interval that does not exist is ``[None, None]``."""
         means, intervals = self.means(), self.intervals()
         return {
             "env_id": env_id,
@@ -98,8 +125,8 @@ class EpisodeResults:
         }
 
     def _episode(self, row: int) -> dict[str, Any]:
-        figures = self.returns[row], self.lengths[row], self.successes[row], self.invalid_actions[row]
-        named = zip(("return", "length", "success", "invalid_actions"), figures, strict=True)
+        metrics = self.returns[row], self.lengths[row], self.successes[row], self.invalid_actions[row]
+        named = zip(("return", "length", "success", "invalid_actions"), metrics, strict=True)
         return {"seed": int(self.seed + self.index[row])} | {name: value.item() for name, value in named}
 
 
@@ -114,19 +141,21 @@ def evaluate_policy(
     rank: int = 0,
     world_size: int = 1,
     on_episode: Callable[[], None] | None = None,
+    on_step: Callable[[np.ndarray, Step], None] | None = None,
 ) -> EpisodeResults:
     """Play episodes ``0 .. episodes - 1``; episode ``i`` is reset with ``seed + i``.
 
     Args:
         policy: connected to the environment's codec, and configured.
-        env_factory: where to play.
-        episodes: how many, over all ranks.
-        seed: of the first episode, and of the policy's random numbers.
-        num_envs: environments side by side; it changes the speed and nothing else.
-        sampling: how the policy decides; None takes its own way.
+        env_factory: makes the environments.
+        episodes: number of episodes over all ranks.
+        seed: seed of the first episode, and of the policy's random numbers.
+        num_envs: environments side by side; changes the speed and nothing else.
+        sampling: overrides the policy's own.
         rank: this process plays the episodes ``i`` with ``i % world_size == rank``.
-        world_size: processes that evaluate together; see :func:`merge`.
+        world_size: number of processes that evaluate together; see :func:`merge`.
         on_episode: called at the end of each episode.
+        on_step: called after each step with the indices of its episodes, int64 ``(row,)``.
 
     Raises:
         ValueError: ``episodes`` or ``num_envs`` is not positive.
@@ -136,17 +165,92 @@ def evaluate_policy(
             raise ValueError(f"{name} is {value}; it must be at least 1.")
     index = np.arange(rank, episodes, world_size)
     if not len(index):
-        return _Table(index).results(seed, 0.0)
+        return EpisodeResults.of(seed, index, ())
     envs = env_factory.make(min(num_envs, len(index)), policy.response_format)
+
+    def steps() -> Iterator[EpisodeStep]:
+        for rows, step in play_episodes(policy, envs, index, seed, sampling):
+            yield rows, step
+            if on_step is not None:
+                on_step(index[rows], step)
+            if on_episode is not None:
+                for _ in range(int(step.ended.sum())):
+                    on_episode()
+
     try:
-        policy.prepare(envs)
-        return _Play(policy, envs, index, seed, sampling, on_episode).run()
+        return EpisodeResults.of(seed, index, steps())
     finally:
         envs.close()
 
 
+def play_episodes(
+    policy: Policy, envs: VectorEnv, index: np.ndarray, seed: int, sampling: SamplingConfig | None = None
+) -> Iterator[EpisodeStep]:
+    """Play seeded episodes to their end, and yield each step.
+
+    An environment whose episode has ended plays the next one of ``index``; when all have begun, it idles.
+
+    Args:
+        policy: decides.
+        envs: not more environments than episodes.
+        index: indices of the episodes, int64 ``(episode,)``.
+        seed: seed of episode 0, and of the policy's random numbers.
+        sampling: overrides the policy's own.
+    """
+    greedy = policy.answers_by_text and sampling is not None and sampling.temperature == 0
+    runner = EnvRunner(ResponseCache(policy) if greedy else policy, envs)
+    row, begun = np.arange(runner.num_envs), runner.num_envs  # row of `index` that each environment plays
+    active = np.ones(runner.num_envs, dtype=bool)
+    while active.any():
+        runner.reset(seed + index[row], index[row])
+        slots = np.flatnonzero(active)
+        env, turn = index[row[slots]], runner.lengths[slots]
+        keys = RandomKeys(seed=seed, purpose="evaluation", collection=0, env=env, turn=turn)
+        step = runner.turn(keys, slots, sampling)
+        yield row[slots], step
+        for slot in slots[step.ended]:
+            active[slot] = begun < len(index)
+            if active[slot]:
+                row[slot], begun = begun, begun + 1
+
+
+@final
+class ResponseCache:
+    """Acts as a greedy policy does, but asks it only once for the same observation and history.
+
+    Args:
+        policy: its actions at temperature 0 depend on nothing else (``answers_by_text``).
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.prepare = policy.prepare
+        self._responses: dict[tuple[str, History], tuple[str, History]] = {}
+
+    def act(
+        self,
+        observations: Sequence[str],
+        memory: list[History],
+        keys: RandomKeys,
+        sampling: SamplingConfig | None = None,
+    ) -> Decisions:
+        """Return the greedy responses; no token counts as sampled."""
+        if len(self._responses) > _CACHED:
+            self._responses.clear()
+        states = list(zip(observations, memory, strict=True))
+        new = {state: row for row, state in enumerate(states) if state not in self._responses}
+        if new:
+            rows = list(new.values())
+            some = replace(keys, env=keys.env[rows], turn=keys.turn[rows])
+            decisions = self.policy.act([text for text, _ in new], [history for _, history in new], some, sampling)
+            self._responses.update(zip(new, zip(decisions.actions, decisions.memory, strict=True), strict=True))
+        responses, histories = zip(*(self._responses[state] for state in states), strict=True)
+        none = torch.zeros(len(states), 0)
+        return Decisions(actions=responses, inputs={}, response_mask=none.bool(), logprobs=none, memory=list(histories))
+
+
 def merge(parts: Sequence[EpisodeResults]) -> EpisodeResults:
-    """What several ranks played, as one rank would have; the time is that of the slowest."""
+    """Join the results of several ranks in the order of their seeds; the time is that of the slowest rank."""
     order = np.argsort(np.concatenate([part.index for part in parts]), kind="stable")
     names = ("index", "returns", "lengths", "successes", "invalid_actions")
     arrays = {name: np.concatenate([getattr(part, name) for part in parts])[order] for name in names}
@@ -154,7 +258,7 @@ def merge(parts: Sequence[EpisodeResults]) -> EpisodeResults:
 
 
 def gather(results: EpisodeResults) -> EpisodeResults:
-    """The results of all ranks, on every rank."""
+    """Return the results of all ranks on every rank."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
@@ -165,135 +269,6 @@ def gather(results: EpisodeResults) -> EpisodeResults:
 
 
 def sampling_at(policy: Policy, temperature: float) -> SamplingConfig:
-    """A policy's own limits at another temperature, without truncation."""
+    """Return a policy's own limit of tokens with another temperature, without top-k or top-p."""
     own = getattr(policy, "sampling", None) or SamplingConfig()
     return SamplingConfig(temperature=temperature, max_new_tokens=own.max_new_tokens)
-
-
-class _Table:
-    """One row per episode, filled while they are played."""
-
-    def __init__(self, index: np.ndarray) -> None:
-        self.index = index
-        self.returns = np.zeros(len(index))
-        self.lengths = np.zeros(len(index), dtype=np.int64)
-        self.successes = np.zeros(len(index), dtype=bool)
-        self.invalid_actions = np.zeros(len(index), dtype=np.int64)
-
-    def add(self, rows: np.ndarray, rewards: np.ndarray, valid: np.ndarray) -> None:
-        """One more turn of the episodes in ``rows``."""
-        self.returns[rows] += rewards
-        self.lengths[rows] += 1
-        self.invalid_actions[rows] += ~valid
-
-    def results(self, seed: int, seconds: float) -> EpisodeResults:
-        """The filled table."""
-        return EpisodeResults(
-            seed=seed,
-            index=self.index,
-            returns=self.returns,
-            lengths=self.lengths,
-            successes=self.successes,
-            invalid_actions=self.invalid_actions,
-            seconds=seconds,
-        )
-
-
-class _Play:
-    """Environments as slots: a slot that ends an episode takes the next one that nobody has begun."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        envs: gym.vector.VectorEnv,
-        index: np.ndarray,
-        seed: int,
-        sampling: SamplingConfig | None,
-        on_episode: Callable[[], None] | None,
-    ) -> None:
-        self.policy, self.envs, self.sampling, self.on_episode = policy, envs, sampling, on_episode
-        self.table, self.seed = _Table(index), seed
-        self.row = np.arange(envs.num_envs)
-        """Row of the table that each slot plays, int64 ``(slot,)``."""
-        self.active = np.ones(envs.num_envs, dtype=bool)
-        """Whether a slot plays; the others are kept alive and nobody looks at them."""
-        self.begun = envs.num_envs
-        self.memory: list[History] = [()] * envs.num_envs
-        self.observations: Sequence[Any] = ()
-        self.greedy = policy.answers_by_text and sampling is not None and sampling.temperature == 0
-        self.answers: dict[tuple[str, History], Answer] = {}
-
-    def run(self) -> EpisodeResults:
-        """Play every episode to its end."""
-        started = time.perf_counter()
-        self._reset(np.ones(self.envs.num_envs, dtype=bool))
-        while self.active.any():
-            finished = self._turn()
-            self._finish(np.flatnonzero(finished & self.active))
-            if finished.any() and self.active.any():
-                self._reset(finished)
-        return self.table.results(self.seed, time.perf_counter() - started)
-
-    def _reset(self, mask: np.ndarray) -> None:
-        episode = self.table.index[self.row]
-        options: dict[str, Any] = {"episode": episode}
-        if not mask.all():
-            options["reset_mask"] = mask
-        seeds: Any = [int(self.seed + i) for i in episode]
-        observations, _ = self.envs.reset(seed=seeds, options=options)
-        new = rows_of(observations, self.envs)
-        whole = mask.all()
-        self.observations = new if whole else [n if m else o for n, o, m in zip(new, self.observations, mask)]
-
-    def _turn(self) -> np.ndarray:
-        """Decide and step; which slots have ended, bool ``(slot,)``."""
-        slots = np.flatnonzero(self.active).tolist()
-        rows = self.row[slots]
-        answers = self._answer(slots)
-        for slot, (_, history) in zip(slots, answers, strict=True):
-            self.memory[slot] = history
-        actions = self._spread([action for action, _ in answers], slots)
-        observations, rewards, terminated, truncated, infos = self.envs.step(actions)
-        self.observations = rows_of(observations, self.envs)
-        valid = np.asarray(infos.get("action_valid", np.ones(len(self.row), dtype=bool)), dtype=bool)
-        self.table.add(rows, rewards[slots], valid[slots])
-        self.table.successes[rows] = np.asarray(infos.get("success", np.zeros(len(self.row))), dtype=bool)[slots]
-        return terminated | truncated
-
-    def _answer(self, slots: list[int]) -> list[Answer]:
-        """What each slot does; greedily, a question that was asked before is not asked again."""
-        if not self.greedy:
-            return self._decide(slots)
-        if len(self.answers) > _REMEMBERED:
-            self.answers.clear()
-        questions = [(self.observations[slot], self.memory[slot]) for slot in slots]
-        new = {question: slot for question, slot in zip(questions, slots, strict=True) if question not in self.answers}
-        self.answers.update(zip(new, self._decide(list(new.values())) if new else (), strict=True))
-        return [self.answers[question] for question in questions]
-
-    def _decide(self, slots: list[int]) -> list[Answer]:
-        rows = self.row[slots]
-        index, turn = self.table.index[rows], self.table.lengths[rows]
-        keys = RandomKeys(seed=self.seed, purpose="evaluation", collection=0, env=index, turn=turn)
-        observations = [self.observations[slot] for slot in slots]
-        decisions = self.policy.act(observations, [self.memory[slot] for slot in slots], keys, self.sampling)
-        return list(zip(decisions.actions, decisions.memory, strict=True))
-
-    def _spread(self, actions: Sequence[Any], slots: Sequence[int]) -> Any:
-        """Actions for all slots; those that do not play get an empty answer, or the first native action."""
-        text = isinstance(actions[0], str)
-        spread = ["" if text else actions[0]] * len(self.row)
-        for slot, action in zip(slots, actions, strict=True):
-            spread[slot] = action
-        return tuple(spread) if text else np.asarray(spread)
-
-    def _finish(self, slots: np.ndarray) -> None:
-        """Hand each slot that ended its episode the next one, or let it rest."""
-        for slot in slots:
-            self.memory[slot] = ()
-            self.active[slot] = self.begun < len(self.table.index)
-            if self.active[slot]:
-                self.row[slot] = self.begun
-                self.begun += 1
-            if self.on_episode is not None:
-                self.on_episode()

@@ -1,4 +1,4 @@
-"""What a policy achieves on FrozenLake, exactly: asked in each state, and propagated through the transition table."""
+"""Compute the exact success of a policy on FrozenLake: its actions in each state and the transition table."""
 
 from __future__ import annotations
 
@@ -17,79 +17,81 @@ from lrl.prompts.response_format import get_response_format
 from lrl.types import RandomKeys, SamplingConfig
 
 _CHUNK = 1024
-"""States that a policy is asked at once."""
+"""Number of states in one call of the policy."""
 
 _TIE = 1e-9
-"""Q-values closer together than this are equal: what value iteration leaves over is not a preference."""
+"""Q-values closer together than this count as equal: value iteration stops with an error of this size."""
 
 _PATIENCE = 100
-"""Episodes on known maps after which an environment is taken to have no other."""
+"""Number of resets in a row to known maps after which an environment is assumed to have no other map."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lake:
-    """One map as an environment has it."""
+    """Represents one map of an environment."""
 
     desc: Desc
     table: TransitionTable
     steps: int
-    """Time limit of an episode."""
+    """Time limit of an episode, in steps."""
 
     @property
     def start(self) -> int:
-        """The state in which episodes begin."""
+        """The initial state of every episode."""
         return "".join(self.desc).index("S")
 
     @property
     def states(self) -> list[int]:
-        """Those in which an agent can find itself and act, ascending."""
+        """States that an agent can reach and act in, ascending."""
         return reachable_states(self.table, self.start)
 
     @property
     def optimum(self) -> float:
-        """The success of the best policy there is, one that watches the clock."""
+        """The success probability of the optimal policy, which depends on the time left."""
         return optimal_success(self.table, self.steps, self.start)
 
     @property
     def q_values(self) -> np.ndarray:
-        """Values of the best stationary policy's actions, float64 ``(state, action)``."""
+        """Q-values of the optimal stationary policy, float64 ``(state, action)``."""
         return optimal_q([self.table])[0]
 
     @property
     def best_stationary(self) -> float:
-        """The success of the policy that value iteration finds: the highest that learning from its values can reach."""
+        """The success of the greedy policy of :attr:`q_values`, the most that learning from these values can reach."""
         return self.success(np.eye(self.table.num_actions)[self.q_values.argmax(-1)])
 
     def success(self, decisions: np.ndarray) -> float:
-        """Success within the time limit of action probabilities ``(state, action)``.
+        """Return the probability of success within the time limit.
 
-        Where a row sums to less than 1 the rest are invalid answers; they count as lost.
+        Args:
+            decisions: action probabilities ``(state, action)``; where a row sums to less than 1, the rest are invalid
+                responses, which count as failures.
         """
         return success_probability(self.table, decisions, self.steps, self.start)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExactResults:
-    """A policy on some maps."""
+    """Holds the exact results of a policy on some maps."""
 
     lakes: Sequence[Lake]
     decisions: Sequence[np.ndarray]
-    """Per map, action probabilities ``(state, action)``; 0 where nobody acts."""
+    """For each map, action probabilities ``(state, action)``; 0 in states that cannot be reached."""
 
     @property
     def success(self) -> np.ndarray:
-        """float64 ``(map,)``."""
+        """Success probability of the policy on each map, float64 ``(map,)``."""
         return np.array([lake.success(d) for lake, d in zip(self.lakes, self.decisions, strict=True)])
 
     @property
     def optimum(self) -> np.ndarray:
-        """float64 ``(map,)``."""
+        """Success probability of the optimal policy on each map, float64 ``(map,)``."""
         return np.array([lake.optimum for lake in self.lakes])
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrongState:
-    """A state in which a policy's greedy action is not a best one."""
+    """Describes a state in which a policy's greedy action is not optimal."""
 
     row: int
     column: int
@@ -98,9 +100,9 @@ class WrongState:
     probability: float
     """Its probability."""
     best: str
-    """The best actions, joined by ``or``."""
+    """The optimal actions, joined by ``or``."""
     best_probability: float
-    """The probability of any of them."""
+    """The probability of taking any of them."""
 
     def __str__(self) -> str:
         return (
@@ -110,7 +112,7 @@ class WrongState:
 
 
 def wrong_states(lake: Lake, greedy: np.ndarray, sampled: np.ndarray) -> list[WrongState]:
-    """Return the states in which the greedy action is not a best one, ascending.
+    """Return the states in which the greedy action is not optimal, ascending.
 
     The greedy action of a policy that writes text need not be the one that it samples most often: an action can have
     several texts, and the likeliest first token can lead to an unlikely text.
@@ -118,8 +120,8 @@ def wrong_states(lake: Lake, greedy: np.ndarray, sampled: np.ndarray) -> list[Wr
     Args:
         lake: the map.
         greedy: action probabilities ``(state, action)`` of greedy decoding; a row of zeros is an invalid response.
-        sampled: action probabilities ``(state, action)`` of sampling; where a row sums to less than 1, the rest is
-            invalid.
+        sampled: action probabilities ``(state, action)`` of sampling; where a row sums to less than 1, the rest are
+            invalid responses.
     """
     q, names, wrong = lake.q_values, FrozenLakeCodec().action_texts, list[WrongState]()
     for state in lake.states:
@@ -143,20 +145,20 @@ def wrong_states(lake: Lake, greedy: np.ndarray, sampled: np.ndarray) -> list[Wr
 
 
 def is_frozen_lake(envs: EnvFactory) -> bool:
-    """Whether the environment is one that can be evaluated exactly."""
+    """Return whether a policy can be evaluated exactly in this environment."""
     return isinstance(envs, GymnasiumEnvs) and isinstance(envs.codec, FrozenLakeCodec)
 
 
 def lakes_of(envs: EnvFactory, num_maps: int = 1, seed: int = 10_000) -> list[Lake]:
-    """Different maps on which episodes are played, in the order of their seeds.
+    """Return the different maps on which episodes are played, in the order of their seeds.
 
     Args:
         envs: a FrozenLake.
-        num_maps: how many are wanted; there are fewer where the environment does not have as many.
-        seed: of the first episode.
+        num_maps: largest number of maps; the environment may have fewer.
+        seed: seed of the first episode.
 
     Raises:
-        ValueError: it is not FrozenLake.
+        ValueError: the environment is not FrozenLake.
     """
     if not isinstance(envs, GymnasiumEnvs) or not isinstance(envs.codec, FrozenLakeCodec):
         name = getattr(envs, "id", type(envs).__name__)
@@ -178,18 +180,18 @@ def lakes_of(envs: EnvFactory, num_maps: int = 1, seed: int = 10_000) -> list[La
 def exact_evaluation(
     policy: Policy, lakes: Sequence[Lake], sampling: SamplingConfig | None = None, samples: int = 1, seed: int = 0
 ) -> ExactResults:
-    """Ask a policy in every state of every map, without memory of earlier turns.
+    """Estimate a policy's action probabilities in every state of every map, without memory of earlier turns.
 
     Args:
-        policy: one that speaks text, connected and configured.
+        policy: a policy that responds in text, connected and configured.
         lakes: see :func:`lakes_of`.
         sampling: None decodes greedily.
-        samples: answers per state; their frequencies are the probabilities.
-        seed: of the answers.
+        samples: responses per state; their frequencies are the probabilities.
+        seed: seed of the responses.
     """
     states = [(number, state) for number, lake in enumerate(lakes) for state in lake.states]
     texts = [render_map(state, lakes[number].desc) for number, state in states]
-    actions = _ask(policy, [text for text in texts for _ in range(samples)], sampling, samples, seed)
+    actions = _actions(policy, [text for text in texts for _ in range(samples)], sampling, samples, seed)
     decisions = [np.zeros((lake.table.num_states, lake.table.num_actions)) for lake in lakes]
     for place, action in enumerate(actions):
         number, state = states[place // samples]
@@ -198,24 +200,24 @@ def exact_evaluation(
     return ExactResults(lakes=lakes, decisions=decisions)
 
 
-def _ask(
+def _actions(
     policy: Policy, texts: Sequence[str], sampling: SamplingConfig | None, samples: int, seed: int
 ) -> list[int | None]:
-    """Action per observation; None where the answer is invalid."""
+    """Return one action for each observation; None where the response is invalid."""
     sampling = sampling_at(policy, 0.0) if sampling is None else sampling
-    answers: list[str] = []
+    responses: list[str] = []
     for begin in range(0, len(texts), _CHUNK):
         chunk = np.arange(begin, min(begin + _CHUNK, len(texts)))
         keys = RandomKeys(seed=seed, purpose="exact", collection=0, env=chunk // samples, turn=chunk % samples)
-        seen = [texts[index] for index in chunk.tolist()]
-        answers += policy.act(seen, [()] * len(chunk), keys, sampling).actions
-    return [_parsed(policy, answer) for answer in answers]
+        observations = [texts[index] for index in chunk.tolist()]
+        responses += policy.act(observations, [()] * len(chunk), keys, sampling).actions
+    return [_parsed(policy, response) for response in responses]
 
 
-def _parsed(policy: Policy, answer: str) -> int | None:
+def _parsed(policy: Policy, response: str) -> int | None:
     assert policy.codec is not None
     assert policy.response_format is not None
     try:
-        return policy.codec.text_to_action(get_response_format(policy.response_format).extract(answer))
+        return policy.codec.text_to_action(get_response_format(policy.response_format).extract(response))
     except InvalidActionError:
         return None

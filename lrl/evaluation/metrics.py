@@ -1,4 +1,4 @@
-"""Figures of held-out episodes as one metric of torchmetrics, which adds them up over ranks."""
+"""A torchmetrics metric of evaluation episodes, summed over ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class EpisodeMetrics(Metric):
-    """Mean return and length, success rate, and the share of turns without a legal action.
+    """Computes mean return and length, success rate, and the rate of turns without a legal action.
 
     Args:
-        options: of :class:`torchmetrics.Metric`; ``sync_on_compute=False`` takes this rank's episodes alone.
+        options: arguments of :class:`torchmetrics.Metric`; ``sync_on_compute=False`` uses this rank's episodes only.
     """
 
     full_state_update = False
@@ -32,7 +32,7 @@ class EpisodeMetrics(Metric):
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, results: EpisodeResults) -> None:
-        """Add episodes that were played to their end; there may be none."""
+        """Add episodes that were played to their end, or none."""
         self.episodes = self.episodes + len(results)
         self.returns = self.returns + float(results.returns.sum())
         self.turns = self.turns + int(results.lengths.sum())
@@ -40,7 +40,7 @@ class EpisodeMetrics(Metric):
         self.invalid_actions = self.invalid_actions + int(results.invalid_actions.sum())
 
     def compute(self) -> dict[str, Tensor]:
-        """``return``, ``length``, ``success_rate`` and ``invalid_action_rate``, each ``()``."""
+        """Return ``return``, ``length``, ``success_rate`` and ``invalid_action_rate``, each a float64 scalar ``()``."""
         return {
             "return": self.returns / self.episodes,
             "length": self.turns / self.episodes,

@@ -1,11 +1,9 @@
-"""Few-shot examples: single turns out of an expert's episodes."""
+"""Draw few-shot examples: single turns of an expert's episodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from lrl.envs.factory import EnvFactory
@@ -13,26 +11,28 @@ from lrl.functional.random import counter_hash, seeds
 from lrl.policies.baselines.fixed import ExpertPolicy
 from lrl.policies.policy import Policy
 from lrl.prompts.template import PromptTemplate
+from lrl.rollouts.runner import EnvRunner
 from lrl.types import PastTurn, RandomKeys
 
 _PURPOSE = "example"
 _LOWEST_SEED = 2**30
-"""Evaluations count their seeds up from a small number; examples come from the upper half of the training seeds."""
+"""Evaluations use consecutive seeds from a small number on; examples use the upper half of the training seeds."""
 _EPISODES_PER_EXAMPLE = 50
+"""Episodes per example after which no further observations are expected."""
 
 
 def wants_examples(policy: Policy) -> bool:
-    """Whether the policy's prompt has examples to be drawn."""
+    """Return whether the policy's prompt lacks some of its few-shot examples."""
     prompt = getattr(policy, "prompt", None)
     return isinstance(prompt, PromptTemplate) and prompt.num_examples > len(prompt.examples)
 
 
 def add_examples(policy: Policy, env: EnvFactory) -> None:
-    """Put drawn examples into a policy's prompt, if it wants some.
+    """Draw few-shot examples for the policy's prompt if it lacks some.
 
     Args:
         policy: connected.
-        env: where it is trained, or where it acts if it is not; see :func:`draw_examples`.
+        env: the environment of its training, or where it acts if it is not trained; see :func:`draw_examples`.
 
     Raises:
         ValueError: see :func:`draw_examples`.
@@ -44,16 +44,16 @@ def add_examples(policy: Policy, env: EnvFactory) -> None:
 
 
 def draw_examples(env: EnvFactory, num_examples: int, response_format: str) -> tuple[PastTurn, ...]:
-    """Turns with different observations, one out of each of as many episodes of the expert; the same on every machine.
+    """Draw turns with different observations, at most one from each episode of the expert; the same on every machine.
 
     Args:
-        env: the environment; of one with a split the training levels are taken. Episodes are reset with seeds that no
-            evaluation counts up to.
-        num_examples: how many.
-        response_format: in which the expert answers, without reasoning.
+        env: the environment; if it has a split, its training levels are used. Episodes are reset with seeds that no
+            evaluation uses.
+        num_examples: number of turns.
+        response_format: format of the expert's responses, which have no reasoning.
 
     Raises:
-        ValueError: the environment has no expert, or its episodes do not hold that many different observations.
+        ValueError: the environment has no expert, or its episodes have fewer different observations.
     """
     levels = env.training_split()
     expert = ExpertPolicy(response_format=response_format)
@@ -65,26 +65,26 @@ def draw_examples(env: EnvFactory, num_examples: int, response_format: str) -> t
     envs = levels.make(1, response_format)
     examples: dict[str, PastTurn] = {}
     try:
-        expert.prepare(envs)
+        runner = EnvRunner(expert, envs)
         for episode in range(_EPISODES_PER_EXAMPLE * num_examples):
-            turns = list(_episode(envs, expert, episode))
+            turns = _play(runner, np.array([episode]))
             turn = turns[int(counter_hash(_PURPOSE, episode)) % len(turns)]
             examples.setdefault(turn.observation, turn)
             if len(examples) == num_examples:
                 return tuple(examples.values())
     finally:
         envs.close()
-    raise ValueError(f"prompt.num_examples is {num_examples}; the expert met only {len(examples)} different states.")
+    raise ValueError(
+        f"prompt.num_examples is {num_examples}; it must be at most {len(examples)}, the number of different "
+        "observations in the expert's episodes."
+    )
 
 
-def _episode(envs: gym.vector.VectorEnv, expert: ExpertPolicy, episode: int) -> Iterator[PastTurn]:
-    index = np.array([episode])
-    seed: Any = [int(seeds(_PURPOSE, episode)) | _LOWEST_SEED]
-    observations, _ = envs.reset(seed=seed, options={"episode": index})
-    ended = False
-    while not ended:
-        keys = RandomKeys(seed=0, purpose=_PURPOSE, collection=0, env=index, turn=np.zeros(1, dtype=np.int64))
-        (response,) = expert.act(observations, [()], keys).actions
-        yield PastTurn(str(observations[0]), response)
-        observations, _, terminated, truncated, _ = envs.step((response,))
-        ended = bool(terminated[0] or truncated[0])
+def _play(runner: EnvRunner, episode: np.ndarray) -> list[PastTurn]:
+    """Play one episode, of index ``(1,)``, and return its turns."""
+    runner.reset(seeds(_PURPOSE, episode) | _LOWEST_SEED, episode)
+    turns: list[PastTurn] = []
+    while not runner.ended[0]:
+        step = runner.turn(RandomKeys(seed=0, purpose=_PURPOSE, collection=0, env=episode, turn=runner.lengths))
+        turns.append(PastTurn(str(step.observations[0]), step.decisions.actions[0]))
+    return turns

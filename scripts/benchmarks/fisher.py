@@ -81,10 +81,10 @@ def _policy(name: str) -> tuple[Any, Any]:
 
 def _batch(module: Any, env: Any, turns: int) -> Any:
     from lrl.rollouts.episodes import CollectionPlan
-    from lrl.rollouts.fixed_horizon import ContinuingCollector
+    from lrl.rollouts.fixed_horizon import FixedHorizonCollector
 
     plan = CollectionPlan(seed=0, collection=0, num_groups=10, group_size=1, num_steps=turns // 10)
     envs = env.make(10, module.policy.response_format)
-    rollout = ContinuingCollector(module.policy, envs, 0, plan.env, 10).collect(plan)
+    rollout = FixedHorizonCollector(module.policy, envs, 0, plan.env, 10).collect(plan)
     envs.close()
     return module.prepare(rollout)

@@ -135,7 +135,7 @@ def _built(frozen: bool) -> tuple[Any, Any, Any]:
     from lrl.algorithms.trpo import TRPOModule
     from lrl.envs.factory import EnvFactory
     from lrl.rollouts.episodes import CollectionPlan
-    from lrl.rollouts.fixed_horizon import ContinuingCollector
+    from lrl.rollouts.fixed_horizon import FixedHorizonCollector
 
     content = yaml.safe_load(Path(CONFIG).read_text())
     content["model"]["init_args"]["policy"]["init_args"] |= {"freeze_trunk": frozen, "init_seed": 0}
@@ -149,4 +149,4 @@ def _built(frozen: bool) -> tuple[Any, Any, Any]:
     module.policy.connect_spaces(*factory.spaces)
     module.policy.configure()
     envs, plan = factory.make(ENVS, None), CollectionPlan(seed=0, collection=0, num_groups=ENVS, group_size=1)
-    return module, envs, ContinuingCollector(module.policy, envs, 0, plan.env, ENVS)
+    return module, envs, FixedHorizonCollector(module.policy, envs, 0, plan.env, ENVS)

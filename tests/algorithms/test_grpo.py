@@ -23,7 +23,7 @@ from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.rewards.reward import Reward
 from lrl.rewards.row import Row
-from lrl.rollouts.episodes import CollectionPlan, Collector
+from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
 from lrl.types import RandomKeys, SamplingConfig, TurnBatch
 
 MAX_NEW_TOKENS = 12
@@ -304,7 +304,7 @@ def test_every_token_carries_its_episodes_advantage_over_the_group(tiny_model, m
     module = grpo(tiny_model, max_new_tokens=1)
     monkeypatch.setattr(module, "all_gather", lambda own: own)
     plan = CollectionPlan(seed=5, collection=0, num_groups=3, group_size=8)
-    rollout = Collector(module.policy, PromptEnvs(Bandit(), [Right()]).make(24, "direct")).collect(plan)
+    rollout = EpisodeCollector(module.policy, PromptEnvs(Bandit(), [Right()]).make(24, "direct")).collect(plan)
     batch, better = module.prepare(rollout), group_advantages(rollout.returns, rollout.group)
     assert better.min() < 0 < better.max() and rollout.returns[better.argmax()] > rollout.returns[better.argmin()]
     assert torch.equal(batch.advantages, better[:, None] * batch.response_mask)
@@ -314,7 +314,7 @@ def mean_return(module):
     """Of the policy as it samples."""
     env = PromptEnvs(Bandit(), [Right()]).make(96, "direct")
     plan = CollectionPlan(seed=5, collection=0, num_groups=3, group_size=32)
-    return float(Collector(module.policy, env).collect(plan).returns.mean())
+    return float(EpisodeCollector(module.policy, env).collect(plan).returns.mean())
 
 
 @pytest.mark.learning

@@ -27,7 +27,7 @@ from lrl.models.value_head import ValueHeadConfig
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts.template import PromptTemplate
-from lrl.rollouts.episodes import CollectionPlan, Collector
+from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
 from lrl.training.value_fit import ValueFit
 from lrl.training.weights import initial_weights, take_weights
 from lrl.types import Evaluation, TurnBatch
@@ -57,7 +57,9 @@ def policy_of(kind, folder):
 
 def rollout_of(policy, groups=6):
     envs = LAKE.make(groups, policy.response_format)
-    rollout = Collector(policy, envs).collect(CollectionPlan(seed=0, collection=0, num_groups=groups, group_size=1))
+    rollout = EpisodeCollector(policy, envs).collect(
+        CollectionPlan(seed=0, collection=0, num_groups=groups, group_size=1)
+    )
     envs.close()
     return rollout
 

@@ -24,7 +24,7 @@ from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts.template import PromptTemplate
-from lrl.rollouts.episodes import CollectionPlan, Collector
+from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
 from lrl.training.gradient_module import values_of
 from lrl.training.value_fit import ValueFit, fit_values
 
@@ -64,7 +64,7 @@ def policy_of(kind, folder, dtype="float64", **model):
 def batch_of(module, env, groups=6):
     envs = env.make(groups, module.policy.response_format)
     plan = CollectionPlan(seed=0, collection=0, num_groups=groups, group_size=1)
-    rollout = Collector(module.policy, envs).collect(plan)
+    rollout = EpisodeCollector(module.policy, envs).collect(plan)
     envs.close()
     return module.prepare(rollout)
 

@@ -7,8 +7,8 @@ import numpy as np
 from lrl.callbacks.transcripts import episodes_of, write_episodes
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.baselines.fixed import RandomPolicy
-from lrl.rollouts.episodes import CollectionPlan, Collector
-from lrl.rollouts.fixed_horizon import ContinuingCollector
+from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
+from lrl.rollouts.fixed_horizon import FixedHorizonCollector
 
 LAKE = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=5)
 
@@ -21,7 +21,7 @@ def random_policy():
 
 def test_an_episode_has_its_turns_its_return_and_its_end(tmp_path):
     plan = CollectionPlan(seed=0, collection=0, num_groups=6, group_size=1)
-    rollout = Collector(random_policy(), LAKE.make(6, "direct")).collect(plan)
+    rollout = EpisodeCollector(random_policy(), LAKE.make(6, "direct")).collect(plan)
     episodes = list(episodes_of(rollout, 6))
     assert [len(episode["turns"]) for episode in episodes] == rollout.lengths.tolist()
     assert [episode["return"] for episode in episodes] == rollout.returns.tolist()
@@ -35,7 +35,7 @@ def test_an_episode_has_its_turns_its_return_and_its_end(tmp_path):
 
 
 def test_episodes_that_go_on_are_told_apart(tmp_path):
-    playing = ContinuingCollector(random_policy(), LAKE.make(2, "direct"), 0, np.arange(2), 2)
+    playing = FixedHorizonCollector(random_policy(), LAKE.make(2, "direct"), 0, np.arange(2), 2)
     plan = CollectionPlan(seed=0, collection=0, num_groups=2, group_size=1, num_steps=12)
     rollout = playing.collect(plan)
     for env in range(2):

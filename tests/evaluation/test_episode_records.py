@@ -6,7 +6,7 @@ import pytest
 
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.evaluation.checkpoint import load_baseline
-from lrl.evaluation.episode_records import film, follow, write_video
+from lrl.evaluation.episode_records import film, watch_episode, write_video
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.policies.baselines.fixed import FixedPolicy
 from lrl.policies.mlp import MLPPolicy
@@ -27,7 +27,7 @@ def test_it_is_the_episode_that_was_evaluated(name, id):
     loaded = load_baseline(name, GymnasiumEnvs(id))
     results = evaluate_policy(loaded.policy, loaded.env_factory, 6, SEED, 4)
     for index in (0, 5):
-        turns = list(follow(loaded.policy, loaded.env_factory, index, SEED))
+        turns = list(watch_episode(loaded.policy, loaded.env_factory, index, SEED))
         assert [turn.number for turn in turns] == list(range(results.lengths[index]))
         assert sum(turn.reward for turn in turns) == results.returns[index]
         assert turns[-1].success == results.successes[index]
@@ -42,10 +42,10 @@ def test_a_network_acts_natively_and_is_told_in_text():
     policy.connect_spaces(*envs.spaces)
     policy.configure()
     results = evaluate_policy(policy, envs, 3, SEED, 2)
-    turns = list(follow(policy, envs, 2, SEED))
+    turns = list(watch_episode(policy, envs, 2, SEED))
     assert len(turns) == results.lengths[2] and sum(turn.reward for turn in turns) == results.returns[2]
     assert {turn.action for turn in turns} <= {"left", "right"}
-    assert all(turn.observation.startswith("<observation>") and not turn.answer for turn in turns)
+    assert all(turn.observation.startswith("<observation>") and not turn.response for turn in turns)
 
 
 class Stubborn(FixedPolicy):
@@ -59,15 +59,15 @@ def test_what_was_not_understood_is_told_with_its_reason():
     envs = GymnasiumEnvs("FrozenLake-v1", invalid_penalty=-0.5)
     policy = Stubborn("direct")
     policy.connect(envs.codec)
-    first, second = [turn for turn, _ in zip(follow(policy, envs, 0, SEED), range(2))]
-    assert (first.answer, first.action, first.reason, first.reward) == (" down ", "DOWN", "", 0.0)
-    assert (second.answer, second.action, second.reward) == ("SIDEWAYS", "", -0.5)
+    first, second = [turn for turn, _ in zip(watch_episode(policy, envs, 0, SEED), range(2))]
+    assert (first.response, first.action, first.reason, first.reward) == (" down ", "DOWN", "", 0.0)
+    assert (second.response, second.action, second.reward) == ("SIDEWAYS", "", -0.5)
     assert "LEFT, DOWN, RIGHT, UP" in second.reason
 
 
 def test_the_drawing_is_of_the_state_before_the_action():
     loaded = load_baseline("expert", GymnasiumEnvs("FrozenLake-v1"))
-    turns = list(follow(loaded.policy, loaded.env_factory, 0, SEED, render_mode="ansi"))
+    turns = list(watch_episode(loaded.policy, loaded.env_factory, 0, SEED, render_mode="ansi"))
     assert "\x1b[41mS\x1b[0mFFF" in turns[0].picture
     for turn in turns:  # the letter in the cursor's place is where the observation says
         row, column = int(turn.observation.split()[1]), int(turn.observation.split()[3])
@@ -79,7 +79,7 @@ def test_a_video_has_one_picture_per_turn(tmp_path):
     loaded = load_baseline("random", GymnasiumEnvs("CartPole-v1"))
     turns = film(loaded.policy, loaded.env_factory, 0, SEED, tmp_path / "deep" / "episode.mp4")
     frames = imageio.v3.imread(tmp_path / "deep" / "episode.mp4")
-    assert len(frames) == turns == len(list(follow(loaded.policy, loaded.env_factory, 0, SEED)))
+    assert len(frames) == turns == len(list(watch_episode(loaded.policy, loaded.env_factory, 0, SEED)))
     assert frames.shape[1:] == (400, 600, 3) and frames[0].std() > 0
 
 
@@ -97,7 +97,7 @@ class NoEnvs(EnvFactory):
 
 def test_what_cannot_be_drawn_says_so():
     loaded = load_baseline("random", GymnasiumEnvs("FrozenLake-v1"))
-    with pytest.raises(ValueError, match=r"FrozenLake-v1 cannot be drawn as sketch; it knows human, ansi, rgb_array"):
-        next(follow(loaded.policy, loaded.env_factory, 0, SEED, render_mode="sketch"))
-    with pytest.raises(ValueError, match="NoEnvs cannot be drawn"):
-        next(follow(loaded.policy, NoEnvs(), 0, SEED, render_mode="ansi"))
+    with pytest.raises(ValueError, match="as sketch; its render modes are human, ansi, rgb_array"):
+        next(watch_episode(loaded.policy, loaded.env_factory, 0, SEED, render_mode="sketch"))
+    with pytest.raises(ValueError, match="NoEnvs cannot be rendered"):
+        next(watch_episode(loaded.policy, NoEnvs(), 0, SEED, render_mode="ansi"))

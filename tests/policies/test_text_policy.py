@@ -11,7 +11,7 @@ from tiny_runs import save_tiny_model, text_policy
 from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.language_model import LoRAConfig
-from lrl.rollouts.episodes import CollectionPlan, Collector
+from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
 from lrl.types import PastTurn, RandomKeys, SamplingConfig, TurnBatch
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
@@ -70,7 +70,7 @@ def collect(folder, num_groups=4, rank=0, world_size=1, **changes):
     policy = ready(folder, history=2, **changes)
     plan = CollectionPlan(seed=3, collection=1, num_groups=num_groups, group_size=2, rank=rank)
     envs = GymnasiumEnvs("FrozenLake-v1", max_invalid=3, max_episode_steps=6).make(plan.num_envs, "direct")
-    return Collector(policy, envs, world_size).collect(plan)
+    return EpisodeCollector(policy, envs, world_size).collect(plan)
 
 
 # -- the ratio of the first update ------------------------------------------------------------------------------------

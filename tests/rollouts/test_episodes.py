@@ -7,7 +7,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from lrl.policies.policy import Policy
-from lrl.rollouts.episodes import CollectionPlan, Collector
+from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
 from lrl.types import Decisions
 
 
@@ -78,7 +78,7 @@ def collect(num_groups=3, group_size=2, **changes):
     plan = CollectionPlan(seed=9, collection=2, num_groups=num_groups, group_size=group_size, **changes)
     envs = SyncVectorEnv([Countdown] * plan.num_envs, autoreset_mode=AutoresetMode.DISABLED)
     policy = Recorder()
-    return Collector(policy, envs).collect(plan), policy, plan
+    return EpisodeCollector(policy, envs).collect(plan), policy, plan
 
 
 def test_every_episode_runs_to_its_end():

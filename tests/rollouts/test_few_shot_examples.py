@@ -9,7 +9,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.baselines.experts import expert_for
 from lrl.policies.baselines.fixed import ExpertPolicy
 from lrl.prompts.template import PromptTemplate
-from lrl.rollouts import examples
+from lrl.rollouts import few_shot_examples
 from lrl.rollouts.few_shot_examples import add_examples, draw_examples
 
 HELD_OUT = re.compile("yellow box|red key|red door|green ball|grey door")
@@ -46,7 +46,7 @@ def test_no_evaluation_counts_up_to_the_seeds_of_examples(monkeypatch: pytest.Mo
     original = GymnasiumEnvs.make
     monkeypatch.setattr(GymnasiumEnvs, "make", make)
     draw_examples(envs, 5, "direct")
-    assert len(set(seen)) == len(seen) >= 5 and min(seen) >= examples._LOWEST_SEED
+    assert len(set(seen)) == len(seen) >= 5 and min(seen) >= few_shot_examples._LOWEST_SEED
 
 
 @pytest.mark.parametrize(("kwargs", "split"), [({"split": "test"}, "train"), ({"split": "all"}, "train"), ({}, None)])
@@ -69,7 +69,7 @@ def test_a_prompt_gets_the_examples_it_asks_for_once() -> None:
 
 
 def test_more_examples_than_states_and_environments_without_expert_are_errors() -> None:
-    with pytest.raises(ValueError, match="num_examples is 12; the expert met only"):
+    with pytest.raises(ValueError, match="num_examples is 12; it must be at most 11"):
         draw_examples(GymnasiumEnvs("FrozenLake-v1"), 12, "direct")
     with pytest.raises(ValueError, match="num_examples is 1; it must be 0: BabyAICodec has no expert"):
         draw_examples(GymnasiumEnvs("minigrid:MiniGrid-Empty-5x5-v0"), 1, "direct")

@@ -11,7 +11,7 @@ from lrl.functional.random import seeds
 from lrl.policies.baselines.fixed import RandomPolicy
 from lrl.policies.mlp import MLPPolicy
 from lrl.rollouts.episodes import CollectionPlan
-from lrl.rollouts.fixed_horizon import ContinuingCollector
+from lrl.rollouts.fixed_horizon import FixedHorizonCollector
 
 SEED = 5
 
@@ -26,7 +26,7 @@ def network(envs, **settings):
 
 def collector(policy, envs, num_envs=3, first=0, total=None):
     env = first + np.arange(num_envs)
-    return ContinuingCollector(policy, envs.make(num_envs, policy.response_format), SEED, env, total or num_envs)
+    return FixedHorizonCollector(policy, envs.make(num_envs, policy.response_format), SEED, env, total or num_envs)
 
 
 def plan(collection, num_envs=3, num_steps=16, **changes):
@@ -41,7 +41,7 @@ def test_turns_are_those_of_the_native_environment(vectorization):
     policy = network(envs)
     playing = collector(policy, envs)
     rollouts = [playing.collect(plan(number)) for number in range(4)]
-    playing.envs.close()
+    playing.runner.envs.close()
     seen, actions = (torch.cat([r.inputs[name] for r in rollouts]) for name in ("observation", "action"))
     names = ("rewards", "terminated", "truncated", "turn", "final_values")
     rewards, terminated, truncated, turn, final = (torch.cat([getattr(r, name) for r in rollouts]) for name in names)
@@ -102,8 +102,8 @@ def test_a_resumed_collector_goes_on_as_if_nothing_had_happened(id, vectorizatio
     resumed.restore(torch.load(_saved(state), weights_only=True))
     for number, rollout in zip((3, 4, 5), expected, strict=True):
         same(resumed.collect(plan(number, num_envs=4, num_steps=7)), rollout)
-    playing.envs.close()
-    resumed.envs.close()
+    playing.runner.envs.close()
+    resumed.runner.envs.close()
 
 
 def _saved(state):

@@ -1,0 +1,99 @@
+"""The one loop that plays environments."""
+
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import lrl
+from lrl.rollouts.runner import EnvRunner
+from lrl.types import Decisions, RandomKeys
+
+
+class Countdown(gym.Env):
+    """Ends after as many steps as its seed says, and notes its actions."""
+
+    observation_space = gym.spaces.Box(-100, 100, (2,), np.float32)
+    action_space = gym.spaces.Discrete(9)
+
+    def reset(self, *, seed=None, options=None):
+        self.left, self.actions = seed, []
+        return np.array([seed, self.left], np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        self.actions.append(int(action))
+        info = {"left": self.left, "word": "text"}
+        return np.array([0, self.left], np.float32), 1.0, self.left == 0, False, info
+
+
+class Counter:
+    """Takes the index of the environment as action and remembers its turns."""
+
+    def prepare(self, envs):
+        self.envs = envs
+
+    def act(self, observations, memory, keys, sampling=None):
+        rows = len(observations)
+        return Decisions(
+            actions=keys.env,
+            inputs={},
+            response_mask=torch.ones(rows, 1, dtype=torch.bool),
+            logprobs=torch.zeros(rows, 1),
+            memory=[(*history, turn) for history, turn in zip(memory, keys.turn.tolist(), strict=True)],
+        )
+
+
+def started(*lengths):
+    runner = EnvRunner(Counter(), SyncVectorEnv([Countdown] * len(lengths), autoreset_mode=AutoresetMode.DISABLED))
+    runner.reset(np.array(lengths), np.arange(len(lengths)))
+    return runner
+
+
+def turn(runner, rows, **changes):
+    keys = RandomKeys(seed=0, purpose="", collection=0, env=np.array(rows), turn=runner.lengths[rows])
+    return runner.turn(keys, np.array(rows), **changes)
+
+
+def test_a_step_holds_the_rows_that_took_the_turn():
+    runner = started(1, 3, 2)
+    step = turn(runner, [1, 2])
+    assert [observation.tolist() for observation in step.observations] == [[3, 3], [2, 2]]
+    assert step.turn.tolist() == [0, 0] and step.rewards.tolist() == step.episode_return.tolist() == [1, 1]
+    assert step.infos["left"].tolist() == [2, 1] and step.infos["word"].tolist() == ["text", "text"]
+    assert runner.memory == [(), (0,), (0,)], "what the other environments do is not remembered"
+
+
+def test_only_environments_that_ended_are_reset():
+    runner = started(1, 3, 2)
+    turn(runner, [0, 1, 2])
+    assert runner.ended.tolist() == [True, False, False]
+    runner.reset(np.array([7, 8, 9]), np.arange(3))
+    assert np.asarray(runner.observations).tolist() == [[7, 7], [0, 2], [0, 1]]
+    assert runner.memory == [(), (0,), (0,)] and runner.lengths.tolist() == runner.returns.tolist() == [0, 1, 1]
+    before = runner.observations
+    runner.reset(np.array([7, 8, 9]), np.arange(3))
+    assert runner.observations is before, "no episode has ended"
+
+
+def test_idle_environments_repeat_the_first_action():
+    runner = started(3, 3, 3)
+    turn(runner, [2])
+    turn(runner, [1, 2])
+    assert [env.unwrapped.actions for env in runner.envs.envs] == [[2, 1], [2, 1], [2, 2]]
+
+
+def test_a_limit_of_turns_truncates_what_has_not_terminated():
+    runner = started(2, 5)
+    assert not turn(runner, [0, 1], max_turns=2).ended.any()
+    step = turn(runner, [0, 1], max_turns=2)
+    assert (step.terminated.tolist(), step.truncated.tolist()) == ([True, False], [False, True])
+    assert runner.ended.all()
+
+
+def test_nothing_else_steps_vectorised_environments():
+    package = Path(lrl.__file__).parent
+    stepping = [path for path in package.rglob("*.py") if "envs.step(" in path.read_text()]
+    assert stepping == [package / "rollouts" / "runner.py"]
