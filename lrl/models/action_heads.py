@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lrl.functional.distributions import Categorical, Distribution, Gaussian
 from lrl.functional.random import token_bits, token_uniforms
-from lrl.models.generator import draw_tokens, sampling_logprobs
+from lrl.models.sampling import sample_tokens, sampling_logprobs
 from lrl.types import RandomKeys, SamplingConfig
 
 _TINY = 2.0**-54
@@ -51,7 +51,7 @@ class ActionHead(nn.Module):
         """``(turn, 1)`` of actions ``(turn,)`` or ``(turn, dimension)``."""
         return distribution.logprobs(actions[:, None])
 
-    def draw(self, outputs: Tensor, keys: RandomKeys, sampling: SamplingConfig) -> tuple[Any, Tensor, Tensor]:
+    def sample(self, outputs: Tensor, keys: RandomKeys, sampling: SamplingConfig) -> tuple[Any, Tensor, Tensor]:
         """One action per row; at temperature 0 the best one, or the mean.
 
         Returns:
@@ -60,7 +60,7 @@ class ActionHead(nn.Module):
         """
         if self.log_std is None:
             choices = sampling_logprobs(outputs, sampling)
-            actions = draw_tokens(choices, token_bits(keys, 1)[:, 0].to(outputs.device))
+            actions = sample_tokens(choices, token_bits(keys, 1)[:, 0].to(outputs.device))
             return actions.cpu().numpy() + int(self.space.start), actions, choices.gather(-1, actions[:, None])
         if sampling.temperature == 0:
             actions, logprobs = outputs, torch.zeros_like(outputs[:, :1])

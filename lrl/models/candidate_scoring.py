@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lrl.models.generator import distinct, sampling_dtype
-from lrl.models.prefill import Prefilled, prefill
+from lrl.models.prefill import Prefilled, distinct_prompts, prefill
 from lrl.models.prompt_sharing import additive_mask
+from lrl.models.sampling import sampling_dtype
 
 Normalisation = Literal["sum", "token", "word"]
 
@@ -62,7 +62,7 @@ def candidate_logprobs(
         mask_dtype: of the attention's mask.
         groups: prompts of like length are computed together, in this many passes.
     """
-    unique, index = distinct(prompts)
+    unique, index = distinct_prompts(prompts)
     by_length = sorted(range(len(unique)), key=lambda row: len(unique[row]))
     place = torch.empty(len(unique), dtype=torch.long, device=ids.device)
     place[torch.tensor(by_length, device=ids.device)] = torch.arange(len(unique), device=ids.device)
@@ -71,7 +71,7 @@ def candidate_logprobs(
     beginnings = _Beginnings(candidates, ids.shape[1], ids.device)
     sums, states = [], []
     for part in parts:
-        begun = prefill(model, [unique[row] for row in part], ids.device, own_mask=True)
+        begun = prefill(model, [unique[row] for row in part], share=True)
         logits = begun.logits[:, None]
         if len(beginnings.ids):
             logits = torch.cat([logits, _further_logits(model, begun, beginnings, mask_dtype)], dim=1)

@@ -28,7 +28,6 @@ def save_pretrained(language_model: LanguageModel, folder: Path, writes: bool = 
         model.save_pretrained(folder, state_dict=state)
     else:  # embeddings that are trained whole are among modules_to_save already
         model.save_pretrained(folder, state_dict=state, selected_adapters=["default"], save_embedding_layers=False)
-    assert language_model.tokenizer is not None
     language_model.tokenizer.save(folder)
 
 

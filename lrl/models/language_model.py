@@ -16,7 +16,6 @@ from lrl.functional.sharding import shard
 from lrl.models.attention import attention_of, compute_dtype, is_halved, kernel_of, max_positions, use_kernel
 from lrl.models.candidate_scoring import candidate_logprobs
 from lrl.models.forward import accepted, at_tokens, logits_of
-from lrl.models.generator import Decoder, Responses
 from lrl.models.loading import (
     add_critic_adapter,
     attach_lora,
@@ -35,7 +34,6 @@ from lrl.models.prefill import head_inputs
 from lrl.models.prompt_sharing import Layout, lay_out, lay_out_alone
 from lrl.models.sharing_check import check_sharing
 from lrl.models.tokenizer import ChatTokenizer
-from lrl.types import SamplingConfig
 
 __all__ = ["LanguageModel", "LanguageModelConfig", "LoRAConfig"]
 
@@ -49,7 +47,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.model = None
-        self.tokenizer: ChatTokenizer | None = None
+        self._tokenizer: ChatTokenizer | None = None
         self.fingerprint = ""
         self._reference: list[Any] = []
         self.has_critic_adapter = False
@@ -60,7 +58,7 @@ class LanguageModel(nn.Module):
         if self.model is not None:
             return
         check_available(self.config.name)
-        self.tokenizer = ChatTokenizer.from_pretrained(
+        self._tokenizer = ChatTokenizer.from_pretrained(
             self.config.name, self.config.chat_template, self.config.trust_remote_code
         )
         model = load_base(self.config)
@@ -74,6 +72,12 @@ class LanguageModel(nn.Module):
         self.model.eval()
         self.share, self.cached = self._what_attention_allows()
         self.model.train(self.training)
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer, available after :meth:`configure`."""
+        assert self._tokenizer is not None, "configure() comes first"
+        return self._tokenizer
 
     def _what_attention_allows(self) -> tuple[bool, bool]:
         """Whether turns may share rows, and whether prompts may be padded on the left before a cache."""
@@ -207,20 +211,18 @@ class LanguageModel(nn.Module):
         """Of the states; there after :meth:`configure`."""
         return int(self.model.get_output_embeddings().weight.shape[-1])
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], bits: Tensor, sampling: SamplingConfig, stop_text: str | None
-    ) -> Responses:
-        """Sample one response per prompt, ended by the end of the turn or by ``stop_text``.
+    def prepare_decoding(self, prompt_tokens: int, new_tokens: int) -> None:
+        """Check that the model has enough positions, and choose its attention kernel; called before each decoding.
 
-        See :class:`lrl.models.generator.Decoder`.
+        Args:
+            prompt_tokens: of the longest prompt.
+            new_tokens: that may be sampled.
+
+        Raises:
+            ValueError: together they are more than the model has positions.
         """
-        assert self.tokenizer is not None
-        longest = max(len(prompt) for prompt in prompts)
-        self._check_positions(longest + sampling.max_new_tokens, f", {sampling.max_new_tokens} of them to be sampled")
+        self._check_positions(prompt_tokens + new_tokens, f", {new_tokens} of them to be sampled")
         self._settle_kernel(self.model)
-        stops = self.tokenizer.stops(stop_text)
-        decoder = Decoder(self.model, self.tokenizer.stop_ids(stop_text), self.share, stops, self.cached)
-        return decoder(prompts, bits, sampling, self.device)
 
     def candidate_logprobs(
         self, prompts: Sequence[Sequence[int]], ids: Tensor, mask: Tensor, groups: int = 1

@@ -155,7 +155,6 @@ class HeadPolicy(Policy):
             ValueError: there are more than ``max_text_tokens``.
         """
         assert self.codec is not None
-        assert self.language_model.tokenizer is not None
         text = observation if isinstance(observation, str) else self.codec.observation_to_text(observation)
         ids = self.language_model.tokenizer.encode_text(text)
         if len(ids) > self.max_text_tokens:
@@ -225,7 +224,7 @@ class HeadPolicy(Policy):
         was_training = self.training
         self.eval()
         states = self._states(text)
-        native, actions, logprobs = self.head.draw(self._answers(states, self.whitening, self.layers), keys, sampling)
+        native, actions, logprobs = self.head.sample(self._answers(states, self.whitening, self.layers), keys, sampling)
         self.train(was_training)
         inputs = {} if self.freeze_trunk else text
         if self.freeze_trunk or self.whiten_states is not None:

@@ -122,7 +122,7 @@ class MLPPolicy(Policy):
         sampling = SamplingConfig() if sampling is None else sampling
         seen = self._tensor(observations)
         outputs, values = self(seen, valued=False)
-        native, actions, logprobs = self.head.draw(outputs, keys, sampling)
+        native, actions, logprobs = self.head.sample(outputs, keys, sampling)
         return Decisions(
             actions=native,
             inputs={"observation": seen, "action": actions},

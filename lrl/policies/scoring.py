@@ -18,8 +18,8 @@ from lrl.functional.distributions import Categorical
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_bits
 from lrl.models.candidate_scoring import Normalisation, check_distinct, divisors
-from lrl.models.generator import draw_tokens, sampling_dtype, sampling_logprobs
 from lrl.models.language_model import LanguageModel, LanguageModelConfig
+from lrl.models.sampling import sample_tokens, sampling_dtype, sampling_logprobs
 from lrl.models.tokenizer import ChatTokenizer
 from lrl.models.value_head import ValueHead, ValueHeadConfig
 from lrl.policies.policy import Policy
@@ -88,7 +88,6 @@ class ScoringPolicy(Policy):
     @property
     def tokenizer(self) -> ChatTokenizer:
         """The model's tokenizer; there after :meth:`configure`."""
-        assert self.language_model.tokenizer is not None
         return self.language_model.tokenizer
 
     def connect(self, codec: TextCodec) -> None:
@@ -184,7 +183,7 @@ class ScoringPolicy(Policy):
             values = self.value_head(cast(Tensor, states)[:, None], mask)
         self.train(was_training)
         logprobs = sampling_logprobs(scores, self.sampling if sampling is None else sampling)
-        choice = draw_tokens(logprobs, token_bits(keys, 1)[:, 0].to(scores.device))
+        choice = sample_tokens(logprobs, token_bits(keys, 1)[:, 0].to(scores.device))
         texts = [self.action_texts[index] for index in choice.tolist()]
         return Decisions(
             actions=texts,

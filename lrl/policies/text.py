@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from lrl.functional.distributions import Categorical
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_bits
+from lrl.models.decode_loop import DecodeLoop
+from lrl.models.generator import Generator
 from lrl.models.language_model import LanguageModel, LanguageModelConfig
 from lrl.models.prompt_sharing import Layout
 from lrl.models.tokenizer import ChatTokenizer
@@ -37,6 +39,7 @@ class TextPolicy(Policy):
         pack_tokens: lay several turns out in one row of this many tokens when they are evaluated, none seeing another;
             null shares equal prompts instead. Pays where prompts differ in length.
         value_head: a critic on the trunk; null has none.
+        generator: writes the responses; null decodes with the language model itself.
     """
 
     answers_by_text = True
@@ -49,6 +52,7 @@ class TextPolicy(Policy):
         max_prompt_tokens: int = 1024,
         pack_tokens: int | None = None,
         value_head: ValueHeadConfig | None = None,
+        generator: Generator | None = None,
     ) -> None:
         super().__init__()
         if sampling.temperature == 0:
@@ -61,6 +65,7 @@ class TextPolicy(Policy):
         self.critic, self.value_head = value_head, None
         self.has_critic = value_head is not None
         self.dropped_turns = 0
+        self.generator: Generator = generator or DecodeLoop(self.language_model, self.stop_text)
 
     @property
     def response_format(self) -> str:
@@ -70,7 +75,6 @@ class TextPolicy(Policy):
     @property
     def tokenizer(self) -> ChatTokenizer:
         """The model's tokenizer; there after :meth:`configure`."""
-        assert self.language_model.tokenizer is not None
         return self.language_model.tokenizer
 
     def configure(self) -> None:
@@ -128,8 +132,7 @@ class TextPolicy(Policy):
         prompts = [self.encode(text, history) for text, history in zip(observations, memory, strict=True)]
         was_training = self.training
         self.eval()
-        bits = token_bits(keys, sampling.max_new_tokens)
-        responses = self.language_model.generate(prompts, bits, sampling, self.stop_text)
+        responses = self.generator.generate(prompts, token_bits(keys, sampling.max_new_tokens), sampling)
         inputs = pad_prompts(prompts, responses.ids.device) | {"response_ids": responses.ids}
         logprobs = responses.logprobs
         if sampling is self.sampling and self.language_model.recomputes:

@@ -14,6 +14,7 @@ from tiny_architectures import (
     turns,
 )
 
+from lrl.models.decode_loop import DecodeLoop
 from lrl.types import SamplingConfig
 
 
@@ -58,7 +59,9 @@ def test_no_path_shares_prompts_that_are_not_to_be_shared(folders, monkeypatch):
         model.model, "forward", lambda **given: masks.append(given["attention_mask"]) or forward(**given)
     )
     logprobs(model)
-    sampled = model.generate([[4, 5, 6]] * 4, torch.randint(9, (4, 3)), SamplingConfig(max_new_tokens=3), None)
+    sampled = DecodeLoop(model, None).generate(
+        [[4, 5, 6]] * 4, torch.randint(9, (4, 3)), SamplingConfig(max_new_tokens=3)
+    )
     assert sampled.mask.any() and {mask.ndim for mask in masks} == {2}
 
 
@@ -95,10 +98,14 @@ def test_more_tokens_than_learned_positions_are_one_sentence(folders):
     with pytest.raises(ValueError, match=sentence):
         logprobs(model)
     with pytest.raises(ValueError, match="13 tokens, 4 of them to be sampled"):
-        model.generate([[4] * 9], torch.randint(9, (1, 4)), SamplingConfig(max_new_tokens=4), None)
+        DecodeLoop(model, None).generate([[4] * 9], torch.randint(9, (1, 4)), SamplingConfig(max_new_tokens=4))
     with pytest.raises(ValueError, match="knows 12 positions"):
         model.states(torch.ones(1, 13, dtype=torch.long), torch.ones(1, 13, dtype=torch.bool))
-    assert model.generate([[4] * 9], torch.randint(9, (1, 3)), SamplingConfig(max_new_tokens=3), None).mask.any()
+    assert (
+        DecodeLoop(model, None)
+        .generate([[4] * 9], torch.randint(9, (1, 3)), SamplingConfig(max_new_tokens=3))
+        .mask.any()
+    )
     assert load(folders("llama")).max_positions is None
 
 
@@ -107,8 +114,8 @@ def test_greedy_answers_are_those_of_stock_generate(folders, name):
     model = load(folders(name))
     inputs, _ = turns()
     prompts = [ids[seen].tolist() for ids, seen in zip(inputs["prompt_ids"], inputs["prompt_mask"])]
-    ours = model.generate(
-        prompts, torch.zeros(6, 8, dtype=torch.long), SamplingConfig(temperature=0, max_new_tokens=8), None
+    ours = DecodeLoop(model, None).generate(
+        prompts, torch.zeros(6, 8, dtype=torch.long), SamplingConfig(temperature=0, max_new_tokens=8)
     )
     for prompt, ids, mask in zip(prompts, ours.ids, ours.mask, strict=True):
         ids = ids[mask].tolist()
