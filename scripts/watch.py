@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lrl.evaluation.checkpoint import Loaded
     from lrl.evaluation.episode_records import WatchedTurn
-    from lrl.policies.policy import Policy
+    from lrl.policies.actor import Actor
 
 
 def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -109,11 +109,11 @@ def load(arguments: argparse.Namespace) -> Loaded:
     return Loaded(policy, env, {"name": "you", "env_id": env_id(env)})
 
 
-def human() -> Policy:
+def human() -> Actor:
     """A policy that asks."""
-    from lrl.policies.baselines.fixed import FixedPolicy
+    from lrl.policies.baselines.fixed import FixedActor
 
-    class HumanPolicy(FixedPolicy):
+    class Human(FixedActor):
         """Whoever sits at the keyboard."""
 
         def choose(self, observations: Sequence[str], keys: Any) -> list[str]:
@@ -129,7 +129,7 @@ def human() -> Policy:
             """Nobody knows."""
             return 1.0
 
-    return HumanPolicy("direct")
+    return Human("direct")
 
 
 if __name__ == "__main__":

@@ -198,10 +198,9 @@ def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> Episo
 def exact_line(loaded: Loaded) -> str:
     """Exact success, where the environment has a transition table and the policy can be greedy."""
     from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of
-    from lrl.policies.baselines.fixed import RandomPolicy
 
     native = loaded.policy.response_format is None  # it is asked in text
-    if not is_frozen_lake(loaded.env_factory) or isinstance(loaded.policy, RandomPolicy) or native:
+    if not is_frozen_lake(loaded.env_factory) or not loaded.policy.greedy_is_reproducible or native:
         return ""
     exact = exact_evaluation(loaded.policy, lakes_of(loaded.env_factory, num_maps=100))
     maps = f"mean over {len(exact.lakes)} maps" if len(exact.lakes) > 1 else "one map"

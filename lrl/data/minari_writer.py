@@ -15,8 +15,8 @@ from lrl.data.minari_storage import DatasetWriter
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.native import NativeStart, NativeStep
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
-from lrl.policies.baselines.random_actions import NoisyPolicy, RandomAnswer
-from lrl.policies.policy import Policy
+from lrl.policies.actor import Actor
+from lrl.policies.baselines.random_actions import NoisyActor, RandomAnswer
 from lrl.types import SamplingConfig
 
 _CHUNK = 64
@@ -38,7 +38,7 @@ class RecordedEpisode:
     truncations: list[bool] = field(default_factory=list)
     success: bool = False
     random_steps: list[int] = field(default_factory=list)
-    """Where :class:`~lrl.policies.baselines.random_actions.NoisyPolicy` put an action in."""
+    """Where :class:`~lrl.policies.baselines.random_actions.NoisyActor` put an action in."""
     advised: list[str | None] = field(default_factory=list)
     """The action, in words, that it did not take there."""
 
@@ -144,7 +144,7 @@ class Collected:
 
 
 def collect(
-    policy: Policy,
+    policy: Actor,
     env: GymnasiumEnvs,
     dataset_id: str,
     episodes: int,
@@ -185,7 +185,7 @@ def collect(
     native = env.make_native()
     native.close()
     if random_share or policy.response_format is not None:
-        policy = NoisyPolicy(policy, random_share)
+        policy = NoisyActor(policy, random_share)
     with DatasetWriter(dataset_id, native.observation_space, native.action_space, native.spec) as writer:
         kept = _InOrder(writer, successful_only)
         results = evaluate_policy(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -29,21 +30,20 @@ class AnyText(gym.spaces.Text):
         return isinstance(x, str)
 
 
-class AdvisedText(str):
-    """An observation that also carries what the environment's own expert would do; a plain text to whoever reads it.
+@dataclass(frozen=True)
+class AdvisedObservation:
+    """An observation's text with the action that the environment's own expert would take."""
 
-    Attributes:
-        expert_action: a native action.
-    """
-
+    text: str
     expert_action: Any
+    """A native action."""
 
-    @classmethod
-    def of(cls, text: str, expert_action: Any) -> AdvisedText:
-        """``text`` with an advice."""
-        advised = cls(text)
-        advised.expert_action = expert_action
-        return advised
+
+def text_of(observation: Any) -> str:
+    """Return the text of an observation, with or without an expert's action; empty where it is native."""
+    if isinstance(observation, AdvisedObservation):
+        return observation.text
+    return observation if isinstance(observation, str) else ""
 
 
 class TextEnv(gym.Wrapper):
@@ -66,7 +66,8 @@ class TextEnv(gym.Wrapper):
         reset_options: as well.
 
     Attributes:
-        advises: whether observations are :class:`AdvisedText`, by :mod:`lrl.envs.expert_advice`. Set it before a reset.
+        advises: whether observations are :class:`AdvisedObservation`, by :mod:`lrl.envs.expert_advice`. Set it before
+            a reset.
     """
 
     def __init__(
@@ -133,16 +134,15 @@ class TextEnv(gym.Wrapper):
         taken = None if native_action is None else self.codec.action_to_text(native_action)
         return {"reasoning_agrees": taken is not None and self.codec.mentioned_action(thought) == taken}
 
-    def _show(self, observation: Any) -> str:
+    def _show(self, observation: Any) -> Any:
         self._text = self.codec.observation_to_text(observation, self._context)
         return self._advised(self._text)
 
-    def _advised(self, text: str) -> str:
-        if not self.advises:
-            return text
-        return AdvisedText.of(text, expert_action(self.env.unwrapped))
+    def _advised(self, text: str) -> Any:
+        """Add the expert's action to a text, where that was asked for."""
+        return AdvisedObservation(text, expert_action(self.env.unwrapped)) if self.advises else text
 
-    def _refuse(self, reason: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def _refuse(self, reason: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._invalid += 1
         info = {"action_valid": False, "success": False, "invalid_reason": reason}
         text = f"Invalid action: {reason}.\n{self._text}"

@@ -17,7 +17,8 @@ import numpy as np
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
-from lrl.policies.policy import Policy
+from lrl.envs.text import text_of
+from lrl.policies.actor import Actor
 from lrl.prompts.response_format import response_format as format_named
 from lrl.rollouts.episodes import rows_of
 from lrl.types import History, RandomKeys, SamplingConfig
@@ -45,7 +46,7 @@ class WatchedTurn:
 
 
 def follow(
-    policy: Policy,
+    policy: Actor,
     env_factory: EnvFactory,
     index: int,
     seed: int,
@@ -74,7 +75,7 @@ def follow(
         ended, turn = False, 0
         while not ended:
             observation, picture = rows_of(observations, envs)[0], _picture(envs, render_mode)
-            prompt = _prompt(policy, observation, memory[0])
+            prompt = policy.prompt_text(observation, memory[0])
             keys = RandomKeys(seed=seed, purpose="evaluation", collection=0, env=number, turn=np.array([turn]))
             decisions = policy.act([observation], memory, keys, sampling)
             memory, answer = decisions.memory, decisions.actions[0]
@@ -85,7 +86,7 @@ def follow(
             ended = bool(terminated[0] or truncated[0])
             yield WatchedTurn(
                 number=turn,
-                observation=_text(policy).observation_to_text(observation) if native else observation,
+                observation=_text(policy).observation_to_text(observation) if native else text_of(observation),
                 prompt=prompt,
                 answer="" if native else answer,
                 action=_understood(policy, answer),
@@ -111,7 +112,7 @@ def render_modes(env_factory: EnvFactory) -> tuple[str, ...]:
 
 
 def film(
-    policy: Policy, env_factory: EnvFactory, index: int, seed: int, path: Path, sampling: SamplingConfig | None = None
+    policy: Actor, env_factory: EnvFactory, index: int, seed: int, path: Path, sampling: SamplingConfig | None = None
 ) -> int:
     """Play an episode and write it as an mp4.
 
@@ -187,18 +188,12 @@ def _picture(envs: Any, render_mode: str | None) -> Any:
         ) from error
 
 
-def _prompt(policy: Any, observation: str, history: History) -> str:
-    if not hasattr(policy, "encode"):
-        return ""
-    return policy.tokenizer.decode(policy.encode(observation, history))
-
-
-def _text(policy: Policy) -> TextCodec:
+def _text(policy: Actor) -> TextCodec:
     assert policy.codec is not None, "connect() comes first"
     return policy.codec
 
 
-def _understood(policy: Policy, answer: Any) -> str:
+def _understood(policy: Actor, answer: Any) -> str:
     if policy.response_format is None:
         return _text(policy).action_to_text(answer)
     try:

@@ -18,7 +18,7 @@ import numpy as np
 from lrl.envs.factory import EnvFactory
 from lrl.evaluation.metrics import EpisodeMetrics
 from lrl.evaluation.statistics import bootstrap_interval, interquartile_mean, ratio_interval, wilson_interval
-from lrl.policies.policy import Policy
+from lrl.policies.actor import Actor
 from lrl.rollouts.episodes import rows_of
 from lrl.types import History, RandomKeys, SamplingConfig
 
@@ -104,7 +104,7 @@ class EpisodeResults:
 
 
 def evaluate_policy(
-    policy: Policy,
+    policy: Actor,
     env_factory: EnvFactory,
     episodes: int,
     seed: int,
@@ -164,10 +164,9 @@ def gather(results: EpisodeResults) -> EpisodeResults:
     return merge(parts)
 
 
-def sampling_at(policy: Policy, temperature: float) -> SamplingConfig:
+def sampling_at(policy: Actor, temperature: float) -> SamplingConfig:
     """A policy's own limits at another temperature, without truncation."""
-    own = getattr(policy, "sampling", None) or SamplingConfig()
-    return SamplingConfig(temperature=temperature, max_new_tokens=own.max_new_tokens)
+    return policy.sampling_at(temperature)
 
 
 class _Table:
@@ -204,7 +203,7 @@ class _Play:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Actor,
         envs: gym.vector.VectorEnv,
         index: np.ndarray,
         seed: int,
@@ -220,7 +219,7 @@ class _Play:
         self.begun = envs.num_envs
         self.memory: list[History] = [()] * envs.num_envs
         self.observations: Sequence[Any] = ()
-        self.greedy = policy.answers_by_text and sampling is not None and sampling.temperature == 0
+        self.greedy = policy.greedy_is_reproducible and sampling is not None and sampling.temperature == 0
         self.answers: dict[tuple[str, History], Answer] = {}
 
     def run(self) -> EpisodeResults:

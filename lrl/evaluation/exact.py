@@ -12,7 +12,7 @@ from lrl.codecs.grid import Desc, FrozenLakeCodec, desc_of, draw
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.tabular import TransitionTable, optimal_q, optimal_success, reachable_states, success_probability
 from lrl.evaluation.episodes import sampling_at
-from lrl.policies.policy import Policy
+from lrl.policies.actor import Actor
 from lrl.prompts.response_format import response_format
 from lrl.types import RandomKeys, SamplingConfig
 
@@ -176,7 +176,7 @@ def lakes_of(envs: EnvFactory, num_maps: int = 1, seed: int = 10_000) -> list[La
 
 
 def exact_evaluation(
-    policy: Policy, lakes: Sequence[Lake], sampling: SamplingConfig | None = None, samples: int = 1, seed: int = 0
+    policy: Actor, lakes: Sequence[Lake], sampling: SamplingConfig | None = None, samples: int = 1, seed: int = 0
 ) -> ExactResults:
     """Ask a policy in every state of every map, without memory of earlier turns.
 
@@ -199,7 +199,7 @@ def exact_evaluation(
 
 
 def _ask(
-    policy: Policy, texts: Sequence[str], sampling: SamplingConfig | None, samples: int, seed: int
+    policy: Actor, texts: Sequence[str], sampling: SamplingConfig | None, samples: int, seed: int
 ) -> list[int | None]:
     """Action per observation; None where the answer is invalid."""
     sampling = sampling_at(policy, 0.0) if sampling is None else sampling
@@ -212,7 +212,7 @@ def _ask(
     return [_parsed(policy, answer) for answer in answers]
 
 
-def _parsed(policy: Policy, answer: str) -> int | None:
+def _parsed(policy: Actor, answer: str) -> int | None:
     assert policy.codec is not None
     assert policy.response_format is not None
     try:

@@ -59,7 +59,7 @@ def value_view(critic: nn.Module, seen: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 @contextmanager
-def drawn_from(seed: int | None) -> Iterator[None]:
+def seeded_init(seed: int | None) -> Iterator[None]:
     """Draw the weights that are made inside from a seed of their own; None takes the run's."""
     if seed is None:
         yield

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from lrl.models.kv_cache import ReservedLayer
+from lrl.models.padding import left_pad
 
 _MIN_PREFIX = 16
 """Shorter common prefixes are not computed separately: a pass of their own would cost more."""
@@ -110,11 +111,3 @@ def common_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
     first, last = min(prompts), max(prompts)
     limit = min(len(prompt) for prompt in prompts) - 1
     return next((n for n in range(limit) if first[n] != last[n]), limit)
-
-
-def left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return ids (int64) and mask (bool), each ``(prompt, column)``, of prompts that end in the same column."""
-    width = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
-    return ids, torch.arange(width, device=device)[None] >= width - lengths[:, None]

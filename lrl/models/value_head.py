@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lrl.models.networks import ACTIVATIONS, at_least_float32, drawn_from, mlp
+from lrl.models.networks import ACTIVATIONS, at_least_float32, mlp, seeded_init
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class ValueHead(nn.Module):
     def __init__(self, config: ValueHeadConfig, hidden_size: int) -> None:
         super().__init__()
         self.per_token, self.detach = config.per_token, config.detach
-        with drawn_from(config.init_seed):
+        with seeded_init(config.init_seed):
             self.layers = mlp((hidden_size, *config.hidden_sizes, 1), config.activation, 0.01)
 
     def view(self, states: Tensor, mask: Tensor) -> Callable[[Tensor], Tensor]:

@@ -12,6 +12,7 @@ import torch
 from gymnasium.vector.utils import iterate
 from torch import Tensor
 
+from lrl.envs.text import text_of
 from lrl.functional.random import seeds
 from lrl.policies.policy import Policy
 from lrl.types import Decisions, History, RandomKeys, Rollout
@@ -110,7 +111,7 @@ class Collector:
             finished = terminated | truncated
             if plan.max_turns is not None and len(steps) + 1 >= plan.max_turns:
                 truncated = truncated | (active & ~terminated)
-            texts = [observation if isinstance(observation, str) else "" for observation in seen]
+            texts = [text_of(observation) for observation in seen]
             steps.append(
                 Step(
                     rows=rows,

@@ -9,10 +9,10 @@ import gymnasium as gym
 import numpy as np
 
 from lrl.envs.factory import EnvFactory
+from lrl.envs.text import text_of
 from lrl.functional.random import counter_hash, seeds
-from lrl.policies.baselines.fixed import ExpertPolicy
-from lrl.policies.policy import Policy
-from lrl.prompts.template import PromptTemplate
+from lrl.policies.actor import Actor
+from lrl.policies.baselines.fixed import ExpertActor
 from lrl.types import PastTurn, RandomKeys
 
 _PURPOSE = "example"
@@ -21,13 +21,12 @@ _LOWEST_SEED = 2**30
 _EPISODES_PER_EXAMPLE = 50
 
 
-def wants_examples(policy: Policy) -> bool:
+def wants_examples(policy: Actor) -> bool:
     """Whether the policy's prompt has examples to be drawn."""
-    prompt = getattr(policy, "prompt", None)
-    return isinstance(prompt, PromptTemplate) and prompt.num_examples > len(prompt.examples)
+    return policy.prompt is not None and policy.prompt.num_examples > len(policy.prompt.examples)
 
 
-def add_examples(policy: Policy, env: EnvFactory) -> None:
+def add_examples(policy: Actor, env: EnvFactory) -> None:
     """Put drawn examples into a policy's prompt, if it wants some.
 
     Args:
@@ -37,10 +36,9 @@ def add_examples(policy: Policy, env: EnvFactory) -> None:
     Raises:
         ValueError: see :func:`draw_examples`.
     """
-    if wants_examples(policy):
-        model: Any = policy
-        prompt: PromptTemplate = model.prompt
-        model.prompt = prompt.with_examples(draw_examples(env, prompt.num_examples, prompt.response_format))
+    prompt = policy.prompt
+    if prompt is not None and wants_examples(policy):
+        policy.prompt = prompt.with_examples(draw_examples(env, prompt.num_examples, prompt.response_format))
 
 
 def draw_examples(env: EnvFactory, num_examples: int, response_format: str) -> tuple[PastTurn, ...]:
@@ -56,7 +54,7 @@ def draw_examples(env: EnvFactory, num_examples: int, response_format: str) -> t
         ValueError: the environment has no expert, or its episodes do not hold that many different observations.
     """
     levels = env.training_levels()
-    expert = ExpertPolicy(response_format=response_format)
+    expert = ExpertActor(response_format=response_format)
     try:
         expert.connect(levels.codec)
     except ValueError as error:
@@ -77,7 +75,7 @@ def draw_examples(env: EnvFactory, num_examples: int, response_format: str) -> t
     raise ValueError(f"prompt.num_examples is {num_examples}; the expert met only {len(examples)} different states.")
 
 
-def _episode(envs: gym.vector.VectorEnv, expert: ExpertPolicy, episode: int) -> Iterator[PastTurn]:
+def _episode(envs: gym.vector.VectorEnv, expert: ExpertActor, episode: int) -> Iterator[PastTurn]:
     index = np.array([episode])
     seed: Any = [int(seeds(_PURPOSE, episode)) | _LOWEST_SEED]
     observations, _ = envs.reset(seed=seed, options={"episode": index})
@@ -85,6 +83,6 @@ def _episode(envs: gym.vector.VectorEnv, expert: ExpertPolicy, episode: int) -> 
     while not ended:
         keys = RandomKeys(seed=0, purpose=_PURPOSE, collection=0, env=index, turn=np.zeros(1, dtype=np.int64))
         (response,) = expert.act(observations, [()], keys).actions
-        yield PastTurn(str(observations[0]), response)
+        yield PastTurn(text_of(observations[0]), response)
         observations, _, terminated, truncated, _ = envs.step((response,))
         ended = bool(terminated[0] or truncated[0])

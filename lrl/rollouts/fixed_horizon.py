@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lrl.envs.text import text_of
 from lrl.functional.random import seeds
 from lrl.policies.policy import Policy
 from lrl.rollouts.episodes import CollectionPlan, Step, assemble, numeric_infos, rows_of
@@ -62,7 +63,7 @@ class ContinuingCollector:
             decisions = self.policy.act(seen, self._memory, keys)
             rewards, terminated, truncated, infos = self._step(decisions, plan)
             final_values.append(self._values_behind(terminated, truncated, step + 1 == plan.num_steps))
-            texts = [text if isinstance(text, str) else "" for text in seen]
+            texts = [text_of(observation) for observation in seen]
             steps.append(
                 Step(
                     rows=everyone,

@@ -18,6 +18,12 @@ from lrl.models.decode_loop import DecodeLoop
 from lrl.types import SamplingConfig
 
 
+def decode(model, prompts, tokens):
+    """Random responses of at most ``tokens`` tokens."""
+    uniforms = torch.randint(9, (len(prompts), tokens))
+    return DecodeLoop(model, None).generate(prompts, uniforms, SamplingConfig(max_new_tokens=tokens))
+
+
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
     """One folder for each architecture, made when it is asked for."""
@@ -98,7 +104,7 @@ def test_more_tokens_than_learned_positions_are_one_sentence(folders):
     with pytest.raises(ValueError, match=sentence):
         logprobs(model)
     with pytest.raises(ValueError, match="13 tokens, 4 of them to be sampled"):
-        DecodeLoop(model, None).generate([[4] * 9], torch.randint(9, (1, 4)), SamplingConfig(max_new_tokens=4))
+        decode(model, [[4] * 9], 4)
     with pytest.raises(ValueError, match="knows 12 positions"):
         model.states(torch.ones(1, 13, dtype=torch.long), torch.ones(1, 13, dtype=torch.bool))
     assert (
