@@ -100,12 +100,12 @@ def test_prompts_of_different_lengths_have_finite_gradients_in_eager_float64(fol
 
 def test_more_tokens_than_learned_positions_are_one_sentence(folders):
     model = load(folders("short"))
-    sentence = "knows 12 positions, and a turn has 14 tokens.*max_prompt_tokens or max_new_tokens must be smaller"
+    sentence = "has 12 positions, and a turn has 14 tokens.*max_prompt_tokens or max_new_tokens must be smaller"
     with pytest.raises(ValueError, match=sentence):
         logprobs(model)
     with pytest.raises(ValueError, match="13 tokens, 4 of them to be sampled"):
         decode(model, [[4] * 9], 4)
-    with pytest.raises(ValueError, match="knows 12 positions"):
+    with pytest.raises(ValueError, match="has 12 positions"):
         model.states(torch.ones(1, 13, dtype=torch.long), torch.ones(1, 13, dtype=torch.bool))
     assert (
         DecodeLoop(model, None)

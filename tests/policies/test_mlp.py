@@ -253,8 +253,8 @@ def test_two_seeds_give_two_networks_and_one_gives_one():
     ("spaces_", "complaint"),
     [
         ((BOX, spaces.MultiDiscrete([2, 2])), "they must be Discrete or a Box"),
-        ((spaces.Text(5), spaces.Discrete(2)), "they must be numbers"),
-        ((spaces.Dict(a=BOX, b=spaces.Sequence(BOX)), spaces.Discrete(2)), "they must be numbers"),
+        ((spaces.Text(5), spaces.Discrete(2)), "they must be numeric"),
+        ((spaces.Dict(a=BOX, b=spaces.Sequence(BOX)), spaces.Discrete(2)), "they must be numeric"),
     ],
 )
 def test_spaces_that_it_cannot_do_are_named(spaces_, complaint):
