@@ -4,9 +4,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from lrl.training.crediting import sampled_values
 from settings import made
-from tiny_runs import batch_of, make_trainer, save_tiny_model
+from tiny_runs import batch_of, make_trainer, sampled_values, save_tiny_model
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.algorithms.ppo import PPOValueHeadModule

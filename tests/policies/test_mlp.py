@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from lrl.training.crediting import sampled_values
-from tiny_runs import batch_of, on_two_ranks
+from tiny_runs import batch_of, on_two_ranks, sampled_values
 
 from lrl.algorithms import crediting
 from lrl.envs.factory import GymnasiumEnvs
