@@ -89,12 +89,12 @@ class RandomKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class Decisions:
-    """What a policy answers for some rows (environments)."""
+    """What an actor decides for some rows (environments)."""
 
     actions: Sequence[Any]
-    """One per row, as ``env.step`` takes it: the raw response text of a text policy, a native action else."""
+    """One per row, as ``env.step`` takes it: the text of the response, or a native action."""
     inputs: Inputs
-    """Each ``(row, ...)``: what :meth:`Policy.evaluate` needs to see these turns again."""
+    """Each ``(row, ...)``: what :meth:`Policy.evaluate` needs to evaluate these turns again."""
     response_mask: Tensor
     """bool ``(row, token)``: the sampled tokens, the end token included."""
     logprobs: Tensor
@@ -102,7 +102,11 @@ class Decisions:
     memory: list[History]
     """The rows' histories, this turn included."""
     values: Tensor | None = None
-    """``(row, token)`` value estimates, where acting makes them anyway; else they are made when credit is given."""
+    """``(row, token)``: value estimates, where acting computes them anyway; else they are computed with the
+    advantages."""
+    replaced: Mapping[int, str | None] = field(default_factory=dict)
+    """Rows whose action was replaced by a random one, with the text of the action that the actor had chosen; None where
+    that was no legal action."""
 
 
 class Distribution(ABC):

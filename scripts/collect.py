@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lrl.codecs.numbers import Ranges
     from lrl.data.minari_writer import Collected
     from lrl.envs.factory import GymnasiumEnvs
-    from lrl.policies.policy import Policy
+    from lrl.policies.actor import Actor
 
 
 def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -84,7 +84,7 @@ def _yaml(ranges: Ranges) -> str:
     return "[" + ", ".join(f"[{low:.6g}, {high:.6g}]" for low, high in ranges) + "]"
 
 
-def load(arguments: argparse.Namespace) -> tuple[Policy | None, GymnasiumEnvs]:
+def load(arguments: argparse.Namespace) -> tuple[Actor | None, GymnasiumEnvs]:
     """What plays, and where."""
     from lrl.cli.arguments import envs_of
     from lrl.evaluation.checkpoint import BASELINES, load_baseline, load_policy, saved_numbers
@@ -102,14 +102,13 @@ def load(arguments: argparse.Namespace) -> tuple[Policy | None, GymnasiumEnvs]:
     return (load_baseline if name in BASELINES else load_policy)(name, env).policy, env
 
 
-def play(policy: Policy, env: GymnasiumEnvs, arguments: argparse.Namespace) -> Collected:
+def play(policy: Actor, env: GymnasiumEnvs, arguments: argparse.Namespace) -> Collected:
     """All episodes, with a progress bar."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     from lrl.cli.run_directory import commit
     from lrl.data.minari_writer import collect
-    from lrl.evaluation.episodes import sampling_at
 
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
@@ -124,7 +123,7 @@ def play(policy: Policy, env: GymnasiumEnvs, arguments: argparse.Namespace) -> C
             arguments.num_envs,
             name=arguments.policy,
             commit=commit(),
-            sampling=sampling_at(policy, arguments.temperature),
+            sampling=policy.sampling_at(arguments.temperature),
             random_share=arguments.random_share,
             successful_only=arguments.successful_only,
             on_episode=lambda: progress.advance(task),

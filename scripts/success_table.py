@@ -69,11 +69,11 @@ def row(
     subject: tuple[str, str], env_id: str, env_kwargs: dict[str, Any], arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """Figures of one policy in one environment; of its episodes only the seeds that failed."""
-    from lrl.evaluation.episodes import evaluate_policy, sampling_at
+    from lrl.evaluation.episodes import evaluate_policy
 
     label, path = subject
     policy, envs, _ = load(path, env_id, env_kwargs, arguments)
-    sampling = sampling_at(policy, arguments.temperature)
+    sampling = policy.sampling_at(arguments.temperature)
     results = evaluate_policy(policy, envs, arguments.episodes, arguments.seed, arguments.num_envs, sampling)
     report: dict[str, Any] = results.report(env_id, label) | {"env_kwargs": env_kwargs}
     failed = [episode["seed"] for episode in report.pop("per_episode") if not episode["success"]]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lrl.evaluation.checkpoint import Loaded
     from lrl.evaluation.episode_records import WatchedTurn
-    from lrl.policies.policy import Policy
+    from lrl.policies.actor import Actor
 
 
 def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -52,12 +52,11 @@ def main() -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Play one episode and print each turn."""
     from lrl.evaluation.episode_records import render_modes, watch_episode
-    from lrl.evaluation.episodes import sampling_at
 
     loaded = load(arguments)
     modes = render_modes(loaded.env_factory)
     mode = "rgb_array" if arguments.frames else "ansi" if "ansi" in modes and not arguments.human else None
-    sampling = sampling_at(loaded.policy, arguments.temperature)
+    sampling = loaded.policy.sampling_at(arguments.temperature)
     print(f"{loaded.info['name']} in {loaded.info['env_id']}, seed {arguments.seed}")
     total, turn = 0.0, None
     for turn in watch_episode(loaded.policy, loaded.env_factory, 0, arguments.seed, sampling, mode):
@@ -110,11 +109,11 @@ def load(arguments: argparse.Namespace) -> Loaded:
     return Loaded(policy, env, {"name": "you", "env_id": env_id(env)})
 
 
-def human() -> Policy:
-    """Make a policy whose actions are typed."""
-    from lrl.policies.baselines.fixed import FixedPolicy
+def human() -> Actor:
+    """Make an actor whose actions are typed."""
+    from lrl.policies.baselines.fixed import FixedActor
 
-    class HumanPolicy(FixedPolicy):
+    class Human(FixedActor):
         """Takes actions from the keyboard."""
 
         def choose(self, observations: Sequence[str], keys: Any) -> list[str]:
@@ -130,7 +129,7 @@ def human() -> Policy:
             """Probability of the action, which is unknown."""
             return 1.0
 
-    return HumanPolicy("direct")
+    return Human("direct")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,6 @@ def short(text: str) -> str:
 
 
 def test_only_what_can_be_known_is_supervised(script: Any, reader: LanguageModel) -> None:
-    assert reader.tokenizer is not None
     ids, asked = script.lessons(reader.tokenizer.tokenizer, random.Random(5), 40)
     assert ids.shape == asked.shape and not asked[:, :10].any()
     for row, known in zip(ids.tolist(), asked, strict=True):
@@ -91,5 +90,4 @@ def test_heads_look_back_before_anything_is_learned(script: Any, reader: Languag
 
 
 def test_it_reads_rooms_that_it_has_never_seen(script: Any, reader: LanguageModel) -> None:
-    assert reader.tokenizer is not None
     assert script.accuracy(reader.model, reader.tokenizer.tokenizer, count=100) > 0.93

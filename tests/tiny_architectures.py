@@ -6,6 +6,7 @@ import torch
 from tiny_runs import WORDS, save_tiny_model
 
 from lrl.functional.masking import selected_logprobs
+from lrl.models.decode_loop import DecodeLoop
 from lrl.models.language_model import LanguageModel, LanguageModelConfig, LoRAConfig
 from lrl.types import SamplingConfig
 
@@ -98,7 +99,7 @@ def sampled_logprobs(model):
     inputs, _ = turns()
     prompts = [ids[seen].tolist() for ids, seen in zip(inputs["prompt_ids"], inputs["prompt_mask"])]
     bits = torch.randint(-(2**62), 2**62, (6, 6), generator=torch.Generator().manual_seed(0))
-    out, alone = model.generate(prompts, bits, SamplingConfig(max_new_tokens=6), None), []
+    out, alone = DecodeLoop(model, None).generate(prompts, bits, SamplingConfig(max_new_tokens=6)), []
     for prompt, ids, mask in zip(prompts, out.ids, out.mask, strict=True):
         row = torch.tensor(prompt + ids[mask].tolist())[None]
         alone.append(selected_logprobs(model.model(row, use_cache=False).logits[0, len(prompt) - 1 : -1], ids[mask]))

@@ -132,6 +132,12 @@ def batch_of(decisions, advantage=0.0):
     )
 
 
+@torch.no_grad()
+def sampled_values(policy, batch):
+    """The critic's values of a batch, ``(turn, token)``."""
+    return policy.critic_view(batch)(torch.arange(len(batch)))
+
+
 def grpo(folder, history=0, temperature=1.0, model=None, **changes):
     """GRPO with a reference."""
     settings = {"lr": 1e-2, "kl_coef": 0.1, "ent_coef": 0.01, "schedule": "linear"} | changes

@@ -19,7 +19,6 @@ Departures from the usual recipe (Hugging Face's ``labels`` loss, TRL's ``SFTTra
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -72,11 +71,11 @@ class SFTModule(GradientModule):
         """Train the distribution at temperature 1; held-out episodes have a temperature of their own."""
         super().setup(stage)
         sampling = self.policy.sampling
-        if sampling is not None and sampling.temperature != 1:
+        if sampling.temperature != 1:
             logging.getLogger("lrl").warning(
                 "sampling.temperature %g is ignored, SFT trains at 1.", sampling.temperature
             )
-            self.policy.sampling = replace(sampling, temperature=1.0)
+            self.policy.sampling = self.policy.sampling_at(1.0)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Log what the previous steps recorded, if it is time; advance the clocks; name the dropout of this batch."""

@@ -8,7 +8,6 @@ from typing import Any
 import lightning as L
 import numpy as np
 
-from lrl.evaluation.episodes import sampling_at
 from lrl.evaluation.exact import Lake, exact_evaluation, is_frozen_lake, lakes_of, wrong_states
 from lrl.functional.sharding import unsharded
 
@@ -56,7 +55,7 @@ class ExactSuccess(L.Callback):
             return
         with trainer.precision_plugin.forward_context(), unsharded(pl_module):
             greedy = exact_evaluation(module.policy, lakes)
-            sampled = exact_evaluation(module.policy, lakes, sampling_at(module.policy, 1.0), self.samples)
+            sampled = exact_evaluation(module.policy, lakes, module.policy.sampling_at(1.0), self.samples)
         if trainer.is_global_zero:
             _report(lakes[0], float(greedy.success[0]), greedy.decisions[0], sampled.decisions[0])
 

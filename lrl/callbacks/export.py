@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 
@@ -71,11 +70,10 @@ def language_model_of(module: L.LightningModule) -> LanguageModel:
     Raises:
         ValueError: the policy has none.
     """
-    policy: Any = module.policy
-    model = getattr(policy, "language_model", None)
-    if not isinstance(model, LanguageModel):
-        raise ValueError(f"model.policy is a {type(policy).__name__}, which has no language model to export.")
-    return model
+    assert isinstance(module, GradientModule)
+    if module.policy.trunk is None:
+        raise ValueError(f"model.policy is a {type(module.policy).__name__}, which has no language model to export.")
+    return module.policy.trunk.language_model
 
 
 def refusal(repo_id: str, private: bool) -> str:

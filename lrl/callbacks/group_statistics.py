@@ -67,7 +67,7 @@ def group_lines(rollout: Rollout, policy: Any) -> Iterator[dict[str, Any]]:
 
 
 def _action(policy: Any, response: Any) -> str:
-    if not isinstance(response, str) or getattr(policy, "response_format", None) is None:
+    if not isinstance(response, str) or policy.response_format is None:
         return str(response)
     try:
         return policy.codec.action_to_text(

@@ -10,7 +10,6 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger
 
-from lrl.evaluation.episodes import sampling_at
 from lrl.evaluation.exact import Lake, exact_evaluation, is_frozen_lake, lakes_of
 from lrl.functional.sharding import unsharded
 from lrl.reports.pictures import draw_policy
@@ -53,7 +52,7 @@ class PolicyPicture(L.Callback):
         policy: Any = pl_module.policy
         with trainer.precision_plugin.forward_context(), unsharded(pl_module):
             greedy = exact_evaluation(policy, [lake]).success[0]
-            sampled = exact_evaluation(policy, [lake], sampling_at(policy, 1.0), self.samples)
+            sampled = exact_evaluation(policy, [lake], policy.sampling_at(1.0), self.samples)
         if trainer.is_global_zero:
             title = f"exact success {greedy:.3f}, optimum {lake.optimum:.3f}"
             draw_policy(lake, sampled.decisions[0], folder / "policy.png", title)

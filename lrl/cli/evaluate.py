@@ -115,9 +115,8 @@ def log_figures(results: EpisodeResults, loaded: Loaded, folder: Path) -> None:
 def capture(loaded: Loaded, arguments: argparse.Namespace) -> None:
     """Play the first episodes again, the very same, and film them."""
     from lrl.evaluation.episode_records import film
-    from lrl.evaluation.episodes import sampling_at
 
-    sampling = sampling_at(loaded.policy, arguments.temperature)
+    sampling = loaded.policy.sampling_at(arguments.temperature)
     for index in range(min(arguments.num_videos, arguments.episodes)):
         path = arguments.capture_video / f"seed{arguments.seed + index}.mp4"
         turns = film(loaded.policy, loaded.env_factory, index, arguments.seed, path, sampling)
@@ -171,7 +170,7 @@ def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> Episo
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    from lrl.evaluation.episodes import evaluate_policy, gather, sampling_at
+    from lrl.evaluation.episodes import evaluate_policy, gather
 
     policy = loaded.policy.to(fabric.device)
     fabric.strategy.precision.convert_module(policy)  # in place; does nothing with a mixed precision
@@ -187,7 +186,7 @@ def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> Episo
             arguments.episodes,
             arguments.seed,
             arguments.num_envs,
-            sampling_at(policy, arguments.temperature),
+            policy.sampling_at(arguments.temperature),
             rank=fabric.global_rank,
             world_size=fabric.world_size,
             on_episode=lambda: progress.advance(task),
@@ -198,10 +197,9 @@ def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> Episo
 def exact_line(loaded: Loaded) -> str:
     """Exact success, where the environment has a transition table and the policy can be greedy."""
     from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of
-    from lrl.policies.baselines.fixed import RandomPolicy
 
     native = loaded.policy.response_format is None  # it is asked in text
-    if not is_frozen_lake(loaded.env_factory) or isinstance(loaded.policy, RandomPolicy) or native:
+    if not is_frozen_lake(loaded.env_factory) or not loaded.policy.greedy_is_reproducible or native:
         return ""
     exact = exact_evaluation(loaded.policy, lakes_of(loaded.env_factory, num_maps=100))
     maps = f"mean over {len(exact.lakes)} maps" if len(exact.lakes) > 1 else "one map"

@@ -15,8 +15,8 @@ from lrl.data.minari_storage import DatasetWriter
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.native import NativeStep
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
-from lrl.policies.baselines.random_actions import NoisyPolicy, RandomAnswer
-from lrl.policies.policy import Policy
+from lrl.policies.actor import Actor
+from lrl.policies.baselines.random_actions import NoisyActor
 from lrl.rollouts.runner import Step
 from lrl.types import SamplingConfig
 
@@ -39,24 +39,20 @@ class RecordedEpisode:
     truncations: list[bool] = field(default_factory=list)
     success: bool = False
     random_steps: list[int] = field(default_factory=list)
-    """Steps whose action :class:`~lrl.policies.baselines.random_actions.NoisyPolicy` drew at random."""
+    """Steps whose action :class:`~lrl.policies.baselines.random_actions.NoisyActor` sampled at random."""
     advised: list[str | None] = field(default_factory=list)
     """Text of the action that the policy chose in each random step; None if it was not legal."""
 
-    def add(self, step: NativeStep, terminated: bool, truncated: bool, response: Any) -> None:
+    def add(self, step: NativeStep, terminated: bool, truncated: bool) -> None:
         """Add a step. Everything is copied: an environment may overwrite what it has returned.
 
         Args:
             step: what happened in the native environment.
             terminated: whether the episode terminated.
             truncated: whether it was truncated.
-            response: text or native action of the policy.
         """
         if not self.actions:
             self.context, self.observations = step.start.context, [copy.deepcopy(step.start.observation)]
-        if isinstance(response, RandomAnswer):
-            self.random_steps.append(len(self.actions))
-            self.advised.append(response.advised)
         self.actions.append(copy.deepcopy(step.action))
         self.observations.append(copy.deepcopy(step.observation))
         self.rewards.append(step.reward)
@@ -102,7 +98,7 @@ class Collected:
 
 
 def collect(
-    policy: Policy,
+    policy: Actor,
     env: GymnasiumEnvs,
     dataset_id: str,
     episodes: int,
@@ -142,7 +138,7 @@ def collect(
     native = env.make_native()
     native.close()
     if random_share or policy.response_format is not None:
-        policy = NoisyPolicy(policy, random_share)
+        policy = NoisyActor(policy, random_share)
     with DatasetWriter(dataset_id, native.observation_space, native.action_space, native.spec) as writer:
         recorder = _Recorder(writer, seed, successful_only)
         results = evaluate_policy(
@@ -183,8 +179,10 @@ class _Recorder:
         for row, index in enumerate(episodes.tolist()):
             episode = self._running.setdefault(index, RecordedEpisode(index, self.seed + index))
             if isinstance(native[row], NativeStep):
-                ends = bool(step.terminated[row]), bool(step.truncated[row])
-                episode.add(native[row], *ends, step.decisions.actions[row])
+                if row in step.decisions.replaced:
+                    episode.random_steps.append(len(episode.actions))
+                    episode.advised.append(step.decisions.replaced[row])
+                episode.add(native[row], bool(step.terminated[row]), bool(step.truncated[row]))
             if step.ended[row]:
                 episode.end(bool(step.infos["success"][row]))
                 self._ended[index] = self._running.pop(index)

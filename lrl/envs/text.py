@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -29,21 +30,20 @@ class AnyText(gym.spaces.Text):
         return isinstance(x, str)
 
 
-class AdvisedText(str):
-    """Text observation that also contains the expert's action.
+@dataclass(frozen=True)
+class AdvisedObservation:
+    """An observation's text with the action that the environment's own expert would take."""
 
-    Attributes:
-        expert_action: The native action of the expert.
-    """
-
+    text: str
     expert_action: Any
+    """A native action."""
 
-    @classmethod
-    def of(cls, text: str, expert_action: Any) -> AdvisedText:
-        """Return ``text`` with the expert's action."""
-        advised = cls(text)
-        advised.expert_action = expert_action
-        return advised
+
+def text_of(observation: Any) -> str:
+    """Return the text of an observation, with or without an expert's action; empty where it is native."""
+    if isinstance(observation, AdvisedObservation):
+        return observation.text
+    return observation if isinstance(observation, str) else ""
 
 
 class TextEnv(gym.Wrapper):
@@ -72,7 +72,8 @@ class TextEnv(gym.Wrapper):
         ValueError: If ``max_invalid`` is less than 1.
 
     Attributes:
-        advises: Whether observations are :class:`AdvisedText`, by :mod:`lrl.envs.expert_advice`. Set it before a reset.
+        advises: Whether observations are :class:`AdvisedObservation`, by :mod:`lrl.envs.expert_advice`. Set it before
+            a reset.
     """
 
     def __init__(
@@ -109,14 +110,14 @@ class TextEnv(gym.Wrapper):
     def noise_seed(self, seed: int | None) -> None:
         self._native.noise_seed = seed
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode; see :meth:`~lrl.envs.native.NativeEnv.reset`."""
         observation, info = self._native.reset(seed=seed, options=options)
         self._num_invalid = 0
         self._context = self.codec.context(self._native.env)
         return self._show(observation), info
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Parse a response and take its action, or reject it with feedback. No text raises an error."""
         try:
             native_action = self.codec.text_to_action(self._format.extract(action))
@@ -139,16 +140,15 @@ class TextEnv(gym.Wrapper):
         taken = None if native_action is None else self.codec.action_to_text(native_action)
         return {"reasoning_agrees": taken is not None and self.codec.last_mentioned_action(reasoning) == taken}
 
-    def _show(self, observation: Any) -> str:
+    def _show(self, observation: Any) -> Any:
         self._text = self.codec.observation_to_text(observation, self._context)
         return self._advised(self._text)
 
-    def _advised(self, text: str) -> str:
-        if not self.advises:
-            return text
-        return AdvisedText.of(text, expert_action(self.env.unwrapped))
+    def _advised(self, text: str) -> Any:
+        """Add the expert's action to a text, if that was asked for."""
+        return AdvisedObservation(text, expert_action(self.env.unwrapped)) if self.advises else text
 
-    def _reject(self, reason: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def _reject(self, reason: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._num_invalid += 1
         info = {"action_valid": False, "success": False, "invalid_reason": reason}
         text = f"Invalid action: {reason}.\n{self._text}"

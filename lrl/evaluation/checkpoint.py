@@ -12,7 +12,8 @@ from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.functional.frozen import frozen_names, without
 from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
-from lrl.policies.baselines.fixed import ConstantPolicy, ExpertPolicy, FixedPolicy, RandomPolicy
+from lrl.policies.actor import Actor
+from lrl.policies.baselines.fixed import ConstantActor, ExpertActor, FixedActor, RandomActor
 from lrl.policies.policy import Policy
 from lrl.rollouts.few_shot_examples import add_examples, wants_examples
 
@@ -25,7 +26,7 @@ _PREFIX = "policy."
 class Loaded(NamedTuple):
     """A policy that is ready to act, and where it acts."""
 
-    policy: Policy
+    policy: Actor
     env_factory: EnvFactory
     info: dict[str, Any]
     """``name``, ``env_id``, and of a checkpoint ``env_steps`` and ``config``."""
@@ -110,7 +111,7 @@ def load_baseline(name: str, env_factory: EnvFactory) -> Loaded:
     Raises:
         ValueError: there is none of that name, or none for this environment.
     """
-    kinds: dict[str, type[FixedPolicy]] = {"random": RandomPolicy, "constant": ConstantPolicy, "expert": ExpertPolicy}
+    kinds: dict[str, type[FixedActor]] = {"random": RandomActor, "constant": ConstantActor, "expert": ExpertActor}
     if name not in kinds:
         raise ValueError(f"--policy is {name!r}; it must be one of {', '.join(BASELINES)}.")
     policy = kinds[name]()

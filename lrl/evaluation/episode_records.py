@@ -18,10 +18,11 @@ from gymnasium.vector import VectorEnv
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
-from lrl.policies.policy import Policy
+from lrl.envs.text import text_of
+from lrl.policies.actor import Actor
 from lrl.prompts.response_format import get_response_format
 from lrl.rollouts.runner import EnvRunner
-from lrl.types import History, RandomKeys, SamplingConfig
+from lrl.types import RandomKeys, SamplingConfig
 
 Picture = np.ndarray | str | None
 """A frame, uint8 ``(height, width, 3)``, or a text, by render mode."""
@@ -51,7 +52,7 @@ class WatchedTurn:
 
 
 def watch_episode(
-    policy: Policy,
+    policy: Actor,
     env_factory: EnvFactory,
     index: int,
     seed: int,
@@ -77,13 +78,13 @@ def watch_episode(
         runner = EnvRunner(policy, envs)
         runner.reset(seed + episode, episode)
         while not runner.ended[0]:
-            picture, prompt = _render(envs, render_mode), _prompt(policy, runner.observations[0], runner.memory[0])
+            picture, prompt = _render(envs, render_mode), policy.prompt_text(runner.observations[0], runner.memory[0])
             keys = RandomKeys(seed=seed, purpose="evaluation", collection=0, env=episode, turn=runner.lengths)
             step = runner.turn(keys, sampling=sampling)
             observation, response = step.observations[0], step.decisions.actions[0]
             yield WatchedTurn(
                 number=int(step.turn[0]),
-                observation=codec.observation_to_text(observation) if native else observation,
+                observation=codec.observation_to_text(observation) if native else text_of(observation),
                 prompt=prompt,
                 response="" if native else response,
                 action=_action_text(policy, response),
@@ -108,7 +109,7 @@ def render_modes(env_factory: EnvFactory) -> tuple[str, ...]:
 
 
 def film(
-    policy: Policy, env_factory: EnvFactory, index: int, seed: int, path: Path, sampling: SamplingConfig | None = None
+    policy: Actor, env_factory: EnvFactory, index: int, seed: int, path: Path, sampling: SamplingConfig | None = None
 ) -> int:
     """Play an episode, write it as an mp4 and return its number of turns.
 
@@ -195,19 +196,12 @@ def _render(envs: VectorEnv, render_mode: str | None) -> Picture:
         ) from error
 
 
-def _prompt(policy: Any, observation: str, history: History) -> str:
-    """Return the prompt as text; empty for a policy that reads none."""
-    if policy.response_format is None or not hasattr(policy, "encode"):
-        return ""
-    return policy.tokenizer.decode(policy.encode(observation, history))
-
-
-def _codec(policy: Policy) -> TextCodec:
+def _codec(policy: Actor) -> TextCodec:
     assert policy.codec is not None, "connect() comes first"
     return policy.codec
 
 
-def _action_text(policy: Policy, action: Any) -> str:
+def _action_text(policy: Actor, action: Any) -> str:
     """Return the text of an action or response; empty if it is not legal."""
     if policy.response_format is None:
         return _codec(policy).action_to_text(action)

@@ -19,7 +19,7 @@ from gymnasium.vector import VectorEnv
 from lrl.envs.factory import EnvFactory
 from lrl.evaluation.metrics import EpisodeMetrics
 from lrl.evaluation.statistics import bootstrap_interval, interquartile_mean, ratio_interval, wilson_interval
-from lrl.policies.policy import Policy
+from lrl.policies.actor import Actor
 from lrl.rollouts.runner import EnvRunner, Step
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
@@ -131,7 +131,7 @@ class EpisodeResults:
 
 
 def evaluate_policy(
-    policy: Policy,
+    policy: Actor,
     env_factory: EnvFactory,
     episodes: int,
     seed: int,
@@ -184,7 +184,7 @@ def evaluate_policy(
 
 
 def play_episodes(
-    policy: Policy, envs: VectorEnv, index: np.ndarray, seed: int, sampling: SamplingConfig | None = None
+    policy: Actor, envs: VectorEnv, index: np.ndarray, seed: int, sampling: SamplingConfig | None = None
 ) -> Iterator[EpisodeStep]:
     """Play seeded episodes to their end, and yield each step.
 
@@ -197,7 +197,7 @@ def play_episodes(
         seed: seed of episode 0, and of the policy's random numbers.
         sampling: overrides the policy's own.
     """
-    greedy = policy.answers_by_text and sampling is not None and sampling.temperature == 0
+    greedy = policy.greedy_is_reproducible and sampling is not None and sampling.temperature == 0
     runner = EnvRunner(ResponseCache(policy) if greedy else policy, envs)
     row, begun = np.arange(runner.num_envs), runner.num_envs  # row of `index` that each environment plays
     active = np.ones(runner.num_envs, dtype=bool)
@@ -215,21 +215,30 @@ def play_episodes(
 
 
 @final
-class ResponseCache:
+class ResponseCache(Actor):
     """Acts as a greedy policy does, but asks it only once for the same observation and history.
 
     Args:
-        policy: its actions at temperature 0 depend on nothing else (``answers_by_text``).
+        actor: its actions at temperature 0 depend on nothing else (``greedy_is_reproducible``).
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.prepare = policy.prepare
-        self._responses: dict[tuple[str, History], tuple[str, History]] = {}
+    def __init__(self, actor: Actor) -> None:
+        super().__init__()
+        self.actor = actor
+        self._responses: dict[tuple[Any, History], tuple[Any, History]] = {}
+
+    @property
+    def response_format(self) -> str | None:
+        """The response format of the other actor."""
+        return self.actor.response_format
+
+    def prepare(self, envs: VectorEnv) -> None:
+        """Prepare the environments for the other actor."""
+        self.actor.prepare(envs)
 
     def act(
         self,
-        observations: Sequence[str],
+        observations: Sequence[Any],
         memory: list[History],
         keys: RandomKeys,
         sampling: SamplingConfig | None = None,
@@ -242,7 +251,7 @@ class ResponseCache:
         if new:
             rows = list(new.values())
             some = replace(keys, env=keys.env[rows], turn=keys.turn[rows])
-            decisions = self.policy.act([text for text, _ in new], [history for _, history in new], some, sampling)
+            decisions = self.actor.act([seen for seen, _ in new], [history for _, history in new], some, sampling)
             self._responses.update(zip(new, zip(decisions.actions, decisions.memory, strict=True), strict=True))
         responses, histories = zip(*(self._responses[state] for state in states), strict=True)
         none = torch.zeros(len(states), 0)
@@ -266,9 +275,3 @@ def gather(results: EpisodeResults) -> EpisodeResults:
     parts: list[EpisodeResults] = [results] * dist.get_world_size()
     dist.all_gather_object(parts, results)
     return merge(parts)
-
-
-def sampling_at(policy: Policy, temperature: float) -> SamplingConfig:
-    """Return a policy's own limit of tokens with another temperature, without top-k or top-p."""
-    own = getattr(policy, "sampling", None) or SamplingConfig()
-    return SamplingConfig(temperature=temperature, max_new_tokens=own.max_new_tokens)

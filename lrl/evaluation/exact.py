@@ -11,8 +11,7 @@ from lrl.codecs.codec import InvalidActionError
 from lrl.codecs.grid import Desc, FrozenLakeCodec, get_desc, render_map
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.tabular import TransitionTable, optimal_q, optimal_success, reachable_states, success_probability
-from lrl.evaluation.episodes import sampling_at
-from lrl.policies.policy import Policy
+from lrl.policies.actor import Actor
 from lrl.prompts.response_format import get_response_format
 from lrl.types import RandomKeys, SamplingConfig
 
@@ -178,7 +177,7 @@ def lakes_of(envs: EnvFactory, num_maps: int = 1, seed: int = 10_000) -> list[La
 
 
 def exact_evaluation(
-    policy: Policy, lakes: Sequence[Lake], sampling: SamplingConfig | None = None, samples: int = 1, seed: int = 0
+    policy: Actor, lakes: Sequence[Lake], sampling: SamplingConfig | None = None, samples: int = 1, seed: int = 0
 ) -> ExactResults:
     """Estimate a policy's action probabilities in every state of every map, without memory of earlier turns.
 
@@ -201,10 +200,10 @@ def exact_evaluation(
 
 
 def _actions(
-    policy: Policy, texts: Sequence[str], sampling: SamplingConfig | None, samples: int, seed: int
+    policy: Actor, texts: Sequence[str], sampling: SamplingConfig | None, samples: int, seed: int
 ) -> list[int | None]:
     """Return one action for each observation; None where the response is invalid."""
-    sampling = sampling_at(policy, 0.0) if sampling is None else sampling
+    sampling = policy.sampling_at(0.0) if sampling is None else sampling
     responses: list[str] = []
     for begin in range(0, len(texts), _CHUNK):
         chunk = np.arange(begin, min(begin + _CHUNK, len(texts)))
@@ -214,7 +213,7 @@ def _actions(
     return [_parsed(policy, response) for response in responses]
 
 
-def _parsed(policy: Policy, response: str) -> int | None:
+def _parsed(policy: Actor, response: str) -> int | None:
     assert policy.codec is not None
     assert policy.response_format is not None
     try:

@@ -1,4 +1,4 @@
-"""Between the last layer of a network and a native action space: what MLPs and trunks with a head share."""
+"""Distributions over native actions, and observations as vectors, for policies that act natively."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lrl.functional.distributions import Categorical, Distribution, Gaussian
 from lrl.functional.random import token_bits, token_uniforms
-from lrl.models.generator import draw_tokens, sampling_logprobs
+from lrl.models.sampling import sample_tokens, sampling_logprobs
 from lrl.types import RandomKeys, SamplingConfig
 
 _TINY = 2.0**-54
@@ -21,11 +21,11 @@ _TINY = 2.0**-54
 
 
 class ActionHead(nn.Module):
-    """A softmax over a Discrete space; for a Box a Gaussian whose standard deviation does not depend on the state.
+    """A softmax over a Discrete space, or for a Box a Gaussian whose standard deviation does not depend on the state.
 
     Args:
         space: Discrete or Box; samples are clipped to a Box before the environment sees them.
-        initial_log_std: of the Gaussian.
+        initial_log_std: initial logarithm of the Gaussian's standard deviation.
     """
 
     def __init__(self, space: gym.Space, initial_log_std: float) -> None:
@@ -34,33 +34,38 @@ class ActionHead(nn.Module):
         self.space: Any = space
         self.is_box = isinstance(space, spaces.Box)
         self.size = int(np.prod(space.shape or ())) if isinstance(space, spaces.Box) else int(space.n)
-        """Numbers that the network puts out."""
+        """Number of outputs of the network."""
         self.log_std = nn.Parameter(torch.full((self.size,), initial_log_std)) if self.is_box else None
 
     def distribution(self, outputs: Tensor) -> Distribution:
-        """Of one token per turn.
+        """Return the distribution over actions, with one token per turn.
 
         Args:
-            outputs: ``(turn, size)``: logits or means.
+            outputs: logits or means, ``(turn, size)``.
         """
         if self.log_std is None:
             return Categorical(outputs[:, None])
         return Gaussian(outputs[:, None], self.log_std.to(outputs.dtype))
 
     def logprobs(self, distribution: Distribution, actions: Tensor) -> Tensor:
-        """``(turn, 1)`` of actions ``(turn,)`` or ``(turn, dimension)``."""
+        """Return the log-probabilities ``(turn, 1)`` of actions ``(turn,)`` or ``(turn, dimension)``."""
         return distribution.logprobs(actions[:, None])
 
-    def draw(self, outputs: Tensor, keys: RandomKeys, sampling: SamplingConfig) -> tuple[Any, Tensor, Tensor]:
-        """One action per row; at temperature 0 the best one, or the mean.
+    def sample(self, outputs: Tensor, keys: RandomKeys, sampling: SamplingConfig) -> tuple[Any, Tensor, Tensor]:
+        """Sample one action per row; at temperature 0 take the most probable one, or the mean.
+
+        Args:
+            outputs: logits or means, ``(row, size)``.
+            keys: the counters from which random numbers follow.
+            sampling: the temperature.
 
         Returns:
-            What the environment takes, ``(row, ...)``; the actions as they were drawn; their log-probabilities
-            ``(row, 1)``.
+            The native actions ``(row, ...)``; the actions as sampled, ``(row,)`` or ``(row, dimension)``; their
+            log-probabilities ``(row, 1)``.
         """
         if self.log_std is None:
             choices = sampling_logprobs(outputs, sampling)
-            actions = draw_tokens(choices, token_bits(keys, 1)[:, 0].to(outputs.device))
+            actions = sample_tokens(choices, token_bits(keys, 1)[:, 0].to(outputs.device))
             return actions.cpu().numpy() + int(self.space.start), actions, choices.gather(-1, actions[:, None])
         if sampling.temperature == 0:
             actions, logprobs = outputs, torch.zeros_like(outputs[:, :1])
@@ -76,20 +81,20 @@ class ActionHead(nn.Module):
 
 
 def check_spaces(policy: str, observation_space: gym.Space, action_space: gym.Space, numbers: bool) -> None:
-    """Refuse what a head cannot see or do.
+    """Raise if a policy that acts natively does not support the spaces.
 
     Args:
-        policy: its class's name.
+        policy: name of its class.
         observation_space: of one environment.
         action_space: of one environment.
-        numbers: whether observations must be numbers.
+        numbers: whether observations must be numeric.
 
     Raises:
-        ValueError: the observations are no numbers where they must be, or the actions neither Discrete nor a Box.
+        ValueError: the observations are not numeric where they must be, or the actions neither Discrete nor a Box.
     """
     if numbers and not is_numbers(observation_space):
         raise ValueError(
-            f"model.policy is an {policy}, but observations are {observation_space}; they must be numbers."
+            f"model.policy is an {policy}, but observations are {observation_space}; they must be numeric."
         )
     if not isinstance(action_space, (spaces.Discrete, spaces.Box)):
         raise ValueError(
@@ -98,19 +103,19 @@ def check_spaces(policy: str, observation_space: gym.Space, action_space: gym.Sp
 
 
 def is_numbers(space: gym.Space) -> bool:
-    """Whether all of an observation can be flattened to a vector of numbers."""
+    """Return whether observations of a space can be flattened to a vector of numbers."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         return all(is_numbers(part) for part in (space.values() if isinstance(space, spaces.Dict) else space))
     return isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
 
 
 def vector_size(space: gym.Space) -> int:
-    """Length of the vector that an observation is flattened to; Discrete parts are one-hot."""
+    """Return the length of a flattened observation; Discrete parts are one-hot."""
     return int(np.prod(spaces.flatten_space(space).shape or ()))
 
 
 def vectors(space: gym.Space, observations: Sequence[Any], like: Tensor) -> Tensor:
-    """Observations as ``(row, size)`` of the type of ``like``, where that is."""
+    """Return observations as vectors ``(row, size)`` with the dtype and device of ``like``, of any shape."""
     if isinstance(space, spaces.Box):
         rows = np.asarray(observations)
     else:

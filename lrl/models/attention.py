@@ -1,4 +1,4 @@
-"""What a model's attention sees, which kernel computes it, and whether turns that share a row change its numbers."""
+"""Properties of a model's attention: what it attends to, its kernel, and its precision."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 Attention = Literal["full", "window", "other"]
-"""``full``: every layer sees all earlier tokens. ``window``: some layers see only the last few columns. ``other``:
-ALiBi, recurrent layers, or an attention that this package does not know."""
+"""``full``: every layer attends to all earlier tokens. ``window``: some layers attend to the last few columns only.
+``other``: ALiBi, recurrent layers, or an unknown kind of attention."""
 
 _FULL, _WINDOWED = {"full_attention"}, {"full_attention", "sliding_attention"}
 _HARMLESS = {"chunk_size_feed_forward", "max_window_layers", "sliding_window", "use_sliding_window"}
@@ -23,21 +23,21 @@ _SUSPECT = re.compile(
     r"window|chunk_size|alibi|local_att|block_type|layers_attn|attn_layer_|attention_pattern|global_attn"
     r"|mamba|ssm|recurrent|conv|^linear_|lru|index_topk|sliding"
 )
-"""Names of settings that no model with full attention has."""
+"""Configuration keys that no model with full attention has."""
 _HALVED = (torch.bfloat16, torch.float16)
 SOUND = 1.5
-"""How much farther from float32 than the plain 16-bit pass another 16-bit pass may be."""
+"""Ratio by which a 16-bit pass may be farther from float32 than the plain 16-bit pass."""
 _EXACT = 1e-4
-"""Relative difference between two float32 passes that is put down to rounding."""
+"""Largest relative difference between two float32 passes that counts as rounding."""
 
 
 def bare(model: Any) -> Any:
-    """The Hugging Face model inside peft's wrapper, or the model itself."""
+    """Return the Hugging Face model inside peft's wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
 
 
 def attention_of(model: Any) -> Attention:
-    """Read from its configuration what the attention of a causal LM sees.
+    """Return the kind of attention of a causal LM, by its configuration.
 
     A model that takes no ``position_ids`` derives positions from columns or the mask, as those with ALiBi do.
     """
@@ -62,7 +62,7 @@ def attention_of(model: Any) -> Attention:
 
 
 def _layer_type(kind: str) -> str:
-    """GPT-Neo's names."""
+    """Translate GPT-Neo's names of layer types."""
     return {"global": "full_attention", "local": "sliding_attention"}.get(kind, kind)
 
 
@@ -72,7 +72,7 @@ def _names_alibi(settings: Mapping[str, Any]) -> bool:
 
 
 def max_positions(model: Any) -> int | None:
-    """How many positions a model has learned, or has a table of; None where they are computed for any position."""
+    """Return the size of a model's table of positions; None where embeddings are computed for any position."""
     model = bare(model)
     tables = "wpe", "embed_positions", "position_embeddings", "position_embedding"
     names = [name for name, _ in (*model.named_modules(), *model.named_buffers())]
@@ -82,7 +82,7 @@ def max_positions(model: Any) -> int | None:
 
 
 def compute_dtype(model: Any) -> torch.dtype:
-    """What attention computes in: the autocast type where there is one, else that of the weights."""
+    """Return the dtype that attention computes in: that of autocast where it is on, else that of the weights."""
     weight = bare(model).get_input_embeddings().weight
     if torch.is_autocast_enabled(weight.device.type):
         return torch.get_autocast_dtype(weight.device.type)
@@ -93,25 +93,25 @@ def compute_dtype(model: Any) -> torch.dtype:
 
 
 def kernel_of(model: Any) -> str:
-    """The attention implementation that is in use: ``sdpa``, ``eager``, ..."""
+    """Return the attention implementation in use: ``sdpa``, ``eager``, ..."""
     return bare(model).config._attn_implementation
 
 
 def is_halved(model: Any) -> bool:
-    """Whether attention computes in 16 bits."""
+    """Return whether attention computes in 16 bits."""
     return compute_dtype(model) in _HALVED
 
 
 def use_kernel(model: Any, name: str) -> None:
-    """Let a model compute its attention by another implementation, if it can change it."""
+    """Switch a model to another attention implementation, if it can be switched."""
     if kernel_of(model) != name and bare(model)._can_set_attn_implementation():
         bare(model).set_attn_implementation(name)
 
 
 def _finite_eager_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Any:
-    """As transformers' mask of eager attention, but finite in float32.
+    """Return transformers' mask of eager attention ``(row, 1, query, key)``, but finite in float32.
 
-    The softmax is taken in float32, where the least float64 is -inf, and a row of padding would be NaN.
+    The softmax is computed in float32, where the least float64 is -inf, and a row of padding would be NaN.
     """
     return eager_mask(*args, dtype=torch.float32 if dtype == torch.float64 else dtype, **kwargs)
 
@@ -123,23 +123,23 @@ AttentionMaskInterface.register("eager", _finite_eager_mask)
 
 
 def is_exact(shared: Tensor, plain: Tensor) -> bool:
-    """Whether logits of two float32 passes differ by no more than rounding.
+    """Return whether the logits of two float32 passes differ by no more than rounding.
 
     Args:
         shared: ``(turn, token, vocabulary)``.
-        plain: of the same turns.
+        plain: of the same turns and shape, by the plain pass.
     """
     spread = (plain - plain.mean(-1, keepdim=True)).abs().max()
     return bool((shared - plain).abs().max() <= _EXACT * spread)
 
 
 def is_sound(shared: Tensor, plain: Tensor, exact: Tensor) -> bool:
-    """Whether a 16-bit pass is about as near to float32 as the plain 16-bit pass.
+    """Return whether a 16-bit pass is about as close to float32 as the plain 16-bit pass.
 
     Args:
         shared: logits ``(turn, token, vocabulary)`` of the pass to judge.
-        plain: those of the plain pass.
-        exact: those in float32.
+        plain: logits of the plain pass, of the same shape.
+        exact: logits in float32, of the same shape.
     """
     logprobs = [torch.log_softmax(logits.float(), dim=-1) for logits in (shared, plain, exact)]
     far, usual = ((part - logprobs[2]).abs().mean() for part in logprobs[:2])
@@ -148,17 +148,17 @@ def is_sound(shared: Tensor, plain: Tensor, exact: Tensor) -> bool:
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Compute a model's passes in float32, one block's weights widened at a time.
+    """Compute a model's passes in float32, converting the weights of one block at a time.
 
-    A float32 copy of the model would need twice the memory of the 16-bit weights; this needs one layer's. Weights in
-    4 bits stay as they are and are multiplied in float32.
+    A float32 copy of the model would need twice the memory of the 16-bit weights; this needs that of one layer. Weights
+    in 4 bits stay as they are and are multiplied in float32.
     """
     handles: list[Any] = []
     kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def widen(recurse: bool, part: nn.Module, *_: Any) -> None:
         for tensor in (*part.parameters(recurse), *part.buffers(recurse)):
-            if tensor.dtype in _HALVED and not hasattr(tensor, "quant_state"):  # whose 16 bits are packed ones of 4
+            if tensor.dtype in _HALVED and not hasattr(tensor, "quant_state"):  # 16-bit storage of packed 4-bit weights
                 kept[id(tensor)] = tensor, tensor.data
                 tensor.data = tensor.data.float()
 
@@ -186,7 +186,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def _blocks(part: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
-    """Modules to widen: decoder layers with all that is in them, elsewhere each module for itself."""
+    """Yield the modules to convert, and whether with their submodules: decoder layers are, all others are not."""
     yield part, False
     for child in part.children():
         if isinstance(child, nn.ModuleList):

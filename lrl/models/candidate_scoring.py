@@ -1,37 +1,38 @@
-"""Log-probabilities of a few texts behind each prompt, where no gradient is needed.
+"""Log-probabilities of a few texts after each prompt, where no gradient is needed.
 
-What prompts begin with is computed once, each prompt once, and behind it, once each, what candidates begin with: for
-``turn left``, ``turn right`` and ``drop`` that is ``turn`` alone, since the last token of a text predicts nothing::
+The common prefix of the prompts is computed once, each prompt once, and after it each prefix of the candidates once:
+for ``turn left``, ``turn right`` and ``drop`` that is ``turn`` alone, since the last token of a text predicts nothing::
 
-    [common beginning][rest of prompt 1][beginning 1][beginning 2] ...
-                      [rest of prompt 2][beginning 1][beginning 2] ...
+    [common prefix][rest of prompt 1][prefix 1][prefix 2] ...
+                   [rest of prompt 2][prefix 1][prefix 2] ...
 
-A beginning sees its prompt, the shorter beginnings of itself, and nothing else. Candidates of one token need no column.
+A prefix attends to its prompt and to shorter prefixes of itself. Candidates of one token need no column.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
 
-from lrl.models.generator import distinct, sampling_dtype
-from lrl.models.prefill import Prefilled, prefill
+from lrl.models.prefill import Prefilled, distinct_prompts, prefill
 from lrl.models.prompt_sharing import additive_mask
+from lrl.models.sampling import sampling_dtype
 
 Normalisation = Literal["sum", "token", "word"]
 
 
-class _Beginnings:
-    """What candidates begin with: 0 is the empty beginning, the others are numbered from 1.
+@final
+class _Prefixes:
+    """The distinct prefixes of the candidates: 0 is the empty prefix, the others are numbered from 1.
 
     Attributes:
-        ids: the last token of each but the empty one, int64 ``(beginning,)``.
-        depths: how many tokens each of them has, int64 ``(beginning,)``.
-        seen: which of them each sees, bool ``(beginning, beginning)``.
-        before: the number of the beginning before each token of a candidate, int64 ``(candidate, token)``.
+        ids: the last token of each prefix but the empty one, int64 ``(prefix,)``.
+        depths: the length of each, int64 ``(prefix,)``.
+        visible: which prefixes each attends to, bool ``(prefix, prefix)``.
+        before: the number of the prefix before each token of a candidate, int64 ``(candidate, token)``.
     """
 
     def __init__(self, candidates: Sequence[Sequence[int]], width: int, device: torch.device) -> None:
@@ -39,69 +40,70 @@ class _Beginnings:
         texts = [tuple(candidate) for candidate in candidates]
         before = [[number.setdefault(text[:n], len(number)) for n in range(len(text))] for text in texts]
         self.before = torch.tensor([row + [0] * (width - len(row)) for row in before], device=device)
-        beginnings = list(number)[1:]
-        self.ids = torch.tensor([text[-1] for text in beginnings], dtype=torch.long, device=device)
-        self.depths = torch.tensor([len(text) for text in beginnings], dtype=torch.long, device=device)
-        rows = [[text[: len(other)] == other for other in beginnings] for text in beginnings]
-        self.seen = torch.tensor(rows, dtype=torch.bool, device=device)
+        prefixes = list(number)[1:]
+        self.ids = torch.tensor([text[-1] for text in prefixes], dtype=torch.long, device=device)
+        self.depths = torch.tensor([len(text) for text in prefixes], dtype=torch.long, device=device)
+        rows = [[text[: len(other)] == other for other in prefixes] for text in prefixes]
+        self.visible = torch.tensor(rows, dtype=torch.bool, device=device)
 
 
 @torch.no_grad()
 def candidate_logprobs(
     model: Any, prompts: Sequence[Sequence[int]], ids: Tensor, mask: Tensor, mask_dtype: torch.dtype, groups: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Sums of the log-probabilities of each candidate's tokens behind each prompt, ``(row, candidate)``.
-
-    With the hidden states at the prompts' ends, ``(row, hidden)``.
+    """Compute the sums of the log-probabilities of each candidate's tokens after each prompt.
 
     Args:
         model: called as a Hugging Face causal LM is; every layer attends fully.
         prompts: token ids, one list per row; equal ones are computed once.
         ids: the candidates' tokens, int64 ``(candidate, token)``, right-padded.
         mask: bool ``(candidate, token)``; no candidate is empty.
-        mask_dtype: of the attention's mask.
-        groups: prompts of like length are computed together, in this many passes.
+        mask_dtype: dtype of the attention mask.
+        groups: prompts of similar length are computed together, in this many passes.
+
+    Returns:
+        The sums ``(row, candidate)``, and the hidden states ``(row, hidden)`` at the prompts' last tokens.
     """
-    unique, index = distinct(prompts)
+    unique, index = distinct_prompts(prompts)
     by_length = sorted(range(len(unique)), key=lambda row: len(unique[row]))
     place = torch.empty(len(unique), dtype=torch.long, device=ids.device)
     place[torch.tensor(by_length, device=ids.device)] = torch.arange(len(unique), device=ids.device)
     parts = [part.tolist() for part in torch.tensor(by_length).tensor_split(groups) if len(part)]
     candidates = [row[:size] for row, size in zip(ids.tolist(), mask.sum(1).tolist(), strict=True)]
-    beginnings = _Beginnings(candidates, ids.shape[1], ids.device)
+    prefixes = _Prefixes(candidates, ids.shape[1], ids.device)
     sums, states = [], []
     for part in parts:
-        begun = prefill(model, [unique[row] for row in part], ids.device, own_mask=True)
-        logits = begun.logits[:, None]
-        if len(beginnings.ids):
-            logits = torch.cat([logits, _further_logits(model, begun, beginnings, mask_dtype)], dim=1)
+        filled = prefill(model, [unique[row] for row in part], share=True)
+        logits = filled.logits[:, None]
+        if len(prefixes.ids):
+            logits = torch.cat([logits, _prefix_logits(model, filled, prefixes, mask_dtype)], dim=1)
         logprobs = torch.log_softmax(logits.to(sampling_dtype(logits)), dim=-1)
-        sums.append((logprobs[:, beginnings.before, ids] * mask).sum(-1))
-        states.append(begun.states)
+        sums.append((logprobs[:, prefixes.before, ids] * mask).sum(-1))
+        states.append(filled.states)
     row = place[index]
     return torch.cat(sums)[row], torch.cat(states)[row]
 
 
-def _further_logits(model: Any, begun: Prefilled, beginnings: _Beginnings, mask_dtype: torch.dtype) -> Tensor:
-    """Logits ``(prompt, beginning, vocabulary)`` behind each beginning but the empty one."""
-    rows, count = len(begun.mask), len(beginnings.ids)
-    seen = [begun.mask[:, None].expand(-1, count, -1), beginnings.seen.expand(rows, -1, -1)]
+def _prefix_logits(model: Any, filled: Prefilled, prefixes: _Prefixes, mask_dtype: torch.dtype) -> Tensor:
+    """Compute the logits ``(prompt, prefix, vocabulary)`` after each prefix but the empty one."""
+    rows, count = len(filled.mask), len(prefixes.ids)
+    seen = [filled.mask[:, None].expand(-1, count, -1), prefixes.visible.expand(rows, -1, -1)]
     return model(
-        input_ids=beginnings.ids.expand(rows, -1),
+        input_ids=prefixes.ids.expand(rows, -1),
         attention_mask=additive_mask(torch.cat(seen, dim=-1), mask_dtype),
-        position_ids=begun.mask.sum(1, keepdim=True) + beginnings.depths - 1,
-        past_key_values=begun.cache,
+        position_ids=filled.mask.sum(1, keepdim=True) + prefixes.depths - 1,
+        past_key_values=filled.cache,
         use_cache=True,
     ).logits
 
 
 def divisors(normalisation: Normalisation, texts: Sequence[str], mask: Tensor) -> Tensor:
-    """What the sums of candidates' log-probabilities are divided by, ``(candidate,)``.
+    """Return what the sums of the candidates' log-probabilities are divided by, ``(candidate,)``.
 
     Args:
-        normalisation: ``sum`` divides by nothing, ``token`` and ``word`` by how many there are.
-        texts: of the candidates.
-        mask: of their tokens, bool ``(candidate, token)``.
+        normalisation: ``sum`` divides by 1, ``token`` and ``word`` by their number.
+        texts: texts of the candidates.
+        mask: mask of their tokens, bool ``(candidate, token)``.
     """
     if normalisation == "token":
         return mask.sum(1)
@@ -111,15 +113,15 @@ def divisors(normalisation: Normalisation, texts: Sequence[str], mask: Tensor) -
 
 
 def check_distinct(texts: Sequence[str], tokens: Sequence[Sequence[int]], name: str) -> None:
-    """Every action is some tokens, and no other action's.
+    """Raise if an action has no tokens, or two actions have the same.
 
     Args:
-        texts: of the actions.
-        tokens: their ids.
-        name: of the language model, for the message.
+        texts: texts of the actions.
+        tokens: their token ids.
+        name: the language model, for the message.
 
     Raises:
-        ValueError: an action is no token, or two are the same.
+        ValueError: an action has no tokens, or two have the same.
     """
     written: dict[tuple[int, ...], str] = {}
     for text, ids in zip(texts, tokens, strict=True):

@@ -1,4 +1,4 @@
-"""A trained language model as a plain Hugging Face folder, which asks for nothing of ours to be loaded."""
+"""Export a trained language model as a plain Hugging Face folder, which loads without this package."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lrl.models.language_model import LanguageModel
 
 
 def save_pretrained(language_model: LanguageModel, folder: Path, writes: bool = True) -> None:
-    """Write the model, or its adapter, and the tokenizer with the chat template that was trained on.
+    """Write the model, or its adapter, and the tokenizer with the chat template of the training.
 
     Args:
         language_model: configured; its weights may be sharded.
-        folder: made if it is not there.
-        writes: whether this rank does; all ranks must call it.
+        folder: created if it does not exist.
+        writes: whether this rank writes; all ranks must call the function.
     """
     model, lora = language_model.model, language_model.config.lora
     state = model.state_dict()
@@ -28,15 +28,14 @@ def save_pretrained(language_model: LanguageModel, folder: Path, writes: bool = 
         model.save_pretrained(folder, state_dict=state)
     else:  # embeddings that are trained whole are among modules_to_save already
         model.save_pretrained(folder, state_dict=state, selected_adapters=["default"], save_embedding_layers=False)
-    assert language_model.tokenizer is not None
     language_model.tokenizer.save(folder)
 
 
 def check_exportable(language_model: LanguageModel) -> None:
-    """Refuse an adapter whose base has no name: it could not be loaded again.
+    """Raise if the model is an adapter whose base could not be loaded again by its name.
 
     Raises:
-        ValueError: the weights of the adapter's base are not those of the model that it names.
+        ValueError: the weights of the base are not those of the model that the adapter names.
     """
     for key in ("random_init", "ordered_numbers"):
         if language_model.config.lora is not None and getattr(language_model.config, key):

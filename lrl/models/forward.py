@@ -1,4 +1,4 @@
-"""One forward pass over turns that are laid out in rows."""
+"""One forward pass of a causal LM over turns that are arranged in rows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lrl.models.prompt_sharing import Layout
 
 
 def logits_of(model: Any, layout: Layout, dtype: torch.dtype | None = None) -> Tensor:
-    """Logits ``(turn, token, vocabulary)`` that predict each response token.
+    """Compute the logits ``(turn, token, vocabulary)`` that predict each response token.
 
     Args:
         model: a Hugging Face causal LM, which peft may have wrapped.
-        layout: which tokens stand where.
-        dtype: of attention's mask; None is what the model computes in.
+        layout: the position of each turn's tokens.
+        dtype: dtype of the attention mask; None takes that of the computation.
     """
     given = {
         "input_ids": layout.input_ids,
@@ -32,11 +32,11 @@ def logits_of(model: Any, layout: Layout, dtype: torch.dtype | None = None) -> T
 
 
 def at_tokens(columns: Tensor, layout: Layout) -> Tensor:
-    """What stands where each response token is predicted, ``(turn, token, size)``.
+    """Pick the columns that predict each response token, ``(turn, token, size)``.
 
     Args:
-        columns: ``(row, column, size)``, of the columns asked for, or of all where a model cannot be asked.
-        layout: where each token is.
+        columns: ``(row, column, size)``, of the kept columns, or of all if the model cannot leave columns out.
+        layout: the position of each turn's tokens.
     """
     if columns.shape[1] != len(layout.logit_columns):
         columns = columns[:, layout.logit_columns]
@@ -44,7 +44,7 @@ def at_tokens(columns: Tensor, layout: Layout) -> Tensor:
 
 
 def accepted(model: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that a model's forward pass has a name for: models with ALiBi take no positions."""
+    """Return the arguments that a model's forward pass accepts: models with ALiBi take no positions."""
     names = _names(type(bare(model)))
     return {name: value for name, value in given.items() if name in names}
 

@@ -1,4 +1,4 @@
-"""Where the keys and values of attention are kept while an answer is written."""
+"""A KV cache layer that reserves its memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from transformers.cache_utils import DynamicLayer
 
 
 class ReservedLayer(DynamicLayer):
-    """Keys and values in buffers that are made once: growing by concatenation copies everything at every token."""
+    """Keeps keys and values in buffers that are allocated once: concatenation would copy everything at every token."""
 
     _buffers: list[Tensor] | None = None
 
     def reserve(self, columns: int) -> None:
-        """Make room for ``columns`` more."""
+        """Allocate room for ``columns`` more columns."""
         size = self.get_seq_length()
         assert self.keys is not None
         assert self.values is not None
@@ -22,7 +22,17 @@ class ReservedLayer(DynamicLayer):
         self._show(size)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write behind what is there."""
+        """Append new columns and return all.
+
+        Args:
+            key_states: ``(row, head, new column, size)``.
+            value_states: of the same shape.
+            args: ignored, as in the parent.
+            kwargs: ignored, as in the parent.
+
+        Returns:
+            Keys and values ``(row, head, column, size)``.
+        """
         if self._buffers is None:
             return super().update(key_states, value_states, *args, **kwargs)
         start = self.get_seq_length()
@@ -32,7 +42,7 @@ class ReservedLayer(DynamicLayer):
         return self._show(end)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows."""
+        """Keep the rows with the indices ``(row,)``, and drop the others."""
         if self._buffers is None:
             super().batch_select_indices(indices)
             return

@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM with tokenizer, LoRA, quantisation, reference and decode loop."""
+"""A Hugging Face causal LM with tokenizer, LoRA, quantisation and reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from lrl.functional.sharding import shard
 from lrl.models.attention import attention_of, compute_dtype, is_halved, kernel_of, max_positions, use_kernel
 from lrl.models.candidate_scoring import candidate_logprobs
 from lrl.models.forward import accepted, at_tokens, logits_of
-from lrl.models.generator import Decoder, Responses
 from lrl.models.loading import (
     add_critic_adapter,
     attach_lora,
@@ -29,75 +28,89 @@ from lrl.models.loading import (
     use_adapter,
 )
 from lrl.models.model_config import LanguageModelConfig, LoRAConfig
-from lrl.models.number_embeddings import order_numerals
+from lrl.models.number_embeddings import order_number_embeddings
 from lrl.models.packing import pack
 from lrl.models.prefill import head_inputs
 from lrl.models.prompt_sharing import Layout, lay_out, lay_out_alone
 from lrl.models.sharing_check import check_sharing
 from lrl.models.tokenizer import ChatTokenizer
-from lrl.types import SamplingConfig
 
 __all__ = ["LanguageModel", "LanguageModelConfig", "LoRAConfig"]
 
 
 class LanguageModel(nn.Module):
-    """The trunk that actor, critic and reference share. Built lazily by :meth:`configure`."""
+    """The model that actor, critic and reference share; loaded by :meth:`configure`.
+
+    Args:
+        config: which causal LM, and how it is loaded.
+
+    Attributes:
+        share: whether turns may share a row; set by :meth:`configure`.
+        cached: whether prompts may be padded on the left before a KV cache; set by :meth:`configure`.
+    """
 
     model: Any
+    """The Hugging Face model, which peft may have wrapped; None before :meth:`configure`."""
 
     def __init__(self, config: LanguageModelConfig) -> None:
         super().__init__()
         self.config = config
         self.model = None
-        self.tokenizer: ChatTokenizer | None = None
+        self._tokenizer: ChatTokenizer | None = None
         self.fingerprint = ""
         self._reference: list[Any] = []
         self.has_critic_adapter = False
-        self._told_of_kernel = False
+        self._warned_of_kernel = False
 
     def configure(self) -> None:
-        """Load tokenizer and weights, attach adapters; a second call does nothing."""
+        """Load tokenizer and weights, and attach adapters; a second call does nothing."""
         if self.model is not None:
             return
         check_available(self.config.name)
-        self.tokenizer = ChatTokenizer.from_pretrained(
+        self._tokenizer = ChatTokenizer.from_pretrained(
             self.config.name, self.config.chat_template, self.config.trust_remote_code
         )
         model = load_base(self.config)
         if self.config.ordered_numbers:
-            order_numerals(model, self.tokenizer.tokenizer.get_vocab(), self.config.init_seed)
+            order_number_embeddings(model, self.tokenizer.tokenizer.get_vocab(), self.config.init_seed)
         self.fingerprint = fingerprint(model)
         self.kernel, self.max_positions = kernel_of(model), max_positions(model)
         self.model = model if self.config.lora is None else attach_lora(model, self.config)
         if self.config.gradient_checkpointing:
             recompute_activations(self.model)
         self.model.eval()
-        self.share, self.cached = self._what_attention_allows()
+        self.share, self.cached = self._check_attention()
         self.model.train(self.training)
 
-    def _what_attention_allows(self) -> tuple[bool, bool]:
-        """Whether turns may share rows, and whether prompts may be padded on the left before a cache."""
-        self._settle_kernel(self.model)
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer, available after :meth:`configure`."""
+        assert self._tokenizer is not None, "configure() comes first"
+        return self._tokenizer
+
+    def _check_attention(self) -> tuple[bool, bool]:
+        """Return whether turns may share rows, and whether prompts may be padded on the left before a KV cache."""
+        self._set_kernel(self.model)
         attention = attention_of(self.model)
         if attention != "full" or self.kernel not in ("sdpa", "eager"):
             return False, attention != "other"
         verdict = check_sharing(self.model, self.device)
         if verdict != "exact" and self.config.share_prompts:
-            reason = "gives other logits with it" if verdict == "inexact" else "rounds more with it"
+            reason = "computes other logits with it" if verdict == "inexact" else "rounds more with it"
             logging.getLogger("lrl").warning("share_prompts is switched off: this model %s.", reason)
         return verdict == "exact" and self.config.share_prompts, verdict != "inexact"
 
-    def _settle_kernel(self, model: Any) -> None:
-        """Compute attention so that sampled and teacher-forced log-probabilities agree.
+    def _set_kernel(self, model: Any) -> None:
+        """Choose the attention kernel with which sampled and teacher-forced log-probabilities agree.
 
-        In 16 bits on a CPU the kernels of SDPA round by the shape of the batch and its mask, and eager attention does
-        not; weights and autocast may have become 16 bits since the model was loaded.
+        In 16 bits on a CPU the rounding of SDPA depends on the shape of the batch and of its mask, that of eager
+        attention does not. Called before each pass: weights or autocast may have changed to 16 bits since loading.
         """
         halved_on_cpu = self.device.type == "cpu" and is_halved(model)
         if self.config.attention == "auto":
             use_kernel(model, "eager" if halved_on_cpu else self.kernel)
-        elif self.config.attention == "sdpa" and halved_on_cpu and not self._told_of_kernel:
-            self._told_of_kernel = True
+        elif self.config.attention == "sdpa" and halved_on_cpu and not self._warned_of_kernel:
+            self._warned_of_kernel = True
             logging.getLogger("lrl").warning(
                 "language_model.attention is sdpa, which in 16 bits on a CPU rounds differently while sampling than in "
                 "training; it should be auto or eager."
@@ -105,20 +118,25 @@ class LanguageModel(nn.Module):
 
     @property
     def recomputes(self) -> bool:
-        """Whether log-probabilities of what was sampled are computed again, by the pass that training uses."""
+        """Whether the log-probabilities of sampled tokens are computed again, by the pass that training uses."""
         wanted = self.config.recompute_logprobs
         return is_halved(self.model) if wanted is None else wanted
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.model.parameters()).device
 
     def lay_out(self, inputs: Mapping[str, Tensor], response_mask: Tensor, pack_tokens: int | None = None) -> Layout:
-        """Rows for turns with ``prompt_ids``, ``prompt_mask`` and ``response_ids``.
+        """Arrange turns in rows for one forward pass.
 
-        Packed where ``pack_tokens`` is given and the model's attention allows it (:mod:`lrl.models.packing`), else
-        with equal prompts shared where that pays (:mod:`lrl.models.prompt_sharing`).
+        They are packed if ``pack_tokens`` is given and the model's attention allows it (:mod:`lrl.models.packing`),
+        else equal prompts are shared where that pays (:mod:`lrl.models.prompt_sharing`).
+
+        Args:
+            inputs: ``prompt_ids`` and ``prompt_mask`` ``(turn, prompt)``, and ``response_ids`` ``(turn, token)``.
+            response_mask: bool ``(turn, token)``.
+            pack_tokens: the width of a packed row.
 
         Raises:
             ValueError: a turn has more tokens than the model has positions.
@@ -135,21 +153,21 @@ class LanguageModel(nn.Module):
     def _check_positions(self, tokens: int, or_sampled: str = "") -> None:
         if self.max_positions is not None and tokens > self.max_positions:
             raise ValueError(
-                f"language_model.name is {self.config.name!r}, which knows {self.max_positions} positions, and a turn "
+                f"language_model.name is {self.config.name!r}, which has {self.max_positions} positions, and a turn "
                 f"has {tokens} tokens{or_sampled}; max_prompt_tokens or max_new_tokens must be smaller."
             )
 
     def logits(self, layout: Layout, model: Any = None) -> Tensor:
-        """Logits ``(turn, token, vocabulary)`` that predict each response token."""
+        """Compute the logits ``(turn, token, vocabulary)`` that predict each response token, maybe by another model."""
         model = self.model if model is None else model
-        self._settle_kernel(model)
+        self._set_kernel(model)
         with recomputed(model, self.config.gradient_checkpointing):
             return logits_of(model, layout)
 
     def logits_and_states(self, layout: Layout) -> tuple[Tensor, Tensor]:
-        """:meth:`logits`, and the hidden states ``(turn, token, hidden)`` that they are made from.
+        """Compute :meth:`logits`, and the hidden states ``(turn, token, hidden)`` that they are computed from.
 
-        With an adapter for the critic the states are those of a second pass, in which it speaks.
+        If the critic has an adapter, the states are those of a second pass with that adapter.
         """
         with head_inputs(self.model) as states:
             logits = self.logits(layout)
@@ -163,16 +181,16 @@ class LanguageModel(nn.Module):
         return logits, at_tokens(states[0], layout)
 
     def states(self, ids: Tensor, mask: Tensor, model: Any = None) -> Tensor:
-        """Last hidden states ``(row, column, hidden)`` of texts, none of which is to be continued.
+        """Compute the last hidden states ``(row, column, hidden)`` of texts.
 
         Args:
             ids: int64 ``(row, column)``, right-padded.
             mask: bool ``(row, column)``.
-            model: another than the one that is trained.
+            model: another model than the one that is trained.
         """
         model = self.model if model is None else model
         self._check_positions(ids.shape[1])
-        self._settle_kernel(model)
+        self._set_kernel(model)
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         padding = None if bool(mask.all()) else mask.long()
         given = {"input_ids": ids, "attention_mask": padding, "position_ids": positions, "use_cache": False}
@@ -181,11 +199,11 @@ class LanguageModel(nn.Module):
         return states[0]
 
     def add_critic_adapter(self) -> None:
-        """Let the critic read the trunk through an adapter of its own; a second call does nothing.
+        """Add an adapter for the critic, of the shape of the actor's; a second call does nothing.
 
         Raises:
-            ValueError: there is no LoRA whose shape it could have, or layers are computed again in the backward pass,
-                which would then see the actor's adapter.
+            ValueError: the actor has no adapter, or gradient checkpointing is on: the backward pass would compute the
+                critic's layers again with the actor's adapter.
         """
         if self.config.lora is None:
             raise ValueError("value_head.adapter is true and language_model.lora null; set lora, or adapter false.")
@@ -197,51 +215,45 @@ class LanguageModel(nn.Module):
         self.has_critic_adapter = True
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """Weights of the critic's adapter; none where it has none."""
+        """Return the weights of the critic's adapter; none where it has none."""
         if not self.has_critic_adapter:
             return []
         return [weight for name, weight in self.model.named_parameters() if "critic" in name.split(".")]
 
     @property
     def hidden_size(self) -> int:
-        """Of the states; there after :meth:`configure`."""
+        """Size of the hidden states, available after :meth:`configure`."""
         return int(self.model.get_output_embeddings().weight.shape[-1])
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], bits: Tensor, sampling: SamplingConfig, stop_text: str | None
-    ) -> Responses:
-        """Sample one response per prompt, ended by the end of the turn or by ``stop_text``.
+    def prepare_decoding(self, prompt_tokens: int, new_tokens: int) -> None:
+        """Check that the model has enough positions, and choose its attention kernel; called before each decoding.
 
-        See :class:`lrl.models.generator.Decoder`.
+        Raises:
+            ValueError: the longest prompt and the tokens that may be sampled are more than the model has positions.
         """
-        assert self.tokenizer is not None
-        longest = max(len(prompt) for prompt in prompts)
-        self._check_positions(longest + sampling.max_new_tokens, f", {sampling.max_new_tokens} of them to be sampled")
-        self._settle_kernel(self.model)
-        stops = self.tokenizer.stops(stop_text)
-        decoder = Decoder(self.model, self.tokenizer.stop_ids(stop_text), self.share, stops, self.cached)
-        return decoder(prompts, bits, sampling, self.device)
+        self._check_positions(prompt_tokens + new_tokens, f", {new_tokens} of them to be sampled")
+        self._set_kernel(self.model)
 
     def candidate_logprobs(
         self, prompts: Sequence[Sequence[int]], ids: Tensor, mask: Tensor, groups: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities ``(row, candidate)`` of texts behind prompts, no gradient; only where ``share`` is true.
+        """Compute log-probabilities ``(row, candidate)`` of texts after prompts, no gradient; only if :attr:`share`.
 
-        With the hidden states ``(row, hidden)`` at the prompts' ends.
-
-        See :func:`lrl.models.candidate_scoring.candidate_logprobs`.
+        Also returns the hidden states ``(row, hidden)`` at the prompts' last tokens. See
+        :func:`lrl.models.candidate_scoring.candidate_logprobs` for the arguments.
         """
         self._check_positions(max(len(prompt) for prompt in prompts) + ids.shape[1])
-        self._settle_kernel(self.model)
+        self._set_kernel(self.model)
         return candidate_logprobs(self.model, prompts, ids, mask, compute_dtype(self.model), groups)
 
-    # -- the reference -------------------------------------------------------------------------------------------
-
     def build_reference(self, warm_started: bool) -> None:
-        """Keep the policy as it is now.
+        """Keep the current weights as the reference.
 
-        An adapter that started at zero needs nothing: it is switched off. A warm-started one is kept as a second,
-        frozen adapter. Without adapters the whole model is copied.
+        An adapter that started at zero needs no copy: the reference is the model without it. A warm-started one is
+        copied to a second, frozen adapter. Without adapters the whole model is copied.
+
+        Args:
+            warm_started: whether the weights came from another run.
         """
         if self.config.lora is None:
             self._reference = [copy.deepcopy(self.model).requires_grad_(False).eval()]
@@ -249,11 +261,11 @@ class LanguageModel(nn.Module):
             freeze_second_adapter(self.model)
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """Shard the weights over the ranks of ``mesh`` (FSDP2); a copied reference as well.
+        """Shard the weights, and those of a copied reference, over the ranks of ``mesh`` (FSDP2).
 
         Raises:
-            ValueError: the weights are quantised, whose 4-bit blocks cannot be cut, or actor and critic take turns with
-                adapters, of which a block's gradients would be gathered once.
+            ValueError: the weights are quantised, whose 4-bit blocks cannot be split, or the critic has an adapter: the
+                gradients of a block are reduced once, and actor and critic both pass through it.
         """
         if self.has_critic_adapter:
             raise ValueError(
@@ -268,13 +280,13 @@ class LanguageModel(nn.Module):
             shard(model, mesh)
 
     def reference_logits(self, layout: Layout) -> Tensor:
-        """Logits of the reference, as :meth:`logits`; no gradient."""
+        """Compute the reference's logits ``(turn, token, vocabulary)``, as :meth:`logits`; no gradient."""
         with self.reference() as model:
             return self.logits(layout, model)
 
     @contextmanager
     def reference(self) -> Iterator[Any]:
-        """The model that the reference's logits come from, while it does; no gradient."""
+        """Provide the reference model inside a ``with`` block, without gradient."""
         with torch.no_grad():
             if self._reference:
                 yield self._reference[0].to(self.device)

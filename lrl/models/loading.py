@@ -1,4 +1,4 @@
-"""From a name to a causal LM: the hub or a folder, random weights, four bits, adapters."""
+"""Load a causal LM: from the hub or a folder, with random weights, in 4 bits, with adapters."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lrl.models.model_config import DTYPES, LanguageModelConfig, LoRAConfig
 from lrl.shipped import resolve
 
 _HUB_TIMEOUT = 10
-"""Seconds that the hub has for its first answer."""
+"""Seconds to wait for the hub's first response."""
 
 
 def check_available(name: str) -> None:
-    """Ask once whether there is such a model: the libraries would try for most of a minute.
+    """Raise if there is no model of this name, after one request: the libraries would retry for most of a minute.
 
     Raises:
         ValueError: it is no folder, not in the local cache, and the hub does not have it or cannot be reached.
@@ -42,10 +42,10 @@ def check_available(name: str) -> None:
 
 
 def load_base(config: LanguageModelConfig) -> Any:
-    """The bare causal LM.
+    """Load the causal LM without adapters.
 
     Raises:
-        ValueError: there is no such model, in words that say what was looked for, or it cannot be had as configured.
+        ValueError: there is no such model, or it cannot be loaded as configured.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as hf_logging
@@ -75,7 +75,7 @@ def load_base(config: LanguageModelConfig) -> Any:
 
 
 def _other_attention(refused: str) -> str:
-    """What a model may have that does not have ``refused``: those without sdpa have eager alone."""
+    """Return the settings left for a model that does not support ``refused``: without sdpa there is only eager."""
     return "auto or eager" if refused == "sdpa" else "auto, sdpa or eager"
 
 
@@ -95,7 +95,7 @@ def _architecture(config: LanguageModelConfig) -> Any:
 
 
 def missing_model_message(name: str, error: Exception) -> str:
-    """One sentence on why ``name`` could not be loaded."""
+    """Return a sentence on why ``name`` could not be loaded."""
     text = str(error).strip()
     reason = text.splitlines()[0][:200] if text else type(error).__name__
     if Path(resolve(name)).is_dir():
@@ -119,7 +119,7 @@ def _quantization(config: LanguageModelConfig) -> Any:
 
 
 def _keep_gradients(model: Any) -> Any:
-    """Keep bitsandbytes from laying 4-bit weights out for inference on a CPU: there is no gradient through that."""
+    """Keep bitsandbytes from packing 4-bit weights for CPU inference, which has no gradient."""
     for part in model.modules():
         if hasattr(part, "support_avx512bf16_for_cpu"):
             part.support_avx512bf16_for_cpu = False
@@ -127,10 +127,10 @@ def _keep_gradients(model: Any) -> Any:
 
 
 def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
-    """Wrap ``model`` with trainable adapters; the base is frozen.
+    """Wrap ``model`` with trainable adapters and freeze the base.
 
     Raises:
-        ValueError: ``target_modules`` match nothing (the message lists the names that exist), or tied weights.
+        ValueError: ``target_modules`` match nothing (the message lists the names that exist), or match tied weights.
     """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import peft
@@ -161,7 +161,11 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
 
 
 def _layers(model: nn.Module, lora: LoRAConfig) -> tuple[list[str], list[str]]:
-    """The layers that get an adapter, and those that are trained whole; all of them exist."""
+    """Return the names of the layers that get an adapter, and of those that are trained in full.
+
+    Raises:
+        ValueError: a layer does not exist.
+    """
     wanted = [lora.target_modules] if isinstance(lora.target_modules, str) else list(lora.target_modules)
     saved = list(lora.modules_to_save or [])
     every = {name.rsplit(".", 1)[-1]: type(part).__name__ for name, part in model.named_modules()}
@@ -174,7 +178,7 @@ def _layers(model: nn.Module, lora: LoRAConfig) -> tuple[list[str], list[str]]:
 
 
 def _tied_layers(model: Any) -> set[str]:
-    """Names of the input and output embeddings, where they are one tensor."""
+    """Return the names of input and output embeddings if they are one tensor, else nothing."""
     ends = model.get_input_embeddings(), model.get_output_embeddings()
     if ends[1] is None or ends[0].weight is not ends[1].weight:
         return set()
@@ -182,7 +186,7 @@ def _tied_layers(model: Any) -> set[str]:
 
 
 def freeze_second_adapter(model: Any) -> None:
-    """Copy adapter ``default`` to a frozen adapter ``reference``."""
+    """Copy the adapter ``default`` to a frozen adapter ``reference``."""
     if "reference" not in model.peft_config:
         with warnings.catch_warnings():  # a copy that is never trained need not be tied
             warnings.filterwarnings("ignore", "You have requested `ensure_weight_tying`")
@@ -197,7 +201,7 @@ def freeze_second_adapter(model: Any) -> None:
 
 
 def add_critic_adapter(model: Any, seed: int) -> None:
-    """Add an adapter ``critic`` of the same shape as ``default``, which starts at zero as that one does."""
+    """Add an adapter ``critic`` of the same shape as ``default``, which starts at zero as well."""
     if "critic" in model.peft_config:
         return
     with torch.random.fork_rng(devices=[]):
@@ -207,7 +211,7 @@ def add_critic_adapter(model: Any, seed: int) -> None:
 
 
 def use_adapter(model: Any, name: str) -> None:
-    """Let one adapter speak. All but ``reference`` are trained, whoever speaks: peft would freeze those that do not."""
+    """Activate one adapter. All but ``reference`` stay trainable: peft would freeze the inactive ones."""
     model.set_adapter(name)
     for parameter_name, parameter in model.named_parameters():
         adapters = set(parameter_name.split(".")) & set(model.peft_config)
@@ -219,7 +223,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A short name of the base weights: 16 hex digits over names, shapes, the sum of all bits and some values."""
+    """Return a hash of the weights: 16 hex digits over names, shapes, the sum of all bits and some values."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         values = parameter.detach().flatten()
@@ -230,7 +234,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def recompute_activations(model: Any) -> None:
-    """Trade compute for activation memory in :func:`recomputed` forward passes."""
+    """Switch gradient checkpointing on, for forward passes inside :func:`recomputed`."""
     enable = getattr(model, "activation_checkpointing_enable", None)  # the name since transformers 5.14
     if enable is not None:
         enable({"use_reentrant": False})
@@ -242,8 +246,12 @@ def recompute_activations(model: Any) -> None:
 def recomputed(model: nn.Module, checkpointing: bool) -> Iterator[None]:
     """Let layers recompute their activations in the backward pass although dropout is off.
 
-    Transformers ties recomputation to training mode, which would switch dropout on. Only the layers' own flag is set,
-    not that of the parts where dropout is; a layer that drops out by itself is left alone.
+    Transformers recomputes in training mode only, which would switch dropout on. Only the layers' own flag is set, not
+    that of their submodules with dropout; a layer that applies dropout itself is skipped.
+
+    Args:
+        model: a Hugging Face causal LM.
+        checkpointing: False changes nothing.
     """
     layers = [layer for layer in model.modules() if getattr(layer, "gradient_checkpointing", False)]
     layers = [layer for layer in layers if not any(_is_rate(*item) for item in vars(layer).items())]

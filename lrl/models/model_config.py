@@ -1,4 +1,4 @@
-"""Which causal LM, and how it is loaded."""
+"""Configuration of a causal LM: which one, and how it is loaded."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class LoRAConfig:
     alpha: int = 32
     """The update is scaled by alpha / r."""
     dropout: float = 0.0
-    """Dropout on the adapter's input, in the training steps of SFT only: RL acts and evaluates without."""
+    """Dropout on the adapter's input, in the training steps of SFT only: RL samples and evaluates without."""
     target_modules: Sequence[str] | str = "all-linear"
     """Names of layers that get an adapter, or ``all-linear``."""
     modules_to_save: Sequence[str] | None = None
-    """Names of layers that are trained whole beside the adapters."""
+    """Names of layers that are trained in full besides the adapters."""
 
     def __post_init__(self) -> None:
         if self.r < 1:
@@ -37,7 +37,7 @@ class LoRAConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig:
-    """Which causal LM, and how it is loaded."""
+    """Configuration of a causal LM: which one, and how it is loaded."""
 
     name: str = "assets/tiny-lm"
     """Hub name or local folder."""
@@ -51,21 +51,21 @@ class LanguageModelConfig:
     quantization: str | None = None
     """``nf4`` loads the base in 4 bit through bitsandbytes."""
     random_init: bool = False
-    """Take only the architecture from ``name`` and draw the weights from ``init_seed``."""
+    """Take only the architecture from ``name`` and initialise the weights from ``init_seed``."""
     init_seed: int = 0
     """Seed of ``random_init``, of ``ordered_numbers`` and of new adapters."""
     ordered_numbers: bool = False
-    """Let numerals of up to three digits start out in order, as those of pretrained models do; for weights that are
-    random or have read little, as the embedded model's."""
+    """Initialise the embeddings of numbers of up to three digits in order, as those of pretrained models are; for
+    weights that are random or have seen little text, as the embedded model's."""
     chat_template: str = "auto"
     """``auto``, ``plain``, ``chatml`` or a file."""
     trust_remote_code: bool = False
-    """Run code that comes with the model."""
+    """Run code from the model's repository."""
     share_prompts: bool = True
-    """Let equal prompts share a row, while sampling and in training, where a self-check finds it exact and it pays."""
+    """Let equal prompts share a row, in sampling and in training, where a self-check finds it exact and it pays."""
     recompute_logprobs: bool | None = None
-    """Take the log-probabilities of sampled tokens from a pass like training's, one more forward pass per response, so
-    that the first ratio is 1 however attention rounds; null does so in 16 bits only."""
+    """Compute the log-probabilities of sampled tokens again, by one more forward pass like that of training, so that
+    the first ratio is 1 whatever the rounding of attention; null does so in 16 bits only."""
     gradient_checkpointing: bool = False
     """Trade compute for activation memory."""
     config_overrides: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Small networks: what a multilayer perceptron, a value head and running statistics are made of."""
+"""Small networks: multilayer perceptrons, and normalisation by running statistics."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiL
 
 
 def mlp(sizes: Sequence[int], activation: str = "relu", output_gain: float = 1.0) -> nn.Sequential:
-    """Linear layers with an activation between them, orthogonal weights and zero biases.
+    """Build a multilayer perceptron with orthogonal weights and zero biases.
 
     Args:
-        sizes: of the input, the hidden layers and the output.
+        sizes: sizes of the input, the hidden layers and the output.
         activation: ``relu``, ``tanh``, ``gelu`` or ``silu``.
-        output_gain: of the last layer's weights; the others have the gain of the activation.
+        output_gain: gain of the last layer's weights; the others have the gain of the activation.
 
     Raises:
-        ValueError: an unknown activation.
+        ValueError: the activation is unknown.
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"policy.activation is {activation!r}; it must be one of {', '.join(ACTIVATIONS)}.")
@@ -41,14 +41,18 @@ def mlp(sizes: Sequence[int], activation: str = "relu", output_gain: float = 1.0
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Half precision is widened, double stays."""
+    """Convert a tensor of any shape to float32 if it is in half precision."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def value_view(critic: nn.Module, seen: Tensor) -> Callable[[Tensor], Tensor]:
-    """Values ``(turn, 1)`` of rows of ``seen`` by their indices, never in half precision.
+    """Return values ``(turn, 1)`` as a function of indices of rows ``(turn,)``, never in half precision.
 
-    Autocast would round them, and go on with its copy of the weights while these are fitted.
+    Autocast would round them, and would keep using its copy of the weights while these are fitted.
+
+    Args:
+        critic: from ``(turn, size)`` to ``(turn, 1)``.
+        seen: inputs of the critic, ``(row, size)``.
     """
 
     def values(index: Tensor) -> Tensor:
@@ -59,8 +63,8 @@ def value_view(critic: nn.Module, seen: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 @contextmanager
-def drawn_from(seed: int | None) -> Iterator[None]:
-    """Draw the weights that are made inside from a seed of their own; None takes the run's."""
+def seeded_init(seed: int | None) -> Iterator[None]:
+    """Initialise the weights created in a ``with`` block from a seed of their own; None takes the run's."""
     if seed is None:
         yield
         return
@@ -70,17 +74,17 @@ def drawn_from(seed: int | None) -> Iterator[None]:
 
 
 class RunningStatistics(nn.Module, ABC):
-    """Mean and spread of all vectors that count so far; saved with the policy.
+    """Normalises vectors by the mean and spread of all vectors so far; saved with the policy.
 
-    What is learned counts from the next :meth:`settle` on: while a collection is made and trained on, nothing changes.
+    New vectors take effect at the next :meth:`settle`: while a collection is made and trained on, nothing changes.
 
     Args:
-        size: of the vectors.
-        clip: largest absolute value that is handed on.
+        size: length of the vectors.
+        clip: largest absolute value of the result.
     """
 
     reads: ClassVar[str]
-    """Name of the turns' input that the vectors stand in."""
+    """Name of the turns' input that holds the vectors."""
     counting: Tensor
     learned: Tensor
     learned_in: Tensor
@@ -95,14 +99,14 @@ class RunningStatistics(nn.Module, ABC):
 
     @abstractmethod
     def spread(self, deviations: Tensor) -> Tensor:
-        """What sums up over deviations from the mean ``(row, size)``, as ``(some, size)``."""
+        """Return the sum of squares or products of deviations from the mean ``(row, size)``, as ``(some, size)``."""
 
     @abstractmethod
     def forward(self, vectors: Tensor) -> Tensor:
-        """Of vectors ``(row, size)``; as they are while nothing counts."""
+        """Normalise vectors ``(row, size)``; return them unchanged before the first :meth:`settle`."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Go to another device, and never to 16 bits: a count of 1,000 would not grow any more."""
+        """Move to another device, and never convert to 16 bits: a count of 1,000 would stop growing."""
         kept = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)
         for name, buffer in kept.items():
@@ -111,12 +115,12 @@ class RunningStatistics(nn.Module, ABC):
 
     @torch.no_grad()
     def learn(self, vectors: Tensor, collection: int, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Add vectors ``(row, size)`` to what counts (Chan et al., 1979); doing it again changes nothing.
+        """Update the statistics with a collection (Chan et al., 1979); idempotent.
 
         Args:
-            vectors: of this rank.
-            collection: that they are from.
-            reduce: sums a tensor over ranks; None takes it as it is.
+            vectors: of this rank, ``(row, size)``.
+            collection: index of the collection.
+            reduce: sums a tensor over ranks; None for a single process.
         """
         reduce = reduce or (lambda tensor: tensor)
         vectors = vectors.to(self.counting)
@@ -133,13 +137,13 @@ class RunningStatistics(nn.Module, ABC):
 
     @torch.no_grad()
     def settle(self, collection: int) -> None:
-        """Let what was learned count from a collection on; not what was learned in it, if it is made again."""
+        """Let what was learned before ``collection`` take effect, not what was learned in it (after a resume)."""
         if self.learned_in < collection:
             self.counting.copy_(self.learned)
 
 
 class RunningNorm(RunningStatistics):
-    """``(x - mean) / std``, clipped, of what is observed."""
+    """Normalises observations: ``(x - mean) / std``, clipped."""
 
     reads = "observation"
 
@@ -148,11 +152,11 @@ class RunningNorm(RunningStatistics):
         self._moments: tuple[Tensor, Tensor] | None = None
 
     def spread(self, deviations: Tensor) -> Tensor:
-        """Squares ``(1, size)``."""
+        """Return the sum of squares ``(1, size)`` of deviations ``(row, size)``."""
         return deviations.square().sum(0, keepdim=True)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Normalise ``(row, size)``."""
+        """Normalise observations ``(row, size)``."""
         if self._moments is None:
             count, mean, squares = self.counting
             if count[0] < 2:
@@ -162,7 +166,7 @@ class RunningNorm(RunningStatistics):
         return ((vectors - mean) / std).clamp(-self.clip, self.clip).to(vectors.dtype)
 
     def settle(self, collection: int) -> None:
-        """As all statistics; mean and deviation are asked for anew."""
+        """Let what was learned before ``collection`` take effect."""
         super().settle(collection)
         self._moments = None
 
@@ -176,15 +180,16 @@ class RunningNorm(RunningStatistics):
 
 
 class RunningWhitening(RunningStatistics):
-    """``(x - mean) C^-1/2`` with the covariance C, clipped, of a language model's states.
+    """Whitens hidden states: ``(x - mean) C^-1/2`` with the covariance C, clipped.
 
     The states of language models have most of their variance in a few directions (arXiv:2103.15316 whitens those of
-    sentences), so that a network behind them hardly sees the rest. The symmetric root moves the least when C changes.
+    sentences), so that a network on top of them hardly uses the rest. Of all roots the symmetric one changes least when
+    C changes.
 
     Args:
-        size: of the vectors.
-        clip: largest absolute value that is handed on.
-        floor: a standard deviation below this share of the largest is stretched as if it were this.
+        size: length of the vectors.
+        clip: largest absolute value of the result.
+        floor: a standard deviation below this share of the largest is scaled as if it were this.
     """
 
     reads = "states"
@@ -196,11 +201,11 @@ class RunningWhitening(RunningStatistics):
         self.register_buffer("matrix", torch.eye(size))
 
     def spread(self, deviations: Tensor) -> Tensor:
-        """Products ``(size, size)``."""
+        """Return the sum of outer products ``(size, size)`` of deviations ``(row, size)``."""
         return deviations.T @ deviations
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Whiten ``(row, size)``."""
+        """Whiten states ``(row, size)``."""
         if self.counting[0, 0] < 2:
             return vectors
         centred = (vectors - self.counting[1]).to(vectors.dtype)
@@ -208,7 +213,7 @@ class RunningWhitening(RunningStatistics):
 
     @torch.no_grad()
     def settle(self, collection: int) -> None:
-        """As all statistics, and find the root."""
+        """Let what was learned before ``collection`` take effect, and compute the root."""
         super().settle(collection)
         count = self.counting[0, 0]
         if count < 2:

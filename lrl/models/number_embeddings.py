@@ -1,4 +1,4 @@
-"""Numerals that start out in order, as those of pretrained language models do."""
+"""Initialise the embeddings of numbers in order, as those of pretrained language models are."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import torch
 from torch import Tensor
 
 _HALF_PERIODS = 6
-"""Of the slowest wave the numbers from 0 to 999 cover one; of the fastest as many as this."""
+"""Half periods of the fastest wave over the numbers from 0 to 999; the slowest has one."""
 
 
-def numerals(vocabulary: dict[str, int]) -> dict[int, int]:
-    """From a token's id to its number, for tokens of one to three digits; a blank before them (``Ġ``, ``▁``) counts."""
+def number_tokens(vocabulary: dict[str, int]) -> dict[int, int]:
+    """Map the ids of tokens of one to three digits, with or without a space before them (``Ġ``, ``▁``), to numbers."""
     bare = ((token.lstrip("Ġ▁ "), index) for token, index in vocabulary.items())
     return {index: int(text) for text, index in bare if len(text) <= 3 and text.isascii() and text.isdigit()}
 
 
 @torch.no_grad()
-def order_numerals(model: Any, vocabulary: dict[str, int], seed: int) -> None:
-    """Give every token that is a numeral an input embedding that lies near those of its neighbours.
+def order_number_embeddings(model: Any, vocabulary: dict[str, int], seed: int) -> None:
+    """Give every token that is a number an input embedding close to those of the next numbers.
 
-    Pretrained models have numbers in order, along a line and around circles (arXiv:2502.00873); in weights that are
-    random, or have seen little text, 490 is as far from 491 as from 7, and a reward has to teach a thousand words.
+    Pretrained models represent numbers in order, along a line and around circles (arXiv:2502.00873); in weights that
+    are random, or have seen little text, 490 is as far from 491 as from 7, and RL has to learn a thousand words.
     ``e(n) = sum_k (cos(pi k n / 1000) u_k + sin(pi k n / 1000) v_k) / k``, k from 1 to 6, with random directions u and
-    v, scaled to the mean length that the numerals had.
+    v, scaled to the mean norm of the former embeddings.
 
     Args:
         model: a causal LM.
         vocabulary: from token to id.
-        seed: of the directions.
+        seed: seed of the directions.
 
     Raises:
-        ValueError: fewer than 100 tokens are numerals: numbers are written digit by digit.
+        ValueError: fewer than 100 tokens are numbers: the tokenizer splits numbers into digits.
     """
-    found = numerals(vocabulary)
+    found = number_tokens(vocabulary)
     if len(found) < 100:
         raise ValueError(
             f"language_model.ordered_numbers is true, but the vocabulary has {len(found)} numerals of up to three "

@@ -1,12 +1,12 @@
-"""Several whole turns in one row, none of which sees another: padding is paid for once per row, not once per turn.
+"""Packing: several turns in one row, none attending to another, so that there is padding per row and not per turn.
 
-What all prompts begin with (the system text, mostly) stands in a row once, for all of its turns::
+The common prefix of all prompts (mostly the system text) is in a row once, for all of its turns::
 
-    pad | prefix | rest of prompt 1 | rest of prompt 2 | last token 1, answer 1 | last token 2, answer 2
+    pad | prefix | rest of prompt 1 | rest of prompt 2 | last token 1, response 1 | last token 2, response 2
                                                        ^ logits are computed from about here on, in all rows
 
-The mask lets each turn see the prefix and itself, and its positions go on behind the prefix, so the log-probabilities
-are those of the plain pass. The last token of an answer predicts nothing and is left out.
+The mask lets each turn attend to the prefix and to itself, and its positions continue after the prefix, so the
+log-probabilities are those of the plain pass. The last token of a response predicts nothing and is left out.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from torch import Tensor
 
 from lrl.models.prompt_sharing import Layout, ragged
 
-_PREFIX, _REST, _ANSWER = range(3)
+_PREFIX, _REST, _RESPONSE = range(3)
 
 
 def pack(
     prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor, response_mask: Tensor, max_row_tokens: int
 ) -> Layout:
-    """Lay turns out in rows of at most ``max_row_tokens`` tokens, or as many as the longest turn has.
+    """Arrange turns in rows of at most ``max_row_tokens`` tokens, or as many as the longest turn has.
 
     Args:
         prompt_ids: int64 ``(turn, prompt)``, right-padded.
         prompt_mask: bool ``(turn, prompt)``; no prompt is empty.
         response_ids: int64 ``(turn, token)``, right-padded.
         response_mask: bool ``(turn, token)``, a prefix of each row.
-        max_row_tokens: the width that rows are filled to.
+        max_row_tokens: the width to which rows are filled.
     """
-    prompts, answers = prompt_mask.sum(1), response_mask.sum(1).clamp(min=1)
+    prompts, responses = prompt_mask.sum(1), response_mask.sum(1).clamp(min=1)
     prefix = _common_prefix(prompt_ids, prompts)
-    own_row = spread((prompts - prefix + answers - 1).tolist(), max_row_tokens - prefix)
+    own_row = spread((prompts - prefix + responses - 1).tolist(), max_row_tokens - prefix)
     row = torch.tensor(own_row, device=prompt_ids.device)
-    tokens = _tokens(prompt_ids, prompts, response_ids, answers, row, prefix)
+    tokens = _tokens(prompt_ids, prompts, response_ids, responses, row, prefix)
     rows, area, turn, ids, positions = tokens[:, torch.argsort(tokens[0] * 3 + tokens[1], stable=True)]
 
     widths = torch.bincount(rows)
@@ -49,7 +49,7 @@ def pack(
     input_ids[rows, columns], position_ids[rows, columns] = ids, positions
     segments[rows, columns] = torch.where(area == _PREFIX, 0, turn + 1)
 
-    predicts = area == _ANSWER
+    predicts = area == _RESPONSE
     first = int(columns[predicts].min())
     kept = torch.zeros_like(response_ids)
     kept[turn[predicts], (positions - prompts[turn] + 1)[predicts]] = columns[predicts] - first
@@ -65,32 +65,46 @@ def pack(
 
 
 def _common_prefix(prompt_ids: Tensor, lengths: Tensor) -> int:
-    """How many tokens all prompts begin with; the last token of a prompt does not count."""
+    """Return the length of the longest common prefix that leaves every prompt at least one token.
+
+    Args:
+        prompt_ids: int64 ``(turn, prompt)``, right-padded.
+        lengths: int64 ``(turn,)``.
+    """
     shortest = int(lengths.min()) - 1
     differs = (prompt_ids[:, :shortest] != prompt_ids[:1, :shortest]).any(0)
     return int(differs.int().argmax()) if bool(differs.any()) else shortest
 
 
 def _tokens(
-    prompt_ids: Tensor, prompts: Tensor, response_ids: Tensor, answers: Tensor, row: Tensor, prefix: int
+    prompt_ids: Tensor, prompts: Tensor, response_ids: Tensor, responses: Tensor, row: Tensor, prefix: int
 ) -> Tensor:
-    """Row, area, turn, id and position of every token that is computed, int64 ``(5, token)``."""
+    """Return row, area, turn, id and position of every token that is computed, int64 ``(5, computed token)``.
+
+    Args:
+        prompt_ids: int64 ``(turn, prompt)``, right-padded.
+        prompts: lengths of the prompts, int64 ``(turn,)``.
+        response_ids: int64 ``(turn, token)``, right-padded.
+        responses: lengths of the responses, int64 ``(turn,)``.
+        row: of each turn, int64 ``(turn,)``.
+        prefix: length of the common prefix.
+    """
     first = torch.unique(row)
     shared, column = ragged(torch.full_like(first, prefix))
     zeros = torch.zeros_like(column)
     parts = [torch.stack([first[shared], zeros + _PREFIX, zeros, prompt_ids[0, column], column])]
     turn, column = ragged(prompts - prefix)
     column = prefix + column
-    area = torch.where(column == prompts[turn] - 1, _ANSWER, _REST)  # a prompt's last token predicts the answer's first
+    area = torch.where(column == prompts[turn] - 1, _RESPONSE, _REST)  # its last token predicts the response
     parts.append(torch.stack([row[turn], area, turn, prompt_ids[turn, column], column]))
-    turn, column = ragged(answers - 1)
-    area = torch.full_like(turn, _ANSWER)
+    turn, column = ragged(responses - 1)
+    area = torch.full_like(turn, _RESPONSE)
     parts.append(torch.stack([row[turn], area, turn, response_ids[turn, column], prompts[turn] + column]))
     return torch.cat(parts, dim=1)
 
 
 def spread(lengths: Sequence[int], width: int) -> list[int]:
-    """The row of each item, of rows that are filled about equally and to ``width`` at most, if no item is longer."""
+    """Return the row of each item: rows are filled about equally, and at most to ``width`` if no item is longer."""
     width = max(width, *lengths, 1)
     num_rows = -(-sum(lengths) // width)
     while True:

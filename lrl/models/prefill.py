@@ -1,4 +1,4 @@
-"""The pass over prompts that answers begin behind: what all of them begin with is computed once."""
+"""The forward pass over prompts that fills the KV cache: their common prefix is computed once."""
 
 from __future__ import annotations
 
@@ -11,38 +11,46 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from lrl.models.kv_cache import ReservedLayer
+from lrl.models.padding import left_pad
 
 _MIN_PREFIX = 16
-"""Prompts that begin with fewer common tokens are computed apart: a pass of its own costs more."""
+"""Shorter common prefixes are not computed separately: a pass of their own would cost more."""
 
 
 class Prefilled(NamedTuple):
-    """Prompts that have been read."""
+    """Prompts with their KV cache."""
 
     logits: Tensor
-    """``(prompt, vocabulary)``: of the token behind each prompt."""
+    """``(prompt, vocabulary)``: of the token after each prompt."""
     mask: Tensor
     """bool ``(prompt, column)``: the cache's columns that hold a token; prompts end in the last column."""
     cache: DynamicCache
-    """Their keys and values."""
+    """Keys and values of the prompts."""
     states: Tensor
-    """``(prompt, hidden)``: what the logits are made from."""
+    """``(prompt, hidden)``: the hidden states that the logits are computed from."""
+
+
+def distinct_prompts(prompts: Sequence[Sequence[int]]) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Return the distinct prompts in order of appearance, and for each row the index of its prompt."""
+    seen: dict[tuple[int, ...], int] = {}
+    index = [seen.setdefault(tuple(prompt), len(seen)) for prompt in prompts]
+    return list(seen), index
 
 
 @torch.no_grad()
-def prefill(model: Any, prompts: Sequence[tuple[int, ...]], device: torch.device, own_mask: bool) -> Prefilled:
-    """Read prompts.
+def prefill(model: Any, prompts: Sequence[tuple[int, ...]], share: bool) -> Prefilled:
+    """Compute the KV cache of some prompts, and the logits after them.
 
     Args:
         model: called as a Hugging Face causal LM is.
         prompts: token ids.
-        device: where the model lives.
-        own_mask: share the common beginning, and keep room in the cache: only where every layer attends fully.
+        share: compute the common prefix once, and let the cache reserve room: only where every layer attends fully.
     """
+    device = next(model.parameters()).device
     cache = DynamicCache(config=model.config)
-    if own_mask:
+    if share:
         cache.layers[:] = [ReservedLayer() for _ in cache.layers]
-    shared = common_prefix(prompts) if own_mask and len(prompts) > 1 else 0
+    shared = common_prefix(prompts) if share and len(prompts) > 1 else 0
     if shared < _MIN_PREFIX:
         shared = 0
     else:
@@ -56,7 +64,14 @@ def prefill(model: Any, prompts: Sequence[tuple[int, ...]], device: torch.device
 
 
 def _read(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache) -> tuple[Tensor, Tensor]:
-    """Logits and states behind the last of the columns ``ids``, the last ones of ``mask``."""
+    """Return logits and hidden states after the last column, ``(prompt, vocabulary)`` and ``(prompt, hidden)``.
+
+    Args:
+        model: called as a Hugging Face causal LM is.
+        ids: int64 ``(prompt, column)``, the new columns.
+        mask: int64 ``(prompt, all columns)``, of which the new ones are the last.
+        cache: keys and values of the columns before; the new ones are appended.
+    """
     positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     with head_inputs(model) as states:
         out = model(
@@ -72,11 +87,11 @@ def _read(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache) -> tuple[T
 
 @contextmanager
 def head_inputs(model: Any, last_only: bool = False) -> Iterator[list[Tensor]]:
-    """The hidden states ``(row, column, hidden)`` that each pass makes logits from.
+    """Collect the hidden states ``(row, column, hidden)`` that each forward pass computes its logits from.
 
     Args:
         model: a Hugging Face causal LM.
-        last_only: make logits of the last column only, which costs nothing to speak of: they are not wanted.
+        last_only: compute the logits of the last column only, for callers that do not need logits.
     """
     states: list[Tensor] = []
 
@@ -92,15 +107,7 @@ def head_inputs(model: Any, last_only: bool = False) -> Iterator[list[Tensor]]:
 
 
 def common_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
-    """How many tokens all prompts begin with, the last token of each left out."""
+    """Return the length of the longest common prefix that leaves every prompt at least one token."""
     first, last = min(prompts), max(prompts)
     limit = min(len(prompt) for prompt in prompts) - 1
     return next((n for n in range(limit) if first[n] != last[n]), limit)
-
-
-def left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids and mask ``(prompt, column)`` of prompts that end in the same column."""
-    width = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
-    return ids, torch.arange(width, device=device)[None] >= width - lengths[:, None]

@@ -1,12 +1,12 @@
-"""How turns are laid out in rows for one forward pass, so that a prompt is paid for once.
+"""Prompt sharing: turns with the same prompt share one row of a forward pass, so that the prompt is computed once.
 
-Turns that share a prompt stand in one row behind it::
+Their completions follow the prompt one after the other::
 
     [pad pad prompt prompt prompt][completion 1][completion 2 ][completion 3] pad
                                   ^ every row's completions begin in the same column
 
-Each completion sees the prompt and itself (a 4-D mask), and its positions restart after the prompt, so that the
-log-probabilities are those of the plain pass. One completion per row *is* the plain pass, with the ordinary 2-D mask.
+Each completion attends to the prompt and to itself (a 4-D mask), and its positions restart after the prompt, so that
+the log-probabilities are those of the plain pass. One completion per row *is* the plain pass, with its 2-D mask.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CANDIDATES = (1, 2, 4, 8, 16, 32)
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Rows for one forward pass, and where each turn's tokens are in them."""
+    """Rows for one forward pass, and the positions of each turn's tokens in them."""
 
     input_ids: Tensor
     """int64 ``(row, column)``."""
@@ -31,14 +31,14 @@ class Layout:
     """int64 ``(row, column)``: -1 padding, 0 prompt, k the row's k-th completion."""
     completions_per_row: int
     logit_columns: Tensor
-    """int64 ``(kept,)``: the columns whose logits are asked for."""
+    """int64 ``(kept,)``: the columns whose logits are computed."""
     row: Tensor
     """int64 ``(turn,)``: the row of each turn."""
     kept: Tensor
     """int64 ``(turn, token)``: which kept column predicts each response token."""
 
     def attention_mask(self, dtype: torch.dtype) -> Tensor:
-        """2-D int64 mask for the plain pass, else an additive ``(row, 1, column, column)`` one."""
+        """Return an int64 mask ``(row, column)`` for the plain pass, else an additive ``(row, 1, column, column)``."""
         if self.completions_per_row == 1:
             return (self.segments >= 0).long()
         query, key = self.segments[:, :, None], self.segments[:, None, :]
@@ -49,11 +49,11 @@ class Layout:
 
 
 def additive_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """What attention adds to its scores, ``(row, 1, query, key)``.
+    """Return the mask that attention adds to its scores, ``(row, 1, query, key)``.
 
     Args:
         seen: which columns each query attends to, bool ``(row, query, key)``.
-        dtype: of the attention.
+        dtype: dtype of the attention.
     """
     mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
     widest = torch.float32 if dtype == torch.float64 else dtype  # eager attention takes its softmax in float32
@@ -63,14 +63,14 @@ def additive_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
 def lay_out(
     prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor, response_mask: Tensor, share: bool = True
 ) -> Layout:
-    """Choose the cheapest layout and build it.
+    """Arrange turns in rows, with as many completions per row as is cheapest.
 
     Args:
         prompt_ids: int64 ``(turn, prompt)``, right-padded.
         prompt_mask: bool ``(turn, prompt)``.
         response_ids: int64 ``(turn, token)``, right-padded.
         response_mask: bool ``(turn, token)``, a prefix of each row.
-        share: False lays every turn out alone.
+        share: False gives every turn a row of its own.
     """
     lengths = prompt_mask.sum(1)
     prompt_width, response_width = int(lengths.max()), max(int(response_mask.sum(1).max()), 1)
@@ -86,10 +86,10 @@ def lay_out(
 
 
 def lay_out_alone(prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor, response_mask: Tensor) -> Layout:
-    """Lay every turn out in a row of its own, padded on the right only.
+    """Give every turn a row of its own, padded on the right only.
 
-    No token sees padding in any causal model, whatever it makes of masks and positions; logits are computed from the
-    end of the shortest prompt on.
+    No token attends to padding in any causal model, however it handles masks and positions; logits are computed from
+    the end of the shortest prompt on.
 
     Args:
         prompt_ids: int64 ``(turn, prompt)``, right-padded.
@@ -119,7 +119,13 @@ def lay_out_alone(prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor,
 
 
 def _cheapest(counts: Tensor, prompt: int, response: int) -> int:
-    """Completions per row with the fewest padded columns to compute, attention's quadratic part included."""
+    """Return the number of completions per row that costs least, attention's quadratic part included.
+
+    Args:
+        counts: turns with each distinct prompt, int64 ``(prompt,)``.
+        prompt: tokens of the longest prompt.
+        response: tokens of the longest response.
+    """
 
     def cost(per_row: int) -> float:
         rows = int(((counts + per_row - 1) // per_row).sum())
@@ -130,12 +136,12 @@ def _cheapest(counts: Tensor, prompt: int, response: int) -> int:
 
 
 def assign_rows(prompt_of: Tensor, counts: Tensor, per_row: int) -> tuple[Tensor, Tensor]:
-    """Spread turns over rows that hold one prompt each.
+    """Assign turns to rows that hold one prompt each.
 
     Args:
         prompt_of: which distinct prompt each turn has, int64 ``(turn,)``.
         counts: how many turns have each prompt, int64 ``(prompt,)``.
-        per_row: how many of them a row takes.
+        per_row: the maximum number of turns in a row.
 
     Returns:
         The row of each turn and its slot in that row, each int64 ``(turn,)``; rows are in the order of the prompts.
@@ -152,6 +158,17 @@ def assign_rows(prompt_of: Tensor, counts: Tensor, per_row: int) -> tuple[Tensor
 def _build(
     prompt_ids: Tensor, lengths: Tensor, response_ids: Tensor, sizes: Tensor, row: Tensor, slot: Tensor, per_row: int
 ) -> Layout:
+    """Build the rows, given the row and the slot of each turn.
+
+    Args:
+        prompt_ids: int64 ``(turn, prompt)``, right-padded.
+        lengths: of the prompts, int64 ``(turn,)``.
+        response_ids: int64 ``(turn, token)``, right-padded.
+        sizes: lengths of the responses, int64 ``(turn,)``.
+        row: int64 ``(turn,)``.
+        slot: place in the row, int64 ``(turn,)``.
+        per_row: the maximum number of turns in a row.
+    """
     device, num_rows = prompt_ids.device, int(row.max()) + 1
     prompt_width = int(lengths.max())
     slot_sizes = torch.zeros(num_rows, per_row, dtype=torch.long, device=device)
@@ -186,7 +203,7 @@ def _build(
 
 
 def ragged(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices (item, position) of every element of ragged items of ``lengths``."""
+    """Return item and position, each int64 ``(element,)``, of all elements of items of ``lengths`` ``(item,)``."""
     item = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     starts = lengths.cumsum(0) - lengths
     return item, torch.arange(len(item), device=lengths.device) - starts[item]

@@ -1,4 +1,4 @@
-"""Start-up self-check: does a causal LM give the same log-probabilities for turns that share one row?"""
+"""Start-up self-check: does a causal LM compute the same log-probabilities for turns that share one row?"""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from lrl.models.prompt_sharing import lay_out
 _PROMPT, _RESPONSE = 4, 4
 
 Verdict = Literal["exact", "inexact", "imprecise"]
-"""``inexact`` is another function of the tokens, ``imprecise`` the same one with more rounding."""
+"""``inexact``: sharing changes the function. ``imprecise``: it is the same function with more rounding."""
 
 
 @torch.no_grad()
 def check_sharing(model: Any, device: torch.device) -> Verdict:
-    """Compare turns that share a row with turns alone, on made-up tokens: two rows of 8 columns, or one of 12.
+    """Compare the logits of turns that share a row with those of turns in rows of their own, on arbitrary tokens.
 
-    Both passes must agree in float32, whatever the weights are in. With 16-bit weights the shared pass, in 16 bits,
-    must besides be about as near to float32 as the plain one: 16-bit passes differ from each other by rounding alone.
+    Both passes must agree in float32, whatever the dtype of the weights. With 16-bit weights the 16-bit shared pass
+    must also be about as close to float32 as the plain one: 16-bit passes differ from each other by rounding alone.
 
     Args:
         model: a Hugging Face causal LM, which peft may have wrapped, in evaluation mode.
-        device: where its weights are.
+        device: of its weights.
     """
     size = 2 * _RESPONSE + _PROMPT
     ids = (torch.arange(size, device=device) * 7919 + 11) % model.config.get_text_config().vocab_size

@@ -1,4 +1,4 @@
-"""Chat messages to token ids and back: a thin wrapper around a Hugging Face tokenizer."""
+"""From chat messages to token ids and back: a thin wrapper around a Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _MARK = "lrl"
 
 
 class ChatTokenizer:
-    """Encodes whole conversations, each text once.
+    """Encodes conversations with a chat template, and caches the results.
 
     Args:
         tokenizer: a fast Hugging Face tokenizer.
         chat_template: ``auto`` (the tokenizer's own), ``plain``, ``chatml`` or the path of a Jinja file.
 
     Raises:
-        ValueError: ``auto`` without a template on the tokenizer, a file that is not there, or a tokenizer with
+        ValueError: ``auto`` for a tokenizer without a template, a file that does not exist, or a tokenizer with
             neither padding nor end token.
     """
 
@@ -71,12 +71,12 @@ class ChatTokenizer:
         return cls(tokenizer, chat_template)
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer, with the template that conversations were rendered with as its own."""
+        """Write the tokenizer, with the chat template that was used."""
         self.tokenizer.chat_template = self._template
         self.tokenizer.save_pretrained(folder)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of the conversation, the opening of the assistant's turn included.
+        """Return the token ids of a conversation, the opening of the assistant's turn included.
 
         The list is cached and shared: do not change it.
         """
@@ -85,10 +85,17 @@ class ChatTokenizer:
     def encode_prompt(
         self, template: PromptTemplate, codec: TextCodec, observation: str, history: History, max_prompt_tokens: int
     ) -> tuple[list[int], int]:
-        """Token ids of a prompt that fits, and how many remembered turns it lost for that, oldest first.
+        """Return the token ids of a prompt that fits, and how many turns of history it lost for that, oldest first.
+
+        Args:
+            template: how an observation becomes a prompt.
+            codec: of the environment.
+            observation: the current one.
+            history: the turns before.
+            max_prompt_tokens: the length that fits.
 
         Raises:
-            ValueError: it is too long even without any history.
+            ValueError: the prompt is too long even without any history.
         """
         window = template.truncate_history(history)
         ids: list[int] = []
@@ -102,18 +109,18 @@ class ChatTokenizer:
         )
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of a text that stands inside a conversation: nothing is added."""
+        """Return the token ids of a text inside a conversation: no special tokens are added."""
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of generated tokens: special tokens are kept, but for the end-of-turn token at the end."""
-        spoken = list(ids)
-        if spoken and spoken[-1] in self._end_ids:
-            spoken.pop()
-        return self.tokenizer.decode(spoken, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        """Return the text of generated tokens: special tokens are kept, except for an end-of-turn token at the end."""
+        kept = list(ids)
+        if kept and kept[-1] in self._end_ids:
+            kept.pop()
+        return self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def stop_ids(self, stop_text: str | None = None) -> set[int]:
-        """Tokens that end an answer: the end of a turn, and ``stop_text`` if that is a single token."""
+        """Return the tokens that end a response: the end of a turn, and ``stop_text`` if that is a single token."""
         ids = [] if stop_text is None else self.encode_text(stop_text)
         return self._end_ids | set(ids if len(ids) == 1 else [])
 
@@ -123,9 +130,10 @@ class ChatTokenizer:
         return self.eos_id if self.eos_id is not None else self.pad_id
 
     def stops(self, stop_text: str | None = None) -> Callable[[list[int]], bool] | None:
-        """Whether an answer ends with ``stop_text``, asked of its token ids; None where :meth:`stop_ids` can tell.
+        """Return a function of a response's token ids: whether it ends with ``stop_text``.
 
-        A general tokenizer writes a tag with several tokens, and may merge its last character with what follows.
+        None where :meth:`stop_ids` are enough. A general tokenizer writes a tag with several tokens, and may merge its
+        last character with what follows.
         """
         if stop_text is None or len(self.encode_text(stop_text)) == 1:
             return None
@@ -147,7 +155,7 @@ class ChatTokenizer:
         )
 
     def _takes_system(self) -> bool:
-        """Some templates (Gemma's) refuse a system message."""
+        """Return whether the template accepts a system message; Gemma's raises."""
         from jinja2 import TemplateError
 
         self._merges_system = False
@@ -158,7 +166,7 @@ class ChatTokenizer:
         return True
 
     def _end_of_turn_ids(self) -> set[int]:
-        """The end token, and the special token that the template puts behind an assistant's turn."""
+        """Return the end token, and the special token that the template puts after an assistant's turn."""
         ids = set() if self.eos_id is None else {self.eos_id}
         turns = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _MARK}]
         _, _, after = self._render(turns, add_generation_prompt=False).rpartition(_MARK)
@@ -196,7 +204,7 @@ def _pad_id(tokenizer: Any) -> int:
 
 
 def _merge_system(messages: Sequence[Message]) -> list[Message]:
-    """Put the system text in front of the first user message."""
+    """Put the system text before the first user message."""
     if not messages or messages[0]["role"] != "system":
         return list(messages)
     system, first, *others = messages

@@ -1,4 +1,4 @@
-"""What the states of a language model are worth: a small head on the trunk that actor and critic share."""
+"""The value head: a critic on the hidden states of a language model that it shares with the actor."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lrl.models.networks import ACTIVATIONS, at_least_float32, drawn_from, mlp
+from lrl.models.networks import ACTIVATIONS, at_least_float32, mlp, seeded_init
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueHeadConfig:
-    """A critic on the last hidden state that predicts a token: it has seen all before that token, and not the token."""
+    """A critic on the hidden state from which a token is predicted: it depends on all tokens before that one."""
 
     hidden_sizes: Sequence[int] = ()
-    """Of hidden layers; none is a linear head."""
+    """Sizes of the hidden layers; none is a linear head."""
     activation: str = "relu"
-    """Between them."""
+    """The activation between layers."""
     per_token: bool = True
-    """Whether each token of an answer has a value of its own; else all have that of the prompt's last token."""
+    """Whether each token of a response has a value of its own; else all have that of the prompt's last token."""
     adapter: bool = False
-    """Whether it reads the trunk through an adapter of its own, of the shape of ``language_model.lora``, that starts at
-    zero. Values then need a pass of their own."""
+    """Whether the critic has an adapter of its own in the language model, of the shape of ``language_model.lora``, that
+    starts at zero. Values then need a pass of their own."""
     detach: bool = False
     """Whether the value loss stops at the head. ``trainer.gradient_clip_val`` still clips one norm over both."""
     init_seed: int | None = None
-    """Of the weights; null draws them from the run's seed."""
+    """Seed of the weights; null takes the run's seed."""
 
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.hidden_sizes):
@@ -41,25 +41,30 @@ class ValueHeadConfig:
 
 
 class ValueHead(nn.Module):
-    """Values of hidden states, never in half precision, whatever the trunk computes in.
+    """Computes values from hidden states, never in half precision, whatever the language model computes in.
 
     Args:
-        config: its shape.
-        hidden_size: of the trunk.
+        config: the shape of the head.
+        hidden_size: size of the hidden states.
     """
 
     def __init__(self, config: ValueHeadConfig, hidden_size: int) -> None:
         super().__init__()
         self.per_token, self.detach = config.per_token, config.detach
-        with drawn_from(config.init_seed):
+        with seeded_init(config.init_seed):
             self.layers = mlp((hidden_size, *config.hidden_sizes, 1), config.activation, 0.01)
 
     def view(self, states: Tensor, mask: Tensor) -> Callable[[Tensor], Tensor]:
-        """Values of some turns by their indices, from states that do not change with the head."""
+        """Return values ``(turn, token)`` as a function of indices of turns ``(turn,)``.
+
+        Args:
+            states: ``(turn, token, hidden)``, which do not change with the head.
+            mask: bool ``(turn, token)``.
+        """
         return lambda index: self(states[index], mask[index])
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """``(turn, token)`` values, 0 where masked.
+        """Compute values ``(turn, token)``, 0 where masked.
 
         Args:
             states: ``(turn, token, hidden)``.

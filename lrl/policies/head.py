@@ -1,33 +1,57 @@
-"""The language model that reads its observation as text and answers through a head of its own."""
+"""The policy that reads its observation as text and acts natively, through a head on the language model's states."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, final
 
 import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
 from lrl.models.action_heads import ActionHead, check_spaces, is_numbers, vector_size, vectors
-from lrl.models.language_model import LanguageModel, LanguageModelConfig
-from lrl.models.networks import RunningNorm, RunningWhitening, at_least_float32, drawn_from, mlp, value_view
+from lrl.models.language_model import LanguageModelConfig
+from lrl.models.networks import RunningNorm, RunningWhitening, at_least_float32, mlp, seeded_init, value_view
+from lrl.models.padding import pad_prompts
 from lrl.policies.policy import Policy
-from lrl.policies.text import pad_prompts
-from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
+from lrl.policies.trunk import LanguageModelTrunk, evaluating
+from lrl.types import Decisions, Evaluation, History, Inputs, RandomKeys, SamplingConfig, TurnBatch
+
+_STATE_CLIP = 5.0
+"""Largest absolute value of a whitened state."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ObservationCriticConfig:
+    """A value network on the observation's numbers, which shares nothing with the actor."""
+
+    hidden_sizes: Sequence[int] = (64, 64)
+    """Sizes of its hidden layers; their activation is that of the head."""
+    normalise_observations: bool = True
+    """Whether observations are normalised by running mean and standard deviation."""
+    observation_clip: float = 5.0
+    """Largest absolute value of a normalised observation."""
+
+    def __post_init__(self) -> None:
+        if any(size < 1 for size in self.hidden_sizes):
+            raise ValueError(f"policy.critic.hidden_sizes is {list(self.hidden_sizes)}; all must be positive.")
+        if self.observation_clip <= 0:
+            raise ValueError(f"policy.critic.observation_clip is {self.observation_clip}; it must be positive.")
+
+
+@final
 class HeadPolicy(Policy):
-    """The observation's text through a causal LM, whose last states go through a small network: one token per turn.
+    """A small network on the last hidden states of a language model: one token per turn.
 
     A softmax over a Discrete action space; for a Box a Gaussian whose standard deviation does not depend on the state.
-    The text is the codec's alone: no system text, no history, no chat template. The critic is a network of its own on
-    the observation's numbers, as it is in an :class:`~lrl.policies.mlp.MLPPolicy`.
+    The language model reads the codec's text alone: no system text, no history, no chat template. The critic is a
+    network of its own on the observation's numbers, as it is in an :class:`~lrl.policies.mlp.MLPPolicy`.
 
     Args:
-        language_model: which causal LM; ``random_init`` draws its weights.
+        language_model: which causal LM; ``random_init`` initialises its weights.
         hidden_sizes: of the head.
         activation: of head and critic: ``relu``, ``tanh``, ``gelu`` or ``silu``.
         output_gain: the last layer's weights are orthogonal times this.
@@ -35,13 +59,13 @@ class HeadPolicy(Policy):
         whiten_states: whitens what the head reads by running statistics; the least standard deviation, as a share of
             the largest, that is stretched in full. Null leaves states as they are.
         max_text_tokens: a longer observation is an error: to leave out numbers would be worse.
-        freeze_trunk: train the head alone, on states that were read once, in the rollout.
-        critic_hidden_sizes: of the value network; null has none.
-        normalise_observations: of the value network, by running mean and standard deviation.
-        observation_clip: largest absolute value of a normalised observation, and of a whitened state.
+        freeze_trunk: train the head alone, on states that are computed once, in the rollout.
+        critic: the value network; null has none.
         initial_log_std: of the Gaussian.
-        init_seed: of head and critic; null draws them from the run's seed.
+        init_seed: of head and critic; null takes the run's seed.
     """
+
+    trunk: LanguageModelTrunk
 
     def __init__(
         self,
@@ -53,33 +77,28 @@ class HeadPolicy(Policy):
         whiten_states: float | None = None,
         max_text_tokens: int = 128,
         freeze_trunk: bool = False,
-        critic_hidden_sizes: Sequence[int] | None = (64, 64),
-        normalise_observations: bool = True,
-        observation_clip: float = 5.0,
+        critic: ObservationCriticConfig | None = ObservationCriticConfig(),
         initial_log_std: float = 0.0,
         init_seed: int | None = None,
     ) -> None:
         super().__init__()
-        for name, sizes in (("hidden_sizes", hidden_sizes), ("critic_hidden_sizes", critic_hidden_sizes or ())):
-            if any(size < 1 for size in sizes):
-                raise ValueError(f"policy.{name} is {list(sizes)}; all must be positive.")
+        if any(size < 1 for size in hidden_sizes):
+            raise ValueError(f"policy.hidden_sizes is {list(hidden_sizes)}; all must be positive.")
         if pooling not in ("last", "mean"):
             raise ValueError(f"policy.pooling is {pooling!r}; it must be last or mean.")
         if max_text_tokens < 1:
             raise ValueError(f"policy.max_text_tokens is {max_text_tokens}; it must be at least 1.")
-        if observation_clip <= 0:
-            raise ValueError(f"policy.observation_clip is {observation_clip}; it must be positive.")
         if whiten_states is not None and not 0 < whiten_states <= 1:
             raise ValueError(f"policy.whiten_states is {whiten_states}; it must be above 0 and at most 1, or null.")
         if freeze_trunk and language_model.lora is not None:
             raise ValueError("policy.freeze_trunk is true and language_model.lora set; unset one of them.")
         mlp((1, 1), activation)
-        self.language_model = LanguageModel(language_model)
+        self.trunk = LanguageModelTrunk(language_model)
+        self.language_model = self.trunk.language_model
         self.hidden_sizes, self.activation, self.output_gain = tuple(hidden_sizes), activation, output_gain
         self.pooling, self.whiten_states = pooling, whiten_states
         self.max_text_tokens, self.freeze_trunk = max_text_tokens, freeze_trunk
-        self.critic_hidden_sizes, self.has_critic = critic_hidden_sizes, critic_hidden_sizes is not None
-        self.normalise_observations, self.observation_clip = normalise_observations, observation_clip
+        self.critic_config, self.has_critic = critic, critic is not None
         self.initial_log_std, self.init_seed = initial_log_std, init_seed
         self.layers: nn.Sequential | None = None
         self._spaces: tuple[gym.Space, gym.Space] | None = None
@@ -87,54 +106,49 @@ class HeadPolicy(Policy):
 
     @property
     def response_format(self) -> None:
-        """It acts natively."""
+        """None: actions are native."""
         return None
 
-    @property
-    def fingerprint(self) -> str:
-        """Of the causal LM, as it was loaded."""
-        return self.language_model.fingerprint
-
     def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Take what the head puts out and the critic reads.
+        """Set the spaces, which give the head its outputs and the critic its inputs.
 
         Raises:
-            ValueError: the actions are neither Discrete nor a Box, or a critic should read what are no numbers.
+            ValueError: the actions are neither Discrete nor a Box, the codec needs more than the observation, or there
+                is a critic and the observations are not numeric.
         """
         check_spaces("HeadPolicy", observation_space, action_space, numbers=False)
         if self.codec is not None and self.codec.needs_context:
             raise ValueError(
-                f"model.policy is a HeadPolicy, but {type(self.codec).__name__} cannot write what is seen here from "
-                "the observation alone; it must be a TextPolicy or a ScoringPolicy."
+                f"model.policy is a HeadPolicy, but {type(self.codec).__name__} cannot write its text from the "
+                "observation alone; it must be a TextPolicy or a ScoringPolicy."
             )
         if self.has_critic and not is_numbers(observation_space):
             raise ValueError(
-                f"policy.critic_hidden_sizes is {self.critic_hidden_sizes}, but observations are {observation_space}; "
-                "it must be null where they are no numbers."
+                f"policy.critic is {self.critic_config}, but observations are {observation_space}; it must be null "
+                "where they are not numeric."
             )
         self._spaces = observation_space, action_space
 
     def configure(self) -> None:
-        """Load the language model; draw head and critic."""
+        """Load the language model; initialise head and critic."""
         if self.layers is not None:
             return
         assert self._spaces is not None, "connect_spaces() comes first"
-        self.language_model.configure()
+        self.trunk.configure()
         self._freeze()
+        config, width = self.critic_config, self.language_model.hidden_size
+        size = 0 if config is None else vector_size(self._spaces[0])
         self.head = ActionHead(self._spaces[1], self.initial_log_std)
-        size = vector_size(self._spaces[0]) if self.has_critic else 0
-        sizes = (self.language_model.hidden_size, *self.hidden_sizes, self.head.size)
-        with drawn_from(self.init_seed):
-            self.layers = mlp(sizes, self.activation, self.output_gain)
-            own = self.critic_hidden_sizes
-            self.critic = None if own is None else mlp((size, *own, 1), self.activation)
-        normalises = self.normalise_observations and self.has_critic
-        self.norm = RunningNorm(size, self.observation_clip) if normalises else nn.Identity()
-        floor, width = self.whiten_states, self.language_model.hidden_size
-        self.whitening = nn.Identity() if floor is None else RunningWhitening(width, self.observation_clip, floor)
+        with seeded_init(self.init_seed):
+            self.layers = mlp((width, *self.hidden_sizes, self.head.size), self.activation, self.output_gain)
+            self.critic = None if config is None else mlp((size, *config.hidden_sizes, 1), self.activation)
+        normalises = config is not None and config.normalise_observations
+        self.norm = RunningNorm(size, config.observation_clip) if normalises else nn.Identity()
+        floor = self.whiten_states
+        self.whitening = nn.Identity() if floor is None else RunningWhitening(width, _STATE_CLIP, floor)
 
     def _freeze(self) -> None:
-        """What is not to be trained, and what nothing is read from: the vocabulary's own head."""
+        """Freeze the trunk if it is not to be trained, and the language modelling head, which is not used."""
         if self.freeze_trunk:
             self.language_model.requires_grad_(False)
         words, head = (getattr(self.language_model.model, f"get_{end}_embeddings")() for end in ("input", "output"))
@@ -142,20 +156,19 @@ class HeadPolicy(Policy):
             head.requires_grad_(False)
 
     def build_reference(self, warm_started: bool) -> None:
-        """Keep a trunk that is trained as a language model does, and a copy of what stands behind it."""
+        """Keep the current weights: of a trainable trunk as every language model does, of the head by a copy."""
         if not self.freeze_trunk:
-            self.language_model.build_reference(warm_started)
+            super().build_reference(warm_started)
         parts = self.whitening, self.layers, self.head
         self._reference = [copy.deepcopy(part).requires_grad_(False) for part in parts if part is not None]
 
-    def encode(self, observation: Any) -> list[int]:
-        """Token ids of one native observation.
+    def encode_observation(self, observation: Any) -> list[int]:
+        """Return the token ids of one native observation.
 
         Raises:
             ValueError: there are more than ``max_text_tokens``.
         """
         assert self.codec is not None
-        assert self.language_model.tokenizer is not None
         text = observation if isinstance(observation, str) else self.codec.observation_to_text(observation)
         ids = self.language_model.tokenizer.encode_text(text)
         if len(ids) > self.max_text_tokens:
@@ -164,32 +177,32 @@ class HeadPolicy(Policy):
             )
         return ids
 
-    def outputs(self, inputs: Any, reference: bool = False) -> Tensor:
-        """Logits or means ``(turn, action)``.
+    def outputs(self, inputs: Inputs, reference: bool = False) -> Tensor:
+        """Compute logits or means ``(turn, action)``.
 
         Args:
-            inputs: ``text_ids`` and ``text_mask`` ``(turn, column)``, right-padded; of a frozen trunk ``states``.
-            reference: whether by the policy as it was when this run started; then without gradient.
+            inputs: ``text_ids`` and ``text_mask`` ``(turn, column)``, right-padded; of a frozen trunk ``states``
+                ``(turn, hidden)``.
+            reference: whether under the policy at the start of this run; then without gradient.
         """
         if reference:
             with torch.no_grad():
                 whitening, layers, _ = (part.to(self.language_model.device) for part in self._reference)
-                return self._answers(self._states(inputs, reference), whitening, layers)
-        return self._answers(self._states(inputs), self.whitening, self.layers)
+                return self._head_outputs(self._states(inputs, reference), whitening, layers)
+        return self._head_outputs(self._states(inputs), self.whitening, self.layers)
 
-    def _states(self, inputs: Any, reference: bool = False) -> Tensor:
-        """What the trunk makes of the text ``(turn, hidden)``."""
+    def _states(self, inputs: Inputs, reference: bool = False) -> Tensor:
+        """Compute the pooled hidden states ``(turn, hidden)`` of the texts."""
         if "states" in inputs and self.freeze_trunk:
             return inputs["states"]
         ids, mask = inputs["text_ids"], inputs["text_mask"]
-        as_it_was = reference and not self.freeze_trunk
-        with self.language_model.reference() if as_it_was else nullcontext() as model:
+        with self.language_model.reference() if reference and not self.freeze_trunk else nullcontext() as model:
             states = self._pool(self.language_model.states(ids, mask, model), mask)
         self._check_precision(states)
         return at_least_float32(states)
 
     def _check_precision(self, states: Tensor) -> None:
-        """Whitening stretches rounding, and a trunk that is trained is read twice."""
+        """Raise if states ``(turn, hidden)`` of a trained trunk are whitened in 16 bits: that amplifies rounding."""
         halved = torch.is_autocast_enabled(states.device.type) or states.dtype in (torch.bfloat16, torch.float16)
         if self.whiten_states is not None and not self.freeze_trunk and halved:
             raise ValueError(
@@ -197,14 +210,14 @@ class HeadPolicy(Policy):
                 "or freeze_trunk true, or the precision 32 bits."
             )
 
-    def _answers(self, states: Tensor, whitening: Any, layers: Any) -> Tensor:
-        """Of the head."""
-        with torch.autocast(states.device.type, enabled=False):  # a probability in half precision is none
+    def _head_outputs(self, states: Tensor, whitening: Any, layers: Any) -> Tensor:
+        """Compute logits or means ``(turn, action)`` from states ``(turn, hidden)``."""
+        with torch.autocast(states.device.type, enabled=False):  # 16 bits are too coarse for log-probabilities
             weights = next(layers.parameters())
             return at_least_float32(layers(whitening(states).to(weights.dtype)))
 
     def _pool(self, states: Tensor, mask: Tensor) -> Tensor:
-        """One state ``(turn, hidden)`` of all tokens'."""
+        """Reduce states ``(turn, column, hidden)`` with their mask ``(turn, column)`` to ``(turn, hidden)``."""
         lengths = mask.sum(1)
         if self.pooling == "mean":
             return (states * mask[..., None]).sum(1) / lengths[:, None]
@@ -218,15 +231,14 @@ class HeadPolicy(Policy):
         keys: RandomKeys,
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
-        """Draw one action per row; at temperature 0 the best one, or the mean. The value network is not asked here."""
-        sampling = SamplingConfig() if sampling is None else sampling
-        padded = pad_prompts([self.encode(observation) for observation in observations], self.language_model.device)
+        """Sample one action per row; at temperature 0 take the most probable one, or the mean. Makes no values."""
+        sampling = self.sampling if sampling is None else sampling
+        padded = pad_prompts([self.encode_observation(seen) for seen in observations], self.language_model.device)
         text = {"text_ids": padded["prompt_ids"], "text_mask": padded["prompt_mask"]}
-        was_training = self.training
-        self.eval()
-        states = self._states(text)
-        native, actions, logprobs = self.head.draw(self._answers(states, self.whitening, self.layers), keys, sampling)
-        self.train(was_training)
+        with evaluating(self):
+            states = self._states(text)
+            outputs = self._head_outputs(states, self.whitening, self.layers)
+            native, actions, logprobs = self.head.sample(outputs, keys, sampling)
         inputs = {} if self.freeze_trunk else text
         if self.freeze_trunk or self.whiten_states is not None:
             inputs["states"] = states
@@ -241,35 +253,36 @@ class HeadPolicy(Policy):
         )
 
     def _vectors(self, observations: Sequence[Any]) -> Tensor:
+        """Return observations as ``(row, size)``."""
         assert self._spaces is not None
         assert self.critic is not None
         weights: Any = self.critic[0].weight
         return vectors(self._spaces[0], observations, weights)
 
     def _values(self, observed: Tensor) -> Tensor:
-        """``(row, 1)``."""
+        """Compute values ``(row, 1)`` of observations ``(row, size)``."""
         assert self.critic is not None
         with torch.autocast(observed.device.type, enabled=False):
             return at_least_float32(self.critic(self.norm(observed)))
 
     def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
-        """Of states in which nothing was decided yet, ``(row,)``, no gradient."""
+        """Estimate the values of states in which no decision was made yet, ``(row,)``, no gradient."""
         if not self.has_critic:
             return super().state_values(observations, memory)
         with torch.no_grad():
             return self._values(self._vectors(observations))[:, 0]
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """The value network's."""
+        """Return the weights of the value network."""
         return [] if self.critic is None else list(self.critic.parameters())
 
     def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
-        """The value network needs no trunk."""
+        """Return values as a function of the value network's weights, which needs no pass of the language model."""
         assert self.critic is not None
         return value_view(self.critic, self.norm(batch.inputs["observation"]))
 
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
-        """Of turns that were taken; nothing is dropped out."""
+        """Compute log-probabilities and entropy of the actions, each ``(turn, 1)``; dropout is always off."""
         self.eval()
         distribution = self.head.distribution(self.outputs(batch.inputs))
         return Evaluation(
@@ -281,6 +294,6 @@ class HeadPolicy(Policy):
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        """Under the policy as it was when this run started."""
+        """Compute the log-probabilities ``(turn, 1)`` under the policy at the start of this run."""
         head: Any = self._reference[-1].to(batch.response_mask.device)
         return head.logprobs(head.distribution(self.outputs(batch.inputs, reference=True)), batch.inputs["action"])

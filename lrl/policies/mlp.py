@@ -1,21 +1,22 @@
-"""The small network beside every language model: the same algorithm, the same budget, no text."""
+"""The policy that is a small network on native observations, to compare language models with."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, final
 
 import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
 from lrl.models.action_heads import ActionHead, check_spaces, vector_size, vectors
-from lrl.models.networks import RunningNorm, at_least_float32, drawn_from, mlp, value_view
+from lrl.models.networks import RunningNorm, at_least_float32, mlp, seeded_init, value_view
 from lrl.policies.policy import Policy
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
 
+@final
 class MLPPolicy(Policy):
     """A multilayer perceptron on native observations: one token per turn.
 
@@ -25,12 +26,13 @@ class MLPPolicy(Policy):
     Args:
         hidden_sizes: of actor and critic.
         activation: ``relu``, ``tanh``, ``gelu`` or ``silu``.
-        normalise_observations: by running mean and standard deviation, which change between collections only.
+        normalise_observations: whether to normalise by running mean and standard deviation, which change between
+            collections only.
         observation_clip: largest absolute value of a normalised observation.
         shared_value_network: whether the critic is one more output of the actor.
         initial_log_std: of the Gaussian.
-        critic: whether there is one.
-        init_seed: of the weights; null draws them from the run's seed.
+        critic: whether there is a value function.
+        init_seed: of the weights; null takes the run's seed.
     """
 
     def __init__(
@@ -60,21 +62,21 @@ class MLPPolicy(Policy):
 
     @property
     def response_format(self) -> None:
-        """It acts natively."""
+        """None: actions are native."""
         return None
 
     def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Take the sizes of input and output.
+        """Set the spaces, which give the network its inputs and outputs.
 
         Raises:
-            ValueError: the observations are no numbers, or the actions neither Discrete nor a Box.
+            ValueError: the observations are not numeric, or the actions neither Discrete nor a Box.
         """
         check_spaces("MLPPolicy", observation_space, action_space, numbers=True)
         self._size = vector_size(observation_space)
         self._spaces = observation_space, action_space
 
     def configure(self) -> None:
-        """Draw the weights."""
+        """Initialise the weights; a second call does nothing."""
         if self.actor is not None:
             return
         assert self._spaces is not None, "connect_spaces() comes first"
@@ -82,25 +84,27 @@ class MLPPolicy(Policy):
         self.head = ActionHead(acted, self.initial_log_std)
         outputs = self.head.size
         shared = self.has_critic and self.shared_value_network
-        with drawn_from(self.init_seed):
+        with seeded_init(self.init_seed):
             self.actor = mlp((inputs, *self.hidden_sizes, outputs + shared), self.activation, 0.01)
             separate = self.has_critic and not shared
             self.critic = mlp((inputs, *self.hidden_sizes, 1), self.activation) if separate else None
         self.norm = RunningNorm(inputs, self.observation_clip) if self.normalise_observations else nn.Identity()
 
     def build_reference(self, warm_started: bool) -> None:
-        """Keep a copy."""
+        """Keep a copy of the current weights as the reference."""
         self._reference = [copy.deepcopy(self).requires_grad_(False)]
 
     def forward(self, observations: Tensor, valued: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Logits or means ``(row, action)`` and values ``(row, 1)`` of observations ``(row, size)``.
+        """Compute logits or means ``(row, action)`` and values ``(row, 1)``.
 
         Args:
-            observations: vectors.
-            valued: whether a separate value network is asked.
+            observations: ``(row, size)``.
+            valued: whether to compute the values if they take a network of their own.
         """
         assert self.actor is not None, "configure() comes first"
-        with torch.autocast(observations.device.type, enabled=False):  # a probability in half precision is none
+        with torch.autocast(
+            observations.device.type, enabled=False
+        ):  # half precision is too coarse for log-probabilities
             seen = self.norm(observations)
             outputs = at_least_float32(self.actor(seen))
             if self.critic is not None:
@@ -115,14 +119,14 @@ class MLPPolicy(Policy):
         keys: RandomKeys,
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
-        """Draw one action per row; at temperature 0 the best one, or the mean.
+        """Sample one action per row; at temperature 0 take the most probable one, or the mean.
 
-        A separate value network is not asked: it values all turns of a collection at once, in a tenth of the time.
+        A separate value network is left for later: all turns of a collection at once take it a tenth of the time.
         """
-        sampling = SamplingConfig() if sampling is None else sampling
+        sampling = self.sampling if sampling is None else sampling
         seen = self._tensor(observations)
         outputs, values = self(seen, valued=False)
-        native, actions, logprobs = self.head.draw(outputs, keys, sampling)
+        native, actions, logprobs = self.head.sample(outputs, keys, sampling)
         return Decisions(
             actions=native,
             inputs={"observation": seen, "action": actions},
@@ -133,37 +137,38 @@ class MLPPolicy(Policy):
         )
 
     def _tensor(self, observations: Sequence[Any]) -> Tensor:
+        """Return observations as ``(row, size)``."""
         assert self.actor is not None, "configure() comes first"
         assert self._spaces is not None
         weights: Any = self.actor[0].weight
         return vectors(self._spaces[0], observations, weights)
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """Those of a separate value network."""
+        """Return the weights of a separate value network; none where it shares the actor's."""
         return [] if self.critic is None else list(self.critic.parameters())
 
     def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
-        """Of states in which nothing was decided yet, ``(row,)``, no gradient."""
+        """Estimate the values of states in which no decision was made yet, ``(row,)``, no gradient."""
         with torch.no_grad():
             _, values = self(self._tensor(observations))
         assert values is not None
         return values[:, 0]
 
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
-        """Of turns that were taken; nothing is dropped out."""
+        """Compute log-probabilities and entropy of the actions, each ``(turn, 1)``; there is no dropout."""
         outputs, values = self(batch.inputs["observation"])
         distribution = self.head.distribution(outputs)
         logprobs = self.head.logprobs(distribution, batch.inputs["action"])
         return Evaluation(logprobs=logprobs, entropy=distribution.entropy(), values=values, distribution=distribution)
 
     def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
-        """A separate value network needs no actor."""
+        """Return values as a function of a separate value network's weights, which needs no pass of the actor."""
         if self.critic is None:
             return super().critic_view(batch, chunk_size)
         return value_view(self.critic, self.norm(batch.inputs["observation"]))
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        """Under the policy as it was when this run started."""
+        """Compute the log-probabilities ``(turn, 1)`` under the policy at the start of this run."""
         reference = self._reference[0].to(batch.response_mask.device)
         return reference.evaluate(batch).logprobs

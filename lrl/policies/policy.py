@@ -2,83 +2,56 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
-import gymnasium as gym
-from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
-from lrl.codecs.codec import TextCodec
 from lrl.models.networks import RunningStatistics
-from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
+from lrl.policies.actor import Actor
+from lrl.policies.trunk import LanguageModelTrunk
+from lrl.prompts.response_format import get_response_format
+from lrl.types import Evaluation, History, TurnBatch
 
 
-class Policy(nn.Module, ABC):
-    """Observations to decisions, and decisions back to log-probabilities.
+class Policy(Actor):
+    """An actor that can be trained: it evaluates its decisions, with gradient, and has a reference and maybe a critic.
 
-    A policy is stateless: what it remembers of an episode is handed in and handed back.
+    A policy with a language model puts it into :attr:`trunk`, and the methods here use it.
     """
 
-    codec: TextCodec | None = None
-
-    answers_by_text: bool = False
-    """Whether the observation's text and the history alone decide what it does at temperature 0."""
-
-    sampling: SamplingConfig | None = None
-    """How tokens are sampled in training; None for a policy that acts natively."""
+    trunk: LanguageModelTrunk | None = None
+    """The language model and what belongs to it; None for a small network."""
 
     has_critic: bool = False
-    """Whether it says what states are worth."""
+    """Whether the policy has a value function."""
 
-    @property
-    @abstractmethod
-    def response_format(self) -> str | None:
-        """The format of its answers, for the environment that parses them; None for native actions."""
-
-    def connect(self, codec: TextCodec) -> None:
-        """Tell the policy what environment it acts in. Called once, before :meth:`configure`."""
-        self.codec = codec
-
-    def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Tell a policy that acts natively what it sees and does. Called once, before :meth:`configure`."""
-
-    def prepare(self, envs: VectorEnv) -> None:
-        """Ask the environments for what acting needs beside text; called before their first reset."""
-
-    @abstractmethod
-    def configure(self) -> None:
-        """Build the networks and load their weights; a second call does nothing."""
-
-    @abstractmethod
-    def act(
-        self,
-        observations: Sequence[Any],
-        memory: list[History],
-        keys: RandomKeys,
-        sampling: SamplingConfig | None = None,
-    ) -> Decisions:
-        """Decide, without gradient.
-
-        Args:
-            observations: one per row.
-            memory: one history per row, of the running episode.
-            keys: name the random numbers.
-            sampling: overrides the policy's own (evaluation at another temperature); None trains.
-        """
+    demonstration_losses: Sequence[Literal["completion", "all"]] = ()
+    """The values of ``data.loss_on`` under which demonstrations can train the policy; none where they cannot."""
 
     @abstractmethod
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
-        """Log-probabilities and entropy of turns that were taken, with gradient, each ``(turn, token)``.
+        """Compute log-probabilities and entropy of the turns of a batch, with gradient, each ``(turn, token)``.
 
         Args:
-            batch: the turns.
-            dropout_seed: names what is dropped out; None drops nothing, which RL needs: its first ratio is 1.
+            batch: turns that were taken, or demonstrated.
+            dropout_seed: seeds the dropout; None switches it off, as RL needs: its first ratio is 1.
         """
 
+    # -- the critic ----------------------------------------------------------------------------------------------
+
+    @property
+    def has_critic_adapter(self) -> bool:
+        """Whether the critic reads the language model through an adapter of its own."""
+        return self.trunk is not None and self.trunk.language_model.has_critic_adapter
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Return the weights that belong to the critic alone."""
+        return [] if self.trunk is None else self.trunk.critic_parameters()
+
     def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
-        """What states are worth in which nothing was decided yet, ``(row,)``, no gradient.
+        """Estimate the values of states in which no decision was made yet, ``(row,)``, no gradient.
 
         Args:
             observations: one per row.
@@ -87,18 +60,16 @@ class Policy(nn.Module, ABC):
         Raises:
             ValueError: the policy has no critic.
         """
-        raise ValueError(f"model.policy is a {type(self).__name__} without critic; it must have one.")
-
-    def critic_parameters(self) -> list[nn.Parameter]:
-        """Weights that the critic shares with nothing."""
-        return []
+        if self.trunk is None or self.trunk.value_head is None:
+            raise ValueError(f"model.policy is a {type(self).__name__} without critic; it must have one.")
+        return self.trunk.values([self.encode(*row) for row in zip(observations, memory, strict=True)])
 
     def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
-        """Values as a function of the critic's own weights: what lies below them is computed once.
+        """Return values as a function of the critic's own weights; what these rest on is computed once.
 
         Args:
             batch: turns that were taken.
-            chunk_size: of them in one pass of what lies below; None takes all at once.
+            chunk_size: turns per forward pass of what the critic rests on; None takes all at once.
 
         Returns:
             A function from indices of turns ``(turn,)`` to values ``(turn, token)``, with gradient.
@@ -111,43 +82,84 @@ class Policy(nn.Module, ABC):
 
         return values
 
-    def learn_statistics(
-        self, batch: TurnBatch, collection: int, reduce: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
-        """Take in a collection, which changes nothing before :meth:`settle_statistics`; twice is as good as once.
+    # -- the reference -------------------------------------------------------------------------------------------
 
-        Args:
-            batch: what was collected.
-            collection: its index in the run.
-            reduce: sums a tensor over ranks; None takes it as it is.
-        """
-        for part in self._statistics():
-            part.learn(batch.inputs[part.reads], collection, reduce)
-
-    def settle_statistics(self, collection: int) -> None:
-        """Let what was learned before a collection count; called when that one begins."""
-        for part in self._statistics():
-            part.settle(collection)
-
-    def _statistics(self) -> list[RunningStatistics]:
-        """By which what is read is normalised."""
-        return [part for part in self.children() if isinstance(part, RunningStatistics)]
-
-    @abstractmethod
-    def reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        """``(turn, token)`` log-probabilities under the policy as it was when this run started, no gradient."""
-
-    @abstractmethod
     def build_reference(self, warm_started: bool) -> None:
         """Keep the current weights as the reference.
 
         Called after :meth:`configure` and ``init_from``, and before a checkpoint is restored.
 
         Args:
-            warm_started: the weights came from another run (``init_from``), not from the base alone.
+            warm_started: whether the weights came from another run (``init_from``), not from the base alone.
         """
+        assert self.trunk is not None
+        self.trunk.language_model.build_reference(warm_started)
+
+    @abstractmethod
+    def reference_logprobs(self, batch: TurnBatch) -> Tensor:
+        """Compute the log-probabilities ``(turn, token)`` under the policy at the start of this run, no gradient."""
 
     @property
     def fingerprint(self) -> str:
-        """A short name of the base weights that checkpoints rest on; empty where there is no base."""
-        return ""
+        """A hash of the base weights that checkpoints rest on; empty where there is no base."""
+        return "" if self.trunk is None else self.trunk.language_model.fingerprint
+
+    # -- running statistics --------------------------------------------------------------------------------------
+
+    def learn_statistics(
+        self, batch: TurnBatch, collection: int, reduce: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """Add a collection to the running statistics, which take effect at :meth:`settle_statistics`; idempotent.
+
+        Args:
+            batch: the collected turns.
+            collection: index of the collection in the run.
+            reduce: sums a tensor over ranks; None for a single process.
+        """
+        for part in self._statistics():
+            part.learn(batch.inputs[part.reads], collection, reduce)
+
+    def settle_statistics(self, collection: int) -> None:
+        """Let statistics learned before ``collection`` take effect; called at its start."""
+        for part in self._statistics():
+            part.settle(collection)
+
+    def _statistics(self) -> list[RunningStatistics]:
+        """Return the modules that normalise by running statistics."""
+        return [part for part in self.children() if isinstance(part, RunningStatistics)]
+
+    # -- prompts and demonstrations ------------------------------------------------------------------------------
+
+    def encode(self, observation: Any, history: History) -> list[int]:
+        """Return the token ids of the prompt for one observation.
+
+        Raises:
+            ValueError: the policy reads no prompts, or the prompt is too long even without any history.
+        """
+        if self.trunk is None or self.prompt is None or self.codec is None:
+            raise ValueError(f"model.policy is a {type(self).__name__}, which reads no prompts.")
+        return self.trunk.encode(self.prompt, self.codec, observation, history)
+
+    def prompt_text(self, observation: Any, history: History) -> str:
+        """Return the prompt that the language model reads, special tokens included; empty where there is none."""
+        if self.trunk is None or self.prompt is None:
+            return ""
+        return self.trunk.language_model.tokenizer.decode(self.encode(observation, history))
+
+    def write(self, action_text: str, reasoning: str) -> str:
+        """Return a response in the format that the prompt asks for.
+
+        Raises:
+            ValueError: the policy does not respond in text.
+        """
+        if self.prompt is None:
+            raise ValueError(f"model.policy is a {type(self).__name__}, which does not respond in text.")
+        return get_response_format(self.prompt.response_format).render(action_text, reasoning)
+
+    def encode_response(self, response: str) -> list[int]:
+        """Return the ids of a demonstrated response, as :meth:`act` would have sampled them.
+
+        Raises:
+            ValueError: demonstrations cannot train this policy, or not this one.
+        """
+        raise ValueError(f"model.policy is a {type(self).__name__}, which demonstrations cannot train.")

@@ -1,40 +1,41 @@
-"""The language model that chooses among the legal actions by the probability of their text.
+"""The policy that chooses among the legal actions by the probability of their text.
 
-Nothing is generated, so nothing illegal can be said: the candidates' texts behind the prompt are scored, and a softmax
-over the scores is the policy (GLAM, arXiv:2302.02662; TWOSOME, arXiv:2401.14151). A turn is one token: the choice. Its
-id is the action's place among the candidates.
+Nothing is generated, so no response is invalid: the texts of all actions are scored as continuations of the prompt, and
+a softmax over the scores is the policy (GLAM, arXiv:2302.02662; TWOSOME, arXiv:2401.14151). A turn is one token, whose
+id is the index of the chosen action.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.functional.distributions import Categorical
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_bits
 from lrl.models.candidate_scoring import Normalisation, check_distinct, divisors
-from lrl.models.generator import draw_tokens, sampling_dtype, sampling_logprobs
-from lrl.models.language_model import LanguageModel, LanguageModelConfig
-from lrl.models.tokenizer import ChatTokenizer
+from lrl.models.language_model import LanguageModelConfig
+from lrl.models.padding import pad_prompts
+from lrl.models.sampling import sample_tokens, sampling_dtype, sampling_logprobs
 from lrl.models.value_head import ValueHead, ValueHeadConfig
 from lrl.policies.policy import Policy
-from lrl.policies.text import pad_prompts, prompt_values
+from lrl.policies.trunk import LanguageModelTrunk, evaluating
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
-from lrl.types import Decisions, Evaluation, History, Inputs, RandomKeys, SamplingConfig, TurnBatch
+from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
 
+@final
 class ScoringPolicy(Policy):
-    """Probabilities of the legal actions' texts, for environments with finitely many actions.
+    """A softmax over the probabilities of the actions' texts, for environments with finitely many actions.
 
-    The score of a candidate is the log-probability of its tokens behind the prompt, without an end token, so that
+    The score of a candidate is the log-probability of its tokens after the prompt, without an end token, so that
     candidates of one token need no more than the prompt's own forward pass. Equal prompts are computed once; candidates
-    share their prompt, and while acting prompts share what they begin with.
+    share their prompt, and while acting prompts share their common prefix.
 
     Args:
         language_model: which causal LM.
@@ -43,11 +44,15 @@ class ScoringPolicy(Policy):
         normalisation: ``sum`` of the tokens' log-probabilities (GLAM), or their mean per ``token`` or per ``word``
             (TWOSOME), which does not favour short texts.
         max_prompt_tokens: a longer prompt loses its oldest history first.
-        length_groups: passes over prompts, each over those of like length: less padding.
-        value_head: a critic on the trunk; null has none.
+        length_groups: forward passes that prompts are sorted into by length, to save padding.
+        value_head: a critic on the hidden states; null has none.
     """
 
-    answers_by_text = True
+    greedy_is_reproducible = True
+    demonstration_losses = ("completion",)
+    prompt: PromptTemplate
+    trunk: LanguageModelTrunk
+    value_head: ValueHead | None
 
     def __init__(
         self,
@@ -70,32 +75,25 @@ class ScoringPolicy(Policy):
             raise ValueError(f"policy.normalisation is {normalisation!r}; it must be sum, token or word.")
         if length_groups < 1:
             raise ValueError(f"policy.length_groups is {length_groups}; it must be at least 1.")
-        self.language_model = LanguageModel(language_model)
-        self.prompt = prompt
+        self.trunk = LanguageModelTrunk(language_model, max_prompt_tokens, value_head)
+        self.language_model, self.value_head = self.trunk.language_model, self.trunk.value_head
+        self.prompt, self.length_groups = prompt, length_groups
         self.normalisation: Normalisation = normalisation
-        self.max_prompt_tokens, self.length_groups = max_prompt_tokens, length_groups
         self.sampling = SamplingConfig(temperature=temperature, max_new_tokens=1)
-        self.critic, self.value_head, self.has_critic = value_head, None, value_head is not None
-        self.dropped_turns = 0
+        self.has_critic = value_head is not None
         self.action_texts: tuple[str, ...] = ()
         self._tokens: list[list[int]] = []
 
     @property
     def response_format(self) -> str:
-        """``direct``."""
+        """The response format that the prompt asks for: ``direct``."""
         return self.prompt.response_format
 
-    @property
-    def tokenizer(self) -> ChatTokenizer:
-        """The model's tokenizer; there after :meth:`configure`."""
-        assert self.language_model.tokenizer is not None
-        return self.language_model.tokenizer
-
     def connect(self, codec: TextCodec) -> None:
-        """Take the codec's actions as candidates.
+        """Set the codec, whose actions are the candidates.
 
         Raises:
-            ValueError: they are not finite.
+            ValueError: there are infinitely many actions.
         """
         super().connect(codec)
         if codec.action_texts is None:
@@ -107,56 +105,31 @@ class ScoringPolicy(Policy):
         self.action_texts = codec.action_texts
 
     def configure(self) -> None:
-        """Load the language model.
+        """Load the language model and initialise the value head.
 
         Raises:
-            ValueError: its tokenizer cannot tell two actions apart, or has no token for one.
+            ValueError: the tokenizer gives two actions the same tokens, or one of them none.
         """
-        self.language_model.configure()
-        self._tokens = [self.tokenizer.encode_text(text) for text in self.action_texts]
+        self.trunk.configure()
+        self.value_head = self.trunk.value_head
+        self._tokens = [self.language_model.tokenizer.encode_text(text) for text in self.action_texts]
         check_distinct(self.action_texts, self._tokens, self.language_model.config.name)
-        if self.critic is not None and self.value_head is None:
-            self.value_head = ValueHead(self.critic, self.language_model.hidden_size)
-            if self.critic.adapter:
-                self.language_model.add_critic_adapter()
-
-    def build_reference(self, warm_started: bool) -> None:
-        """Keep the current weights as the reference."""
-        self.language_model.build_reference(warm_started)
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the causal LM, as it was loaded."""
-        return self.language_model.fingerprint
-
-    def encode(self, observation: str, history: History) -> list[int]:
-        """Token ids of the prompt for one observation."""
-        assert self.codec is not None
-        ids, dropped = self.tokenizer.encode_prompt(
-            self.prompt, self.codec, observation, history, self.max_prompt_tokens
-        )
-        self.dropped_turns += dropped
-        return ids
 
     def encode_response(self, response: str) -> list[int]:
-        """The id of an answer: the place of its action among the candidates.
+        """Return the id of a response: the index of its action among the candidates.
 
         Raises:
-            ValueError: it is no legal action.
+            ValueError: the response is not a legal action.
         """
         assert self.codec is not None
         try:
             action = self.codec.text_to_action(get_response_format(self.response_format).extract(response))
         except InvalidActionError as error:
             raise ValueError(
-                f"data.demonstrations answer {response!r}, which a ScoringPolicy cannot choose: {error}; "
+                f"data.demonstrations have the response {response!r}, which a ScoringPolicy cannot choose: {error}; "
                 "it must be the action alone."
             ) from error
         return [self.action_texts.index(self.codec.action_to_text(action))]
-
-    def write(self, action_text: str, reasoning: str) -> str:
-        """An answer in the prompt's format."""
-        return get_response_format(self.response_format).render(action_text, reasoning)
 
     @torch.no_grad()
     def act(
@@ -168,23 +141,20 @@ class ScoringPolicy(Policy):
     ) -> Decisions:
         """Choose one action per row."""
         assert self.codec is not None
-        prompts = [self.encode(text, history) for text, history in zip(observations, memory, strict=True)]
+        prompts = [self.encode(*row) for row in zip(observations, memory, strict=True)]
         inputs = pad_prompts(prompts, self.language_model.device)
-        was_training = self.training
-        self.eval()
-        if self.language_model.share and not (sampling is None and self.language_model.recomputes):
-            ids, mask = self._candidates()
-            sums, states = self.language_model.candidate_logprobs(prompts, ids, mask, self.length_groups)
-            scores = sums / self._lengths(mask)
-        else:
-            scores, states = self._scores_and_states(inputs["prompt_ids"], inputs["prompt_mask"])
-        mask = torch.ones(len(prompts), 1, dtype=torch.bool, device=scores.device)
-        values = None
-        if self.value_head is not None and not self.language_model.has_critic_adapter:
-            values = self.value_head(cast(Tensor, states)[:, None], mask)
-        self.train(was_training)
+        with evaluating(self):
+            if self.language_model.share and not (sampling is None and self.language_model.recomputes):
+                ids, mask = self._candidates()
+                sums, states = self.language_model.candidate_logprobs(prompts, ids, mask, self.length_groups)
+                scores = sums / self._divisors(mask)
+            else:
+                scores, states = self._scores_and_states(inputs["prompt_ids"], inputs["prompt_mask"])
+            mask, values = torch.ones(len(prompts), 1, dtype=torch.bool, device=scores.device), None
+            if self.value_head is not None and self.trunk.has_fixed_states:
+                values = self.value_head(cast(Tensor, states)[:, None], mask)
         logprobs = sampling_logprobs(scores, self.sampling if sampling is None else sampling)
-        choice = draw_tokens(logprobs, token_bits(keys, 1)[:, 0].to(scores.device))
+        choice = sample_tokens(logprobs, token_bits(keys, 1)[:, 0].to(scores.device))
         texts = [self.action_texts[index] for index in choice.tolist()]
         return Decisions(
             actions=texts,
@@ -198,32 +168,40 @@ class ScoringPolicy(Policy):
         )
 
     def scores(self, prompt_ids: Tensor, prompt_mask: Tensor, reference: bool = False) -> Tensor:
-        """Normalised log-probabilities ``(turn, candidate)`` behind right-padded prompts ``(turn, prompt)``.
+        """Compute normalised log-probabilities ``(turn, candidate)`` of the actions' texts.
 
-        With ``reference`` by the policy as it was when this run started, without gradient.
+        Args:
+            prompt_ids: int64 ``(turn, prompt)``, right-padded.
+            prompt_mask: bool ``(turn, prompt)``.
+            reference: whether under the policy at the start of this run, without gradient.
         """
         return self._scores_and_states(prompt_ids, prompt_mask, reference)[0]
 
     def _scores_and_states(
         self, prompt_ids: Tensor, prompt_mask: Tensor, reference: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """:meth:`scores`, and the hidden states ``(turn, hidden)`` at the prompts' ends if they are wanted."""
+        """Compute :meth:`scores`, and for a critic the hidden states ``(turn, hidden)`` at the prompts' ends."""
         prompt_ids = prompt_ids * prompt_mask
         keyed = torch.cat([prompt_mask.sum(1, keepdim=True), prompt_ids], dim=1)
         unique, index = torch.unique(keyed, dim=0, return_inverse=True)
-        # Ordered by length. Ranks that share weights make as many passes each: fewer prompts than passes are repeated.
+        # Sorted by length. Ranks with sharded weights must make equally many passes: too few prompts are repeated.
         order = torch.arange(max(len(unique), self.length_groups), device=unique.device) % len(unique)
         parts = [self._score_unique(unique[part], reference) for part in order.tensor_split(self.length_groups)]
         sums = torch.cat([part for part, _ in parts])
         states = None if parts[0][1] is None else torch.cat([cast(Tensor, part) for _, part in parts])[index]
-        return (sums / self._lengths(self._candidates()[1]))[index], states
+        return (sums / self._divisors(self._candidates()[1]))[index], states
 
     def _score_unique(self, unique: Tensor, reference: bool) -> tuple[Tensor, Tensor | None]:
-        """Sums of log-probabilities behind prompts ``(prompt, 1 + token)`` that their lengths stand before."""
+        """Compute sums of the candidates' log-probabilities, ``(prompt, candidate)``, and states ``(prompt, hidden)``.
+
+        Args:
+            unique: int64 ``(prompt, 1 + token)``: the length of each prompt, then its tokens.
+            reference: whether under the policy at the start of this run.
+        """
         ids, mask = self._candidates()
         lengths, prompts, count = unique[:, 0], unique[:, 1 : 1 + int(unique[:, 0].max())], len(ids)
         columns = torch.arange(prompts.shape[1], device=prompts.device)[None] < lengths[:, None]
-        if ids.shape[1] == 1:  # the prompt's last column tells it all
+        if ids.shape[1] == 1:  # the logits at the prompt's last column are enough
             response, response_mask = prompts.new_zeros(len(prompts), 1), columns.new_zeros(len(prompts), 1)
         else:
             prompts, columns = prompts.repeat_interleave(count, 0), columns.repeat_interleave(count, 0)
@@ -246,33 +224,15 @@ class ScoringPolicy(Policy):
         return sums, states
 
     def _candidates(self) -> tuple[Tensor, Tensor]:
-        """Ids and mask ``(candidate, token)`` of the actions' texts."""
+        """Return ids (int64) and mask (bool) of the actions' texts, each ``(candidate, token)``."""
         padded = pad_prompts(self._tokens, self.language_model.device)
         return padded["prompt_ids"], padded["prompt_mask"]
 
-    def _lengths(self, mask: Tensor) -> Tensor:
+    def _divisors(self, mask: Tensor) -> Tensor:
         return divisors(self.normalisation, self.action_texts, mask)
 
-    def choices(self, inputs: Inputs, reference: bool = False) -> Tensor:
-        """Log-probabilities ``(turn, candidate)`` of all actions behind ``inputs``, at the temperature of training."""
-        scores = self.scores(inputs["prompt_ids"], inputs["prompt_mask"], reference)
-        return torch.log_softmax(scores / self.sampling.temperature, dim=-1)
-
-    def critic_parameters(self) -> list[nn.Parameter]:
-        """The value head's, and those of its adapter."""
-        own = [] if self.value_head is None else list(self.value_head.parameters())
-        return [*own, *self.language_model.critic_parameters()]
-
-    @torch.no_grad()
-    def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
-        """The value head's, at the last token of each prompt."""
-        if self.value_head is None:
-            return super().state_values(observations, memory)
-        prompts = [self.encode(text, history) for text, history in zip(observations, memory, strict=True)]
-        return prompt_values(self.language_model, self.value_head, prompts)
-
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
-        """Log-probability of each choice and entropy over the candidates, ``(turn, 1)``."""
+        """Compute the log-probability of each choice and the entropy over the candidates, each ``(turn, 1)``."""
         self.train(dropout_seed is not None)
         with seeded(dropout_seed, self.language_model.device):
             scores, states = self._scores_and_states(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"])
@@ -284,17 +244,20 @@ class ScoringPolicy(Policy):
         return Evaluation(logprobs=logprobs, entropy=distribution.entropy(), values=values, distribution=distribution)
 
     def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
-        """A head on a trunk that it shares reads states that do not change with it."""
-        if self.value_head is None or self.language_model.has_critic_adapter:
+        """Return values as a function of the value head's weights; the hidden states are computed once if fixed."""
+        if not self.trunk.has_fixed_states:
             return super().critic_view(batch, chunk_size)
         self.eval()
         with torch.no_grad():
-            prompts = ((part.inputs["prompt_ids"], part.inputs["prompt_mask"]) for part in batch.split(chunk_size))
-            states = torch.cat([cast(Tensor, self._scores_and_states(*part)[1]) for part in prompts])
+            prompts = ((chunk.inputs["prompt_ids"], chunk.inputs["prompt_mask"]) for chunk in batch.split(chunk_size))
+            states = torch.cat([cast(Tensor, self._scores_and_states(*chunk)[1]) for chunk in prompts])
+        assert self.value_head is not None
         return self.value_head.view(states[:, None], batch.response_mask)
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        """Log-probabilities under the policy as it was when this run started."""
+        """Compute the log-probabilities ``(turn, 1)`` of the choices under the policy at the start of this run."""
         self.eval()
-        return self.choices(batch.inputs, reference=True).gather(-1, batch.inputs["response_ids"])
+        scores = self.scores(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"], reference=True)
+        logprobs = torch.log_softmax(scores / self.sampling.temperature, dim=-1)
+        return logprobs.gather(-1, batch.inputs["response_ids"])

@@ -1,22 +1,24 @@
-"""The language model that writes its action, token by token."""
+"""The policy that generates its response as text, token by token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lrl.functional.distributions import Categorical
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_bits
-from lrl.models.language_model import LanguageModel, LanguageModelConfig
+from lrl.models.decode_loop import DecodeLoop
+from lrl.models.generator import Generator
+from lrl.models.language_model import LanguageModelConfig
+from lrl.models.padding import pad_prompts
 from lrl.models.prompt_sharing import Layout
-from lrl.models.tokenizer import ChatTokenizer
 from lrl.models.value_head import ValueHead, ValueHeadConfig
 from lrl.policies.policy import Policy
+from lrl.policies.trunk import LanguageModelTrunk, evaluating
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
@@ -25,8 +27,9 @@ _LOGITS = 2**26
 """How many logits are computed at once where no gradient is needed."""
 
 
+@final
 class TextPolicy(Policy):
-    """Generates a turn as text; every sampled token counts.
+    """A language model that generates its response as text; every sampled token counts.
 
     Args:
         language_model: which causal LM.
@@ -34,12 +37,17 @@ class TextPolicy(Policy):
         sampling: the distribution that training samples from. Only the temperature may be changed: top-k and top-p
             would need the sampled support at training time.
         max_prompt_tokens: a longer prompt loses its oldest history first.
-        pack_tokens: lay several turns out in one row of this many tokens when they are evaluated, none seeing another;
-            null shares equal prompts instead. Pays where prompts differ in length.
-        value_head: a critic on the trunk; null has none.
+        pack_tokens: evaluate several turns per row of this many tokens, none attending to another; null shares equal
+            prompts instead. Packing pays where prompts differ in length.
+        value_head: a critic on the hidden states; null has none.
+        generator: samples the responses; null decodes with the language model itself.
     """
 
-    answers_by_text = True
+    greedy_is_reproducible = True
+    demonstration_losses = ("completion", "all")
+    prompt: PromptTemplate
+    trunk: LanguageModelTrunk
+    value_head: ValueHead | None
 
     def __init__(
         self,
@@ -49,70 +57,40 @@ class TextPolicy(Policy):
         max_prompt_tokens: int = 1024,
         pack_tokens: int | None = None,
         value_head: ValueHeadConfig | None = None,
+        generator: Generator | None = None,
     ) -> None:
         super().__init__()
         if sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0; training samples, so it must be positive.")
         if sampling.top_k is not None or sampling.top_p is not None:
             raise ValueError("sampling.top_k and sampling.top_p must be null in training; give them to an evaluation.")
-        self.language_model = LanguageModel(language_model)
-        self.prompt, self.sampling, self.max_prompt_tokens = prompt, sampling, max_prompt_tokens
-        self.pack_tokens = pack_tokens
-        self.critic, self.value_head = value_head, None
+        self.trunk = LanguageModelTrunk(language_model, max_prompt_tokens, value_head)
+        self.language_model, self.value_head = self.trunk.language_model, self.trunk.value_head
+        self.prompt, self.sampling, self.pack_tokens = prompt, sampling, pack_tokens
         self.has_critic = value_head is not None
-        self.dropped_turns = 0
+        self.generator: Generator = generator or DecodeLoop(self.language_model, self.stop_text)
 
     @property
     def response_format(self) -> str:
-        """As the prompt asks for."""
+        """The response format that the prompt asks for."""
         return self.prompt.response_format
 
     @property
-    def tokenizer(self) -> ChatTokenizer:
-        """The model's tokenizer; there after :meth:`configure`."""
-        assert self.language_model.tokenizer is not None
-        return self.language_model.tokenizer
-
-    def configure(self) -> None:
-        """Load the language model, and draw the value head's weights."""
-        self.language_model.configure()
-        if self.critic is not None and self.value_head is None:
-            self.value_head = ValueHead(self.critic, self.language_model.hidden_size)
-            if self.critic.adapter:
-                self.language_model.add_critic_adapter()
-
-    def build_reference(self, warm_started: bool) -> None:
-        """Keep the current weights as the reference."""
-        self.language_model.build_reference(warm_started)
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the causal LM, as it was loaded."""
-        return self.language_model.fingerprint
-
-    @property
     def stop_text(self) -> str | None:
-        """The text that ends an answer."""
+        """The text that ends a response; None where only the end of the turn does."""
         return get_response_format(self.prompt.response_format).stop
 
-    def encode(self, observation: str, history: History) -> list[int]:
-        """Token ids of the prompt for one observation."""
-        assert self.codec is not None
-        ids, dropped = self.tokenizer.encode_prompt(
-            self.prompt, self.codec, observation, history, self.max_prompt_tokens
-        )
-        self.dropped_turns += dropped
-        return ids
+    def configure(self) -> None:
+        """Load the language model and initialise the value head."""
+        self.trunk.configure()
+        self.value_head = self.trunk.value_head
 
     def encode_response(self, response: str) -> list[int]:
-        """Token ids of an answer as it would have been sampled: the token that ends it included."""
-        ids = self.tokenizer.encode_text(response)
-        stops = self.tokenizer.stop_ids(self.stop_text)
-        return ids if ids and ids[-1] in stops else [*ids, self.tokenizer.end_id]
-
-    def write(self, action_text: str, reasoning: str) -> str:
-        """An answer in the prompt's format."""
-        return get_response_format(self.prompt.response_format).render(action_text, reasoning)
+        """Return the token ids of a response as it would have been sampled, the token that ends it included."""
+        tokenizer = self.language_model.tokenizer
+        ids = tokenizer.encode_text(response)
+        stops = tokenizer.stop_ids(self.stop_text)
+        return ids if ids and ids[-1] in stops else [*ids, tokenizer.end_id]
 
     @torch.no_grad()
     def act(
@@ -122,46 +100,46 @@ class TextPolicy(Policy):
         keys: RandomKeys,
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
-        """Write one answer per row."""
+        """Generate one response per row."""
         assert self.codec is not None
         sampling = self.sampling if sampling is None else sampling
-        prompts = [self.encode(text, history) for text, history in zip(observations, memory, strict=True)]
-        was_training = self.training
-        self.eval()
-        bits = token_bits(keys, sampling.max_new_tokens)
-        responses = self.language_model.generate(prompts, bits, sampling, self.stop_text)
-        inputs = pad_prompts(prompts, responses.ids.device) | {"response_ids": responses.ids}
-        logprobs = responses.logprobs
-        if sampling is self.sampling and self.language_model.recomputes:
-            logprobs = self._teacher_forced(inputs, responses.mask)
-        self.train(was_training)
-        lengths = responses.mask.sum(1).tolist()
-        texts = [self.tokenizer.decode(ids[:n]) for ids, n in zip(responses.ids.tolist(), lengths)]
+        prompts = [self.encode(*row) for row in zip(observations, memory, strict=True)]
+        with evaluating(self):
+            responses = self.generator.generate(prompts, token_bits(keys, sampling.max_new_tokens), sampling)
+            inputs = pad_prompts(prompts, responses.ids.device) | {"response_ids": responses.ids}
+            logprobs = responses.logprobs
+            if sampling is self.sampling and self.language_model.recomputes:
+                logprobs = self._teacher_forced(inputs, responses.mask)
+        lengths, decode = responses.mask.sum(1).tolist(), self.language_model.tokenizer.decode
+        texts = [decode(ids[:n]) for ids, n in zip(responses.ids.tolist(), lengths)]
         memory = [self.prompt.extend_history(self.codec, *row) for row in zip(memory, observations, texts, strict=True)]
         return Decisions(actions=texts, inputs=inputs, response_mask=responses.mask, logprobs=logprobs, memory=memory)
 
     @torch.no_grad()
     def _teacher_forced(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
-        """Log-probabilities ``(turn, token)`` as :meth:`evaluate` has them, of a few turns at a time."""
+        """Compute log-probabilities ``(turn, token)`` as :meth:`evaluate` does, of a few turns at a time.
+
+        Args:
+            inputs: prompts and responses, each ``(turn, ...)``.
+            mask: of the responses, bool ``(turn, token)``.
+        """
         vocabulary = self.language_model.model.get_output_embeddings().weight.shape[0]
         size = max(1, _LOGITS // (vocabulary * mask.shape[1]))
-        parts = []
+        chunks = []
         for start in range(0, len(mask), size):
-            part = {name: tensor[start : start + size] for name, tensor in inputs.items()}
-            seen = mask[start : start + size]
-            logits = self.language_model.logits(self._layout(part, seen))
-            parts.append(
-                selected_logprobs(logits / self.sampling.temperature, part["response_ids"][:, : seen.shape[1]])
-            )
-        return torch.cat(parts) * mask
+            chunk = {name: tensor[start : start + size] for name, tensor in inputs.items()}
+            chunk_mask = mask[start : start + size]
+            logits = self.language_model.logits(self._layout(chunk, chunk_mask)) / self.sampling.temperature
+            chunks.append(selected_logprobs(logits, chunk["response_ids"][:, : chunk_mask.shape[1]]))
+        return torch.cat(chunks) * mask
 
     def _layout(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Layout:
         return self.language_model.lay_out(inputs, mask, pack_tokens=self.pack_tokens)
 
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
-        """Teacher-forced log-probabilities at the sampling temperature; dropout off unless a seed names it.
+        """Compute teacher-forced log-probabilities at the sampling temperature.
 
-        The mode stays as it is set here: layers that compute their activations again do so in the backward pass.
+        The module stays in the mode set here: with gradient checkpointing, layers run again in the backward pass.
         """
         self.train(dropout_seed is not None)
         layout = self._layout(batch.inputs, batch.response_mask)
@@ -179,60 +157,23 @@ class TextPolicy(Policy):
         )
 
     def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
-        """A head on a trunk that it shares reads states that do not change with it."""
-        if self.value_head is None or self.language_model.has_critic_adapter:
+        """Return values as a function of the value head's weights; the hidden states are computed once if fixed."""
+        if not self.trunk.has_fixed_states:
             return super().critic_view(batch, chunk_size)
         self.eval()
-        states = torch.cat([self._states(part) for part in batch.split(chunk_size)])
+        states = torch.cat([self._states(chunk) for chunk in batch.split(chunk_size)])
+        assert self.value_head is not None
         return self.value_head.view(states, batch.response_mask)
 
     @torch.no_grad()
     def _states(self, batch: TurnBatch) -> Tensor:
-        """What each token's logits are made from, ``(turn, token, hidden)``."""
-        layout = self._layout(batch.inputs, batch.response_mask)
-        return self.language_model.logits_and_states(layout)[1]
-
-    def critic_parameters(self) -> list[nn.Parameter]:
-        """The value head's, and those of its adapter."""
-        own = [] if self.value_head is None else list(self.value_head.parameters())
-        return [*own, *self.language_model.critic_parameters()]
-
-    @torch.no_grad()
-    def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
-        """The value head's, at the last token of each prompt."""
-        if self.value_head is None:
-            return super().state_values(observations, memory)
-        prompts = [self.encode(text, history) for text, history in zip(observations, memory, strict=True)]
-        return prompt_values(self.language_model, self.value_head, prompts)
+        """Compute the hidden states ``(turn, token, hidden)`` that predict each token."""
+        return self.language_model.logits_and_states(self._layout(batch.inputs, batch.response_mask))[1]
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        """Log-probabilities under the policy as it was when this run started."""
+        """Compute the log-probabilities ``(turn, token)`` under the policy at the start of this run."""
         self.eval()
         layout = self.language_model.lay_out(batch.inputs, batch.response_mask)
         logits = self.language_model.reference_logits(layout) / self.sampling.temperature
         return selected_logprobs(logits, batch.inputs["response_ids"]) * batch.response_mask
-
-    def with_sampling(self, **changes: Any) -> SamplingConfig:
-        """This policy's sampling with some values changed, for evaluation."""
-        return replace(self.sampling, **changes)
-
-
-def prompt_values(model: LanguageModel, head: ValueHead, prompts: Sequence[Sequence[int]]) -> Tensor:
-    """Values ``(row,)`` of the states that prompts end in, without dropout."""
-    inputs = pad_prompts(prompts, model.device)
-    inputs["response_ids"] = inputs["prompt_ids"].new_zeros(len(prompts), 1)
-    mask = torch.ones(len(prompts), 1, dtype=torch.bool, device=model.device)
-    was_training = model.training
-    model.eval()
-    _, states = model.logits_and_states(model.lay_out(inputs, mask))
-    model.train(was_training)
-    return head(states, mask)[:, 0]
-
-
-def pad_prompts(prompts: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
-    """``prompt_ids`` and ``prompt_mask`` ``(row, prompt)``, right-padded with 0."""
-    width = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([list(p) + [0] * (width - len(p)) for p in prompts], device=device)
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
-    return {"prompt_ids": ids, "prompt_mask": torch.arange(width, device=device)[None] < lengths[:, None]}

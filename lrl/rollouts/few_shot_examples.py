@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from lrl.envs.factory import EnvFactory
+from lrl.envs.text import text_of
 from lrl.functional.random import counter_hash, seeds
-from lrl.policies.baselines.fixed import ExpertPolicy
-from lrl.policies.policy import Policy
-from lrl.prompts.template import PromptTemplate
+from lrl.policies.actor import Actor
+from lrl.policies.baselines.fixed import ExpertActor
 from lrl.rollouts.runner import EnvRunner
 from lrl.types import PastTurn, RandomKeys
 
@@ -21,13 +19,12 @@ _EPISODES_PER_EXAMPLE = 50
 """Episodes per example after which no further observations are expected."""
 
 
-def wants_examples(policy: Policy) -> bool:
+def wants_examples(policy: Actor) -> bool:
     """Return whether the policy's prompt lacks some of its few-shot examples."""
-    prompt = getattr(policy, "prompt", None)
-    return isinstance(prompt, PromptTemplate) and prompt.num_examples > len(prompt.examples)
+    return policy.prompt is not None and policy.prompt.num_examples > len(policy.prompt.examples)
 
 
-def add_examples(policy: Policy, env: EnvFactory) -> None:
+def add_examples(policy: Actor, env: EnvFactory) -> None:
     """Draw few-shot examples for the policy's prompt if it lacks some.
 
     Args:
@@ -37,10 +34,9 @@ def add_examples(policy: Policy, env: EnvFactory) -> None:
     Raises:
         ValueError: see :func:`draw_examples`.
     """
-    if wants_examples(policy):
-        model: Any = policy
-        prompt: PromptTemplate = model.prompt
-        model.prompt = prompt.with_examples(draw_examples(env, prompt.num_examples, prompt.response_format))
+    prompt = policy.prompt
+    if prompt is not None and wants_examples(policy):
+        policy.prompt = prompt.with_examples(draw_examples(env, prompt.num_examples, prompt.response_format))
 
 
 def draw_examples(env: EnvFactory, num_examples: int, response_format: str) -> tuple[PastTurn, ...]:
@@ -56,7 +52,7 @@ def draw_examples(env: EnvFactory, num_examples: int, response_format: str) -> t
         ValueError: the environment has no expert, or its episodes have fewer different observations.
     """
     levels = env.training_split()
-    expert = ExpertPolicy(response_format=response_format)
+    expert = ExpertActor(response_format=response_format)
     try:
         expert.connect(levels.codec)
     except ValueError as error:
@@ -86,5 +82,5 @@ def _play(runner: EnvRunner, episode: np.ndarray) -> list[PastTurn]:
     turns: list[PastTurn] = []
     while not runner.ended[0]:
         step = runner.turn(RandomKeys(seed=0, purpose=_PURPOSE, collection=0, env=episode, turn=runner.lengths))
-        turns.append(PastTurn(str(step.observations[0]), step.decisions.actions[0]))
+        turns.append(PastTurn(text_of(step.observations[0]), step.decisions.actions[0]))
     return turns

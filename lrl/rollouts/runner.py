@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import iterate
 
+from lrl.policies.actor import Actor
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
 
@@ -44,23 +45,6 @@ class Step:
     def ended(self) -> np.ndarray:
         """Whether the turn ended its episode, bool ``(row,)``."""
         return self.terminated | self.truncated
-
-
-class Actor(Protocol):
-    """Decides for environments; see :class:`~lrl.policies.policy.Policy`."""
-
-    def prepare(self, envs: VectorEnv) -> None:
-        """Ask the environments for what acting needs besides observations."""
-
-    def act(
-        self,
-        observations: Sequence[Any],
-        memory: list[History],
-        keys: RandomKeys,
-        sampling: SamplingConfig | None = None,
-    ) -> Decisions:
-        """Decide once in each row, without gradient."""
-        ...
 
 
 @final

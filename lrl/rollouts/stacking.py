@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lrl.envs.text import text_of
 from lrl.policies.policy import Policy
 from lrl.rollouts.runner import EnvRunner, Step
 from lrl.types import Rollout
@@ -62,7 +63,7 @@ def stack_steps(steps: Sequence[Step], group: np.ndarray, values: Sequence[Tenso
         active=stack([torch.ones(len(step.rows), dtype=torch.bool) for step in steps]),
         turn=stack([torch.from_numpy(step.turn) for step in steps]),
         group=torch.from_numpy(group),
-        observations=[_spread(step.rows, [_text(seen) for seen in step.observations], num_envs) for step in steps],
+        observations=[_spread(step.rows, [text_of(seen) for seen in step.observations], num_envs) for step in steps],
         responses=[_spread(step.rows, step.decisions.actions, num_envs) for step in steps],
         metrics=turn_metrics(steps),
         final_values=None if values is None else stack(values),
@@ -99,10 +100,6 @@ def turn_metrics(steps: Sequence[Step]) -> dict[str, Tensor]:
         for name, column in reported.items():
             columns[name].append(column[step.ended] if name in _OF_EPISODES else column)
     return {name: torch.from_numpy(np.concatenate(columns[name])).float() for name in sorted(columns)}
-
-
-def _text(observation: Any) -> str:
-    return observation if isinstance(observation, str) else ""
 
 
 def _spread(rows: np.ndarray, items: Sequence[Any], num_envs: int) -> list[Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lrl.functional.sharding import read_checkpoint
 from lrl.models.language_model import LanguageModel
+from lrl.policies.policy import Policy
 from lrl.training.weights import canonical, initial_weights, locate, own_weights, take_weights
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -29,7 +30,7 @@ class Notes(NamedTuple):
     """Of the base that they were trained on."""
 
 
-def start_from(policy: nn.Module, source: str) -> set[str]:
+def start_from(policy: Policy, source: str) -> set[str]:
     """Copy the weights that ``init_from`` names into a policy, merging adapters of another shape into the base.
 
     Returns:
@@ -50,7 +51,7 @@ def lora_scale(policy: nn.Module) -> float | None:
     return next((lora.alpha / lora.r for lora in settings if lora is not None), None)
 
 
-def merge_adapters(policy: nn.Module, weights: dict[str, Tensor], source: str) -> tuple[dict[str, Tensor], bool]:
+def merge_adapters(policy: Policy, weights: dict[str, Tensor], source: str) -> tuple[dict[str, Tensor], bool]:
     """Merge adapters that do not fit the policy's into the base.
 
     Args:
@@ -92,7 +93,7 @@ def merge_adapters(policy: nn.Module, weights: dict[str, Tensor], source: str) -
     rank = given[layers[0] + _A].shape[0]
     message = "merged the adapter of rank %d in %s into %d layers of the base, beneath the one that is trained now"
     logging.getLogger("lrl").info(message, rank, source, len(layers))
-    if notes.fingerprint not in (None, getattr(policy, "fingerprint", None)):
+    if notes.fingerprint not in (None, policy.fingerprint):
         logging.getLogger("lrl").warning("%s was trained on another base, or on one of another data type", source)
     return kept, True
 

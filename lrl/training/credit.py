@@ -54,7 +54,7 @@ class CreditConfig:
         if not policy.has_critic:
             raise ValueError(
                 f"model.policy is a {type(policy).__name__} without critic; {algorithm} needs one: set value_head of a "
-                "language model's policy, critic of an MLPPolicy, critic_hidden_sizes of a HeadPolicy."
+                "language model's policy, critic of an MLPPolicy or a HeadPolicy."
             )
 
     def estimate(

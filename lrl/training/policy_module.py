@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -25,7 +24,6 @@ from lrl.training.deferred_signals import DeferredSignals, requeue_signals
 from lrl.training.interruption import Interruption
 from lrl.training.metrics import MetricMeans, State
 from lrl.training.resume import check_fingerprint, check_seed, mend_loops, read_whole
-from lrl.types import SamplingConfig
 
 
 class RunData(Protocol):
@@ -157,7 +155,7 @@ class PolicyModule(L.LightningModule, ABC):
     @property
     def max_response_tokens(self) -> int:
         """The longest possible turn, in tokens."""
-        return 1 if self.policy.sampling is None else self.policy.sampling.max_new_tokens
+        return self.policy.sampling.max_new_tokens
 
     @property
     def world_size(self) -> int:
@@ -237,7 +235,6 @@ class PolicyModule(L.LightningModule, ABC):
         """Play this rank's share of held-out episodes."""
         assert self.run_data is not None
         validation = self.run_data.validation
-        sampling = self.policy.sampling or SamplingConfig()
         with self.trainer.precision_plugin.forward_context(), unsharded(self), self.interruption.abandonable():
             return evaluate_policy(
                 self.policy,
@@ -245,7 +242,7 @@ class PolicyModule(L.LightningModule, ABC):
                 episodes=len(seeds),
                 seed=int(seeds[0]),
                 num_envs=min(validation.num_envs, len(seeds)),
-                sampling=replace(sampling, temperature=validation.temperature),
+                sampling=self.policy.sampling_at(validation.temperature),
                 rank=self.global_rank,
                 world_size=self.trainer.world_size,
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import lightning as L
 import torch
@@ -44,7 +43,7 @@ def check_run(trainer: L.Trainer, policy: Policy, data: object) -> None:
             "trainer.strategy shards the weights (FSDP2), under which a second derivative is nothing; TRPO needs auto "
             "or ddp."
         )
-    model: Any = getattr(policy, "language_model", None)
+    model = policy.trunk and policy.trunk.language_model
     if model is not None and model.config.attention == "flash_attention_2":
         raise ValueError(
             "language_model.attention is flash_attention_2, which has no second derivative; TRPO needs sdpa or eager."

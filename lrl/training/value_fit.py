@@ -127,8 +127,7 @@ def check_separate_critic(policy: Policy, key: str) -> None:
             f"model.policy is a {type(policy).__name__} whose critic shares all of its weights; {key} fits the critic "
             "separately: shared_value_network must be false."
         )
-    model = getattr(policy, "language_model", None)
-    if model is not None and model.has_critic_adapter:
+    if policy.has_critic_adapter:
         raise ValueError(
             f"value_head.adapter is true; it must be false, {key} fits the critic separately, without the trunk."
         )

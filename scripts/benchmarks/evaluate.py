@@ -41,7 +41,7 @@ class Both:
     def ours(self) -> float:
         """Turns per second of our evaluation."""
         options = self.options
-        sampling = self.policy.with_sampling(temperature=self.temperature)
+        sampling = self.policy.sampling_at(self.temperature)
         started = time.perf_counter()
         self.batched = evaluate_policy(
             self.policy, self.envs, options.episodes, options.seed, options.num_envs, sampling=sampling
@@ -73,7 +73,7 @@ class Both:
     @torch.no_grad()
     def _answer(self, observation: str, history: History) -> str:
         """One call of ``generate``, with the stop token of the answer's format, which a careful user would give."""
-        model, chat = self.policy.language_model.model, self.policy.tokenizer
+        model, chat = self.policy.language_model.model, self.policy.language_model.tokenizer
         messages = self.policy.prompt.messages(self.envs.codec, observation, history)
         prompt = chat.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True

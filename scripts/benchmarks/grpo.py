@@ -116,7 +116,7 @@ class Ours:
         """The prompts as text."""
         policy: Any = self.module.policy
         ids = [policy.encode(row.observation, ()) for row in self.states.rows()]
-        return [policy.tokenizer.tokenizer.decode(prompt) for prompt in ids]
+        return [policy.language_model.tokenizer.tokenizer.decode(prompt) for prompt in ids]
 
     def rate(self) -> float:
         """Completions per second over some steps."""

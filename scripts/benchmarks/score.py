@@ -19,8 +19,8 @@ from torch import Tensor
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
 from lrl.models.language_model import LanguageModelConfig
+from lrl.models.padding import pad_prompts
 from lrl.policies.scoring import ScoringPolicy
-from lrl.policies.text import pad_prompts
 from lrl.prompts.template import PromptTemplate
 from lrl.types import RandomKeys
 
@@ -34,7 +34,7 @@ class Both:
         self.policy, self.repeating = self._policy(share_prompts=True), self._policy(share_prompts=False)
         replaced: Any = self.repeating
         replaced.scores = self.repeated
-        tokens = [self.policy.tokenizer.encode_text(text) for text in self.policy.action_texts]
+        tokens = [self.policy.language_model.tokenizer.encode_text(text) for text in self.policy.action_texts]
         self.candidates, self.mask = pad_prompts(tokens, torch.device("cpu")).values()
         self.prompt_tokens: list[int] = []
         self.played: list[EpisodeResults] = []
@@ -97,8 +97,8 @@ class Both:
         acting, _ = self.policy.language_model.candidate_logprobs(prompts, self.candidates, self.mask)
         decisions = self.policy.act(texts, [()] * count, keys)
         with torch.no_grad():
-            evaluating = self.policy.choices(decisions.inputs)
-        difference = max(float((own - theirs).abs().max()) for own in (torch.softmax(acting, -1), evaluating.exp()))
+            evaluating = self.policy.scores(decisions.inputs["prompt_ids"], decisions.inputs["prompt_mask"])
+        difference = max(float((own - theirs).abs().max()) for own in (acting.softmax(-1), evaluating.softmax(-1)))
         assert difference < 1e-5, difference
         return difference
 

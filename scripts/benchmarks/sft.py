@@ -89,7 +89,10 @@ class Ours:
 
     def rows(self) -> list[dict[str, str]]:
         """The demonstrations as TRL takes them."""
-        prompts = [self.policy.tokenizer.tokenizer.decode(self.policy.encode(t.observation, ())) for t in self.turns]
+        prompts = [
+            self.policy.language_model.tokenizer.tokenizer.decode(self.policy.encode(t.observation, ()))
+            for t in self.turns
+        ]
         return [{"prompt": p, "completion": turn.response} for p, turn in zip(prompts, self.turns, strict=True)]
 
     def batch(self, count: int) -> TurnBatch:

@@ -160,7 +160,9 @@ def test_gradient_reaches_the_sampled_tokens_and_the_end_token_and_no_other(tiny
 
     sizes = batch.response_mask.sum(1)
     last = batch.inputs["response_ids"][torch.arange(len(batch)), sizes - 1]
-    ended = torch.isin(last, torch.tensor(sorted(module.policy.tokenizer.stop_ids(module.policy.stop_text))))
+    ended = torch.isin(
+        last, torch.tensor(sorted(module.policy.language_model.tokenizer.stop_ids(module.policy.stop_text)))
+    )
     assert ended[sizes < MAX_NEW_TOKENS].all() and 0 < int(ended.sum()) < len(batch)
 
 

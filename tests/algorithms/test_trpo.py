@@ -20,7 +20,7 @@ from lrl.functional.distributions import Categorical
 from lrl.functional.trust_region import flatten
 from lrl.models.language_model import LanguageModelConfig, LoRAConfig
 from lrl.models.value_head import ValueHeadConfig
-from lrl.policies.head import HeadPolicy
+from lrl.policies.head import HeadPolicy, ObservationCriticConfig
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts.template import PromptTemplate
@@ -49,7 +49,7 @@ def policy_of(kind, folder, dtype="float64", **model):
     if kind in ("mlp", "gaussian"):
         policy = MLPPolicy((4,), activation="tanh", init_seed=0)
     elif kind == "head":
-        policy = HeadPolicy(language_model, (4,), critic_hidden_sizes=(4,), init_seed=0)
+        policy = HeadPolicy(language_model, (4,), critic=ObservationCriticConfig(hidden_sizes=(4,)), init_seed=0)
     elif kind == "text":
         policy = text_policy(folder, value_head=critic, dtype=dtype, **model)
     else:

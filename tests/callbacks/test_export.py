@@ -62,7 +62,7 @@ def test_a_whole_model_is_loaded_by_hugging_face_alone(request, tmp_path, base, 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     messages = [{"role": "user", "content": "LEFT"}]
     written = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert written == policy.tokenizer.encode_chat(messages)
+    assert written == policy.language_model.tokenizer.encode_chat(messages)
 
 
 @pytest.mark.parametrize("saved", [None, ["lm_head"]])
@@ -103,7 +103,7 @@ def test_a_template_of_ones_own_is_exported_with_the_tokenizer(folder, tmp_path)
     policy = fit(tmp_path, folder, model={"chat_template": "plain"})
     messages = [{"role": "user", "content": "LEFT"}]
     written = AutoTokenizer.from_pretrained(tmp_path / "model").apply_chat_template(messages, tokenize=False)
-    assert written == policy.tokenizer._render(messages, add_generation_prompt=False) == "user: LEFT\n"
+    assert written == policy.language_model.tokenizer._render(messages, add_generation_prompt=False) == "user: LEFT\n"
 
 
 def test_what_could_not_be_loaded_again_is_refused_before_training(folder, tmp_path):

@@ -15,7 +15,7 @@ from lrl.callbacks.exact_success import ExactSuccess
 from lrl.callbacks.policy_picture import PolicyPicture
 from lrl.codecs.codec import TextCodec
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
-from lrl.policies.baselines.fixed import ExpertPolicy
+from lrl.policies.baselines.fixed import ExpertActor
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning under torch 2.13
 PNG = b"\x89PNG"
@@ -37,7 +37,7 @@ class Lessons(L.LightningDataModule):
 class Expert(L.LightningModule):
     """Knows everything already."""
 
-    def __init__(self, env: EnvFactory, policy: ExpertPolicy) -> None:
+    def __init__(self, env: EnvFactory, policy: ExpertActor) -> None:
         super().__init__()
         self.policy, self.weight, self.steps = policy, torch.nn.Parameter(torch.zeros(1)), 0
         self.policy.connect(env.codec)
@@ -56,8 +56,8 @@ class Expert(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-def fit(env: EnvFactory, folder: Path, *callbacks: L.Callback, policy: ExpertPolicy | None = None) -> Expert:
-    expert = Expert(env, policy or ExpertPolicy())
+def fit(env: EnvFactory, folder: Path, *callbacks: L.Callback, policy: ExpertActor | None = None) -> Expert:
+    expert = Expert(env, policy or ExpertActor())
     trainer = L.Trainer(
         max_epochs=2,
         accelerator="cpu",
@@ -82,7 +82,7 @@ def test_a_run_on_frozen_lake_leaves_the_exact_figure_and_both_pictures(tmp_path
         assert (tmp_path / name).read_bytes().startswith(PNG)
 
 
-class Stubborn(ExpertPolicy):
+class Stubborn(ExpertActor):
     """Knows everything but the start, where it goes up in three of four responses."""
 
     def act(self, observations: Any, memory: Any, keys: Any, sampling: Any = None) -> Any:

@@ -6,7 +6,7 @@ import numpy as np
 
 from lrl.callbacks.transcripts import episodes_of, write_episodes
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.policies.baselines.fixed import RandomPolicy
+from lrl.policies.baselines.fixed import RandomActor
 from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
 from lrl.rollouts.fixed_horizon import FixedHorizonCollector
 
@@ -14,7 +14,7 @@ LAKE = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=5)
 
 
 def random_policy():
-    policy = RandomPolicy("direct")
+    policy = RandomActor("direct")
     policy.connect(LAKE.codec)
     return policy
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lrl.cli.arguments import fabric_of
-from lrl.policies.baselines.fixed import ConstantPolicy
+from lrl.policies.baselines.fixed import ConstantActor
 
 SCRIPT = str(Path(__file__).parents[2] / "scripts" / "evaluate.py")
 
@@ -24,20 +24,20 @@ def evaluate(monkeypatch, *arguments):
 def seen(monkeypatch):
     """What a policy with one weight acts in: whether under autocast, and the type of its weight."""
     seen = set()
-    act = ConstantPolicy.act
+    act = ConstantActor.act
 
     def watched(self, *args, **kwargs):
         seen.add((torch.is_autocast_enabled("cpu"), self.weight.dtype))
         return act(self, *args, **kwargs)
 
-    connect = ConstantPolicy.connect
+    connect = ConstantActor.connect
 
     def connected(self, codec):
         connect(self, codec)
         self.weight = torch.nn.Parameter(torch.zeros(1))
 
-    monkeypatch.setattr(ConstantPolicy, "connect", connected)
-    monkeypatch.setattr(ConstantPolicy, "act", watched)
+    monkeypatch.setattr(ConstantActor, "connect", connected)
+    monkeypatch.setattr(ConstantActor, "act", watched)
     return seen
 
 

@@ -8,7 +8,7 @@ from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.evaluation.checkpoint import load_baseline
 from lrl.evaluation.episode_records import film, watch_episode, write_video
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.policies.baselines.fixed import FixedPolicy
+from lrl.policies.baselines.fixed import FixedActor
 from lrl.policies.mlp import MLPPolicy
 
 SEED = 20
@@ -48,7 +48,7 @@ def test_a_network_acts_natively_and_is_told_in_text():
     assert all(turn.observation.startswith("<observation>") and not turn.response for turn in turns)
 
 
-class Stubborn(FixedPolicy):
+class Stubborn(FixedActor):
     probability = 1.0
 
     def choose(self, observations, keys):

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from lrl.codecs.grid import FrozenLakeCodec
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, merge
-from lrl.policies.baselines.fixed import FixedPolicy, RandomPolicy
+from lrl.policies.baselines.fixed import FixedActor, RandomActor
 from lrl.types import Decisions, History, PastTurn, RandomKeys, SamplingConfig
 
 
@@ -40,7 +40,7 @@ class Countdowns(EnvFactory):
         return SyncVectorEnv([Countdown] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
 
 
-class Watcher(FixedPolicy):
+class Watcher(FixedActor):
     """Notes what it is asked; remembers everything."""
 
     probability = 1.0
@@ -85,7 +85,7 @@ def test_every_seed_is_played_once_to_its_end_however_many_environments(num_envs
 
 
 def random_walk(num_envs: int, **options: Any) -> EpisodeResults:
-    policy, envs = RandomPolicy(), GymnasiumEnvs("FrozenLake-v1")
+    policy, envs = RandomActor(), GymnasiumEnvs("FrozenLake-v1")
     policy.connect(envs.codec)
     return evaluate_policy(policy, envs, 40, 10_000, num_envs, **options)
 
@@ -112,7 +112,7 @@ def test_a_rank_without_episodes_plays_none() -> None:
 
 @pytest.mark.slow
 def test_random_walks_succeed_as_often_as_the_exact_figure_says() -> None:
-    policy, envs = RandomPolicy(), GymnasiumEnvs("FrozenLake-v1")
+    policy, envs = RandomActor(), GymnasiumEnvs("FrozenLake-v1")
     policy.connect(envs.codec)
     results = evaluate_policy(policy, envs, 1000, 0, 50)
     lower, upper = results.intervals()["success_rate"]
@@ -126,7 +126,7 @@ def test_progress_is_told_once_for_each_episode() -> None:
 
 
 def test_silence_is_counted_as_invalid() -> None:
-    class Mute(RandomPolicy):
+    class Mute(RandomActor):
         def act(self, *args: Any, **kwargs: Any) -> Decisions:
             decisions = super().act(*args, **kwargs)
             object.__setattr__(decisions, "actions", ["..."] * len(decisions.actions))
@@ -141,10 +141,10 @@ def test_silence_is_counted_as_invalid() -> None:
     )
 
 
-class Reader(FixedPolicy):
+class Reader(FixedActor):
     """Decides by the text it reads and by how much it has read before."""
 
-    answers_by_text = True
+    greedy_is_reproducible = True
     probability = 1.0
 
     def __init__(self, remembers: bool) -> None:
@@ -198,4 +198,4 @@ def test_report_has_the_promised_keys() -> None:
 @pytest.mark.parametrize(("name", "episodes", "num_envs"), [("episodes", 0, 1), ("num_envs", 1, 0)])
 def test_nothing_to_play_is_an_error(name: str, episodes: int, num_envs: int) -> None:
     with pytest.raises(ValueError, match=f"{name} is 0; it must be at least 1"):
-        evaluate_policy(RandomPolicy(), GymnasiumEnvs("FrozenLake-v1"), episodes, 0, num_envs)
+        evaluate_policy(RandomActor(), GymnasiumEnvs("FrozenLake-v1"), episodes, 0, num_envs)

@@ -12,27 +12,27 @@ from lrl.envs.frozen_lake.maps import map_split
 from lrl.envs.tabular import success_probability
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of, wrong_states
-from lrl.policies.baselines.fixed import ConstantPolicy, ExpertPolicy, FixedPolicy, RandomPolicy
+from lrl.policies.baselines.fixed import ConstantActor, ExpertActor, FixedActor, RandomActor
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
 LAKE = GymnasiumEnvs("FrozenLake-v1")
 RANDOM_MAPS = GymnasiumEnvs("lrl/FrozenLakeRandomMaps-v0", kwargs={"split": "test"})
 
 
-def connected(policy: FixedPolicy) -> FixedPolicy:
+def connected(policy: FixedActor) -> FixedActor:
     policy.connect(LAKE.codec)
     return policy
 
 
 def test_the_expert_reaches_what_value_iteration_promises() -> None:
-    (success,) = exact_evaluation(connected(ExpertPolicy()), lakes_of(LAKE)).success
+    (success,) = exact_evaluation(connected(ExpertActor()), lakes_of(LAKE)).success
     assert success == pytest.approx(0.7402, abs=1e-4)
     assert lakes_of(LAKE)[0].optimum == pytest.approx(0.7442, abs=1e-4)
 
 
 def test_frequencies_of_random_answers_give_the_random_walk() -> None:
     lakes = lakes_of(LAKE)
-    exact = exact_evaluation(connected(RandomPolicy()), lakes, samples=400)
+    exact = exact_evaluation(connected(RandomActor()), lakes, samples=400)
     assert exact.decisions[0][lakes[0].states] == pytest.approx(np.full((11, 4), 0.25), abs=0.1)
     assert exact.decisions[0].sum() == pytest.approx(11), "states in which nobody acts hold nothing"
     assert exact.success[0] == pytest.approx(0.0139, abs=0.006)
@@ -40,13 +40,13 @@ def test_frequencies_of_random_answers_give_the_random_walk() -> None:
 
 @pytest.mark.slow
 def test_exact_success_agrees_with_episodes() -> None:
-    policy = connected(ExpertPolicy())
+    policy = connected(ExpertActor())
     lower, upper = evaluate_policy(policy, LAKE, 400, 0, 50).intervals()["success_rate"]
     assert lower < exact_evaluation(policy, lakes_of(LAKE)).success[0] < upper
 
 
 def test_invalid_answers_are_lost() -> None:
-    class HalfMute(ConstantPolicy):
+    class HalfMute(ConstantActor):
         """Falls silent below the first row."""
 
         def act(
@@ -72,7 +72,7 @@ def test_random_maps_are_different_ones_of_the_family() -> None:
     lakes = lakes_of(RANDOM_MAPS, num_maps=12)
     assert len({lake.desc for lake in lakes}) == 12
     assert all(map_split(lake.desc) == "test" for lake in lakes)
-    results = exact_evaluation(connected(ExpertPolicy()), lakes)
+    results = exact_evaluation(connected(ExpertActor()), lakes)
     assert (results.success <= results.optimum + 1e-12).all() and results.success.mean() > 0.2
 
 

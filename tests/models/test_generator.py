@@ -1,161 +1,84 @@
-"""Decoding draws what the counters say, whatever else is in the batch."""
+"""A policy samples through any generator: here one that decodes row by row without a cache, and one with a script."""
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from tiny_runs import batch_of, save_tiny_model, text_policy
 
-from lrl.functional.masking import selected_logprobs
-from lrl.functional.random import exponentials, token_bits
-from lrl.models.generator import Decoder, answers_per_row, draw_tokens, sampling_logprobs
-from lrl.models.prefill import common_prefix
-from lrl.types import RandomKeys, SamplingConfig
+from lrl.codecs.grid import FrozenLakeCodec, render_map
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.evaluation.episodes import evaluate_policy
+from lrl.models.generator import Responses
+from lrl.models.sampling import sample_tokens, sampling_logprobs
+from lrl.types import RandomKeys
 
-PROMPTS = [[1, 2, 3, 4, 5], [6, 7], [1, 2, 3, 4, 5], [8, 9, 10]]
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", params=["llama", "gpt2"])
-def model(request):
-    torch.manual_seed(1)
-    llama = LlamaConfig(vocab_size=24, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
-    gpt2 = GPT2Config(vocab_size=24, n_embd=16, n_layer=2, n_head=2, n_positions=64)
-    config = llama if request.param == "llama" else gpt2
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
+OBSERVATIONS = [render_map(state, MAP) for state in (0, 1, 0, 4, 0, 1)]
 
 
-def keys(env):
-    env = np.asarray(env)
-    return RandomKeys(seed=3, purpose="test", collection=0, env=env, turn=np.zeros_like(env))
+class RowByRow:
+    """Decodes each row alone, and every token from its whole row."""
+
+    def __init__(self, language_model, stop_text=None):
+        self.language_model, self.stop_text = language_model, stop_text
+
+    @torch.no_grad()
+    def generate(self, prompts, uniforms, sampling):
+        stop = self.language_model.tokenizer.stop_ids(self.stop_text)
+        rows = [self._row(list(prompt), bits, sampling, stop) for prompt, bits in zip(prompts, uniforms, strict=True)]
+        width = max(len(ids) for ids, _ in rows)
+        ids, logprobs = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width)
+        mask = torch.zeros(len(rows), width, dtype=torch.bool)
+        for row, (tokens, scores) in enumerate(rows):
+            ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens), True
+            logprobs[row, : len(tokens)] = torch.stack(scores)
+        return Responses(ids=ids, mask=mask, logprobs=logprobs)
+
+    def _row(self, prompt, bits, sampling, stop):
+        tokens, scores = [], []
+        while len(tokens) < sampling.max_new_tokens and not (tokens and tokens[-1] in stop):
+            logits = self.language_model.model(torch.tensor([prompt + tokens])).logits[:, -1]
+            logprobs = sampling_logprobs(logits, sampling)
+            tokens.append(int(sample_tokens(logprobs, bits[len(tokens), None])))
+            scores.append(logprobs[0, tokens[-1]])
+        return tokens, scores
 
 
-def decode(model, rows, sampling, own_mask=True, stop=frozenset({0, 11})):
-    bits = token_bits(keys(rows), sampling.max_new_tokens)
-    return Decoder(model, set(stop), own_mask)([PROMPTS[row] for row in rows], bits, sampling, CPU)
+class Scripted:
+    """Always gives the same response, as a server that serves other weights would."""
+
+    def __init__(self, ids):
+        self.ids = torch.tensor(ids)
+
+    def generate(self, prompts, uniforms, sampling):
+        ids = self.ids.repeat(len(prompts), 1)
+        return Responses(ids=ids, mask=torch.ones_like(ids, dtype=torch.bool), logprobs=torch.zeros(ids.shape))
 
 
-@pytest.mark.parametrize("own_mask", [True, False])
-def test_recorded_logprobs_are_the_teacher_forced_ones(model, own_mask):
-    out = decode(model, [0, 1, 2, 3], SamplingConfig(max_new_tokens=12, temperature=0.7), own_mask)
-    for row, prompt in enumerate(PROMPTS):
-        response = out.ids[row][out.mask[row]]
-        logits = model(torch.cat([torch.tensor(prompt), response])[None]).logits[0, len(prompt) - 1 : -1] / 0.7
-        torch.testing.assert_close(
-            out.logprobs[row][out.mask[row]], selected_logprobs(logits, response), atol=1e-9, rtol=0
-        )
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    policy = text_policy(save_tiny_model(tmp_path_factory.mktemp("models") / "tiny"), max_new_tokens=6)
+    policy.connect(FrozenLakeCodec())
+    policy.configure()
+    return policy
 
 
-def test_a_row_is_the_same_alone_and_in_a_batch(model):
-    sampling = SamplingConfig(max_new_tokens=12)
-    together = decode(model, [0, 1, 2, 3], sampling)
-    for row in range(4):
-        alone = decode(model, [row], sampling)
-        size = int(alone.mask.sum())
-        assert together.ids[row][together.mask[row]].tolist() == alone.ids[0][:size].tolist()
-        torch.testing.assert_close(together.logprobs[row, :size], alone.logprobs[0, :size], atol=1e-9, rtol=0)
+def test_acting_is_the_same_with_another_generator(policy, monkeypatch):
+    rows = len(OBSERVATIONS)
+    keys = RandomKeys(seed=0, purpose="test", collection=0, env=np.arange(rows), turn=np.zeros(rows, dtype=np.int64))
+    built_in = policy.act(OBSERVATIONS, [()] * rows, keys)
+    monkeypatch.setattr(policy, "generator", RowByRow(policy.language_model))
+    other = policy.act(OBSERVATIONS, [()] * rows, keys)
+    assert other.actions == built_in.actions and len(set(other.actions)) > 1
+    assert torch.equal(other.response_mask, built_in.response_mask)
+    torch.testing.assert_close(other.logprobs, built_in.logprobs, atol=1e-5, rtol=0)
+    ratio = (policy.evaluate(batch_of(other)).logprobs - other.logprobs).exp()
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("per_row", [1, 2, 4, 32])
-def test_answers_to_one_prompt_are_the_same_however_many_share_a_row(model, monkeypatch, per_row):
-    monkeypatch.setattr("lrl.models.generator.answers_per_row", lambda *_: per_row)
-    index = [0, 1, 0, 0, 3, 0, 1, 0, 0, 1, 0, 0]
-    bits, sampling = token_bits(keys(np.arange(12)), 30), SamplingConfig(max_new_tokens=30, temperature=0.9)
-    together = Decoder(model, {0, 11}, own_mask=True)([PROMPTS[i] for i in index], bits, sampling, CPU)
-    sizes = together.mask.sum(1)
-    assert len(sizes.unique()) > 5
-    for row, size in enumerate(sizes.tolist()):
-        alone = Decoder(model, {0, 11}, own_mask=False)([PROMPTS[index[row]]], bits[row : row + 1], sampling, CPU)
-        assert together.ids[row, :size].tolist() == alone.ids[0].tolist()
-        torch.testing.assert_close(together.logprobs[row, :size], alone.logprobs[0], atol=1e-9, rtol=0)
-
-
-@pytest.mark.parametrize("temperature", [0, 1.0])
-def test_prompts_with_a_common_beginning_are_answered_as_if_alone(model, temperature):
-    beginning = [7, 3, 1, 4, 4, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
-    prompts = [beginning + rest for rest in ([5], [1, 2, 3], [5], [4, 4], [1, 2, 3, 9, 8], [])]
-    bits = token_bits(keys(np.arange(6)), 20)
-    sampling = SamplingConfig(max_new_tokens=20, temperature=temperature)
-    together = Decoder(model, {0, 11}, own_mask=True)(prompts, bits, sampling, CPU)
-    for row, prompt in enumerate(prompts):
-        alone = Decoder(model, {0, 11}, own_mask=False)([prompt], bits[row : row + 1], sampling, CPU)
-        size = int(together.mask[row].sum())
-        assert together.ids[row, :size].tolist() == alone.ids[0].tolist()
-        torch.testing.assert_close(together.logprobs[row, :size], alone.logprobs[0], atol=1e-9, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("prompts", "length"),
-    [([[1, 2, 3], [1, 2, 4]], 2), ([[1, 2, 3], [1, 2]], 1), ([[1], [1, 2]], 0), ([[5, 6, 7], [5, 6, 7, 8]], 2)],
-)
-def test_the_common_prefix_leaves_every_prompt_a_token(prompts, length):
-    assert common_prefix(prompts) == length
-
-
-def test_many_answers_to_a_long_prompt_share_rows_and_single_ones_do_not():
-    assert answers_per_row(torch.tensor([8] * 8), prompt=300, response=24) > 1
-    assert answers_per_row(torch.tensor([1] * 64), prompt=300, response=24) == 1
-
-
-def test_the_mask_ends_with_the_stop_token(model):
-    out = decode(model, [0, 1, 2, 3], SamplingConfig(max_new_tokens=40))
-    for ids, mask in zip(out.ids, out.mask, strict=True):
-        size = int(mask.sum())
-        stops = [token in (0, 11) for token in ids[:size].tolist()]
-        assert mask[:size].all() and not any(stops[:-1]) and (stops[-1] or size == 40)
-
-
-def test_temperature_zero_is_greedy(model):
-    out = decode(model, [0], SamplingConfig(max_new_tokens=5, temperature=0), stop=frozenset({99}))
-    reference = model.generate(
-        torch.tensor([PROMPTS[0]]), max_new_tokens=5, do_sample=False, pad_token_id=0, eos_token_id=99
-    )
-    assert out.ids[0].tolist() == reference[0, 5:].tolist()
-    assert (out.logprobs == 0).all()
-
-
-@pytest.mark.parametrize("size", [5, 64, 150])
-def test_samples_follow_the_distribution(size):
-    """One block, exactly one block, and three of which the last is not full."""
-    probabilities = torch.zeros(size)
-    probabilities[[0, 2, 3, size - 1]] = torch.tensor([0.5, 0.25, 0.05, 0.2])
-    logprobs = probabilities.log().repeat(20_000, 1)
-    counts = torch.bincount(draw_tokens(logprobs, token_bits(keys(np.arange(20_000)), 1)[:, 0]), minlength=size)
-    assert counts[1] == 0 and len(counts) == size
-    torch.testing.assert_close(counts / 20_000, probabilities, atol=0.012, rtol=0)
-
-
-def test_rounding_of_the_logits_hardly_ever_changes_a_draw():
-    """An evaluation must not depend on the shape of its batches; 2,000 rare tokens stand beside three likely ones."""
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.cat([torch.tensor([8.0, 7.0, 7.5]), torch.randn(2000, generator=generator) - 6]).repeat(5_000, 1)
-    moved = logits + 1e-6 * torch.randn(logits.shape, generator=generator)
-    bits = token_bits(keys(np.arange(5_000)), 1)[:, 0]
-    draws = [draw_tokens(sampling_logprobs(each, SamplingConfig()), bits) for each in (logits, moved)]
-    assert int((draws[0] != draws[1]).sum()) <= 1
-
-
-def test_top_k_and_top_p_keep_the_most_probable():
-    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    kept = sampling_logprobs(logits, SamplingConfig(top_k=2)).exp()
-    torch.testing.assert_close(kept, torch.tensor([[4 / 7, 3 / 7, 0, 0]]))
-    kept = sampling_logprobs(logits, SamplingConfig(top_p=0.65)).exp()
-    torch.testing.assert_close(kept, torch.tensor([[4 / 7, 3 / 7, 0, 0]]))
-
-
-def test_the_largest_uniform_number_still_leaves_the_certain_token():
-    """Its exponential number must be finite: 1 / inf would tie with the rate 0 of tokens that are never sampled."""
-    golden, bits = 0x9E3779B97F4A7C15, (1 << 64) - 1
-    seeds = []
-    for token in range(3):  # SplitMix64's finaliser, undone: the seed whose number `token` is the largest
-        state = bits
-        undone = [pow(factor, -1, 1 << 64) for factor in (0x94D049BB133111EB, 0xBF58476D1CE4E5B9)]
-        for shift, factor in zip((31, 27, 30), (*undone, 1)):
-            state ^= (state >> shift) ^ (state >> 2 * shift)
-            state = state * factor % (1 << 64)
-        seeds.append((state - (token + 1) * golden) % (1 << 64))
-    signed = torch.tensor([seed - (1 << 64) if seed >> 63 else seed for seed in seeds])
-    for token, seed in enumerate(signed):
-        assert exponentials(seed[None], 3)[0, token] == pytest.approx(24 * np.log(2))
-        logprobs = torch.full((1, 3), -torch.inf)
-        logprobs[0, token] = 0.0
-        assert draw_tokens(logprobs, seed[None]).item() == token
+def test_an_episode_is_played_with_another_generator(policy, monkeypatch):
+    tokenizer = policy.language_model.tokenizer
+    monkeypatch.setattr(policy, "generator", Scripted([*tokenizer.encode_text("LEFT"), tokenizer.end_id]))
+    envs = GymnasiumEnvs("FrozenLake-v1", kwargs={"is_slippery": False}, max_episode_steps=7)
+    results = evaluate_policy(policy, envs, episodes=3, seed=5, num_envs=2)
+    assert results.lengths.tolist() == [7] * 3 and not results.invalid_actions.any()

@@ -8,6 +8,7 @@ import torch
 from tiny_architectures import LORA, folder_of, load, logprobs, plain_logprobs, trainable, turns
 from tiny_runs import save_tiny_model
 
+from lrl.models.decode_loop import DecodeLoop
 from lrl.models.language_model import LanguageModel, LanguageModelConfig, LoRAConfig
 from lrl.types import SamplingConfig
 
@@ -184,7 +185,10 @@ def test_four_bit_weights_are_near_the_whole_ones_and_train_through_adapters(fol
     prompts = [ids[seen].tolist() for ids, seen in zip(inputs["prompt_ids"], inputs["prompt_mask"])]
     with torch.no_grad():
         assert (
-            model.generate(prompts, torch.randint(9, (6, 4)), SamplingConfig(max_new_tokens=4), None).mask[:, 0].all()
+            DecodeLoop(model, None)
+            .generate(prompts, torch.randint(9, (6, 4)), SamplingConfig(max_new_tokens=4))
+            .mask[:, 0]
+            .all()
         )
 
 

@@ -7,7 +7,7 @@ import torch
 from tiny_runs import save_tiny_model
 
 from lrl.models.language_model import LanguageModel, LanguageModelConfig, LoRAConfig
-from lrl.models.number_embeddings import numerals
+from lrl.models.number_embeddings import number_tokens
 
 
 def load(**settings):
@@ -32,7 +32,7 @@ def embeddings(model):
 
 def test_a_numeral_has_one_to_three_digits_and_maybe_a_blank_before_it():
     words = ("7", "07", "Ġ490", "▁12", "1234", "²", "4a", "a", "Ġ", "", "-1")
-    found = numerals({word: index for index, word in enumerate(words)})
+    found = number_tokens({word: index for index, word in enumerate(words)})
     assert found == {0: 7, 1: 7, 2: 490, 3: 12}
 
 
@@ -43,7 +43,7 @@ def test_neighbours_are_nearest_and_nothing_else_moves(plain, ordered):
     assert ((distances.argmin(1) - torch.arange(1000)).abs() == 1).all()
     unordered = torch.cdist(embeddings(plain)[index], embeddings(plain)[index]).fill_diagonal_(math.inf)
     assert ((unordered.argmin(1) - torch.arange(1000)).abs() == 1).float().mean() < 0.1
-    others = [i for i in range(len(vocabulary)) if i not in numerals(vocabulary)]
+    others = [i for i in range(len(vocabulary)) if i not in number_tokens(vocabulary)]
     assert torch.equal(embeddings(ordered)[others], embeddings(plain)[others])
     rest = zip(plain.named_parameters(), ordered.named_parameters(), strict=True)
     assert all(torch.equal(a, b) for (name, a), (_, b) in rest if "embed_tokens" not in name)
@@ -57,7 +57,7 @@ def test_the_embedding_is_the_sum_of_waves_that_is_documented(plain, ordered):
         cosines = sum(math.cos(math.pi * k * n / 1000) * directions[k - 1] / k for k in range(1, 7))
         return cosines + sum(math.sin(math.pi * k * n / 1000) * directions[k + 5] / k for k in range(1, 7))
 
-    found = list(numerals(vocabulary).items())
+    found = list(number_tokens(vocabulary).items())
     scale = embeddings(plain)[[i for i, _ in found]].norm(dim=1).mean()
     scale = scale / torch.stack([wave(n) for _, n in found]).norm(dim=1).mean()
     for text in ("0", "7", "042", "490", "999"):

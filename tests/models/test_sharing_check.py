@@ -53,7 +53,7 @@ def policies(folder, **model):
     """One policy of each kind that holds a language model."""
     written = text_policy(folder, max_new_tokens=8, **model)
     chosen = ScoringPolicy(LanguageModelConfig(name=folder, **model), written.prompt)
-    headed = HeadPolicy(LanguageModelConfig(name=folder, **model), critic_hidden_sizes=None, init_seed=0)
+    headed = HeadPolicy(LanguageModelConfig(name=folder, **model), critic=None, init_seed=0)
     headed.connect_spaces(gym.spaces.Text(500), gym.spaces.Discrete(4))
     for policy in (written, chosen, headed):
         policy.connect(FrozenLakeCodec())

@@ -7,9 +7,9 @@ from tiny_runs import batch_of, save_tiny_model, text_policy
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.language_model import LanguageModelConfig, LoRAConfig
+from lrl.models.padding import pad_prompts
 from lrl.models.value_head import ValueHead, ValueHeadConfig
 from lrl.policies.scoring import ScoringPolicy
-from lrl.policies.text import pad_prompts
 from lrl.prompts.template import PromptTemplate
 from lrl.types import RandomKeys, TurnBatch
 

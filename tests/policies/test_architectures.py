@@ -14,7 +14,14 @@ from tiny_architectures import (
     turns,
 )
 
+from lrl.models.decode_loop import DecodeLoop
 from lrl.types import SamplingConfig
+
+
+def decode(model, prompts, tokens):
+    """Random responses of at most ``tokens`` tokens."""
+    uniforms = torch.randint(9, (len(prompts), tokens))
+    return DecodeLoop(model, None).generate(prompts, uniforms, SamplingConfig(max_new_tokens=tokens))
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +65,9 @@ def test_no_path_shares_prompts_that_are_not_to_be_shared(folders, monkeypatch):
         model.model, "forward", lambda **given: masks.append(given["attention_mask"]) or forward(**given)
     )
     logprobs(model)
-    sampled = model.generate([[4, 5, 6]] * 4, torch.randint(9, (4, 3)), SamplingConfig(max_new_tokens=3), None)
+    sampled = DecodeLoop(model, None).generate(
+        [[4, 5, 6]] * 4, torch.randint(9, (4, 3)), SamplingConfig(max_new_tokens=3)
+    )
     assert sampled.mask.any() and {mask.ndim for mask in masks} == {2}
 
 
@@ -91,14 +100,18 @@ def test_prompts_of_different_lengths_have_finite_gradients_in_eager_float64(fol
 
 def test_more_tokens_than_learned_positions_are_one_sentence(folders):
     model = load(folders("short"))
-    sentence = "knows 12 positions, and a turn has 14 tokens.*max_prompt_tokens or max_new_tokens must be smaller"
+    sentence = "has 12 positions, and a turn has 14 tokens.*max_prompt_tokens or max_new_tokens must be smaller"
     with pytest.raises(ValueError, match=sentence):
         logprobs(model)
     with pytest.raises(ValueError, match="13 tokens, 4 of them to be sampled"):
-        model.generate([[4] * 9], torch.randint(9, (1, 4)), SamplingConfig(max_new_tokens=4), None)
-    with pytest.raises(ValueError, match="knows 12 positions"):
+        decode(model, [[4] * 9], 4)
+    with pytest.raises(ValueError, match="has 12 positions"):
         model.states(torch.ones(1, 13, dtype=torch.long), torch.ones(1, 13, dtype=torch.bool))
-    assert model.generate([[4] * 9], torch.randint(9, (1, 3)), SamplingConfig(max_new_tokens=3), None).mask.any()
+    assert (
+        DecodeLoop(model, None)
+        .generate([[4] * 9], torch.randint(9, (1, 3)), SamplingConfig(max_new_tokens=3))
+        .mask.any()
+    )
     assert load(folders("llama")).max_positions is None
 
 
@@ -107,8 +120,8 @@ def test_greedy_answers_are_those_of_stock_generate(folders, name):
     model = load(folders(name))
     inputs, _ = turns()
     prompts = [ids[seen].tolist() for ids, seen in zip(inputs["prompt_ids"], inputs["prompt_mask"])]
-    ours = model.generate(
-        prompts, torch.zeros(6, 8, dtype=torch.long), SamplingConfig(temperature=0, max_new_tokens=8), None
+    ours = DecodeLoop(model, None).generate(
+        prompts, torch.zeros(6, 8, dtype=torch.long), SamplingConfig(temperature=0, max_new_tokens=8)
     )
     for prompt, ids, mask in zip(prompts, ours.ids, ours.mask, strict=True):
         ids = ids[mask].tolist()

@@ -4,9 +4,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from lrl.training.crediting import sampled_values
 from settings import made
-from tiny_runs import batch_of, make_trainer, save_tiny_model
+from tiny_runs import batch_of, make_trainer, sampled_values, save_tiny_model
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.algorithms.ppo import PPOValueHeadModule
@@ -14,7 +13,7 @@ from lrl.codecs.numbers import NumberFormat
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.language_model import LanguageModelConfig, LoRAConfig
-from lrl.policies.head import HeadPolicy
+from lrl.policies.head import HeadPolicy, ObservationCriticConfig
 from lrl.training.weights import take_weights
 from lrl.types import RandomKeys, SamplingConfig
 
@@ -104,16 +103,16 @@ def test_a_trunk_that_is_trained_is_read_again_and_whitened_alike(folder):
 
 
 def test_the_mean_starts_near_zero_and_what_is_read_is_clipped(folder):
-    policy = policy_on("box", folder, observation_clip=1.5)
+    policy = policy_on("box", folder, critic=ObservationCriticConfig(observation_clip=1.5))
     torch.testing.assert_close(torch.linalg.svdvals(policy.layers[-1].weight), torch.full((1,), 0.1))
     policy.norm.learn(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), 0)
     policy.norm.settle(1)
     assert policy.norm(torch.full((1, 3), 100.0)).tolist() == [[1.5] * 3]
-    whitened = policy_on("box", folder, observation_clip=1.5, whiten_states=1e-3, freeze_trunk=True)
+    whitened = policy_on("box", folder, whiten_states=1e-3, freeze_trunk=True)
     states = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
     whitened.whitening.learn(states, 0)
     whitened.whitening.settle(1)
-    assert whitened.whitening(100 * states[:1]).abs().max() == 1.5
+    assert whitened.whitening(100 * states[:1]).abs().max() == 5.0
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
@@ -130,7 +129,7 @@ def test_padding_changes_nothing(folder, pooling):
 def test_it_reads_the_codecs_text_and_nothing_else(folder):
     policy = policy_on("box", folder)
     text = policy.codec.observation_to_text(np.zeros(3, np.float32))
-    assert policy.encode(np.zeros(3, np.float32)) == policy.language_model.tokenizer.encode_text(text)
+    assert policy.encode_observation(np.zeros(3, np.float32)) == policy.language_model.tokenizer.encode_text(text)
     short = policy_on("box", folder, max_text_tokens=3)
     with pytest.raises(ValueError, match="policy.max_text_tokens is 3; an observation takes"):
         short.act(seen_in("box", 2), [()] * 2, keys(2))
@@ -190,7 +189,6 @@ def test_a_critic_normalises_what_it_reads_and_the_text_stays_as_it_is(folder):
         ({"pooling": "max"}, "policy.pooling is 'max'; it must be last or mean"),
         ({"hidden_sizes": (0,)}, "policy.hidden_sizes is [0]"),
         ({"max_text_tokens": 0}, "policy.max_text_tokens is 0"),
-        ({"observation_clip": 0.0}, "policy.observation_clip is 0.0"),
         ({"whiten_states": 0.0}, "policy.whiten_states is 0.0; it must be above 0 and at most 1"),
         ({"activation": "sine"}, "policy.activation is 'sine'"),
     ],
@@ -201,11 +199,20 @@ def test_settings_that_make_no_sense_are_named(folder, settings, complaint):
     assert complaint in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [({"hidden_sizes": [0]}, "hidden_sizes"), ({"observation_clip": 0.0}, "observation_clip")],
+)
+def test_settings_of_the_critic_that_make_no_sense_are_named(settings, complaint):
+    with pytest.raises(ValueError, match=f"policy.critic.{complaint} is"):
+        ObservationCriticConfig(**settings)
+
+
 def test_spaces_that_it_cannot_act_in_are_named(folder):
     policy = HeadPolicy(LanguageModelConfig(name=folder))
     with pytest.raises(ValueError, match="actions are Text"):
         policy.connect_spaces(gym.spaces.Box(0, 1, (2,)), gym.spaces.Text(5))
-    with pytest.raises(ValueError, match="critic_hidden_sizes is"):
+    with pytest.raises(ValueError, match="policy.critic is .* where they are not numeric"):
         policy.connect_spaces(gym.spaces.Text(5), gym.spaces.Discrete(2))
     frozen = LanguageModelConfig(name=folder, lora=LoRAConfig())
     with pytest.raises(ValueError, match="freeze_trunk is true and language_model.lora set"):
@@ -233,9 +240,7 @@ def test_a_trunk_that_is_trained_in_16_bits_is_not_whitened(folder, tmp_path):
 
 
 def test_grpo_whitens_as_well(folder, tmp_path):
-    policy = HeadPolicy(
-        LanguageModelConfig(name=folder), (4,), critic_hidden_sizes=None, whiten_states=0.1, freeze_trunk=True
-    )
+    policy = HeadPolicy(LanguageModelConfig(name=folder), (4,), critic=None, whiten_states=0.1, freeze_trunk=True)
     data = made(RolloutDataModule, ENVS["discrete"], num_groups=2, group_size=2, max_turns=5)
     make_trainer(tmp_path, max_epochs=2).fit(made(GRPOModule, policy, lr=1e-3), datamodule=data)
     assert policy.whitening.counting[0, 0] > 4
@@ -245,14 +250,12 @@ def test_a_codec_that_needs_more_than_the_observation_is_named(folder):
     lake = GymnasiumEnvs("FrozenLake-v1")
     policy = HeadPolicy(LanguageModelConfig(name=folder))
     policy.connect(lake.codec)
-    with pytest.raises(
-        ValueError, match="but FrozenLakeCodec cannot write what is seen here from the observation alone"
-    ):
+    with pytest.raises(ValueError, match="but FrozenLakeCodec cannot write its text from the observation alone"):
         policy.connect_spaces(*lake.spaces)
 
 
 def test_it_may_start_from_a_language_model_alone_and_without_the_critic(folder):
-    policy = policy_on("box", folder, critic_hidden_sizes=None, init_seed=1)
+    policy = policy_on("box", folder, critic=None, init_seed=1)
     whole = {name: tensor.detach().clone() for name, tensor in policy.state_dict().items()}
     other = policy_on("box", folder)
     take_weights(other, whole, "run")

@@ -98,7 +98,7 @@ def all_by_hand(policy):
 
 def by_hand(policy, observation, text):
     """One candidate alone behind one prompt."""
-    prompt, answer = policy.encode(observation, ()), policy.tokenizer.encode_text(text)
+    prompt, answer = policy.encode(observation, ()), policy.language_model.tokenizer.encode_text(text)
     logits = policy.language_model.model(input_ids=torch.tensor([prompt + answer])).logits[0]
     logprobs = torch.log_softmax(logits, -1)
     total = sum(logprobs[len(prompt) - 1 + place, token] for place, token in enumerate(answer))
@@ -139,7 +139,8 @@ def test_what_is_recorded_while_acting_is_what_is_said_later(folder, codec, norm
     torch.testing.assert_close(evaluation.logprobs, decisions.logprobs, atol=1e-12, rtol=0)
     assert evaluation.logprobs.shape == evaluation.entropy.shape == decisions.response_mask.shape == (6, 1)
     dist = torch.distributions.Categorical(logits=all_by_hand(policy) / 0.7)
-    torch.testing.assert_close(policy.choices(decisions.inputs), dist.logits)
+    scores = policy.scores(decisions.inputs["prompt_ids"], decisions.inputs["prompt_mask"])
+    torch.testing.assert_close(torch.log_softmax(scores / 0.7, dim=-1), dist.logits)
     torch.testing.assert_close(evaluation.logprobs[:, 0], dist.log_prob(decisions.inputs["response_ids"][:, 0]))
     torch.testing.assert_close(evaluation.entropy[:, 0], dist.entropy())
 

@@ -209,7 +209,7 @@ def test_the_prompt_that_is_evaluated_is_the_one_that_was_answered(folder):
     for row, (observation, history) in enumerate(zip(OBSERVATIONS, memory, strict=True)):
         ids, mask = decisions.inputs["prompt_ids"][row], decisions.inputs["prompt_mask"][row]
         assert ids[mask].tolist() == list(policy.encode(observation, history))
-        text = policy.tokenizer.tokenizer.decode(ids[mask])
+        text = policy.language_model.tokenizer.tokenizer.decode(ids[mask])
         assert text.count("UP") == len(history) and "assistant" in text
         assert mask.tolist() == sorted(mask.tolist(), reverse=True)
 
@@ -244,8 +244,8 @@ def test_the_oldest_turns_leave_a_prompt_that_is_too_long_and_are_counted(folder
     past = tuple(PastTurn(OBSERVATIONS[1], word) for word in ("LEFT", "DOWN", "UP"))
     whole = ready(folder, history=3).encode(OBSERVATIONS[0], past)
     policy = ready(folder, history=3, max_prompt_tokens=len(whole) - 1)
-    text = policy.tokenizer.tokenizer.decode(policy.encode(OBSERVATIONS[0], past))
-    assert "LEFT" not in text and "DOWN" in text and "UP" in text and policy.dropped_turns == 1
+    text = policy.language_model.tokenizer.tokenizer.decode(policy.encode(OBSERVATIONS[0], past))
+    assert "LEFT" not in text and "DOWN" in text and "UP" in text and policy.trunk.dropped_turns == 1
     assert len(ready(folder, history=3, max_prompt_tokens=room).encode(OBSERVATIONS[0], past)) == room
     with pytest.raises(ValueError, match=f"max_prompt_tokens is {room - 1}.*take {room} tokens"):
         ready(folder, max_prompt_tokens=room - 1).encode(OBSERVATIONS[0], ())

@@ -7,7 +7,7 @@ import pytest
 from lrl.codecs.grid import FrozenLakeCodec
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.baselines.experts import expert_for
-from lrl.policies.baselines.fixed import ExpertPolicy
+from lrl.policies.baselines.fixed import ExpertActor
 from lrl.prompts.template import PromptTemplate
 from lrl.rollouts import few_shot_examples
 from lrl.rollouts.few_shot_examples import add_examples, draw_examples
@@ -58,7 +58,7 @@ def test_the_training_twin_differs_in_its_split_only(kwargs: dict, split: str | 
 
 
 def test_a_prompt_gets_the_examples_it_asks_for_once() -> None:
-    policy, envs = ExpertPolicy(), GymnasiumEnvs("FrozenLake-v1")
+    policy, envs = ExpertActor(), GymnasiumEnvs("FrozenLake-v1")
     add_examples(policy, envs)  # without a prompt nothing happens
     policy.prompt = PromptTemplate(response_format="final_answer", num_examples=2)
     add_examples(policy, envs)

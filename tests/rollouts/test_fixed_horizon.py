@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.functional.random import seeds
-from lrl.policies.baselines.fixed import RandomPolicy
+from lrl.policies.baselines.fixed import RandomActor
 from lrl.policies.mlp import MLPPolicy
 from lrl.rollouts.episodes import CollectionPlan
 from lrl.rollouts.fixed_horizon import FixedHorizonCollector
@@ -91,7 +91,7 @@ def test_a_resumed_collector_goes_on_as_if_nothing_had_happened(id, vectorizatio
     if id in ("CartPole-v1", "Pendulum-v1"):
         policy = network(envs)
     else:
-        policy = RandomPolicy()
+        policy = RandomActor()
         policy.connect(envs.codec)
     playing = collector(policy, envs, num_envs=4)
     for number in range(3):

@@ -16,8 +16,7 @@ from lrl.data.demonstrations.sources import Demonstrations, ExpertDemonstrations
 from lrl.data.validation import ValidationConfig
 from lrl.envs.factory import EnvFactory
 from lrl.functional.random import permutation
-from lrl.policies.scoring import ScoringPolicy
-from lrl.policies.text import TextPolicy, pad_prompts
+from lrl.models.padding import pad_prompts
 from lrl.types import Demonstration, TurnBatch
 
 __all__ = ["Demonstrations", "DemonstrationsDataModule", "ExpertDemonstrations", "JsonlDemonstrations", "as_batch"]
@@ -114,10 +113,10 @@ class DemonstrationsDataModule(L.LightningDataModule):
         """A policy that encodes and writes answers."""
         assert self.trainer is not None
         policy = self.trainer.lightning_module.policy
-        if not isinstance(policy, TextPolicy | ScoringPolicy):
+        if not policy.demonstration_losses:
             name = type(policy).__name__
             raise ValueError(f"model.policy is a {name}; demonstrations train a TextPolicy or a ScoringPolicy.")
-        if self.loss_on == "all" and isinstance(policy, ScoringPolicy):
+        if self.loss_on not in policy.demonstration_losses:
             raise ValueError("data.loss_on is 'all'; it must be completion, a ScoringPolicy says nothing of prompts.")
         return policy
 

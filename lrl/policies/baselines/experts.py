@@ -1,25 +1,26 @@
-"""Experts: those that read the same text as a language model does, and the one that environments bring along."""
+"""Experts: one that reads the same text as a language model, and one that the environment provides."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any, final
 
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.grid import Desc, FrozenLakeCodec
 from lrl.envs.frozen_lake.maps import transition_table
 from lrl.envs.tabular import optimal_q
-from lrl.envs.text import AdvisedText
+from lrl.envs.text import AdvisedObservation
 
 _CELL = re.compile(r"row (\d+) column (\d+)")
 
 
-Expert = Callable[[str], int]
-"""Text of an observation to the index of the best action."""
+Expert = Callable[[Any], int]
+"""From an observation to the index of the best action."""
 
 
 def expert_for(codec: TextCodec) -> Expert:
-    """The expert that speaks a codec's language.
+    """Return the expert for environments with this codec.
 
     Raises:
         ValueError: there is none.
@@ -31,25 +32,27 @@ def expert_for(codec: TextCodec) -> Expert:
     raise ValueError(f"policy is 'expert', but none is known for {type(codec).__name__}; give one as policy.expert.")
 
 
+@final
 class EnvironmentExpert:
-    """The expert inside an environment, which sees more than the text says; its advice travels with the text.
+    """The expert inside an environment, which sees more than the text; its action comes with the observation.
 
-    ``ExpertPolicy.prepare`` makes the environments give it: see :class:`~lrl.envs.text.AdvisedText`.
+    ``ExpertActor.prepare`` makes the environments add it: see :class:`~lrl.envs.text.AdvisedObservation`.
     """
 
-    def __call__(self, observation: str) -> int:
-        """The advised action.
+    def __call__(self, observation: AdvisedObservation) -> int:
+        """Return the advised action.
 
         Raises:
-            ValueError: the observation carries none.
+            ValueError: the observation has none.
         """
-        if not isinstance(observation, AdvisedText):
+        if not isinstance(observation, AdvisedObservation):
             raise ValueError("policy is 'expert', which needs its environment's advice; call prepare(envs) first.")
         return int(observation.expert_action)
 
 
+@final
 class FrozenLakeExpert:
-    """Value iteration on the map in the observation; ties go to the first action.
+    """Solves the map in the observation by value iteration; ties go to the first action.
 
     Args:
         is_slippery: whether moves can slip to the sides.
@@ -61,7 +64,7 @@ class FrozenLakeExpert:
         self._solved: dict[Desc, list[int]] = {}
 
     def __call__(self, observation: str) -> int:
-        """The best action in the state that is drawn."""
+        """Return the best action in the state that the observation shows."""
         state, desc = read_drawing(observation)
         if desc not in self._solved:
             table = transition_table(desc, self.is_slippery)
@@ -70,12 +73,12 @@ class FrozenLakeExpert:
 
 
 def read_drawing(observation: str) -> tuple[int, Desc]:
-    """State and map of a drawn FrozenLake; the inverse of :func:`lrl.codecs.grid.draw`.
+    """Return state and map of a FrozenLake observation; the inverse of :func:`lrl.codecs.grid.render_map`.
 
-    What is under the agent is not drawn: the start, if no other cell is, else ice.
+    The cell under the agent is not shown: it is the start, if no other cell is, else ice.
 
     Raises:
-        ValueError: no map is drawn.
+        ValueError: the observation shows no map.
     """
     match = _CELL.search(observation)
     if match is None:

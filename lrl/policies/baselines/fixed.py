@@ -1,26 +1,25 @@
-"""Policies that learn nothing: what every trained one is compared with."""
+"""Actors that learn nothing, as baselines: random, constant, expert."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from gymnasium.vector import VectorEnv
-from torch import Tensor
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.functional.random import token_uniforms
+from lrl.policies.actor import Actor
 from lrl.policies.baselines.experts import EnvironmentExpert, Expert, expert_for
-from lrl.policies.policy import Policy
 from lrl.prompts.response_format import get_response_format
-from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
+from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
 
-class FixedPolicy(Policy):
-    """Chooses an action's text and says it in a response format: one slot per turn.
+class FixedActor(Actor):
+    """Chooses the text of an action and writes it in a response format; its log-probabilities have one token per turn.
 
     Args:
         response_format: ``direct``, ``think_answer`` or ``final_answer``.
@@ -31,27 +30,24 @@ class FixedPolicy(Policy):
         self._format, self._format_name = get_response_format(response_format), response_format
 
     @abstractmethod
-    def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[str]:
-        """The text of an action for each row."""
+    def choose(self, observations: Sequence[Any], keys: RandomKeys) -> list[str]:
+        """Return the text of an action for each row."""
 
     @property
     @abstractmethod
     def probability(self) -> float:
-        """Of an action that was chosen; nan where there are infinitely many."""
+        """Probability of a chosen action; nan where there are infinitely many."""
 
     @property
     def response_format(self) -> str:
-        """As given."""
+        """The response format, by name."""
         return self._format_name
 
     @property
     def text(self) -> TextCodec:
-        """The environment's."""
+        """The codec of the environment."""
         assert self.codec is not None, "connect() comes first"
         return self.codec
-
-    def configure(self) -> None:
-        """There is nothing to load."""
 
     def act(
         self,
@@ -60,7 +56,7 @@ class FixedPolicy(Policy):
         keys: RandomKeys,
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
-        """Say the chosen actions. ``sampling`` changes nothing, and nothing is remembered."""
+        """Respond with the chosen actions. ``sampling`` changes nothing, and nothing is remembered."""
         actions = [self._format.render(text) for text in self.choose(observations, keys)]
         shape = (len(actions), 1)
         return Decisions(
@@ -71,50 +67,39 @@ class FixedPolicy(Policy):
             memory=memory,
         )
 
-    def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
-        """Always a ValueError."""
-        raise self._untrainable()
 
-    def reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        """Always a ValueError."""
-        raise self._untrainable()
+@final
+class RandomActor(FixedActor):
+    """Takes every action with the same probability, always in a valid format."""
 
-    def build_reference(self, warm_started: bool) -> None:
-        """Always a ValueError."""
-        raise self._untrainable()
-
-    def _untrainable(self) -> ValueError:
-        return ValueError(f"model.policy is a {type(self).__name__}, which cannot be trained; it must have weights.")
-
-
-class RandomPolicy(FixedPolicy):
-    """Every action with the same probability, always in perfect format."""
-
-    def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[str]:
-        """By one uniform number per row."""
+    def choose(self, observations: Sequence[Any], keys: RandomKeys) -> list[str]:
+        """Sample an action per row from one uniform number."""
         return [self.text.random_action_text(uniform) for uniform in token_uniforms(keys, 1)[:, 0].tolist()]
 
     @property
     def probability(self) -> float:
-        """One over the number of actions."""
+        """One over the number of actions; nan where there are infinitely many."""
         texts = self.text.action_texts
         return math.nan if texts is None else 1 / len(texts)
 
 
-class ConstantPolicy(FixedPolicy):
-    """The same action in every state.
+@final
+class ConstantActor(FixedActor):
+    """Takes the same action in every state.
 
     Args:
-        action: its text; None takes the first, or zero where actions are numbers.
+        action: its text; None takes the first action, or zero where actions are numbers.
         response_format: ``direct``, ``think_answer`` or ``final_answer``.
     """
+
+    greedy_is_reproducible = True
 
     def __init__(self, action: str | None = None, response_format: str = "think_answer") -> None:
         super().__init__(response_format)
         self.action = action
 
-    def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[str]:
-        """The action.
+    def choose(self, observations: Sequence[Any], keys: RandomKeys) -> list[str]:
+        """Repeat the action for each row.
 
         Raises:
             ValueError: the environment has no such action.
@@ -131,45 +116,48 @@ class ConstantPolicy(FixedPolicy):
 
     @property
     def probability(self) -> float:
-        """Certain."""
+        """1: the action is certain."""
         return 1.0
 
 
-class ExpertPolicy(FixedPolicy):
-    """The best action of an expert that reads the observation.
+@final
+class ExpertActor(FixedActor):
+    """Takes the best action, by an expert that reads the observation.
 
     Args:
-        expert: text of an observation to the index of the best action; None takes the one that this package has for
-            the environment's codec.
+        expert: from an observation to the best action; None takes the expert that this package has for the
+            environment's codec.
         response_format: ``direct``, ``think_answer`` or ``final_answer``.
     """
+
+    greedy_is_reproducible = True
 
     def __init__(self, expert: Expert | None = None, response_format: str = "think_answer") -> None:
         super().__init__(response_format)
         self.expert = expert
 
     def connect(self, codec: TextCodec) -> None:
-        """Find the expert.
+        """Set the codec, and look up the expert for it.
 
         Raises:
-            ValueError: none is given and none is known.
+            ValueError: no expert is given and none is known.
         """
         super().connect(codec)
         if self.expert is None:
             self.expert = expert_for(codec)
 
     def prepare(self, envs: VectorEnv) -> None:
-        """Have the environments advise, if it is their expert that is asked."""
+        """Make the environments add their expert's action to observations, if that expert is used."""
         if isinstance(self.expert, EnvironmentExpert):
             vectorised: Any = envs  # Gymnasium does not type set_attr
             vectorised.set_attr("advises", True)
 
-    def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[str]:
+    def choose(self, observations: Sequence[Any], keys: RandomKeys) -> list[str]:
         """Ask the expert, row by row."""
         assert self.expert is not None, "connect() comes first"
-        return [self.text.action_to_text(self.expert(text)) for text in observations]
+        return [self.text.action_to_text(self.expert(observation)) for observation in observations]
 
     @property
     def probability(self) -> float:
-        """Certain."""
+        """1: the action is certain."""
         return 1.0

@@ -1,69 +1,58 @@
-"""A policy that now and then takes a random action, so that demonstrations hold what to do after a mistake.
+"""An actor that now and then takes a random action, so that demonstrations show how to recover from a mistake.
 
-Noise in the demonstrator's way, and not in what is learned from it: DART (arXiv:1703.09327).
+The noise is in the demonstrator's trajectory, not in the actions to be learned from it: DART (arXiv:1703.09327).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 from gymnasium.vector import VectorEnv
-from torch import Tensor
 
 from lrl.codecs.codec import InvalidActionError
 from lrl.functional.random import token_uniforms
-from lrl.policies.policy import Policy
+from lrl.policies.actor import Actor
 from lrl.prompts.response_format import get_response_format
-from lrl.types import Decisions, Evaluation, History, PastTurn, RandomKeys, SamplingConfig, TurnBatch
+from lrl.types import Decisions, History, PastTurn, RandomKeys, SamplingConfig
 
 
-class RandomAnswer(str):
-    """An answer that nobody would give; a plain text to whoever reads it.
+@final
+class NoisyActor(Actor):
+    """Another actor, a share of whose actions is replaced by random legal ones.
 
-    Attributes:
-        advised: the text of the action that it was given instead of; None where that was no legal action.
-    """
-
-    advised: str | None = None
-
-
-class NoisyPolicy(Policy):
-    """Another policy, a share of whose answers is replaced by random legal actions.
+    Which were replaced, and what the actor had chosen, is in :attr:`~lrl.types.Decisions.replaced`.
 
     Args:
-        policy: connected and configured.
+        actor: connected and configured.
         random_share: probability of a random action in each turn.
 
     Raises:
-        ValueError: the share is no probability below 1.
+        ValueError: the share is no probability below 1, or the actor acts natively.
     """
 
-    def __init__(self, policy: Policy, random_share: float) -> None:
+    def __init__(self, actor: Actor, random_share: float) -> None:
         super().__init__()
         if not 0 <= random_share < 1:
             raise ValueError(f"random_share is {random_share}; it must be in [0, 1).")
-        if policy.response_format is None:
+        if actor.response_format is None:
             raise ValueError(
-                f"random_share is {random_share}, but {type(policy).__name__} acts natively; it must be 0 for a policy "
-                "that does not answer in text."
+                f"random_share is {random_share}, but {type(actor).__name__} acts natively; it must be 0 for a policy "
+                "that does not respond in text."
             )
-        self.policy, self.random_share, self.codec = policy, random_share, policy.codec
-        self._response_format = policy.response_format
-        self._format = get_response_format(policy.response_format)
+        self.actor, self.random_share, self.codec = actor, random_share, actor.codec
+        self._response_format = actor.response_format
+        self._format = get_response_format(actor.response_format)
 
     @property
     def response_format(self) -> str:
-        """The other policy's."""
+        """The response format of the other actor."""
         return self._response_format
 
-    def configure(self) -> None:
-        """The other policy is."""
-
     def prepare(self, envs: VectorEnv) -> None:
-        """As the other policy does."""
-        self.policy.prepare(envs)
+        """Prepare the environments for the other actor."""
+        self.actor.prepare(envs)
 
     def act(
         self,
@@ -72,38 +61,28 @@ class NoisyPolicy(Policy):
         keys: RandomKeys,
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
-        """Ask the other policy, then replace."""
+        """Let the other actor decide, then replace some of its actions."""
         assert self.codec is not None
-        decisions = self.policy.act(observations, memory, keys, sampling)
+        decisions = self.actor.act(observations, memory, keys, sampling)
         actions, memory = list(decisions.actions), list(decisions.memory)
-        draws = token_uniforms(replace(keys, purpose=f"noise of {keys.purpose}"), 2).tolist()
-        for row, (whether, which) in enumerate(draws):
+        replaced: dict[int, str | None] = {}
+        uniforms = token_uniforms(replace(keys, purpose=f"noise of {keys.purpose}"), 2).tolist()
+        for row, (whether, which) in enumerate(uniforms):
             if whether < self.random_share:
-                answer = RandomAnswer(self._format.render(self.codec.random_action_text(which)))
-                answer.advised = self._action_text(str(actions[row]))
-                actions[row], memory[row] = answer, _answered(memory[row], answer)
-        return replace(decisions, actions=actions, memory=memory)
+                replaced[row] = self._action_text(actions[row])
+                actions[row] = self._format.render(self.codec.random_action_text(which))
+                memory[row] = _with_response(memory[row], actions[row])
+        return replace(decisions, actions=actions, memory=memory, replaced=replaced)
 
-    def _action_text(self, answer: str) -> str | None:
-        """What an answer says, in the codec's own words."""
+    def _action_text(self, response: str) -> str | None:
+        """Return the action of a response in the codec's own words; None where it is not legal."""
         assert self.codec is not None
         try:
-            return self.codec.action_to_text(self.codec.text_to_action(self._format.extract(answer)))
+            return self.codec.action_to_text(self.codec.text_to_action(self._format.extract(response)))
         except InvalidActionError:
             return None
 
-    def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
-        """Always a ValueError."""
-        raise ValueError("model.policy is a NoisyPolicy, which cannot be trained; it must be the policy inside.")
 
-    def reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        """Always a ValueError."""
-        raise ValueError("model.policy is a NoisyPolicy, which cannot be trained; it must be the policy inside.")
-
-    def build_reference(self, warm_started: bool) -> None:
-        """There is none."""
-
-
-def _answered(history: History, answer: str) -> History:
-    """A history whose last turn was answered otherwise."""
-    return (*history[:-1], PastTurn(history[-1].observation, str(answer))) if history else history
+def _with_response(history: History, response: str) -> History:
+    """Return a history whose last turn has another response."""
+    return (*history[:-1], PastTurn(history[-1].observation, response)) if history else history

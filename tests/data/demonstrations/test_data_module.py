@@ -49,9 +49,9 @@ def test_the_expert_answers_with_a_best_action_in_the_right_format(policy):
 
 def test_the_answer_ends_with_the_token_at_which_sampling_stops(policy):
     ids = policy.encode_response("<think>so</think><answer>LEFT</answer>")
-    stops = policy.tokenizer.stop_ids("</answer>")
+    stops = policy.language_model.tokenizer.stop_ids("</answer>")
     assert ids[-1] in stops and not set(ids[:-1]) & stops
-    assert policy.encode_response("LEFT")[-1] == policy.tokenizer.eos_id
+    assert policy.encode_response("LEFT")[-1] == policy.language_model.tokenizer.eos_id
 
 
 def test_a_pass_visits_every_demonstration_on_some_rank(data):

@@ -15,9 +15,9 @@ from lrl.envs.babyai.levels import LocalLevel
 from lrl.envs.babyai.placement import all_reachable
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.native import NativeEnv
-from lrl.envs.text import AdvisedText, TextEnv
+from lrl.envs.text import AdvisedObservation, TextEnv
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.policies.baselines.fixed import ExpertPolicy
+from lrl.policies.baselines.fixed import ExpertActor
 
 TRAIN = ("GoTo", "Pickup", "Open", "PutNext", "PickUpSeqGoTo", "MixedTrain")
 TEST = ("GoToTest", "PickupTest", "MixedTest")
@@ -46,7 +46,7 @@ def level(name: str, **kwargs) -> LocalLevel:
 def bot_failures(name: str, episodes: int, seed: int = 10_000) -> list[int]:
     """Return the seeds of the episodes in which the bot, acting through text, fails."""
     envs = GymnasiumEnvs(level_id(name))
-    policy = ExpertPolicy()
+    policy = ExpertActor()
     policy.connect(envs.codec)
     results = evaluate_policy(policy, envs, episodes, seed, num_envs=8)
     assert not results.invalid_actions.any()
@@ -200,8 +200,8 @@ def advised_walk(env: VectorEnv, steps: int) -> list:
     observations, _ = env.reset(seed=seeds)
     trace = []
     for _ in range(steps):
-        assert all(isinstance(text, AdvisedText) for text in observations)
-        advice = [text.expert_action for text in observations]
+        assert all(isinstance(seen, AdvisedObservation) for seen in observations)
+        advice = [seen.expert_action for seen in observations]
         trace.append((observations, advice))
         observations, _, terminated, truncated, infos = env.step(
             tuple(BabyAICodec().action_to_text(action) for action in advice)
@@ -213,7 +213,7 @@ def advised_walk(env: VectorEnv, steps: int) -> list:
     return trace
 
 
-def test_advice_travels_with_the_text_in_loops_and_in_processes() -> None:
+def test_advice_comes_with_the_text_in_this_process_and_from_others() -> None:
     traces = []
     for vectorization in ("sync", "async"):
         env = GymnasiumEnvs(level_id("Pickup"), vectorization=vectorization).make(2, "direct")
@@ -242,7 +242,7 @@ def test_an_invalid_answer_changes_neither_room_nor_advice() -> None:
     env.advises = True
     shown, _ = env.reset(seed=3)
     refused, *_ = env.step("jump")
-    assert refused.endswith("\n" + shown) and isinstance(refused, AdvisedText)
+    assert isinstance(refused, AdvisedObservation) and refused.text.endswith("\n" + shown.text)
     assert refused.expert_action == shown.expert_action
     env.advises = False
     assert type(env.reset(seed=3)[0]) is str

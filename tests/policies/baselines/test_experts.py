@@ -9,9 +9,9 @@ from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.codecs.spaces import SpaceCodec
 from lrl.envs.frozen_lake.maps import named_map, random_maps, transition_table
 from lrl.envs.tabular import greedy_success, reachable_states, success_probability
-from lrl.envs.text import AdvisedText
+from lrl.envs.text import AdvisedObservation
 from lrl.policies.baselines.experts import FrozenLakeExpert, expert_for, read_drawing
-from lrl.policies.baselines.fixed import ExpertPolicy
+from lrl.policies.baselines.fixed import ExpertActor
 from lrl.types import RandomKeys
 
 KEYS = RandomKeys(seed=0, purpose="", collection=0, env=np.zeros(1), turn=np.zeros(1))
@@ -40,10 +40,10 @@ def test_the_expert_of_dry_ice_walks_straight() -> None:
 
 
 def test_the_expert_policy_says_what_the_expert_knows() -> None:
-    policy = ExpertPolicy(response_format="direct")
+    policy = ExpertActor(response_format="direct")
     policy.connect(FrozenLakeCodec())
     assert policy.act([render_map(14, named_map("4x4"))], [()], KEYS).actions == ["DOWN"]
-    own = ExpertPolicy(lambda text: len(text), "direct")
+    own = ExpertActor(lambda text: len(text), "direct")
     own.connect(FrozenLakeCodec())
     assert own.act([".."], [()], KEYS).actions == ["RIGHT"]
 
@@ -54,9 +54,9 @@ def test_what_is_no_drawing_is_named() -> None:
 
 
 def test_the_expert_of_an_environment_reads_the_advice_that_comes_with_the_text() -> None:
-    policy = ExpertPolicy(response_format="direct")
+    policy = ExpertActor(response_format="direct")
     policy.connect(BabyAICodec())
-    assert policy.act([AdvisedText.of("Goal: go", 4)], [()], KEYS).actions == ["drop"]
+    assert policy.act([AdvisedObservation("Goal: go", 4)], [()], KEYS).actions == ["drop"]
     with pytest.raises(ValueError, match="call prepare"):
         policy.act(["Goal: go"], [()], KEYS)
     with pytest.raises(ValueError, match="none is known for BabyAICodec"):
@@ -65,4 +65,4 @@ def test_the_expert_of_an_environment_reads_the_advice_that_comes_with_the_text(
 
 def test_an_unknown_environment_has_no_expert() -> None:
     with pytest.raises(ValueError, match="none is known for SpaceCodec"):
-        ExpertPolicy().connect(SpaceCodec(gym.spaces.Discrete(2), gym.spaces.Discrete(2)))
+        ExpertActor().connect(SpaceCodec(gym.spaces.Discrete(2), gym.spaces.Discrete(2)))

@@ -2,19 +2,18 @@
 
 import numpy as np
 import pytest
-import torch
 
 from lrl.codecs.grid import FrozenLakeCodec
-from lrl.policies.baselines.fixed import ConstantPolicy, FixedPolicy, RandomPolicy
+from lrl.policies.baselines.fixed import ConstantActor, FixedActor, RandomActor
 from lrl.prompts.response_format import get_response_format
-from lrl.types import RandomKeys, TurnBatch
+from lrl.types import RandomKeys
 
 
 def keys(rows: int, turn: int = 0) -> RandomKeys:
     return RandomKeys(seed=3, purpose="evaluation", collection=0, env=np.arange(rows), turn=np.full(rows, turn))
 
 
-def said(policy: FixedPolicy, observations: list[str]) -> list[str]:
+def said(policy: FixedActor, observations: list[str]) -> list[str]:
     policy.connect(FrozenLakeCodec())
     decisions = policy.act(observations, [()] * len(observations), keys(len(observations)))
     assert decisions.response_mask.shape == decisions.logprobs.shape == (len(observations), 1)
@@ -22,13 +21,13 @@ def said(policy: FixedPolicy, observations: list[str]) -> list[str]:
 
 
 def test_random_says_every_action_equally_often() -> None:
-    texts = said(RandomPolicy(), [""] * 4000)
+    texts = said(RandomActor(), [""] * 4000)
     counts = [texts.count(text) for text in FrozenLakeCodec().action_texts]
     assert sum(counts) == 4000 and all(abs(count - 1000) < 100 for count in counts)
 
 
 def test_random_choices_depend_on_the_keys_alone() -> None:
-    policy = RandomPolicy("direct")
+    policy = RandomActor("direct")
     policy.connect(FrozenLakeCodec())
     together = policy.act([""] * 6, [()] * 6, keys(6)).actions
     for row in range(6):
@@ -39,19 +38,10 @@ def test_random_choices_depend_on_the_keys_alone() -> None:
 
 @pytest.mark.parametrize("name", ["direct", "think_answer", "final_answer"])
 def test_constant_says_its_action_in_every_format(name: str) -> None:
-    assert said(ConstantPolicy("right", response_format=name), ["", ""]) == ["RIGHT", "RIGHT"]
-    assert said(ConstantPolicy(response_format=name), [""]) == ["LEFT"]
+    assert said(ConstantActor("right", response_format=name), ["", ""]) == ["RIGHT", "RIGHT"]
+    assert said(ConstantActor(response_format=name), [""]) == ["LEFT"]
 
 
 def test_a_constant_action_that_does_not_exist_is_named() -> None:
     with pytest.raises(ValueError, match=r"policy\.action is 'JUMP', which is not legal: .* one of LEFT"):
-        said(ConstantPolicy("JUMP"), [""])
-
-
-def test_fixed_policies_cannot_be_trained() -> None:
-    empty = torch.zeros(1, 1)
-    batch = TurnBatch(inputs={}, response_mask=empty.bool(), old_logprobs=empty, advantages=empty)
-    policy = RandomPolicy()
-    for method, argument in ((policy.evaluate, batch), (policy.reference_logprobs, batch), (policy.build_reference, 0)):
-        with pytest.raises(ValueError, match="RandomPolicy, which cannot be trained"):
-            method(argument)
+        said(ConstantActor("JUMP"), [""])

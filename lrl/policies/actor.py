@@ -1,0 +1,78 @@
+"""What plays: observations in, actions out, nothing to train."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
+from torch import nn
+
+from lrl.codecs.codec import TextCodec
+from lrl.prompts.template import PromptTemplate
+from lrl.types import Decisions, History, RandomKeys, SamplingConfig
+
+
+class Actor(nn.Module, ABC):
+    """Decides what to do. Whatever only plays (evaluating, watching, recording a data set) asks for no more.
+
+    An actor is stateless: what it remembers of an episode is passed in and returned. It is a module, with or without
+    weights, so that all actors are moved to a device in the same way.
+    """
+
+    codec: TextCodec | None = None
+
+    prompt: PromptTemplate | None = None
+    """How an observation becomes a prompt; None where the actor reads no prompts."""
+
+    sampling: SamplingConfig = SamplingConfig(max_new_tokens=1)
+    """How actions are sampled while training. A response that is not text counts as one token."""
+
+    greedy_is_reproducible: bool = False
+    """Whether, at temperature 0, equal observation texts and histories always lead to equal actions."""
+
+    @property
+    @abstractmethod
+    def response_format(self) -> str | None:
+        """The format of the responses, which the environment parses; None where actions are native."""
+
+    def connect(self, codec: TextCodec) -> None:
+        """Set the codec of the environment. Called once, before :meth:`configure`."""
+        self.codec = codec
+
+    def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
+        """Set the spaces of one environment, where actions are native. Called once, before :meth:`configure`."""
+
+    def prepare(self, envs: VectorEnv) -> None:
+        """Make the environments show what acting needs besides the text. Called before their first reset."""
+
+    def configure(self) -> None:  # noqa: B027 (most actors have no weights)
+        """Build the networks and load their weights; a second call does nothing."""
+
+    @abstractmethod
+    def act(
+        self,
+        observations: Sequence[Any],
+        memory: list[History],
+        keys: RandomKeys,
+        sampling: SamplingConfig | None = None,
+    ) -> Decisions:
+        """Decide for some environments, without gradient.
+
+        Args:
+            observations: one per row.
+            memory: the history of the running episode, one per row.
+            keys: the counters from which random numbers follow.
+            sampling: how to sample; None samples as in training.
+        """
+
+    def sampling_at(self, temperature: float) -> SamplingConfig:
+        """Return the actor's own sampling at another temperature."""
+        return replace(self.sampling, temperature=temperature)
+
+    def prompt_text(self, observation: Any, history: History) -> str:
+        """Return the prompt that a language model would read here; empty where there is none."""
+        return ""

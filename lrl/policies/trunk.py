@@ -1,0 +1,97 @@
+"""What policies with a language model share: prompts, the critic on the hidden states, evaluation mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from lrl.codecs.codec import TextCodec
+from lrl.models.language_model import LanguageModel, LanguageModelConfig
+from lrl.models.padding import pad_prompts
+from lrl.models.value_head import ValueHead, ValueHeadConfig
+from lrl.prompts.template import PromptTemplate
+from lrl.types import History
+
+
+@final
+class LanguageModelTrunk:
+    """A language model with its prompts and the value head on its hidden states.
+
+    Not a module: the policy registers :attr:`language_model` and :attr:`value_head` under these names, which are the
+    names of the weights in checkpoints.
+
+    Args:
+        config: which causal LM.
+        max_prompt_tokens: a longer prompt loses its oldest history first.
+        value_head: a critic on the hidden states; None has none.
+    """
+
+    def __init__(
+        self, config: LanguageModelConfig, max_prompt_tokens: int = 1024, value_head: ValueHeadConfig | None = None
+    ) -> None:
+        self.language_model = LanguageModel(config)
+        self.max_prompt_tokens, self.value_head_config = max_prompt_tokens, value_head
+        self.value_head: ValueHead | None = None
+        self.dropped_turns = 0
+        """Turns of history that prompts have lost so far for being too long."""
+
+    def configure(self) -> None:
+        """Load the language model and initialise the value head; a second call does nothing."""
+        self.language_model.configure()
+        if self.value_head_config is not None and self.value_head is None:
+            self.value_head = ValueHead(self.value_head_config, self.language_model.hidden_size)
+            if self.value_head_config.adapter:
+                self.language_model.add_critic_adapter()
+
+    def encode(self, prompt: PromptTemplate, codec: TextCodec, observation: str, history: History) -> list[int]:
+        """Return the token ids of the prompt for one observation, and count the turns of history that it lost.
+
+        Raises:
+            ValueError: it is too long even without any history.
+        """
+        ids, dropped = self.language_model.tokenizer.encode_prompt(
+            prompt, codec, observation, history, self.max_prompt_tokens
+        )
+        self.dropped_turns += dropped
+        return ids
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Return the weights of the value head and of its adapter."""
+        own = [] if self.value_head is None else list(self.value_head.parameters())
+        return [*own, *self.language_model.critic_parameters()]
+
+    @property
+    def has_fixed_states(self) -> bool:
+        """Whether there is a value head, and training it alone leaves the hidden states that it reads unchanged."""
+        return self.value_head is not None and not self.language_model.has_critic_adapter
+
+    @torch.no_grad()
+    def values(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Compute the values ``(row,)`` at the last token of each prompt, without dropout.
+
+        Args:
+            prompts: token ids, one sequence per row.
+        """
+        assert self.value_head is not None
+        model = self.language_model
+        inputs = pad_prompts(prompts, model.device)
+        inputs["response_ids"] = inputs["prompt_ids"].new_zeros(len(prompts), 1)
+        mask = torch.ones(len(prompts), 1, dtype=torch.bool, device=model.device)
+        with evaluating(model):
+            _, states = model.logits_and_states(model.lay_out(inputs, mask))
+        return self.value_head(states, mask)[:, 0]
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Switch dropout off, and back to what it was."""
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
