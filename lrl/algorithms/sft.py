@@ -27,8 +27,8 @@ from torch import Tensor
 
 from lrl.data.demonstrations.data_module import DemonstrationsDataModule
 from lrl.evaluation.episodes import EpisodeResults
+from lrl.functional.distributed import unsharded
 from lrl.functional.random import seeds
-from lrl.functional.sharding import unsharded
 from lrl.policies.policy import Policy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.policies.text import TextPolicy

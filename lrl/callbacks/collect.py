@@ -12,7 +12,7 @@ import lightning as L
 import torch
 
 from lrl.data.rollout_buffer import RolloutDataModule
-from lrl.functional.sharding import unsharded
+from lrl.functional.distributed import unsharded
 from lrl.rollouts.episodes import CollectionPlan, Collector
 from lrl.rollouts.fixed_horizon import ContinuingCollector
 from lrl.training.crediting import reduce_sum

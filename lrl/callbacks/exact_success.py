@@ -10,7 +10,7 @@ import numpy as np
 
 from lrl.evaluation.episodes import sampling_at
 from lrl.evaluation.exact import Lake, exact_evaluation, is_frozen_lake, lakes_of, wrong_states
-from lrl.functional.sharding import unsharded
+from lrl.functional.distributed import unsharded
 
 _SOLVED = 0.97
 """Share of the best stationary policy's success from which a map counts as solved."""

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lrl.evaluation.episodes import sampling_at
 from lrl.evaluation.exact import Lake, exact_evaluation, is_frozen_lake, lakes_of
-from lrl.functional.sharding import unsharded
+from lrl.functional.distributed import unsharded
 from lrl.reports.pictures import draw_policy
 from lrl.reports.plots import Curve, aggregate, draw_curves, read_series
 

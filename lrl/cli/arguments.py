@@ -57,7 +57,7 @@ def fabric_of(arguments: argparse.Namespace) -> Fabric:
     """
     from lightning.fabric import Fabric
 
-    from lrl.functional.sharding import spreads_weights
+    from lrl.functional.distributed import spreads_weights
 
     names = ("accelerator", "devices", "strategy", "precision")
     try:

@@ -44,7 +44,7 @@ from lrl.callbacks.export import ExportModel
 from lrl.cli.mistakes import in_a_sentence, user_errors
 from lrl.cli.quiet import silence_libraries
 from lrl.cli.run_directory import RunDirectory, experiment_name
-from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
+from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint
 from lrl.shipped import resolve_config, shipped
 from lrl.training.policy_module import PolicyModule
 

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from lrl.codecs.codec import TextCodec
 from lrl.envs.factory import EnvFactory
+from lrl.functional.distributed import gather_ranks, own_part, own_share
 from lrl.functional.random import permutation
-from lrl.functional.sharding import gather_ranks, own_part, own_share
 from lrl.types import Rollout, TurnBatch
 
 Clocks = dict[str, float]

@@ -10,8 +10,8 @@ import yaml
 
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint
 from lrl.functional.frozen import frozen_names, without
-from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
 from lrl.policies.baselines.fixed import ConstantPolicy, ExpertPolicy, FixedPolicy, RandomPolicy
 from lrl.policies.policy import Policy
 from lrl.rollouts.few_shot_examples import add_examples, wants_examples

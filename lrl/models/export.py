@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lrl.functional.distributed import whole_tensors
 from lrl.functional.frozen import frozen_names, without
-from lrl.functional.sharding import whole_tensors
 from lrl.models.language_model import LanguageModel
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lrl.functional.sharding import gather_ranks
+from lrl.functional.distributed import gather_ranks
 
 State = dict[str, Any]
 """``names``, and the tensors of :meth:`torchmetrics.Metric.state_dict`; empty where nothing was recorded."""

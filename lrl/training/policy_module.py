@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, gather
 from lrl.evaluation.metrics import EpisodeMetrics
+from lrl.functional.distributed import gather_ranks, own_part, unsharded
 from lrl.functional.frozen import frozen_names, without
-from lrl.functional.sharding import gather_ranks, own_part, unsharded
 from lrl.models.loading import fingerprint
 from lrl.policies.policy import Policy
 from lrl.rollouts.few_shot_examples import add_examples, wants_examples

@@ -5,7 +5,7 @@ from __future__ import annotations
 import lightning as L
 
 from lrl.functional.credit import CREDITS, Discounts
-from lrl.functional.sharding import spreads_weights
+from lrl.functional.distributed import spreads_weights
 from lrl.policies.policy import Policy
 from lrl.training.critic_fit import ValueFit
 

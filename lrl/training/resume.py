@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.plugins import TorchCheckpointIO
 
-from lrl.functional.sharding import is_sharded_checkpoint, spreads_weights, whole_checkpoint
+from lrl.functional.distributed import is_sharded_checkpoint, spreads_weights, whole_checkpoint
 
 
 class WholeCheckpointIO(TorchCheckpointIO):

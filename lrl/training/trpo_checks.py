@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lrl.functional.credit import Discounts
-from lrl.functional.sharding import spreads_weights
+from lrl.functional.distributed import spreads_weights
 from lrl.policies.policy import Policy
 from lrl.training.ppo_checks import check_credit, check_critic_stands_alone
 
