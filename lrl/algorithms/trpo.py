@@ -44,11 +44,11 @@ from lrl.functional.credit import Discounts
 from lrl.functional.distributions import Distribution
 from lrl.functional.random import permutation
 from lrl.functional.trust_region import (
-    Product,
+    MatrixVectorProduct,
     conjugate_gradient,
-    fisher_product,
+    fisher_vector_product,
     flatten,
-    gauss_newton_product,
+    gauss_newton_vector_product,
     line_search,
 )
 from lrl.policies.policy import Policy
@@ -246,7 +246,7 @@ class TRPOModule(PolicyModule):
         surrogate, kl = (reduce_sum(self, sums) / turns).tolist()
         return surrogate, kl
 
-    def _fisher_product(self, batch: TurnBatch, parameters: Sequence[Tensor]) -> Product:
+    def _fisher_product(self, batch: TurnBatch, parameters: Sequence[Tensor]) -> MatrixVectorProduct:
         """Products with the damped matrix, of a share of the turns of every rank.
 
         What one pass can hold is kept for all products; several passes are made again for each.
@@ -267,15 +267,15 @@ class TRPOModule(PolicyModule):
 
         return product
 
-    def _product(self, part: TurnBatch, parameters: Sequence[Tensor]) -> Product:
+    def _product(self, part: TurnBatch, parameters: Sequence[Tensor]) -> MatrixVectorProduct:
         """Products with the undamped matrix, summed over turns."""
         new, mask = self.policy.evaluate(part).distribution, part.response_mask
         assert new is not None
         if self.fisher == "gauss_newton":
-            return gauss_newton_product(
+            return gauss_newton_vector_product(
                 new.coordinates, lambda tangent: new.metric(tangent) * mask[..., None], parameters, damping=0.0
             )
-        return fisher_product((new.detach().kl(new) * mask).sum(), parameters, damping=0.0)
+        return fisher_vector_product((new.detach().kl(new) * mask).sum(), parameters, damping=0.0)
 
 
 class _Look(NamedTuple):

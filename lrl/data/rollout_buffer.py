@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from lrl.codecs.codec import TextCodec
 from lrl.envs.factory import EnvFactory
-from lrl.functional.distributed import gather_ranks, own_part, own_share
+from lrl.functional.distributed import all_gather_objects, redistribute_lists, value_of_this_rank
 from lrl.functional.random import permutation
 from lrl.types import Rollout, TurnBatch
 
@@ -214,10 +214,10 @@ class RolloutDataModule(L.LightningDataModule):
         if self.num_steps is not None:
             tell = self.running_episodes
             running = self.restored_episodes if tell is None else tell(self.collection)
-            state["running_episodes"] = gather_ranks(running)
+            state["running_episodes"] = all_gather_objects(running)
         if self.filled:
             assert self._batch is not None
-            state["batches"], state["trained_parts"] = gather_ranks(self._batch.fields()), self.trained_parts
+            state["batches"], state["trained_parts"] = all_gather_objects(self._batch.fields()), self.trained_parts
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -230,9 +230,9 @@ class RolloutDataModule(L.LightningDataModule):
         self._started = time.monotonic()
         fits = self.trainer is None or self.trainer.state.fn == "fit"
         if state_dict.get("running_episodes") and fits:
-            self.restored_episodes = own_share(state_dict["running_episodes"])
+            self.restored_episodes = redistribute_lists(state_dict["running_episodes"])
         if "batches" in state_dict and fits:
-            self._batch = TurnBatch(**own_part(state_dict["batches"]))
+            self._batch = TurnBatch(**value_of_this_rank(state_dict["batches"]))
             self.trained_parts = state_dict["trained_parts"]
 
 

@@ -11,7 +11,7 @@ import yaml
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint
-from lrl.functional.frozen import frozen_names, without
+from lrl.functional.trainable_state import drop_frozen, frozen_parameter_names
 from lrl.policies.baselines.fixed import ConstantPolicy, ExpertPolicy, FixedPolicy, RandomPolicy
 from lrl.policies.policy import Policy
 from lrl.rollouts.few_shot_examples import add_examples, wants_examples
@@ -170,7 +170,7 @@ def _load_weights(policy: Policy, state: Mapping[str, Any], file: Path) -> None:
     """Load what was trained; only frozen weights may be missing, and nothing may be left over."""
     given = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
     own = policy.state_dict()
-    needed = set(without(own, frozen_names(policy)))
+    needed = set(drop_frozen(own, frozen_parameter_names(policy)))
     missing, unknown = sorted(needed - set(given)), sorted(set(given) - set(own))
     if missing or unknown:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What ranks hold apart: parameters that are sharded (FSDP2), and objects that each rank has its own of."""
+"""Distributed training: sharded parameters and checkpoints (FSDP2), and objects gathered from all ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,73 +18,76 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-_UNREADABLE = (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, EOFError, OSError, ValueError)
+_Value = TypeVar("_Value")
+_READ_ERRORS = (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, EOFError, OSError, ValueError)
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Shard the parameters over the ranks of ``mesh`` (FSDP2): each transformer block by itself, then the rest.
+    """Shard the parameters over the ranks of ``mesh`` (FSDP2), each transformer block separately, then the rest.
 
-    Blocks are what Hugging Face says must not be split. All parameters of a block must have one data type, so adapters
-    keep that of the base.
+    The blocks are those that Hugging Face lists in ``_no_split_modules``. All parameters of a block must have the same
+    data type, so adapters are kept in that of the base model.
     """
-    kinds = {kind for part in model.modules() for kind in getattr(part, "_no_split_modules", None) or ()}
-    for part in list(model.modules()):
-        if type(part).__name__ in kinds:
-            fully_shard(part, mesh=mesh)
+    blocks = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    for module in list(model.modules()):
+        if type(module).__name__ in blocks:
+            fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
 
-def spreads_weights(strategy: object) -> bool:
-    """Whether a strategy of Lightning's leaves each rank a part of the weights only."""
-    return any(kind in type(strategy).__name__ for kind in ("ModelParallel", "FSDP"))
+def shards_parameters(strategy: object) -> bool:
+    """Return whether a Lightning or Fabric strategy shards the parameters over the ranks."""
+    return any(name in type(strategy).__name__ for name in ("ModelParallel", "FSDP"))
 
 
 @contextmanager
 def unsharded(module: nn.Module) -> Iterator[None]:
-    """Gather the parameters once, so that ranks may make different numbers of forward passes inside.
+    """Gather the parameters once, so that ranks may make different numbers of forward passes inside the context.
 
-    Ranks decode different numbers of tokens; a gather in every forward pass would leave one waiting for the other.
-    Does nothing where nothing is sharded.
+    Ranks decode different numbers of tokens; if every forward pass gathered parameters, one rank would wait for the
+    other forever. Does nothing if nothing is sharded.
     """
-    parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
-    for part in parts:
-        part.set_reshard_after_forward(False, recurse=False)
-        part.unshard()
+    sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
+    for child in sharded:
+        child.set_reshard_after_forward(False, recurse=False)
+        child.unshard()
     try:
         yield
     finally:
-        for part in parts:
-            part.set_reshard_after_forward(True, recurse=False)
-            part.reshard()
+        for child in sharded:
+            child.set_reshard_after_forward(True, recurse=False)
+            child.reshard()
 
 
-def whole_tensors(state: Mapping[str, Any], keep: bool = True) -> dict[str, Any]:
-    """``state`` on the CPU with sharded tensors gathered, one after the other; empty where ``keep`` is false.
+def full_state_dict(state_dict: Mapping[str, _Value], keep: bool = True) -> dict[str, _Value]:
+    """Return ``state_dict`` on the CPU with sharded tensors gathered one after the other. All ranks must call it.
 
-    All ranks must call it.
+    Args:
+        state_dict: tensors of any shape, and other values, which are returned unchanged.
+        keep: whether this rank needs the result; an empty dictionary is returned if not.
     """
-    whole: dict[str, Any] = {}
-    for name, value in state.items():
-        value = value.full_tensor() if isinstance(value, DTensor) else value
+    full: dict[str, Any] = {}
+    for name, value in state_dict.items():
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
         if keep:
-            whole[name] = value.cpu() if isinstance(value, Tensor) else value
-    return whole
+            full[name] = whole.cpu() if isinstance(whole, Tensor) else whole
+    return full
 
 
 def is_sharded_checkpoint(path: Path) -> bool:
-    """Whether ``path`` is a folder to which each rank wrote its part."""
+    """Return whether ``path`` is a folder to which each rank wrote its shard of a checkpoint."""
     return (path / ".metadata").exists()
 
 
 def read_checkpoint(path: Path, weights: bool = True) -> dict[str, Any]:
-    """A checkpoint on the CPU, as one dictionary, whether it is a file or a folder with the parts of several ranks.
+    """Load a checkpoint on the CPU as one dictionary, from a file or from a folder with the shards of several ranks.
 
     Args:
         path: the file or folder.
-        weights: whether tensors are wanted; without them nothing large is read.
+        weights: whether tensors are needed; without them little is read.
 
     Raises:
-        ValueError: it is neither, or damaged.
+        ValueError: ``path`` is not a checkpoint, or is damaged.
     """
     try:
         sharded = is_sharded_checkpoint(path)
@@ -95,37 +98,37 @@ def read_checkpoint(path: Path, weights: bool = True) -> dict[str, Any]:
 
         with tempfile.TemporaryDirectory() as folder:
             dcp_to_torch_save(path, Path(folder) / "whole.ckpt")
-            parts = torch.load(Path(folder) / "whole.ckpt", map_location="cpu", weights_only=True)
-        return parts | torch.load(path / "meta.pt", map_location="cpu", weights_only=True)  # what has no shards
-    except (*_UNREADABLE, CheckpointException) as error:
+            shards = torch.load(Path(folder) / "whole.ckpt", map_location="cpu", weights_only=True)
+        return shards | torch.load(path / "meta.pt", map_location="cpu", weights_only=True)  # entries without shards
+    except (*_READ_ERRORS, CheckpointException) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EPERM):
-            raise  # the disk's fault, not the file's
+            raise  # a problem of the disk, not of this file
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        raise ValueError(f"{str(path)!r} is no checkpoint, or a damaged one ({reason}).") from error
+        raise ValueError(f"{str(path)!r} is not a checkpoint or is damaged ({reason}).") from error
 
 
-def whole_checkpoint(path: Path) -> dict[str, Any]:
-    """Return a checkpoint with the parts of several ranks as a trainer without shards would have written it.
+def consolidated_checkpoint(path: Path) -> dict[str, Any]:
+    """Load a sharded checkpoint in the format that a trainer without shards writes.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: ``path`` is damaged.
     """
     checkpoint, states = read_checkpoint(path), []
     while f"optimizer_{len(states)}" in checkpoint:
-        states.append(_by_position(checkpoint.pop(f"optimizer_{len(states)}")))
+        states.append(_indexed_by_position(checkpoint.pop(f"optimizer_{len(states)}")))
     return checkpoint | {"optimizer_states": states}
 
 
-def _by_position(state: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimiser's state, which shards keep by the names of weights, by their positions as torch does."""
+def _indexed_by_position(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert an optimiser state from parameter names, as in sharded checkpoints, to positions, as torch expects."""
     names = [name for group in state["param_groups"] for name in group["params"]]
-    place = {name: position for position, name in enumerate(names)}
-    groups = [{**group, "params": [place[name] for name in group["params"]]} for group in state["param_groups"]]
-    return {"state": {place[name]: kept for name, kept in state.get("state", {}).items()}, "param_groups": groups}
+    position = {name: index for index, name in enumerate(names)}
+    groups = [{**group, "params": [position[name] for name in group["params"]]} for group in state["param_groups"]]
+    return {"state": {position[name]: kept for name, kept in state.get("state", {}).items()}, "param_groups": groups}
 
 
-def gather_ranks(value: Any) -> list[Any]:
-    """``value`` of every rank, by rank. All ranks must call it."""
+def all_gather_objects(value: _Value) -> list[_Value]:
+    """Return the ``value`` of every rank, ordered by rank. All ranks must call it."""
     if not (dist.is_available() and dist.is_initialized()):
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -133,43 +136,46 @@ def gather_ranks(value: Any) -> list[Any]:
     return values
 
 
-def own_part(values: Sequence[Any]) -> Any:
-    """This rank's element of what :func:`gather_ranks` returned, in this run or in the one that is resumed.
+def value_of_this_rank(values: Sequence[_Value]) -> _Value:
+    """Return this rank's element of a result of :func:`all_gather_objects` that was saved in a checkpoint.
 
     Raises:
-        ValueError: another number of ranks took part.
+        ValueError: the checkpoint was written by another number of ranks.
     """
-    rank, world_size = _place()
+    rank, world_size = _rank_and_world_size()
     if len(values) != world_size:
         raise ValueError(
-            f"ckpt_path was written inside a collection and holds what each of {len(values)} ranks was doing; resume "
-            f"it with as many, not {world_size}, or from a checkpoint between collections."
+            f"ckpt_path was written during a collection by {len(values)} ranks, and this run has {world_size}; resume "
+            f"it with {len(values)} ranks, or from a checkpoint written between collections."
         )
     return values[rank]
 
 
-def own_share(values: Sequence[dict[str, list[Any]] | None]) -> dict[str, list[Any]] | None:
-    """This rank's share of lists that :func:`gather_ranks` returned, whatever the number of ranks then and now.
+def redistribute_lists(values: Sequence[dict[str, list[_Value]] | None]) -> dict[str, list[_Value]] | None:
+    """Return this rank's part of lists that were gathered from another number of ranks and saved in a checkpoint.
 
     Args:
-        values: lists by name, of each rank; the lists of all ranks, one after the other, are cut into equal parts.
+        values: for each rank that saved, lists by name. The lists of all ranks are concatenated and cut into parts of
+            equal length, one per current rank.
+
+    Returns:
+        Lists by name; None if a rank saved none.
     """
-    rank, world_size = _place()
+    rank, world_size = _rank_and_world_size()
     if len(values) == world_size:
         return values[rank]
-    given = [value for value in values if value is not None]
-    if len(given) < len(values):
+    saved = [value for value in values if value is not None]
+    if len(saved) < len(values):
         return None
-    share = {}
-    for name in given[0]:
-        everything = [item for value in given for item in value[name]]
-        size = len(everything) // world_size
-        share[name] = everything[rank * size : (rank + 1) * size]
-    return share
+    own = {}
+    for name in saved[0]:
+        items = [item for value in saved for item in value[name]]
+        size = len(items) // world_size
+        own[name] = items[rank * size : (rank + 1) * size]
+    return own
 
 
-def _place() -> tuple[int, int]:
-    """This rank, and how many there are."""
+def _rank_and_world_size() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1

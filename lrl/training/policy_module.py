@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, gather
 from lrl.evaluation.metrics import EpisodeMetrics
-from lrl.functional.distributed import gather_ranks, own_part, unsharded
-from lrl.functional.frozen import frozen_names, without
+from lrl.functional.distributed import all_gather_objects, unsharded, value_of_this_rank
+from lrl.functional.trainable_state import drop_frozen, frozen_parameter_names
 from lrl.models.loading import fingerprint
 from lrl.policies.policy import Policy
 from lrl.rollouts.few_shot_examples import add_examples, wants_examples
@@ -123,7 +123,7 @@ class PolicyModule(GuardedStepsModule, ABC):
 
         Unless ``init_from`` has overwritten it.
         """
-        return without(super().state_dict(*args, **kwargs), frozen_names(self) - self._overwritten)
+        return drop_frozen(super().state_dict(*args, **kwargs), frozen_parameter_names(self) - self._overwritten)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what tells whether the checkpoint fits a run, and what the running collection recorded so far."""
@@ -163,7 +163,7 @@ class PolicyModule(GuardedStepsModule, ABC):
             self.finite_steps.load(saved.get("skipped_steps", [0, 0]))
             mend_loops(checkpoint["loops"], self._validated)
             if any(saved.get("meters", ())):
-                self._meters.load(own_part(saved["meters"]))
+                self._meters.load(value_of_this_rank(saved["meters"]))
 
     @property
     def strict_loading(self) -> bool:
@@ -237,7 +237,7 @@ class PolicyModule(GuardedStepsModule, ABC):
         part: Any = loop.epoch_loop.batch_progress.current
         if part.started == part.processed:
             self._meters.settle()
-        return gather_ranks({} if epoch.ready == epoch.processed else self._meters.state())
+        return all_gather_objects({} if epoch.ready == epoch.processed else self._meters.state())
 
     def publish(self, means: dict[str, float]) -> None:
         """Hand means to the loggers, with the clocks, and to callbacks that monitor them."""

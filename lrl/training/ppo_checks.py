@@ -5,7 +5,7 @@ from __future__ import annotations
 import lightning as L
 
 from lrl.functional.credit import CREDITS, Discounts
-from lrl.functional.distributed import spreads_weights
+from lrl.functional.distributed import shards_parameters
 from lrl.policies.policy import Policy
 from lrl.training.critic_fit import ValueFit
 
@@ -99,7 +99,7 @@ def check_whole_weights(trainer: L.Trainer) -> None:
     Raises:
         ValueError: the strategy shards them.
     """
-    if spreads_weights(trainer.strategy):
+    if shards_parameters(trainer.strategy):
         raise ValueError(
             "model.value_fit is set and trainer.strategy shards the weights (FSDP2), which L-BFGS cannot step; "
             "value_fit must be null, or the strategy auto or ddp."

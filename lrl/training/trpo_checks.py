@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lrl.functional.credit import Discounts
-from lrl.functional.distributed import spreads_weights
+from lrl.functional.distributed import shards_parameters
 from lrl.policies.policy import Policy
 from lrl.training.ppo_checks import check_credit, check_critic_stands_alone
 
@@ -66,7 +66,7 @@ def check_run(trainer: L.Trainer, policy: Policy) -> None:
             f"trainer.precision is {precision}; a trust region of this size is lost in 16 bits, it must be 32-true or "
             "64-true."
         )
-    if spreads_weights(trainer.strategy):
+    if shards_parameters(trainer.strategy):
         raise ValueError(
             "trainer.strategy shards the weights (FSDP2), under which a second derivative is nothing; TRPO needs auto "
             "or ddp."

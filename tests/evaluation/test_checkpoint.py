@@ -104,7 +104,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="which holds no config"):
         load_policy(tmp_path / "foreign.ckpt")
     (tmp_path / ".metadata").touch()
-    with pytest.raises(ValueError, match="is no checkpoint, or a damaged one"):
+    with pytest.raises(ValueError, match="is not a checkpoint or is damaged"):
         load_policy(tmp_path)
 
 
