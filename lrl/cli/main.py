@@ -27,7 +27,7 @@ import lrl.callbacks.policy_picture
 import lrl.callbacks.progress
 import lrl.callbacks.transcripts
 import lrl.data.demonstrations.data_module
-import lrl.data.demonstrations.minari
+import lrl.data.demonstrations.jsonl
 import lrl.data.rollout_buffer
 import lrl.envs.factory
 import lrl.envs.frozen_lake.csv_file
