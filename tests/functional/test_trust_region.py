@@ -107,7 +107,7 @@ def test_the_largest_step_that_improves_inside_the_region_is_taken(full, max_kl,
     assert found.improvement == pytest.approx(1 - (share * full - 1) ** 2)
 
 
-def test_an_improvement_far_below_what_was_expected_is_not_enough():
+def test_an_improvement_far_below_the_expected_one_is_rejected():
     weight = torch.zeros(1, dtype=torch.float64)
     step = torch.tensor([1.0], dtype=torch.float64)
     assert not line_search(bowl(weight), [weight], step, -1.0, 100.0, max_kl=10.0, max_backtracks=4).accepted
