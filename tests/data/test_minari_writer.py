@@ -90,7 +90,7 @@ def test_random_actions_are_put_in_and_marked():
     reader, codec = DatasetReader("lrl/test-v0"), LAKES.codec
     expert, chosen, put_in = load_baseline("expert", LAKES).policy, [], []
     for index in range(30):
-        episode, own = reader.episode(index), set(reader.demonstrated(index).tolist())
+        episode, own = reader.episode(index), set(reader.demonstrated_steps(index).tolist())
         for step, (seen, action) in enumerate(zip(episode.observations, episode.actions, strict=True)):
             best = codec.action_to_text(expert.expert(codec.observation_to_text(seen, episode.context)))
             (chosen if step in own else put_in).append(codec.action_to_text(action) == best)
