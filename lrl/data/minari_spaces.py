@@ -40,9 +40,10 @@ def sample_at(space: gym.Space, columns: Columns, step: int) -> Any:
     if isinstance(space, spaces.Dict):
         assert isinstance(columns, dict)
         return {name: sample_at(part, columns[name], step) for name, part in space.spaces.items()}
-    assert not isinstance(columns, dict)
     if isinstance(space, spaces.Tuple):
+        assert isinstance(columns, tuple)
         return tuple(sample_at(part, columns[index], step) for index, part in enumerate(space.spaces))
+    assert not isinstance(columns, dict)
     return columns[step]
 
 

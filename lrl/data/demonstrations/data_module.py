@@ -220,7 +220,8 @@ class DemonstrationsDataModule(L.LightningDataModule):
             by_length = sorted(loaded, key=lambda demonstration: demonstration.characters)
             for first in range(0, len(by_length), self.batch_size):
                 encoded = map(self.encode, by_length[first : first + self.batch_size])
-                yield collate_demonstrations(*zip(*encoded, strict=True))
+                prompts, responses = zip(*encoded, strict=True)
+                yield collate_demonstrations(prompts, responses)
 
     def val_dataloader(self) -> DataLoader:
         """Return a loader with one item: the seeds of the held-out episodes, int64 ``(episode,)``."""
