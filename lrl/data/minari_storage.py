@@ -53,7 +53,7 @@ def dataset_path(dataset_id: str) -> Path:
     try:
         parse_dataset_id(dataset_id)
     except (ValueError, TypeError):  # TypeError: the name has no version
-        raise ValueError(f"dataset_id is {dataset_id!r}; it must be of the form lrl/frozen_lake/expert-v0.") from None
+        raise ValueError(f"dataset_id is {dataset_id!r}; it must be like lrl/frozen_lake/expert-v0.") from None
     return get_dataset_path(dataset_id) / "data"
 
 
