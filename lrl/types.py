@@ -118,11 +118,11 @@ class Distribution(ABC):
         """The numbers that a network puts out, ``(turn, token, coordinate)``."""
 
     @abstractmethod
-    def logprobs(self, drawn: Tensor) -> Tensor:
+    def logprobs(self, samples: Tensor) -> Tensor:
         """Of what was drawn, ``(turn, token)``.
 
         Args:
-            drawn: ids ``(turn, token)`` or vectors ``(turn, token, dimension)``.
+            samples: ids ``(turn, token)`` or vectors ``(turn, token, dimension)``.
         """
 
     @abstractmethod

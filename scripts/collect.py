@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{arguments.dataset_id}: {collected.episodes} episodes, {collected.steps} steps")
         print(f"return {means['return']:.4g}, success {means['success_rate']:.3f} of {arguments.episodes} played")
     if arguments.jsonl is not None:
-        from lrl.data.demonstrations.minari import write_jsonl
+        from lrl.data.demonstrations.jsonl import write_jsonl
 
         lines = write_jsonl(arguments.dataset_id, env, arguments.jsonl)
         print(f"{arguments.jsonl}: {lines} lines")

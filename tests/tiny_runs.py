@@ -187,7 +187,8 @@ def sft(folder, **changes):
 
 def demonstrations():
     """The best action of each of FrozenLake's eleven states."""
-    from lrl.data.demonstrations.data_module import DemonstrationsDataModule, ExpertDemonstrations
+    from lrl.data.demonstrations.data_module import DemonstrationsDataModule
+    from lrl.data.demonstrations.sources import ExpertDemonstrations
 
     return made(
         DemonstrationsDataModule, ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"), batch_size=4

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from lrl.data.demonstrations.data_module import DemonstrationsDataModule
 from lrl.evaluation.episodes import EpisodeResults
+from lrl.functional.distributed import unsharded
 from lrl.functional.random import seeds
-from lrl.functional.sharding import unsharded
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.training.gradient_module import GradientModule

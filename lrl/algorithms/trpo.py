@@ -43,11 +43,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lrl.functional.random import permutation
 from lrl.functional.trust_region import (
-    Product,
+    MatrixVectorProduct,
     conjugate_gradient,
-    fisher_product,
+    fisher_vector_product,
     flatten,
-    gauss_newton_product,
+    gauss_newton_vector_product,
     line_search,
 )
 from lrl.policies.policy import Policy
@@ -232,7 +232,7 @@ class TRPOModule(GradientModule):
         surrogate, kl = (self.reduce_sum(sums) / turns).tolist()
         return surrogate, kl
 
-    def _fisher_product(self, batch: TurnBatch, parameters: Sequence[Tensor]) -> Product:
+    def _fisher_product(self, batch: TurnBatch, parameters: Sequence[Tensor]) -> MatrixVectorProduct:
         """Products with the damped Fisher matrix, taken from a share of the turns of every rank.
 
         If one pass holds them all, its graph is kept for all products; else the passes are repeated for each.
@@ -252,15 +252,15 @@ class TRPOModule(GradientModule):
 
         return product
 
-    def _product(self, chunk: TurnBatch, parameters: Sequence[Tensor]) -> Product:
+    def _product(self, chunk: TurnBatch, parameters: Sequence[Tensor]) -> MatrixVectorProduct:
         """Products with the undamped Fisher matrix, summed over turns."""
         new, mask = self.policy.evaluate(chunk).distribution, chunk.response_mask
         assert new is not None
         if self.natural_gradient.product == "gauss_newton":
-            return gauss_newton_product(
+            return gauss_newton_vector_product(
                 new.coordinates, lambda tangent: new.metric(tangent) * mask[..., None], parameters, damping=0.0
             )
-        return fisher_product((new.detach().kl(new) * mask).sum(), parameters, damping=0.0)
+        return fisher_vector_product((new.detach().kl(new) * mask).sum(), parameters, damping=0.0)
 
     # -- the trust region and its weights ---------------------------------------------------------------------------
 

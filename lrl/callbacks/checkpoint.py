@@ -1,4 +1,4 @@
-"""Checkpoints at collection boundaries, written whole or not at all."""
+"""Checkpoints at the ends of collections, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
@@ -16,17 +16,18 @@ from lrl.training.policy_module import PolicyModule
 
 
 class CollectionCheckpoint(Checkpoint):
-    """Writes ``last.ckpt``, and ``best.ckpt`` where a metric is monitored.
+    """Writes ``last.ckpt``, and ``best.ckpt`` if a metric is monitored.
 
-    SIGTERM and Ctrl-C end the run with ``last.ckpt`` as well (:class:`lrl.training.interruption.Interruption`).
+    SIGTERM and Ctrl-C also end the run with ``last.ckpt`` (:class:`lrl.training.interruption.Interruption`).
 
-    One Lightning epoch is one collection (or one pass over demonstrations). Lightning's ``global_step`` is not used:
-    it stays 0 in a module without an automatic optimiser.
+    One Lightning epoch is one collection, or one pass over demonstrations. Lightning's ``global_step`` is not used: it
+    stays 0 in a module without an automatic optimiser.
 
     Args:
-        every_n_collections: how often ``last.ckpt`` is replaced; it is always written at the end of the run.
-        monitor: metric of ``best.ckpt``; null writes none.
-        mode: whether a larger or a smaller metric is better.
+        every_n_collections: number of collections between updates of ``last.ckpt``, which is always written at the end
+            of the run as well.
+        monitor: metric of ``best.ckpt``; null writes no ``best.ckpt``.
+        mode: whether the largest or the smallest value is the best.
     """
 
     def __init__(
@@ -39,18 +40,18 @@ class CollectionCheckpoint(Checkpoint):
         self.best: float | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """From now on SIGTERM and Ctrl-C end the run with a checkpoint."""
+        """Let SIGTERM and Ctrl-C end the run with a checkpoint from now on."""
         assert isinstance(pl_module, PolicyModule)
         pl_module.interruption.listen(trainer, partial(self.write, trainer, "last.ckpt"))
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """End the run here if a signal came, but not between accumulated minibatches, whose gradients are not saved."""
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object) -> None:
+        """End the run if a signal arrived, except between accumulated minibatches, whose gradients are not saved."""
         assert isinstance(pl_module, PolicyModule)
         if not trainer.fit_loop._should_accumulate():
             pl_module.interruption.check()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write what is due; end the run if a signal came."""
+        """Write ``last.ckpt`` if it is due; end the run if a signal arrived."""
         assert isinstance(pl_module, PolicyModule)
         ends = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
         if ends or (trainer.current_epoch + 1) % self.every_n_collections == 0:
@@ -58,23 +59,27 @@ class CollectionCheckpoint(Checkpoint):
         pl_module.interruption.check()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """End by a signal that has just come; leave later ones to others."""
+        """End the run if a signal has just arrived; restore the previous signal handlers."""
         assert isinstance(pl_module, PolicyModule)
         pl_module.interruption.check()
         pl_module.interruption.ignore()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Leave signals to others."""
+        """Restore the previous signal handlers."""
         if isinstance(pl_module, PolicyModule):
             pl_module.interruption.ignore()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keep the best."""
+        """Write ``best.ckpt`` if the monitored metric has improved.
+
+        Raises:
+            ValueError: the metric does not exist.
+        """
         if self.monitor is None or trainer.sanity_checking or trainer.state.fn != "fit":
             return
         if self.monitor not in trainer.callback_metrics:
-            known = ", ".join(sorted(trainer.callback_metrics))
-            raise ValueError(f"the checkpoint's monitor is {self.monitor!r}; there are {known}.")
+            metrics = ", ".join(sorted(trainer.callback_metrics))
+            raise ValueError(f"the checkpoint's monitor is {self.monitor!r}; it must be one of {metrics}.")
         value = float(trainer.callback_metrics[self.monitor])
         better = self.best is None or (value > self.best if self.mode == "max" else value < self.best)
         if better:
@@ -82,15 +87,18 @@ class CollectionCheckpoint(Checkpoint):
             self.write(trainer, "best.ckpt")
 
     def write(self, trainer: L.Trainer, name: str) -> Path:
-        """Write beside the target, then put it in place in one step; all ranks take part.
+        """Write a draft and move it to ``name`` in one step. All ranks must call it.
+
+        Returns:
+            The checkpoint's path.
 
         Raises:
-            ValueError: weights are not finite; the target stays as it was.
+            ValueError: weights are not finite; an existing checkpoint is left unchanged.
         """
         if not weights_are_finite(trainer.lightning_module):
             raise ValueError(
-                f"weights are not finite after collection {trainer.current_epoch + 1}; the run stops and {name} stays "
-                "as it was, try a smaller learning rate or look at the rewards."
+                f"weights are not finite after collection {trainer.current_epoch + 1}; the run stops and {name} is "
+                "unchanged, try a smaller learning rate or check the rewards."
             )
         folder = checkpoint_folder(trainer)
         target, draft = folder / name, folder / f".{name}.draft"
@@ -101,37 +109,37 @@ class CollectionCheckpoint(Checkpoint):
         trainer.save_checkpoint(draft)
         trainer.strategy.barrier("after the checkpoint")
         if trainer.is_global_zero:
-            put_in_place(draft, target)
-        trainer.strategy.barrier("in place")
+            replace_checkpoint(draft, target)
+        trainer.strategy.barrier("after moving the checkpoint")
         return target
 
-    def state_dict(self) -> dict[str, Any]:
-        """The best value so far."""
+    def state_dict(self) -> dict[str, float | None]:
+        """Return the best value so far."""
         return {"best": self.best}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, float | None]) -> None:
         """Restore :meth:`state_dict`."""
         self.best = state_dict["best"]
 
 
 def checkpoint_folder(trainer: L.Trainer) -> Path:
-    """Where checkpoints of this run are."""
+    """Return the folder of this run's checkpoints."""
     return Path(trainer.default_root_dir) / "checkpoints"
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder, if it is there."""
+    """Remove a file or folder if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def put_in_place(draft: Path, target: Path) -> None:
-    """Replace ``target`` by ``draft``; a reader finds the old or the new one, whole.
+def replace_checkpoint(draft: Path, target: Path) -> None:
+    """Replace ``target`` by ``draft`` atomically: a reader finds the old or the new checkpoint, each complete.
 
-    A sharded checkpoint is a folder, which cannot be replaced in one step: the old one stays beside it until the new
-    one is in place.
+    A sharded checkpoint is a folder, which cannot be replaced in one step: the old one is renamed, and removed when the
+    new one is in place.
     """
     if draft.is_file() and not target.is_dir():
         os.replace(draft, target)

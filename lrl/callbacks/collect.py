@@ -11,7 +11,7 @@ import lightning as L
 import torch
 
 from lrl.data.rollout_buffer import RolloutDataModule
-from lrl.functional.sharding import unsharded
+from lrl.functional.distributed import unsharded
 from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
 from lrl.rollouts.fixed_horizon import FixedHorizonCollector
 from lrl.training.gradient_module import GradientModule

@@ -1,9 +1,8 @@
-"""What ``lrl validate``, ``test`` and ``predict`` show on the terminal, and the file that ``predict`` writes."""
+"""The evaluation table that ``lrl validate``, ``test`` and ``predict`` print, and the file that ``predict`` writes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 
@@ -16,37 +15,29 @@ PREDICTIONS = "predictions.json"
 
 
 class HeldOutTable(L.Callback):
-    """Prints the evaluation table after held-out episodes; the command line adds it where nothing is trained."""
+    """Prints the evaluation table after held-out episodes; added by the commands that do not train."""
 
     def __init__(self) -> None:
         self._results: EpisodeResults | None = None
 
-    def on_validation_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Keep what the module returned; the table waits for the figures of other callbacks."""
-        self._results = args[0]
+    def on_validation_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object) -> None:
+        """Store the results that the module returned; the table is printed after the metrics of other callbacks."""
+        self._results = args[0] if isinstance(args[0], EpisodeResults) else None
 
-    def on_test_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """As :meth:`on_validation_batch_end`."""
-        self._results = args[0]
-
-    def on_predict_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """As :meth:`on_validation_batch_end`."""
-        self._results = args[0]
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Print the table."""
         self._print(trainer)
 
-    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Print the table."""
-        self._print(trainer)
+    on_test_end = on_validation_end
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Print the table, and write every episode to the run directory."""
+        """Print the table, and write all episodes to the run directory."""
         self._print(trainer)
         if self._results is not None and trainer.is_global_zero:
-            data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-            report = self._results.report(env_id(data.validation_env), _subject(trainer))
+            data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+            report = self._results.report(env_id(data.validation_env), _policy_name(trainer))
             write_json(report, Path(trainer.default_root_dir) / PREDICTIONS)
 
     def _print(self, trainer: L.Trainer) -> None:
@@ -56,12 +47,12 @@ class HeldOutTable(L.Callback):
 
         results, data = self._results, trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         seeds = f"seeds {results.seed} to {results.seed + len(results) - 1}"
-        where = f"{_subject(trainer)} in {env_id(data.validation_env)}"
+        where = f"{_policy_name(trainer)} in {env_id(data.validation_env)}"
         exact = trainer.callback_metrics.get("val/exact_success")
         caption = "" if exact is None else f"exact success: {float(exact):.4f}"
         title = f"{where}\n{len(results)} episodes ({seeds}), 95% intervals"
         Console().print(results_table({"policy": results}, title, caption))
 
 
-def _subject(trainer: L.Trainer) -> str:
+def _policy_name(trainer: L.Trainer) -> str:
     return str(trainer.ckpt_path or "policy before training")

@@ -1,4 +1,4 @@
-"""What validation adds to held-out episodes where the environment can be solved: the exact figure."""
+"""Exact success rates on FrozenLake, computed from the transition table instead of sampled episodes."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ import lightning as L
 import numpy as np
 
 from lrl.evaluation.exact import Lake, exact_evaluation, is_frozen_lake, lakes_of, wrong_states
-from lrl.functional.sharding import unsharded
+from lrl.functional.distributed import unsharded
 
 _SOLVED = 0.97
-"""Share of the best stationary policy's success from which a map counts as solved."""
+"""Fraction of the best stationary policy's success rate from which a map counts as solved."""
 
 
 class ExactSuccess(L.Callback):
-    """Publishes ``val/exact_success`` after each validation on a FrozenLake, and does nothing elsewhere.
+    """Logs ``val/exact_success`` after each validation of a text policy on FrozenLake; does nothing otherwise.
 
-    Nor does it for policies that act natively. At the end of training the log says whether the map is solved, and
-    which states are not: the greedy action, its probability when sampling, and that of the best action.
-
-    The policy, decoded greedily in each state, is propagated through the transition table, so the figure has no
-    sampling error. ``val/exact_success_of_optimum`` is its share of the best policy's. Averaged over maps.
+    The policy is decoded greedily in each state and propagated through the transition table, so the success rate has no
+    sampling error. ``val/exact_success_of_optimum`` is its ratio to that of the best policy. Both are averaged over
+    maps. At the end of training on a single map the log says whether it is solved, and lists the states in which the
+    greedy action is not a best one, with the sampling probabilities of both.
 
     Args:
-        num_maps: different maps, where the environment draws them; those of the first held-out episodes.
-        samples: responses per state, at temperature 1, from which the final report takes its probabilities.
+        num_maps: number of maps, if the environment generates them: the maps of the first held-out episodes.
+        samples: number of responses per state, sampled at temperature 1, for the probabilities in the final log.
     """
 
     def __init__(self, num_maps: int = 100, samples: int = 64) -> None:
@@ -36,7 +35,7 @@ class ExactSuccess(L.Callback):
         self.num_maps, self.samples = num_maps, samples
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Evaluate on every rank, so that all make the same calls."""
+        """Evaluate on every rank, so that all ranks make the same collective calls."""
         module: Any = pl_module
         lakes = self._lakes(trainer, module)
         if not lakes:
@@ -44,11 +43,10 @@ class ExactSuccess(L.Callback):
         with trainer.precision_plugin.forward_context(), unsharded(pl_module):
             exact = exact_evaluation(module.policy, lakes)
         success, optimum = float(exact.success.mean()), float(exact.optimum.mean())
-        figures = {"val/exact_success": success, "val/exact_success_of_optimum": success / optimum}
-        module.publish(figures)
+        module.publish({"val/exact_success": success, "val/exact_success_of_optimum": success / optimum})
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log whether a run on one map solved it, and where it did not."""
+        """Log whether a run on a single map solved it, and the states in which it did not."""
         module: Any = pl_module
         lakes = self._lakes(trainer, module)
         if len(lakes) != 1 or trainer.interrupted:
@@ -57,26 +55,27 @@ class ExactSuccess(L.Callback):
             greedy = exact_evaluation(module.policy, lakes)
             sampled = exact_evaluation(module.policy, lakes, module.policy.sampling_at(1.0), self.samples)
         if trainer.is_global_zero:
-            _report(lakes[0], float(greedy.success[0]), greedy.decisions[0], sampled.decisions[0])
+            _log_solved(lakes[0], float(greedy.success[0]), greedy.decisions[0], sampled.decisions[0])
 
     def _lakes(self, trainer: L.Trainer, module: Any) -> list[Lake]:
-        """The maps on which the run validates; none elsewhere, and none for a policy that is not asked in text."""
+        """Return the maps of the validation; none in other environments and for policies without text."""
         data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         if not is_frozen_lake(data.validation_env) or module.policy.response_format is None:
             return []
         return lakes_of(data.validation_env, self.num_maps, data.validation.seed)
 
 
-def _report(lake: Lake, success: float, greedy: np.ndarray, sampled: np.ndarray) -> None:
-    logger, ceiling = logging.getLogger("lrl"), lake.best_stationary
-    solved = success >= _SOLVED * ceiling
-    verdict = "solved" if solved else "NOT SOLVED"
+def _log_solved(lake: Lake, success: float, greedy: np.ndarray, sampled: np.ndarray) -> None:
+    """Log whether a success rate solves the map, with greedy and sampled action probabilities ``(state, action)``."""
+    logger, optimum = logging.getLogger("lrl"), lake.best_stationary
+    solved = success >= _SOLVED * optimum
+    level = logging.INFO if solved else logging.WARNING
     wrong = wrong_states(lake, greedy, sampled)
     logger.log(
-        logging.INFO if solved else logging.WARNING,
+        level,
         "FrozenLake is %s: exact success %.3f, best stationary policy %.3f; in %d of %d states the greedy action is "
         "not a best one",
-        *(verdict, success, ceiling, len(wrong), len(lake.states)),
+        *("solved" if solved else "NOT SOLVED", success, optimum, len(wrong), len(lake.states)),
     )
     for state in wrong:
-        logger.log(logging.INFO if solved else logging.WARNING, "  %s", state)
+        logger.log(level, "  %s", state)

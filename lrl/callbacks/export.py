@@ -1,4 +1,4 @@
-"""The trained model for others: a plain Hugging Face folder, and the hub."""
+"""Export of the trained model to a Hugging Face folder, and to the hub."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ FOLDER = "model"
 class ExportModel(L.Callback):
     """Writes ``model/`` into the run directory at the end of training, and pushes it to the Hugging Face hub.
 
-    The folder holds the whole model, or the adapter where one was trained, and the tokenizer.
+    The folder holds the full model, or the adapter if one was trained, and the tokenizer.
 
     Args:
         repo_id: ``name`` or ``organisation/name`` on the hub; null pushes nothing.
-        private: whether a repository that is not there yet is made a private one.
+        private: whether a new repository is private.
     """
 
     def __init__(self, repo_id: str | None = None, private: bool = True) -> None:
         self.repo_id, self.private = repo_id, private
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Say what is wrong before a model is loaded, let alone trained.
+        """Validate the export before a model is loaded and trained.
 
         Raises:
-            ValueError: the policy has no language model, its adapter could not be loaded again, or the hub does not
-                let us write.
+            ValueError: the policy has no language model, its adapter could not be loaded again, or the repository
+                cannot be written.
         """
         if stage != "fit":
             return
         check_exportable(language_model_of(pl_module))
-        reason = refusal(self.repo_id, self.private) if self.repo_id and trainer.is_global_zero else ""
-        reason = trainer.strategy.broadcast(reason)  # all ranks end, or none
-        if reason:
-            raise ValueError(reason)
+        error = create_repo(self.repo_id, self.private) if self.repo_id and trainer.is_global_zero else ""
+        error = trainer.strategy.broadcast(error)  # all ranks raise, or none
+        if error:
+            raise ValueError(error)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Refuse an adapter on a base that ``init_from`` replaced.
+        """Raise for an adapter on a base model that ``init_from`` replaced.
 
         Raises:
-            ValueError: it did.
+            ValueError: the exported adapter would name a base model that it does not belong to.
         """
         assert isinstance(pl_module, GradientModule)
         if pl_module.overwritten_names and language_model_of(pl_module).config.lora is not None:
             raise ValueError(
                 f"model.init_from is {pl_module.init_from!r}, which replaced the base that an exported adapter would "
-                "name; give that model as language_model.name instead, or export nothing."
+                "name; it must be language_model.name instead, or nothing exported."
             )
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Gather on every rank, write and push on the first."""
+        """Gather the weights on every rank, write and push them on the first."""
         folder = Path(trainer.default_root_dir) / FOLDER
         save_pretrained(language_model_of(pl_module), folder, writes=trainer.is_global_zero)
         if self.repo_id is not None and trainer.is_global_zero:
@@ -65,7 +65,7 @@ class ExportModel(L.Callback):
 
 
 def language_model_of(module: L.LightningModule) -> LanguageModel:
-    """What is exported.
+    """Return the language model of a module's policy.
 
     Raises:
         ValueError: the policy has none.
@@ -76,8 +76,8 @@ def language_model_of(module: L.LightningModule) -> LanguageModel:
     return module.policy.trunk.language_model
 
 
-def refusal(repo_id: str, private: bool) -> str:
-    """Why nothing can be pushed, in one sentence, or nothing: makes the repository, if it is not there."""
+def create_repo(repo_id: str, private: bool) -> str:
+    """Create the repository if it does not exist; return an error message, or an empty text if it can be written."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
 
@@ -85,22 +85,22 @@ def refusal(repo_id: str, private: bool) -> str:
         HfApi().whoami()
         HfApi().create_repo(repo_id, private=private, exist_ok=True)
     except LocalTokenNotFoundError:
-        return f"there is no token to push to {repo_id!r} with; call `hf auth login` or set HF_TOKEN."
+        return f"no token is set to push to {repo_id!r}; call `hf auth login` or set HF_TOKEN."
     except HFValidationError:
-        return f"the repository to push to is {repo_id!r}, which is no hub name; it must be NAME or ORGANISATION/NAME."
-    except Exception as error:  # the hub's own, the network's, and that the user asked to stay offline
+        return f"the repository to push to is {repo_id!r}; it must be NAME or ORGANISATION/NAME."
+    except Exception as error:  # of the hub, of the network, or in offline mode
         return f"{repo_id!r} cannot be pushed to; check the network, the token and the name ({_brief(error)})."
     return ""
 
 
 def push(folder: Path, repo_id: str) -> None:
-    """Upload ``folder``; a failure is told, not raised: the run is over and nothing of it may be lost."""
+    """Upload ``folder``; a failure is logged and not raised, since the run has already finished."""
     from huggingface_hub import HfApi
 
     log = logging.getLogger("lrl")
     try:
         HfApi().upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Trained by lrl")
-    except Exception as error:  # whatever it is
+    except Exception as error:  # of any kind
         again = f"hf upload {repo_id} {folder}"
         log.error("pushing to %s failed (%s); the model is in %s, try `%s`.", repo_id, _brief(error), folder, again)
         return

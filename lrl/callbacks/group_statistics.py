@@ -1,4 +1,4 @@
-"""What each group of a collection did: the first place to look when learning does not happen."""
+"""Statistics of each group of a collection: the first place to look when a policy does not learn."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 
 from lrl.codecs.codec import InvalidActionError
+from lrl.policies.policy import Policy
 from lrl.prompts.response_format import get_response_format
 from lrl.types import Rollout
 
@@ -19,55 +20,57 @@ _FIELDS: tuple[str, ...] = ("collection", "state", "episodes", "return_mean", "r
 
 
 class GroupStatistics(L.Callback):
-    """Writes a line per collection and starting state to ``groups.csv`` in the run directory.
+    """Writes a row per collection and initial state to ``groups.csv`` in the run directory.
 
-    A group that agrees on a wrong action has ``return_std`` 0 and teaches nothing; where its ``action_entropy`` stays
-    near 0, the right action is no longer sampled. Columns: ``collection``; ``state``, the first line of the first
-    observation; ``episodes`` that began there; mean and standard deviation of their returns; entropy in nats of the
-    first actions, and their shares. Several groups that begin in one state are one line. Only the first rank's groups.
+    A group in which all episodes take the same wrong action has ``return_std`` 0 and no gradient; if its
+    ``action_entropy`` stays near 0, the right action is no longer sampled. Columns: ``collection``; ``state``, the
+    first line of the initial observation; ``episodes`` from that state; mean and standard deviation of their returns;
+    entropy in nats of the first actions, and their frequencies. Groups with the same initial state share a row; only
+    groups of the first rank are written.
     """
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Append the groups that were just trained on."""
+        """Append a row for each initial state of the collection that was just trained on."""
         rollout = getattr(getattr(trainer, "datamodule", None), "rollout", None)
         if rollout is None or not trainer.is_global_zero:
             return
         path = Path(trainer.default_root_dir) / "groups.csv"
-        is_new = not path.exists()
+        new_file = not path.exists()
         with path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, _FIELDS)
-            if is_new:
+            if new_file:
                 writer.writeheader()
-            for line in group_lines(rollout, getattr(pl_module, "policy", None)):
-                writer.writerow({"collection": trainer.current_epoch} | line)
+            for row in group_rows(rollout, getattr(pl_module, "policy", None)):
+                writer.writerow({"collection": trainer.current_epoch} | row)
 
 
-def group_lines(rollout: Rollout, policy: Any) -> Iterator[dict[str, Any]]:
-    """One line per starting state, in order of appearance.
+def group_rows(rollout: Rollout, policy: Policy | None) -> Iterator[dict[str, str | int | float]]:
+    """Iterate over one row per initial state, in order of appearance.
 
     Args:
-        rollout: of whole episodes, ``(time, env)``.
-        policy: its codec and response format parse the actions; a response that is no action counts as ``invalid``.
+        rollout: complete episodes, ``(time, env)``.
+        policy: its codec and response format parse the actions; a response without a legal action counts as
+            ``invalid``. None counts the responses themselves.
     """
     members: dict[str, list[int]] = {}
     for env, observation in enumerate(rollout.observations[0]):
         members.setdefault(str(observation).strip().split("\n", 1)[0], []).append(env)
     for state, envs in members.items():
         returns = rollout.returns[envs]
-        actions = Counter(_action(policy, rollout.responses[0][env]) for env in envs)
-        shares = {action: count / len(envs) for action, count in sorted(actions.items())}
+        actions = Counter(_action_text(policy, rollout.responses[0][env]) for env in envs)
+        frequencies = {action: count / len(envs) for action, count in sorted(actions.items())}
         yield {
             "state": state,
             "episodes": len(envs),
             "return_mean": round(float(returns.mean()), 4),
             "return_std": round(float(returns.std(correction=0)), 4),
-            "action_entropy": round(-sum(share * math.log(share) for share in shares.values()), 4),
-            "actions": " ".join(f"{action}={share:.3f}" for action, share in shares.items()),
+            "action_entropy": round(-sum(p * math.log(p) for p in frequencies.values()), 4),
+            "actions": " ".join(f"{action}={frequency:.3f}" for action, frequency in frequencies.items()),
         }
 
 
-def _action(policy: Any, response: Any) -> str:
-    if not isinstance(response, str) or policy.response_format is None:
+def _action_text(policy: Policy | None, response: Any) -> str:
+    if not isinstance(response, str) or policy is None or policy.response_format is None:
         return str(response)
     try:
         return policy.codec.action_to_text(

@@ -1,4 +1,4 @@
-"""Pictures in the run directory: what the policy does, and how it learned."""
+"""Pictures in the run directory: the action probabilities of the policy, and its learning curve."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import lightning as L
 from lightning.pytorch.loggers import CSVLogger
 
 from lrl.evaluation.exact import Lake, exact_evaluation, is_frozen_lake, lakes_of
-from lrl.functional.sharding import unsharded
+from lrl.functional.distributed import unsharded
 from lrl.reports.pictures import draw_policy
 from lrl.reports.plots import Curve, aggregate, draw_curves, read_series
 
 
 class PolicyPicture(L.Callback):
-    """Writes ``policy.png`` (on a FrozenLake) and ``learning_curve.png`` at the end of training.
+    """Writes ``policy.png`` (on FrozenLake only) and ``learning_curve.png`` at the end of training.
 
     Args:
-        samples: answers per state, at temperature 1; their frequencies are the probabilities that are drawn.
-        metrics: what the learning curve shows, each if it was logged.
-        clock: its x axis: ``env_steps``, ``episodes``, ``tokens`` or ``minutes``.
+        samples: number of responses per state, sampled at temperature 1, whose frequencies are drawn.
+        metrics: metrics in the learning curve; those that were not logged are left out.
+        clock: x axis of the learning curve: ``env_steps``, ``episodes``, ``tokens`` or ``minutes``.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class PolicyPicture(L.Callback):
         self.samples, self.metrics, self.clock = samples, tuple(metrics), clock
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Ask the policy on every rank, draw on the first."""
+        """Evaluate the policy on every rank, draw on the first."""
         folder = Path(trainer.default_root_dir)
         data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         baselines: dict[str, float] = {}
@@ -61,7 +61,7 @@ class PolicyPicture(L.Callback):
         loggers = [logger for logger in trainer.loggers if isinstance(logger, CSVLogger)]
         curves: list[Curve] = []
         for logger in loggers[:1]:
-            logger.save()  # it writes every so many rows
+            logger.save()  # it writes only every n rows
             for metric in self.metrics:
                 with suppress(ValueError):  # not logged in this run
                     series = read_series(Path(logger.log_dir), metric, self.clock)

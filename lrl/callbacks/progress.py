@@ -1,13 +1,12 @@
-"""What a person sees while a run goes on: one bar, and a line now and then."""
+"""Progress of a run: a bar on the terminal, and logged lines."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
 
 import lightning as L
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 _SHOWN = {
     "rollout/return": "return",
@@ -25,18 +24,18 @@ class ConsoleProgress(L.Callback):
     """A progress bar over collections on a terminal, and a logged line every ``every_n_collections``.
 
     Args:
-        every_n_collections: how often a line is logged; null logs twenty over the run.
+        every_n_collections: number of collections between logged lines; null logs twenty lines per run.
     """
 
     def __init__(self, every_n_collections: int | None = None) -> None:
         self.every_n_collections = every_n_collections
         self._progress: Progress | None = None
-        self._task: Any = None
-        self._told = self._env_steps = 0
+        self._task = TaskID(0)
+        self._reported = self._env_steps = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the bar."""
-        self._told = trainer.current_epoch
+        self._reported = trainer.current_epoch
         if not trainer.is_global_zero or not sys.stderr.isatty():
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -46,19 +45,18 @@ class ConsoleProgress(L.Callback):
         self._progress.start()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Note the clock, before the next collection moves it on."""
+        """Read the clock before the next collection advances it."""
         self._env_steps = int(getattr(pl_module, "clocks", {}).get("env_steps", 0))
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Tell of the epoch before: its figures are published behind every callback's ``on_train_epoch_end``."""
-        if trainer.current_epoch > self._told:
-            self._tell(trainer, trainer.current_epoch)
+        """Report the previous epoch, whose metrics are logged after every callback's ``on_train_epoch_end``."""
+        self._report(trainer, trainer.current_epoch)
 
-    def _tell(self, trainer: L.Trainer, done: int) -> None:
-        """Move the bar to ``done`` epochs; log a line now and then."""
-        if not trainer.is_global_zero:
+    def _report(self, trainer: L.Trainer, done: int) -> None:
+        """Move the bar to ``done`` epochs, and log a line if it is due."""
+        if done <= self._reported or not trainer.is_global_zero:
             return
-        self._told, total = done, trainer.max_epochs or 0
+        self._reported, total = done, trainer.max_epochs or 0
         figures = "  ".join(
             f"{label} {float(trainer.callback_metrics[name]):.3f}"
             for name, label in _SHOWN.items()
@@ -72,15 +70,15 @@ class ConsoleProgress(L.Callback):
             logging.getLogger("lrl").info("collection %d/%d  %s%s", done, total, clock, figures)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Tell of the last epoch; take the bar away."""
-        if trainer.current_epoch > self._told:
-            self._tell(trainer, trainer.current_epoch)
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        """Report the last epoch and remove the bar."""
+        self._report(trainer, trainer.current_epoch)
+        self._stop()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Leave the terminal as it was."""
+        """Remove the bar."""
+        self._stop()
+
+    def _stop(self) -> None:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

@@ -1,4 +1,4 @@
-"""Whole episodes, for programs (JSONL) and for people (text)."""
+"""Transcripts of complete episodes, as JSON Lines and as readable text."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from lrl.types import Rollout
 
 
 class Transcripts(L.Callback):
-    """Writes some episodes of every k-th collection to ``transcripts.jsonl`` and ``transcripts.txt``.
+    """Writes some episodes of every n-th collection to ``transcripts.jsonl`` and ``transcripts.txt``.
 
     Args:
-        every_n_collections: k.
-        episodes: how many of each collection.
+        every_n_collections: the number n.
+        episodes: number of episodes per collection.
     """
 
     def __init__(self, every_n_collections: int = 10, episodes: int = 4) -> None:
         if every_n_collections < 1 or episodes < 1:
             raise ValueError(
-                f"every_n_collections is {every_n_collections}, episodes {episodes}; both must be at least 1."
+                f"every_n_collections is {every_n_collections} and episodes {episodes}; both must be at least 1."
             )
         self.every_n_collections, self.episodes = every_n_collections, episodes
-        self._said = False
+        self._logged = False
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the episodes that were just trained on."""
+        """Write episodes of the collection that was just trained on."""
         if trainer.current_epoch % self.every_n_collections or not trainer.is_global_zero:
             return
         rollout = getattr(getattr(trainer, "datamodule", None), "rollout", None)
         if rollout is None:
-            if not self._said:
+            if not self._logged:
                 logging.getLogger("lrl").info("no transcripts: this run trains on demonstrations, not on rollouts")
-            self._said = True
+            self._logged = True
             return
         write_episodes(Path(trainer.default_root_dir), trainer.current_epoch, rollout, self.episodes)
 
@@ -55,9 +55,9 @@ def write_episodes(folder: Path, collection: int, rollout: Rollout, limit: int) 
 
 
 def episodes_of(rollout: Rollout, limit: int) -> Iterator[dict[str, Any]]:
-    """Episodes of some environments, spread evenly, as plain data.
+    """Iterate over the episodes of up to ``limit`` evenly spaced environments, as JSON objects.
 
-    Where episodes go on from one collection to the next, the first and the last of an environment may be a part.
+    If episodes continue from one collection to the next, the first and the last of an environment may be incomplete.
     """
     num_envs = rollout.active.shape[1]
     for env in sorted({index * num_envs // limit for index in range(min(limit, num_envs))}):
@@ -72,7 +72,7 @@ def _episodes_of_env(rollout: Rollout, env: int) -> Iterator[dict[str, Any]]:
             {
                 "turn": int(rollout.turn[time, env]),
                 "observation": rollout.observations[time][env],
-                "response": str(rollout.responses[time][env]),  # of few: writing numbers takes time
+                "response": str(rollout.responses[time][env]),  # may be a native action
                 "reward": float(rollout.rewards[time, env]),
                 "response_tokens": int(rollout.response_mask[time, env].sum()),
             }
@@ -91,7 +91,7 @@ def _episodes_of_env(rollout: Rollout, env: int) -> Iterator[dict[str, Any]]:
 
 
 def readable(collection: int, episode: dict[str, Any]) -> str:
-    """One episode as a person reads it."""
+    """Return one episode as readable text."""
     end = next((end for end in ("terminated", "truncated") if episode[end]), "goes on")
     head = f"=== collection {collection}, environment {episode['env']}: return {episode['return']:.3f}, {end}\n"
     turns = [

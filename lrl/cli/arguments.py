@@ -57,7 +57,7 @@ def fabric_of(arguments: argparse.Namespace) -> Fabric:
     """
     from lightning.fabric import Fabric
 
-    from lrl.functional.sharding import spreads_weights
+    from lrl.functional.distributed import shards_parameters
 
     names = ("accelerator", "devices", "strategy", "precision")
     try:
@@ -66,7 +66,7 @@ def fabric_of(arguments: argparse.Namespace) -> Fabric:
         raise ValueError(
             f"--accelerator is {arguments.accelerator!r}, which this machine does not have ({error}); give auto or cpu."
         ) from error
-    if spreads_weights(fabric.strategy):
+    if shards_parameters(fabric.strategy):
         raise ValueError(
             f"--strategy is {arguments.strategy!r}, which shards the weights; devices play episodes of different "
             "lengths, so each needs the whole policy: give ddp."

@@ -28,7 +28,7 @@ import lrl.callbacks.policy_picture
 import lrl.callbacks.progress
 import lrl.callbacks.transcripts
 import lrl.data.demonstrations.data_module
-import lrl.data.demonstrations.minari
+import lrl.data.demonstrations.jsonl
 import lrl.data.rollout_buffer
 import lrl.envs.factory
 import lrl.envs.frozen_lake.csv_file
@@ -45,7 +45,7 @@ from lrl.callbacks.export import ExportModel
 from lrl.cli.mistakes import in_a_sentence, user_errors
 from lrl.cli.quiet import silence_libraries
 from lrl.cli.run_directory import RunDirectory, experiment_name
-from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
+from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint
 from lrl.shipped import resolve_config, shipped
 from lrl.training.policy_module import PolicyModule
 

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as Minari keeps their samples: in columns, one per leaf, with a leading step axis."""
+"""Samples of Gymnasium spaces in Minari's storage format: one column per leaf, with a leading step axis."""
 
 from __future__ import annotations
 
@@ -10,54 +10,64 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+Columns = dict[str, "Columns"] | tuple["Columns", ...] | list[str] | np.ndarray
+"""Samples of a space: an array ``(step, ...)`` or a list of texts for each leaf."""
 
-def storable(space: gym.Space) -> gym.Space:
-    """The space as Minari can write it: texts of whatever kind, MiniGrid's missions too, become ``Text``."""
+
+def to_minari_space(space: gym.Space) -> gym.Space:
+    """Return the space as Minari can store it: every kind of text, such as MiniGrid's missions, becomes ``Text``."""
     if isinstance(space, spaces.Dict):
-        return spaces.Dict({name: storable(part) for name, part in space.spaces.items()})
+        return spaces.Dict({name: to_minari_space(part) for name, part in space.spaces.items()})
     if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([storable(part) for part in space.spaces])
+        return spaces.Tuple([to_minari_space(part) for part in space.spaces])
     if space.dtype is not None and space.dtype.kind == "U":
         return spaces.Text(4096, min_length=0, charset=string.printable)
     return space
 
 
-def columns(space: gym.Space, values: Sequence[Any]) -> Any:
-    """Samples of a space as Minari keeps them: one array or list per leaf, with a leading step axis."""
+def stack_samples(space: gym.Space, samples: Sequence[Any]) -> Columns:
+    """Convert one sample per step to columns."""
     if isinstance(space, spaces.Dict):
-        return {name: columns(part, [value[name] for value in values]) for name, part in space.spaces.items()}
+        return {name: stack_samples(part, [sample[name] for sample in samples]) for name, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(columns(part, [value[place] for value in values]) for place, part in enumerate(space.spaces))
-    return [str(value) for value in values] if isinstance(space, spaces.Text) else np.stack(values)
+        parts = enumerate(space.spaces)
+        return tuple(stack_samples(part, [sample[index] for sample in samples]) for index, part in parts)
+    return [str(sample) for sample in samples] if isinstance(space, spaces.Text) else np.stack(samples)
 
 
-def row(space: gym.Space, kept: Any, step: int) -> Any:
-    """One sample out of :func:`columns`."""
+def sample_at(space: gym.Space, columns: Columns, step: int) -> Any:
+    """Return the sample of one step from columns; the inverse of :func:`stack_samples`."""
     if isinstance(space, spaces.Dict):
-        return {name: row(part, kept[name], step) for name, part in space.spaces.items()}
+        assert isinstance(columns, dict)
+        return {name: sample_at(part, columns[name], step) for name, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(row(part, kept[place], step) for place, part in enumerate(space.spaces))
-    return kept[step]
+        assert isinstance(columns, tuple)
+        return tuple(sample_at(part, columns[index], step) for index, part in enumerate(space.spaces))
+    assert not isinstance(columns, dict)
+    return columns[step]
 
 
-def mismatch(kept: gym.Space, native: gym.Space) -> bool:
-    """Whether samples of one space cannot be read as samples of the other.
+def spaces_match(stored: gym.Space, native: gym.Space) -> bool:
+    """Return whether samples of the stored space can be read as samples of the native space.
 
-    Bounds must agree where both are finite: libraries differ in how they write infinity.
+    Bounds need to agree only where both are finite: libraries differ in how they write infinity.
     """
-    kept, native = storable(kept), storable(native)
-    if isinstance(native, spaces.Dict) and isinstance(kept, spaces.Dict):
-        return any(name not in kept.spaces or mismatch(kept[name], part) for name, part in native.spaces.items())
-    if isinstance(native, spaces.Tuple) and isinstance(kept, spaces.Tuple):
-        return len(kept) != len(native) or any(map(mismatch, kept, native))
-    if isinstance(native, spaces.Text) and isinstance(kept, spaces.Text):
-        return False
-    if isinstance(native, spaces.Box) and isinstance(kept, spaces.Box):
-        return kept.shape != native.shape or not (_agree(kept.low, native.low) and _agree(kept.high, native.high))
-    return type(kept) is not type(native) or kept != native
+    stored, native = to_minari_space(stored), to_minari_space(native)
+    if isinstance(native, spaces.Dict) and isinstance(stored, spaces.Dict):
+        parts = native.spaces.items()
+        return all(name in stored.spaces and spaces_match(stored[name], part) for name, part in parts)
+    if isinstance(native, spaces.Tuple) and isinstance(stored, spaces.Tuple):
+        return len(stored) == len(native) and all(map(spaces_match, stored, native))
+    if isinstance(native, spaces.Text) and isinstance(stored, spaces.Text):
+        return True
+    if isinstance(native, spaces.Box) and isinstance(stored, spaces.Box):
+        if stored.shape != native.shape:
+            return False
+        return _bounds_agree(stored.low, native.low) and _bounds_agree(stored.high, native.high)
+    return type(stored) is type(native) and stored == native
 
 
-def _agree(ours: np.ndarray, theirs: np.ndarray) -> bool:
+def _bounds_agree(stored: np.ndarray, native: np.ndarray) -> bool:
     largest = np.finfo(np.float32).max
-    both = (np.abs(ours) < largest) & (np.abs(theirs) < largest)
-    return bool(np.allclose(ours[both], theirs[both]))
+    finite = (np.abs(stored) < largest) & (np.abs(native) < largest)
+    return bool(np.allclose(stored[finite], native[finite]))

@@ -1,7 +1,7 @@
-"""Minari's data sets on disk: written whole or not at all, read episode by episode, every complaint one sentence.
+"""Minari data sets on disk, written completely or not at all and read episode by episode.
 
-Minari's own collector keeps an episode per wrapped environment, needs jax for that, and knows neither many environments
-side by side nor a codec's context. So its storage and its episode buffers are used, and not its collector.
+Minari's own ``DataCollector`` wraps a single environment, needs jax, and cannot store the context of a codec, so only
+Minari's storage and episode buffers are used.
 """
 
 from __future__ import annotations
@@ -23,49 +23,50 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from lrl.data.minari_spaces import columns, row, storable
+from lrl.data.minari_spaces import Columns, sample_at, stack_samples, to_minari_space
 
 CONTEXT = "context"
-"""Where an episode's metadata hold the codec's context, as JSON."""
+"""Key of an episode's metadata for the context of the codec, as JSON."""
 RANDOM_STEPS = "random_steps"
+"""Key for the steps at which a random action was inserted, as JSON."""
 ADVISED = "advised"
-"""And the steps at which a random action was put in, as JSON: what such an action was the policy did not choose."""
+"""Key for the action that the policy would have chosen at each of these steps, as JSON texts or null."""
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Keep what Minari prints and warns of off the terminal: advice on metadata, downloads, deleted folders."""
+def suppress_output() -> Iterator[None]:
+    """Suppress what Minari prints and warns about: missing metadata, downloads, deleted folders."""
     with warnings.catch_warnings(), redirect_stdout(StringIO()):
         warnings.simplefilter("ignore")
         yield
 
 
-def data_path(dataset_id: str) -> Path:
-    """The folder of a data set's files, under ``MINARI_DATASETS_PATH`` or ``~/.minari/datasets``.
+def dataset_path(dataset_id: str) -> Path:
+    """Return the folder of a data set's files, below ``MINARI_DATASETS_PATH`` or ``~/.minari/datasets``.
 
     Raises:
-        ValueError: no data set can be called that.
+        ValueError: the name is malformed.
     """
     from minari.dataset.minari_dataset import parse_dataset_id
     from minari.storage import get_dataset_path
 
     try:
         parse_dataset_id(dataset_id)
-    except (ValueError, TypeError):  # TypeError: a name without version
+    except (ValueError, TypeError):  # TypeError: the name has no version
         raise ValueError(f"dataset_id is {dataset_id!r}; it must be like lrl/frozen_lake/expert-v0.") from None
     return get_dataset_path(dataset_id) / "data"
 
 
 class DatasetWriter:
-    """Writes a data set beside its place and moves it there at the end.
+    """Writes a data set to a temporary folder and moves it to its final place at the end.
 
-    Use as a context manager: what is not finished is removed.
+    Use as a context manager: a data set that is not finished is deleted.
 
     Args:
-        dataset_id: its name, with namespaces and version.
-        observation_space: native.
-        action_space: native.
-        env_spec: of the environment.
+        dataset_id: name of the data set, with namespaces and version.
+        observation_space: native observation space.
+        action_space: native action space.
+        env_spec: specification of the environment, if it is registered.
 
     Raises:
         ValueError: the name is malformed or taken.
@@ -77,14 +78,14 @@ class DatasetWriter:
         from minari.dataset.minari_storage import MinariStorage
         from minari.storage import get_dataset_path
 
-        self.dataset_id, self.path = dataset_id, data_path(dataset_id)
+        self.dataset_id, self.path = dataset_id, dataset_path(dataset_id)
         if self.path.parent.exists():
             raise ValueError(
-                f"dataset_id is {dataset_id!r}, which exists in {get_dataset_path()}; choose another name or version."
+                f"dataset_id is {dataset_id!r}, which exists in {get_dataset_path()}; it must be a new name or version."
             )
-        self.observation_space, self.action_space = storable(observation_space), storable(action_space)
+        self.observation_space, self.action_space = to_minari_space(observation_space), to_minari_space(action_space)
         self._folder = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=get_dataset_path()))
-        with quiet():
+        with suppress_output():
             self._storage = MinariStorage.new(
                 self._folder, self.observation_space, self.action_space, env_spec, jpeg_encoding=False
             )
@@ -94,31 +95,28 @@ class DatasetWriter:
         """Append episodes.
 
         Args:
-            episodes: each with ``seed``, ``context``, ``success``, and lists of native ``observations`` (one more than
-                steps), ``actions``, ``rewards``, ``terminations``, ``truncations``, ``random_steps`` and ``advised``.
+            episodes: each with ``seed``, ``context``, ``success``, lists of native ``observations`` (one more than
+                steps), ``actions``, ``rewards``, ``terminations`` and ``truncations`` (one per step), and lists
+                ``random_steps`` and ``advised``.
         """
         from minari.data_collector import EpisodeBuffer
 
-        buffers = [
-            EpisodeBuffer(
-                seed=episode["seed"],
-                observations=columns(self.observation_space, episode["observations"]),
-                actions=columns(self.action_space, episode["actions"]),
-                **{name: episode[name] for name in ("rewards", "terminations", "truncations")},
-                infos={},  # Minari cannot print an episode that has none
-            )
-            for episode in episodes
-        ]
+        spaces = {"observations": self.observation_space, "actions": self.action_space}
+        buffers = []
+        for episode in episodes:
+            fields = {name: episode[name] for name in ("seed", "rewards", "terminations", "truncations")}
+            fields |= {name: stack_samples(space, episode[name]) for name, space in spaces.items()}
+            buffers.append(EpisodeBuffer(**fields, infos={}))  # Minari cannot print an episode without infos
         self._storage.update_episodes(buffers)
         self._metadata += map(_episode_metadata, episodes)
 
-    def finish(self, metadata: Mapping[str, Any]) -> None:
-        """Write what is said of the data set as a whole, and put it where Minari looks for it."""
+    def finish(self, metadata: Mapping[str, object]) -> None:
+        """Write the metadata of the data set and move it to where Minari looks for it."""
         from minari import __version__
         from minari.dataset.minari_dataset import parse_dataset_id
         from minari.namespace import create_namespace, list_local_namespaces
 
-        with quiet():
+        with suppress_output():
             self._storage.update_episode_metadata(self._metadata)
             about = {"dataset_id": self.dataset_id, "minari_version": __version__}
             self._storage.update_metadata(about | dict(metadata))
@@ -126,7 +124,7 @@ class DatasetWriter:
             if namespace is not None and namespace not in list_local_namespaces():
                 create_namespace(namespace)
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._folder.chmod(0o755)  # temporary folders are for their owner only
+            self._folder.chmod(0o755)  # temporary folders are readable by their owner only
             self._folder.rename(self.path)
 
     def __enter__(self) -> DatasetWriter:
@@ -137,144 +135,146 @@ class DatasetWriter:
 
 
 def _episode_metadata(episode: Mapping[str, Any]) -> dict[str, Any]:
-    """What Minari's own callback says of rewards, and what it does not know."""
+    """Return the reward statistics that Minari's own callback writes, and this package's own entries."""
     rewards = np.asarray(episode["rewards"], dtype=np.float64)
-    figures = {name: float(getattr(rewards, name)()) for name in ("sum", "mean", "std", "max", "min")}
-    about: dict[str, Any] = {f"rewards_{name}": value for name, value in figures.items()}
-    about["success"] = bool(episode["success"])
+    statistics = ("sum", "mean", "std", "max", "min")
+    metadata: dict[str, Any] = {f"rewards_{name}": float(getattr(rewards, name)()) for name in statistics}
+    metadata["success"] = bool(episode["success"])
     if episode["random_steps"]:
-        about[RANDOM_STEPS] = json.dumps(episode["random_steps"])
-        about[ADVISED] = json.dumps(episode["advised"])
-    return about if episode["context"] is None else about | {CONTEXT: json.dumps(episode["context"])}
+        metadata[RANDOM_STEPS] = json.dumps(episode["random_steps"])
+        metadata[ADVISED] = json.dumps(episode["advised"])
+    return metadata if episode["context"] is None else metadata | {CONTEXT: json.dumps(episode["context"])}
 
 
 class DatasetReader:
-    """A data set whose episodes are read when they are asked for.
+    """Reads a local data set, one episode at a time.
 
     Args:
-        dataset_id: its name.
+        dataset_id: name of the data set.
 
     Raises:
-        ValueError: it is not there, or empty, or damaged.
+        ValueError: the data set is missing, empty or damaged.
 
     Attributes:
-        lengths: steps of each episode, int64 ``(episode,)``.
+        lengths: number of steps of each episode, int64 ``(episode,)``.
     """
 
     def __init__(self, dataset_id: str) -> None:
         from minari import MinariDataset
         from minari.storage import get_dataset_path
 
-        self.dataset_id, path = dataset_id, data_path(dataset_id)
+        self.dataset_id, path = dataset_id, dataset_path(dataset_id)
         if not path.exists():
             raise ValueError(
                 f"dataset_id is {dataset_id!r}, which is neither in {get_dataset_path()} nor could it be downloaded; "
-                "collect it with scripts/collect.py, or set MINARI_DATASETS_PATH to where it is."
+                "collect it with scripts/collect.py, or set MINARI_DATASETS_PATH to its folder."
             )
-        with self._explained(), quiet():
+        with self._readable_errors(), suppress_output():
             dataset = MinariDataset(path)
             self._storage = dataset.storage
             self.observation_space, self.action_space = dataset.observation_space, dataset.action_space
-            found = list(self._storage.get_episode_metadata(range(dataset.total_episodes)))
-            self.lengths = np.array([about["total_steps"] for about in found], dtype=np.int64)
-            self._random: list[list[int]] = [json.loads(about.get(RANDOM_STEPS, "[]")) for about in found]
-            self._advised: list[list[str | None]] = [json.loads(about.get(ADVISED, "[]")) for about in found]
+            episodes = list(self._storage.get_episode_metadata(range(dataset.total_episodes)))
+            self.lengths = np.array([episode["total_steps"] for episode in episodes], dtype=np.int64)
+            self._random: list[list[int]] = [json.loads(episode.get(RANDOM_STEPS, "[]")) for episode in episodes]
+            self._advised: list[list[str | None]] = [json.loads(episode.get(ADVISED, "[]")) for episode in episodes]
         if not self.lengths.sum():
-            raise ValueError(f"dataset_id is {dataset_id!r}, which holds no steps; collect some.")
+            raise ValueError(f"dataset_id is {dataset_id!r}, which holds no steps; it must hold at least one.")
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What is said of the data set as a whole."""
+        """Metadata of the data set as a whole."""
         return self._storage.metadata
 
-    def demonstrated(self, index: int, advised: bool = False) -> np.ndarray:
-        """The steps of an episode that its policy chose, int64 ``(step,)``.
+    def demonstrated_steps(self, index: int, advised: bool = False) -> np.ndarray:
+        """Return the steps of an episode whose actions were chosen by its policy, int64 ``(step,)``.
 
         Args:
-            index: of the episode.
-            advised: whether those count as well in which it was asked, and a random action taken.
+            index: index of the episode.
+            advised: whether to include the steps at which a random action was taken and the policy's own is known.
         """
-        asked = self.advised(index) if advised else ()
-        return np.setdiff1d(np.arange(self.lengths[index]), [step for step in self._random[index] if step not in asked])
+        included = self.advised_actions(index) if advised else ()
+        excluded = [step for step in self._random[index] if step not in included]
+        return np.setdiff1d(np.arange(self.lengths[index]), excluded)
 
-    def advised(self, index: int) -> dict[int, str]:
-        """What the policy of an episode would have done where a random action was taken: step to action in words."""
-        pairs = zip(self._random[index], self._advised[index])  # older data sets tell of none
+    def advised_actions(self, index: int) -> dict[int, str]:
+        """Return, by step, the text of the action that the policy would have chosen where a random one was taken."""
+        pairs = zip(self._random[index], self._advised[index])  # older data sets hold no advice
         return {step: text for step, text in pairs if text is not None}
 
-    def counts(self, advised: bool = False) -> np.ndarray:
-        """How many steps of each episode are demonstrations, int64 ``(episode,)``; see :meth:`demonstrated`."""
-        return np.array([len(self.demonstrated(index, advised)) for index in range(len(self.lengths))], dtype=np.int64)
+    def num_demonstrated(self, advised: bool = False) -> np.ndarray:
+        """Return the number of :meth:`demonstrated_steps` of each episode, int64 ``(episode,)``."""
+        episodes = range(len(self.lengths))
+        return np.array([len(self.demonstrated_steps(index, advised)) for index in episodes], dtype=np.int64)
 
     def episode(self, index: int) -> StoredEpisode:
         """Read one episode.
 
         Raises:
-            ValueError: it is damaged.
+            ValueError: the episode is damaged.
         """
-        with self._explained():
-            (kept,) = self._storage.get_episodes([index])
-            (about,) = self._storage.get_episode_metadata([index])
-            context = json.loads(about[CONTEXT]) if CONTEXT in about else None
-            return StoredEpisode(self, kept, int(self.lengths[index]), _tuples(context))
+        with self._readable_errors():
+            (stored,) = self._storage.get_episodes([index])
+            (metadata,) = self._storage.get_episode_metadata([index])
+            context = json.loads(metadata[CONTEXT]) if CONTEXT in metadata else None
+            return StoredEpisode(self, stored, int(self.lengths[index]), _lists_to_tuples(context))
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _readable_errors(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # whatever a damaged file makes HDF5, JSON, Gymnasium and Minari raise
+        except Exception as error:  # HDF5, JSON, Gymnasium and Minari raise many kinds for a damaged file
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(
                 f"dataset_id is {self.dataset_id!r}, which cannot be read ({reason}); delete "
-                f"{data_path(self.dataset_id).parent} and collect or download it again."
+                f"{dataset_path(self.dataset_id).parent} and collect or download it again."
             ) from error
 
 
 class StoredEpisode:
-    """One episode in memory: samples of native spaces, one per step.
+    """Holds the native observations and actions of one episode, one of each per step.
 
     Args:
-        reader: where it is from.
-        kept: arrays by Minari's names.
-        length: steps.
-        context: the codec's; None where none was kept.
+        reader: reader of the data set, whose spaces are used.
+        stored: columns by Minari's names.
+        length: number of steps.
+        context: context of the codec; None if none was stored.
     """
 
-    def __init__(self, reader: DatasetReader, kept: Mapping[str, Any], length: int, context: Any) -> None:
+    def __init__(self, reader: DatasetReader, stored: Mapping[str, Columns], length: int, context: Any) -> None:
         self.context = context
-        self.observations = [row(reader.observation_space, kept["observations"], step) for step in range(length)]
-        self.actions = [row(reader.action_space, kept["actions"], step) for step in range(length)]
+        self.observations = [sample_at(reader.observation_space, stored["observations"], s) for s in range(length)]
+        self.actions = [sample_at(reader.action_space, stored["actions"], s) for s in range(length)]
 
 
-def _tuples(value: Any) -> Any:
-    """JSON knows lists only; contexts are made of tuples."""
+def _lists_to_tuples(value: Any) -> Any:
+    """Convert lists to tuples, of which contexts consist and which JSON does not have."""
     if isinstance(value, dict):
-        return {key: _tuples(part) for key, part in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+        return {key: _lists_to_tuples(part) for key, part in value.items()}
+    return tuple(map(_lists_to_tuples, value)) if isinstance(value, list) else value
 
 
 def download(dataset_id: str) -> None:
-    """Fetch a data set from Minari's server, if it is not here.
+    """Download a data set from Minari's server if it is not local.
 
-    Without network nothing is raised: :class:`DatasetReader` complains, on every rank.
+    A failure is not raised here: :class:`DatasetReader` raises on every rank.
 
     Raises:
         ValueError: the name is malformed.
     """
-    if data_path(dataset_id).exists():
+    if dataset_path(dataset_id).exists():
         return
     import minari
 
-    with quiet(), redirect_stderr(StringIO()):  # progress bars
+    with suppress_output(), redirect_stderr(StringIO()):  # progress bars
         try:
             _check_hub()
             minari.download_dataset(dataset_id)
-        except Exception as error:  # whatever a network, or its absence, makes the client raise
+        except Exception as error:  # the client raises many kinds without network
             logging.getLogger("lrl.trace").debug("%s was not downloaded: %s", dataset_id, error)
 
 
 def _check_hub() -> None:
-    """Fail at once where there is no network: Minari's client would try for half a minute, and say so each time."""
+    """Raise at once if there is no network: Minari's client would retry, and print that, for half a minute."""
     from huggingface_hub import constants, get_session
 
     if os.environ.get("MINARI_REMOTE", "hf").startswith("hf"):

@@ -1,4 +1,4 @@
-"""What the numbers of a data set span, so that integers can stand for no more than that."""
+"""Ranges of the numbers in a data set, which integers in observation texts are scaled to."""
 
 from __future__ import annotations
 
@@ -11,36 +11,37 @@ from lrl.data.minari_storage import DatasetReader
 
 
 def observation_ranges(dataset_id: str) -> Ranges:
-    """Least and greatest of every observed number, for ``env.numbers.ranges``.
+    """Return the least and the greatest value of every observed number, for ``env.numbers.ranges``.
 
-    The configuration saves them with the policy: training and evaluation read the same numbers.
+    A configuration saves them with the policy, so that training and evaluation scale numbers in the same way.
 
     Args:
-        dataset_id: Minari's name, local.
+        dataset_id: Minari's name of a local data set.
 
     Returns:
-        One ``(low, high)`` per dimension; 0.5 to both sides of a number that never changes. Of a Dict or Tuple a list
-        of these for each Box, by its key.
+        One ``(low, high)`` per dimension of a Box; a number that never changes gets a margin of 0.5. For a Dict or
+        Tuple a list of these for each Box, by its key.
 
     Raises:
-        ValueError: the data set is missing, empty or damaged, or nothing that is observed is a Box.
+        ValueError: the data set is missing, empty or damaged, or its observations hold no Box.
     """
     reader = DatasetReader(dataset_id)
     space = reader.observation_space
     boxes = {path: leaf for path, leaf in flatten(space, space) if isinstance(leaf, spaces.Box)}
     if not boxes:
         raise ValueError(f"dataset_id is {dataset_id!r}, observed as {space}; it must be a Box, or hold one.")
-    ends = {path: np.full((2, int(np.prod(box.shape))), np.inf) for path, box in boxes.items()}
+    bounds = {path: np.full((2, int(np.prod(box.shape))), np.inf) for path, box in boxes.items()}
     for index in range(len(reader.lengths)):
-        steps = [dict(flatten(space, seen)) for seen in reader.episode(index).observations]
-        for path, (low, negated) in ends.items():
-            seen = np.reshape([step[path] for step in steps], (len(steps), -1))
-            np.minimum(low, seen.min(0), out=low)
-            np.minimum(negated, -seen.max(0).astype(np.float64), out=negated)
-    ranges = {path: _ranges(low, -negated) for path, (low, negated) in ends.items()}
+        steps = [dict(flatten(space, observation)) for observation in reader.episode(index).observations]
+        for path, (low, negated_high) in bounds.items():
+            values = np.reshape([step[path] for step in steps], (len(steps), -1))
+            np.minimum(low, values.min(0), out=low)
+            np.minimum(negated_high, -values.max(0).astype(np.float64), out=negated_high)
+    ranges = {path: _with_margin(low, -negated_high) for path, (low, negated_high) in bounds.items()}
     return ranges[""] if isinstance(space, spaces.Box) else ranges
 
 
-def _ranges(low: np.ndarray, high: np.ndarray) -> list[Range]:
+def _with_margin(low: np.ndarray, high: np.ndarray) -> list[Range]:
+    """Return ``(low, high)`` per dimension, with a margin of 0.5 where both are equal; arrays are ``(dimension,)``."""
     constant = low == high
     return [*zip((low - 0.5 * constant).tolist(), (high + 0.5 * constant).tolist(), strict=True)]

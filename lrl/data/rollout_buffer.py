@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from lrl.codecs.codec import TextCodec
 from lrl.data.validation import ValidationConfig
 from lrl.envs.factory import EnvFactory
+from lrl.functional.distributed import all_gather_objects, redistribute_lists, value_of_this_rank
 from lrl.functional.random import permutation
-from lrl.functional.sharding import gather_ranks, own_part, own_share
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.types import Rollout, TurnBatch
 
@@ -207,13 +207,11 @@ class RolloutDataModule(L.LightningDataModule):
         if self.num_steps is not None:
             tell = self.running_episodes
             running = self.restored_episodes if tell is None else tell(self.collection)
-            state["running_episodes"] = gather_ranks(running)
+            state["running_episodes"] = all_gather_objects(running)
         if self.filled:
             assert self._batch is not None
-            state["batches"], state["trained_minibatches"] = (
-                gather_ranks(self._batch.fields()),
-                self.trained_minibatches,
-            )
+            state["batches"] = all_gather_objects(self._batch.fields())
+            state["trained_minibatches"] = self.trained_minibatches
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -226,9 +224,9 @@ class RolloutDataModule(L.LightningDataModule):
         self._started = time.monotonic()
         fits = self.trainer is None or self.trainer.state.fn == "fit"
         if state_dict.get("running_episodes") and fits:
-            self.restored_episodes = own_share(state_dict["running_episodes"])
+            self.restored_episodes = redistribute_lists(state_dict["running_episodes"])
         if "batches" in state_dict and fits:
-            self._batch = TurnBatch(**own_part(state_dict["batches"]))
+            self._batch = TurnBatch(**value_of_this_rank(state_dict["batches"]))
             trained = state_dict.get("trained_minibatches", state_dict.get("trained_parts"))  # its older name
             self.trained_minibatches = int(trained)
 

@@ -1,4 +1,4 @@
-"""What is evaluated: the policy in a checkpoint, a model as it is, or a baseline."""
+"""Load what is evaluated: the policy of a checkpoint, a language model without training, or a baseline."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ import yaml
 
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
-from lrl.functional.frozen import frozen_names, without
-from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
+from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint
+from lrl.functional.trainable_state import drop_frozen, frozen_parameter_names
 from lrl.policies.actor import Actor
 from lrl.policies.baselines.fixed import ConstantActor, ExpertActor, FixedActor, RandomActor
 from lrl.policies.policy import Policy
 from lrl.rollouts.few_shot_examples import add_examples, wants_examples
 
 BASELINES = ("random", "constant", "expert")
-"""Policies that need no weights, by name."""
+"""Names of the policies without weights."""
 
 _PREFIX = "policy."
 
 
 class Loaded(NamedTuple):
-    """A policy that is ready to act, and where it acts."""
+    """Holds a policy that is ready to act, and the environment to evaluate it in."""
 
     policy: Actor
     env_factory: EnvFactory
     info: dict[str, Any]
-    """``name``, ``env_id``, and of a checkpoint ``env_steps`` and ``config``."""
+    """``name`` and ``env_id``; for a checkpoint also ``env_steps`` and ``config``."""
 
 
 def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Loaded:
     """Build the policy that a checkpoint was trained with, and load its weights.
 
     Args:
-        path: a checkpoint file, or a run directory, whose last checkpoint is taken.
-        env_factory: where to evaluate; None takes the validation environment of its training.
+        path: a checkpoint, or a run directory, whose last checkpoint is loaded.
+        env_factory: environment to evaluate in; None uses the validation environment of the training run.
 
     Raises:
-        ValueError: there is no checkpoint, it is not one of ours, or its weights do not fit what its config builds.
+        ValueError: there is no checkpoint, lrl did not write it, or its weights do not fit its configuration.
     """
     file = checkpoint_file(Path(path))
     checkpoint = read_checkpoint(file)
     if "config" not in checkpoint.get("lrl", {}):
-        raise ValueError(f"--checkpoint is {str(path)!r}, which holds no config; give one that lrl wrote.")
+        raise ValueError(f"--checkpoint is {str(path)!r}, which holds no config; it must be written by lrl.")
     config = yaml.safe_load(checkpoint["lrl"]["config"])
     policy = _build(Policy, config["model"]["init_args"]["policy"], file)
     if env_factory is None:
@@ -53,7 +53,7 @@ def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Load
     policy.connect(env_factory.codec)
     if policy.response_format is None:
         policy.connect_spaces(*env_factory.spaces)
-    if wants_examples(policy):  # those of its training, wherever it is evaluated
+    if wants_examples(policy):  # the examples of its training, in whichever environment it is evaluated
         add_examples(policy, _build(EnvFactory, config["data"]["init_args"]["env"], file))
     policy.configure()
     _check_base(policy, checkpoint["lrl"], file)
@@ -63,14 +63,14 @@ def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Load
 
 
 def saved_numbers(path: str | Path, kind: str | None = None) -> NumberFormat | None:
-    """How a checkpoint's environment wrote its numbers; the policy can read no others.
+    """Return the number format of a checkpoint's environment, which is the only one that the policy can read.
 
     Args:
-        path: a checkpoint file or a run directory.
-        kind: what the user asks for; None takes what is saved.
+        path: a checkpoint or a run directory.
+        kind: the kind of number format that the user asks for; None accepts the saved one.
 
     Raises:
-        ValueError: that is another one.
+        ValueError: the user asks for another kind than the saved one.
     """
     config = yaml.safe_load(
         read_checkpoint(checkpoint_file(Path(path)), weights=False).get("lrl", {}).get("config", "")
@@ -79,18 +79,18 @@ def saved_numbers(path: str | Path, kind: str | None = None) -> NumberFormat | N
     saved = ((_env_config(data) or {}).get("init_args") or {}).get("numbers")
     numbers = NumberFormat(**saved) if saved else None
     if kind is not None and kind != (numbers or NumberFormat()).kind:
-        raise ValueError(f"--numbers is {kind!r}, but the checkpoint was trained on others; leave it out.")
+        raise ValueError(f"--numbers is {kind!r}, but the checkpoint was trained with another format; leave it out.")
     return numbers
 
 
 def load_model(name: str, env_factory: EnvFactory, prompt: Mapping[str, Any], **model: Any) -> Loaded:
-    """Any causal language model as it is.
+    """Load a causal language model as a policy, without training.
 
     Args:
-        name: hub name or folder.
-        env_factory: where to evaluate.
+        name: Hugging Face hub name or folder.
+        env_factory: environment to evaluate in.
         prompt: fields of :class:`~lrl.prompts.template.PromptTemplate`.
-        model: fields of :class:`~lrl.models.language_model.LanguageModelConfig`; ``max_new_tokens`` limits answers.
+        model: fields of :class:`~lrl.models.language_model.LanguageModelConfig`, and ``max_new_tokens`` of a response.
     """
     from lrl.models.language_model import LanguageModelConfig
     from lrl.policies.text import TextPolicy
@@ -106,10 +106,10 @@ def load_model(name: str, env_factory: EnvFactory, prompt: Mapping[str, Any], **
 
 
 def load_baseline(name: str, env_factory: EnvFactory) -> Loaded:
-    """A policy that needs no weights.
+    """Load a policy without weights by its name.
 
     Raises:
-        ValueError: there is none of that name, or none for this environment.
+        ValueError: the name is unknown, or the policy does not exist for this environment.
     """
     kinds: dict[str, type[FixedActor]] = {"random": RandomActor, "constant": ConstantActor, "expert": ExpertActor}
     if name not in kinds:
@@ -120,15 +120,15 @@ def load_baseline(name: str, env_factory: EnvFactory) -> Loaded:
 
 
 def env_id(env_factory: EnvFactory) -> str:
-    """The registered name of an environment, or the name of what makes it."""
+    """Return the registered name of an environment, or the class name of its factory."""
     return env_factory.id if isinstance(env_factory, GymnasiumEnvs) else type(env_factory).__name__
 
 
 def checkpoint_file(path: Path) -> Path:
-    """The checkpoint that a path names.
+    """Return the checkpoint at a path, which may be a run directory.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no checkpoint.
     """
     last = path / "checkpoints" / "last.ckpt"
     if last.exists():
@@ -139,7 +139,7 @@ def checkpoint_file(path: Path) -> Path:
 
 
 def _build(kind: type, config: Mapping[str, Any], file: Path) -> Any:
-    """Make an object from its ``class_path`` and ``init_args``."""
+    """Instantiate an object from its ``class_path`` and ``init_args``."""
     from jsonargparse import ArgumentError, ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
@@ -154,7 +154,7 @@ def _build(kind: type, config: Mapping[str, Any], file: Path) -> Any:
 def _training_env(data: Mapping[str, Any], file: Path) -> EnvFactory:
     config = _env_config(data)
     if config is None:
-        raise ValueError(f"--checkpoint is {str(file)!r}, which was trained without environment; give --env_id.")
+        raise ValueError(f"--checkpoint is {str(file)!r}, which was trained without environment; --env_id is needed.")
     return _build(EnvFactory, config, file)
 
 
@@ -164,19 +164,19 @@ def _env_config(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _check_base(policy: Policy, saved: Mapping[str, Any], file: Path) -> None:
-    """The frozen base is not in the checkpoint: it must be the one that was trained on."""
+    """Raise if the frozen base model, which is not in the checkpoint, differs from the one that was trained on."""
     wanted = saved.get("fingerprint", "")
     if wanted != policy.fingerprint:
         raise ValueError(
-            f"--checkpoint is {str(file)!r}, trained on base weights {wanted!r}; here they are {policy.fingerprint!r}."
+            f"--checkpoint is {str(file)!r}, trained on base weights {wanted!r}; here are {policy.fingerprint!r}."
         )
 
 
 def _load_weights(policy: Policy, state: Mapping[str, Any], file: Path) -> None:
-    """Load what was trained; only frozen weights may be missing, and nothing may be left over."""
+    """Load the trained weights; raise if others than frozen ones are missing, or if there are unknown ones."""
     given = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
     own = policy.state_dict()
-    needed = set(without(own, frozen_names(policy)))
+    needed = set(drop_frozen(own, frozen_parameter_names(policy)))
     missing, unknown = sorted(needed - set(given)), sorted(set(given) - set(own))
     if missing or unknown:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Seeds of a headline result: drawn by a rule that is written down before the runs, and run without looking."""
+"""Seeds of headline results, which follow from a fixed rule, so that none is chosen by its result."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def headline_seed(index: int) -> int:
 def run_seeds(config: str, count: int, folder: Path, jobs: int = 1, options: Sequence[str] = ()) -> list[Path]:
     """Train one experiment on the first ``count`` headline seeds, each run in a process with one thread.
 
-    Runs of this experiment that have finished are left alone, so that a broken series goes on.
+    Finished runs of this experiment are skipped, so that an interrupted series can be continued.
 
     Args:
-        config: the experiment's file.
-        count: number of seeds; at least 1.
-        folder: holds one run directory per seed, ``seed<number>``.
-        jobs: number of processes at a time; at least 1.
+        config: configuration file of the experiment.
+        count: number of seeds, at least 1.
+        folder: folder of the run directories, ``seed<number>`` for each seed.
+        jobs: number of parallel processes, at least 1.
         options: further options of ``lrl fit``.
 
     Returns:
-        The run directories, in the order of the rule.
+        The run directories, ordered by the index of their seeds.
 
     Raises:
-        ValueError: ``count`` or ``jobs`` is below 1; a run directory holds another experiment or a run that has not
-            finished; or a run failed, the others being finished first.
+        ValueError: ``count`` or ``jobs`` is below 1, a run directory holds another or an unfinished experiment, or a
+            run failed; the other runs are finished first.
     """
     for name, value in (("count", count), ("jobs", jobs)):
         if value < 1:
@@ -44,11 +44,11 @@ def run_seeds(config: str, count: int, folder: Path, jobs: int = 1, options: Seq
         ["fit", "--config", config, *options, "--seed_everything", str(seed), "--run_directory", str(run)]
         for seed, run in zip(seeds, runs, strict=True)
     ]
-    todo = [given for given, run in zip(arguments, runs, strict=True) if not _is_finished(run, given)]
+    todo = [command for command, run in zip(arguments, runs, strict=True) if not _is_finished(run, command)]
     with ThreadPoolExecutor(jobs) as pool:
-        failed = [said for said in pool.map(_fit, todo) if said]
-    if failed:
-        raise ValueError(f"{len(failed)} of {count} runs failed; the first said: {failed[0]}")
+        errors = [error for error in pool.map(_fit, todo) if error]
+    if errors:
+        raise ValueError(f"{len(errors)} of {count} runs failed; the first error is: {errors[0]}")
     return runs
 
 
@@ -56,7 +56,7 @@ def _is_finished(run: Path, arguments: Sequence[str]) -> bool:
     """Return whether the run directory holds the finished run of this command.
 
     Raises:
-        ValueError: it holds something else, which is not touched.
+        ValueError: it holds anything else, which is left unchanged.
     """
     if not run.exists():
         return False
@@ -65,13 +65,13 @@ def _is_finished(run: Path, arguments: Sequence[str]) -> bool:
     if command.strip().endswith(" ".join(arguments)) and "finished after" in log:
         return True
     raise ValueError(
-        f"--folder holds {str(run)!r}, a run that has not finished or had another command; remove it or name another "
+        f"--folder holds {str(run)!r}, a run that has not finished or has another command; remove it or use another "
         "folder."
     )
 
 
 def _fit(arguments: Sequence[str]) -> str:
-    """Run one seed; return the last line of what it said if it failed, else nothing."""
+    """Train with one seed; return the last line of the error output if it failed, else an empty text."""
     command = [sys.executable, "-m", "lrl", *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
     environment["OMP_NUM_THREADS"] = "1"

@@ -1,31 +1,30 @@
-"""Means, rates and interquartile means with intervals, by scipy.
+"""Confidence intervals of means, rates and interquartile means, computed by scipy.
 
-scipy.stats takes a second to import, so it is imported where it is used: training does not need it.
+``scipy.stats`` takes a second to import, so it is imported inside functions: training does not need it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 Interval = tuple[float, float]
-"""Lower and upper bound; nan where there is no interval."""
+"""Lower and upper bound; nan if there is no interval."""
 
 _RESAMPLES = 10_000
 _BATCH = 2_000_000
-"""Values that the bootstrap holds at a time."""
+"""Number of values that the bootstrap keeps in memory at a time."""
 
 
 def t_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Student's interval of the mean of an unbounded figure; ``(nan, nan)`` for fewer than two values.
+    """Return Student's t interval of a mean, for unbounded values; ``(nan, nan)`` for fewer than two values.
 
     Args:
         values: ``(n,)``.
-        confidence: share of such intervals that hold the true mean.
+        confidence: confidence level.
     """
     from scipy.stats import sem, t
 
@@ -39,12 +38,14 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def bootstrap_interval(values: ArrayLike, confidence: float = 0.95, seed: int = 0) -> Interval:
-    """Percentile bootstrap interval of a mean, which lies within the values; ``(nan, nan)`` for fewer than two.
+    """Return a percentile bootstrap interval of a mean; ``(nan, nan)`` for fewer than two values.
+
+    It lies within the range of the values.
 
     Args:
         values: ``(n,)``.
-        confidence: of the interval.
-        seed: of the resampling.
+        confidence: confidence level.
+        seed: seed of the resampling.
     """
     numbers = np.asarray(values, dtype=np.float64)
     if len(numbers) < 2:
@@ -54,10 +55,16 @@ def bootstrap_interval(values: ArrayLike, confidence: float = 0.95, seed: int = 
 
 
 def ratio_interval(numerators: ArrayLike, denominators: ArrayLike, confidence: float = 0.95, seed: int = 0) -> Interval:
-    """Percentile bootstrap interval of ``sum(numerators) / sum(denominators)``, resampling pairs ``(n,)``.
+    """Return a percentile bootstrap interval of ``sum(numerators) / sum(denominators)``, resampling pairs.
 
-    For rates of turns: the turns of one episode depend on each other, so episodes are resampled and not turns. A single
-    pair has an interval of width 0, the ratio itself.
+    For rates of turns: the turns of one episode are correlated, so episodes are resampled and not turns. A single pair
+    has an interval of width 0.
+
+    Args:
+        numerators: ``(n,)``.
+        denominators: ``(n,)``.
+        confidence: confidence level.
+        seed: seed of the resampling.
     """
     above, below = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
     if len(above) < 2:
@@ -68,21 +75,21 @@ def ratio_interval(numerators: ArrayLike, denominators: ArrayLike, confidence: f
 
 def bootstrap_bounds(
     samples: tuple[np.ndarray, ...],
-    statistic: Callable[..., Any],
+    statistic: Callable[..., np.ndarray],
     confidence: float = 0.95,
     resamples: int = _RESAMPLES,
     seed: int = 0,
-    **options: Any,
+    paired: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper end of scipy's percentile bootstrap, with a generator of a fixed seed.
+    """Return the lower and upper bound of scipy's percentile bootstrap, each with the shape of the statistic.
 
     Args:
-        samples: arrays that are resampled along their first axis.
-        statistic: takes resampled arrays and ``axis``.
-        confidence: of the interval.
-        resamples: how often.
-        seed: of the generator.
-        options: of :func:`scipy.stats.bootstrap`.
+        samples: arrays ``(n, ...)``, which are resampled along their first axis.
+        statistic: reduces resampled arrays along the keyword argument ``axis``.
+        confidence: confidence level.
+        resamples: number of resamples.
+        seed: seed of the resampling.
+        paired: whether all arrays are resampled with the same indices.
     """
     from scipy.stats import bootstrap
 
@@ -96,31 +103,36 @@ def bootstrap_bounds(
         n_resamples=resamples,
         batch=max(1, _BATCH // max(sample.size for sample in samples)),
         rng=np.random.default_rng(seed),
-        **options,
+        paired=paired,
     )
     return result.confidence_interval.low, result.confidence_interval.high
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> Interval:
-    """Wilson's score interval of a rate (J. Am. Stat. Assoc. 22, 1927), which stays inside [0, 1].
+    """Return Wilson's score interval of a rate (J. Am. Stat. Assoc. 22, 1927), which lies inside [0, 1].
 
     Raises:
-        ValueError: no trials, or more successes than trials.
+        ValueError: there are no trials, or more successes than trials.
     """
     from scipy.stats import binomtest
 
     if not 0 <= successes <= trials or trials < 1:
-        raise ValueError(f"successes is {successes} of {trials} trials; it must be in 0..trials, and trials positive.")
+        raise ValueError(f"successes is {successes} of {trials} trials; it must be in [0, trials], trials positive.")
     interval = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
     return float(interval.low), float(interval.high)
 
 
-def interquartile_mean(values: ArrayLike, axis: int | None = None) -> Any:
-    """Mean without the lowest and the highest quarter (arXiv:2108.13264; whole values are cut, as in rliable).
+def interquartile_mean(values: ArrayLike, axis: int | None = None) -> np.ndarray:
+    """Return the mean without the lowest and the highest quarter (arXiv:2108.13264).
+
+    The number of values that are cut on each side is rounded down, as in rliable.
 
     Args:
         values: any shape.
-        axis: which axis to reduce; None takes all values together, runs and tasks alike.
+        axis: axis to reduce; None reduces all, for example runs and tasks.
+
+    Returns:
+        An array without ``axis``, or a scalar ``()``.
     """
     from scipy.stats import trim_mean
 

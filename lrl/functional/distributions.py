@@ -1,8 +1,8 @@
-"""The distributions that tokens are drawn from, as trust regions see them: exact divergences, and their curvature.
+"""Distributions that tokens and actions are sampled from, with exact KL divergences and Fisher metrics.
 
-A distribution has *coordinates*, the numbers that a network puts out. Fisher's matrix of the network's weights is
-``J^T M J``, with ``J`` the derivative of the coordinates by the weights and ``M`` the second derivative of the
-divergence by the coordinates, which is written down here.
+A distribution has *coordinates*, the numbers that a network outputs. The Fisher matrix of the network's parameters is
+``J^T M J``, where ``J`` is the Jacobian of the coordinates with respect to the parameters and ``M``, the metric, is the
+Hessian of the KL divergence with respect to the coordinates.
 """
 
 from __future__ import annotations
@@ -16,59 +16,59 @@ from lrl.types import Distribution
 
 
 class Categorical(Distribution):
-    """Probabilities of finitely many choices.
+    """Represents a categorical distribution for each token.
 
     Args:
-        logits: ``(turn, token, choice)``, not normalised; in half precision they are widened.
+        logits: unnormalised ``(turn, token, choice)``; half precision is converted to float32.
     """
 
     def __init__(self, logits: Tensor) -> None:
         self._logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-        self._all: Tensor | None = None
+        self._all_logprobs: Tensor | None = None
 
     @property
     def coordinates(self) -> Tensor:
-        """The logits."""
+        """The logits, ``(turn, token, choice)``."""
         return self._logits
 
     @property
     def all_logprobs(self) -> Tensor:
-        """Of every choice, ``(turn, token, choice)``."""
-        if self._all is None:
-            self._all = torch.log_softmax(self._logits, dim=-1)
-        return self._all
+        """Log-probability of every choice, ``(turn, token, choice)``."""
+        if self._all_logprobs is None:
+            self._all_logprobs = torch.log_softmax(self._logits, dim=-1)
+        return self._all_logprobs
 
-    def logprobs(self, drawn: Tensor) -> Tensor:
-        """Of ids ``(turn, token)``."""
-        return self.all_logprobs.gather(-1, drawn[..., None]).squeeze(-1)
+    def logprobs(self, samples: Tensor) -> Tensor:
+        """Return the log-probabilities ``(turn, token)`` of sampled ids, int64 ``(turn, token)``."""
+        return self.all_logprobs.gather(-1, samples[..., None]).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        """``-sum p log p``."""
+        """Return the entropy ``-sum p log p`` in nats, ``(turn, token)``."""
         return -(self.all_logprobs.exp() * self.all_logprobs).sum(-1)
 
     def kl(self, other: Distribution) -> Tensor:
-        """``sum p (log p - log q)``."""
+        """Return KL(self || other) ``= sum p (log p - log q)`` in nats, ``(turn, token)``."""
         assert isinstance(other, Categorical)
         return (self.all_logprobs.exp() * (self.all_logprobs - other.all_logprobs)).sum(-1)
 
     def metric(self, tangent: Tensor) -> Tensor:
-        """``(diag p - p p^T)`` times the tangent."""
+        """Return ``(diag p - p p^T)`` times ``tangent``, both ``(turn, token, choice)``."""
         probabilities = self.all_logprobs.detach().exp()
         return probabilities * (tangent - (probabilities * tangent).sum(-1, keepdim=True))
 
     def detach(self) -> Categorical:
-        """Return a constant copy; log-softmax makes a new tensor, which holds the logits and the log-probabilities."""
+        """Return a constant copy, which uses one new tensor as logits and as log-probabilities."""
         constant = Categorical(self.all_logprobs.detach())
-        constant._all = constant.coordinates
+        constant._all_logprobs = constant.coordinates
         return constant
 
 
 class Gaussian(Distribution):
-    """Independent normal numbers.
+    """Represents a normal distribution with diagonal covariance for each token.
 
     Args:
         means: ``(turn, token, dimension)``.
-        log_std: as ``means``, or to be broadcast to them.
+        log_std: logarithm of the standard deviations, broadcastable to ``(turn, token, dimension)``.
     """
 
     def __init__(self, means: Tensor, log_std: Tensor) -> None:
@@ -76,30 +76,38 @@ class Gaussian(Distribution):
 
     @property
     def coordinates(self) -> Tensor:
-        """Means, then logarithms of the standard deviations."""
+        """The means, then the logarithms of the standard deviations, ``(turn, token, 2 * dimension)``."""
         return torch.cat([self.means, self.log_std], dim=-1)
 
-    def logprobs(self, drawn: Tensor) -> Tensor:
-        """Log-density of vectors ``(turn, token, dimension)``."""
-        each = -0.5 * ((drawn - self.means) / self.log_std.exp()).square() - self.log_std - 0.5 * math.log(2 * math.pi)
+    def logprobs(self, samples: Tensor) -> Tensor:
+        """Return the log-densities ``(turn, token)`` of sampled vectors ``(turn, token, dimension)``."""
+        each = (
+            -0.5 * ((samples - self.means) / self.log_std.exp()).square() - self.log_std - 0.5 * math.log(2 * math.pi)
+        )
         return each.sum(-1)
 
     def entropy(self) -> Tensor:
-        """Differential: it may be negative."""
+        """Return the differential entropy in nats, ``(turn, token)``; it may be negative."""
         return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
     def kl(self, other: Distribution) -> Tensor:
-        """``log(s' / s) + (s^2 + (m - m')^2) / (2 s'^2) - 1/2``, summed over dimensions."""
+        """Return KL(self || other) in nats, ``(turn, token)``.
+
+        Sums ``log(s' / s) + (s^2 + (m - m')^2) / (2 s'^2) - 1/2`` over the dimensions.
+        """
         assert isinstance(other, Gaussian)
         squares = (2 * self.log_std).exp() + (self.means - other.means).square()
         each = other.log_std - self.log_std + squares * (-2 * other.log_std).exp() / 2 - 0.5
         return each.sum(-1)
 
     def metric(self, tangent: Tensor) -> Tensor:
-        """``1 / s^2`` for means, 2 for the logarithms of the standard deviations."""
+        """Return the Fisher metric times ``tangent``, both ``(turn, token, 2 * dimension)``.
+
+        The metric is diagonal: ``1 / s^2`` for the means, 2 for the logarithms of the standard deviations.
+        """
         means, log_std = tangent.chunk(2, dim=-1)
         return torch.cat([means * (-2 * self.log_std.detach()).exp(), 2 * log_std], dim=-1)
 
     def detach(self) -> Gaussian:
-        """Return a constant copy: ``log_std`` may be a parameter, which a line search moves in place."""
+        """Return a constant copy; tensors are cloned because a line search changes a ``log_std`` parameter in place."""
         return Gaussian(self.means.detach().clone(), self.log_std.detach().clone())

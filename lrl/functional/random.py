@@ -1,8 +1,8 @@
-"""Counter-based randomness: every number is named by what it is for, never by when it is drawn.
+"""Counter-based random numbers: a number depends on its purpose and counters, not on the order of sampling.
 
-A stream of numbers that is consumed in batch order changes when a row finishes early, when the number of
-environments changes, or when a run is resumed. A hash of counters does not. The hash is the finaliser of
-SplitMix64 (Steele, Lea and Flood 2014), folded over the counters.
+A stream that is consumed in batch order changes when a row finishes early, when the number of environments changes, or
+when a run is resumed. A hash of counters does not. The hash is the finaliser of SplitMix64 (Steele, Lea and Flood,
+"Fast splittable pseudorandom number generators", 2014), folded over the counters.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from lrl.types import RandomKeys
 
 _GOLDEN = np.array(0x9E3779B97F4A7C15, dtype=np.uint64)
 _FIRST, _SECOND = (np.array(factor, dtype=np.uint64) for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_30, _27, _31, _11 = (
-    np.array(shift, dtype=np.uint64) for shift in (30, 27, 31, 11)
-)  # made once: they cost as much as the sums
+_30, _27, _31, _11 = (np.array(shift, dtype=np.uint64) for shift in (30, 27, 31, 11))
+# The constants are arrays that exist once: creating them would take as long as the arithmetic.
 
 
 def _mix(value: np.ndarray) -> np.ndarray:
@@ -36,11 +35,11 @@ def counter_hash(purpose: str, *counters: int | np.ndarray) -> np.ndarray:
     """Hash counters to 64 random bits.
 
     Args:
-        purpose: what the numbers are for; two purposes never share a number.
-        counters: integers or broadcastable integer arrays.
+        purpose: name of the use; different purposes give independent numbers for the same counters.
+        counters: integers or broadcastable integer arrays ``(...)``.
 
     Returns:
-        uint64 array of the broadcast shape.
+        uint64 array of the broadcast shape ``(...)``.
     """
     leading = tuple(takewhile(lambda counter: isinstance(counter, int), counters))
     state = _state_after(purpose, leading)
@@ -52,7 +51,7 @@ def counter_hash(purpose: str, *counters: int | np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def _state_after(purpose: str, counters: tuple[int, ...]) -> np.ndarray:
-    """Of the same run and collection thousands of times."""
+    """Return the hash state after the leading integers, which are the same in thousands of calls per collection."""
     with np.errstate(over="ignore"):
         state = _mix(np.asarray(zlib.crc32(purpose.encode()), dtype=np.uint64) + _GOLDEN)
         for counter in counters:
@@ -66,43 +65,43 @@ def _fold(state: np.ndarray, counter: int | np.ndarray) -> np.ndarray:
 
 
 def seeds(purpose: str, *counters: int | np.ndarray) -> np.ndarray:
-    """Seeds for environments: int64 in [0, 2**31), of the counters' broadcast shape."""
+    """Return seeds for environments, int64 in [0, 2**31) with the broadcast shape ``(...)`` of the counters."""
     return (counter_hash(purpose, *counters) >> np.uint64(33)).astype(np.int64)
 
 
 def permutation(length: int, purpose: str, *counters: int) -> np.ndarray:
-    """A permutation of ``range(length)``, int64 ``(length,)``."""
+    """Return a permutation of ``range(length)``, int64 ``(length,)``."""
     return np.argsort(counter_hash(purpose, *counters, np.arange(length)), kind="stable")
 
 
 _BELOW_ONE = np.float32(1 - 2**-24)
-"""The largest number below 1: its exponential number is finite."""
+"""The largest float32 below 1, whose exponential sample is finite."""
 
 
 def token_bits(keys: RandomKeys, num_tokens: int) -> Tensor:
-    """Return 64 random bits for each token that may be sampled, int64 ``(row, num_tokens)``."""
+    """Return 64 random bits for each token that may be sampled, int64 ``(row, token)`` with ``num_tokens`` columns."""
     rows = (keys.env[:, None], keys.turn[:, None])
     bits = counter_hash(keys.purpose, keys.seed, keys.collection, *rows, np.arange(num_tokens)[None])
     return torch.from_numpy(bits.view(np.int64))
 
 
 def token_uniforms(keys: RandomKeys, num_tokens: int) -> Tensor:
-    """Return one number in [0, 1) for each token that may be sampled, float64 ``(row, num_tokens)``."""
+    """Return a uniform number in [0, 1) for each token that may be sampled, float64 ``(row, token)``."""
     bits = token_bits(keys, num_tokens).numpy().view(np.uint64)
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def exponentials(bits: Tensor, size: int) -> Tensor:
-    """Expand each row's 64 bits into independent exponential numbers of mean 1: a SplitMix64 stream seeded by the row.
+    """Expand the 64 bits of each row into independent exponential samples of mean 1, by a SplitMix64 stream per row.
 
     Args:
         bits: int64 ``(row,)``.
-        size: how many numbers each row gets.
+        size: number of samples per row.
 
     Returns:
-        float32 ``(row, size)``, positive; number ``k`` of a row depends on its bits and on ``k`` alone.
+        Positive float32 ``(row, size)``; sample ``k`` of a row depends on its bits and on ``k`` alone.
     """
-    if bits.device.type == "cpu":  # the same numbers by NumPy, whose calls cost a third of torch's
+    if bits.device.type == "cpu":  # NumPy gives the same numbers, with a third of the overhead per call
         stream = _mix(bits.numpy().view(np.uint64)[:, None] + _stream_increments(size))
         uniforms = ((stream >> _11).astype(np.float64) + 0.5) * 2.0**-53
         return torch.from_numpy(-np.log1p(-np.minimum(uniforms.astype(np.float32), _BELOW_ONE)))
@@ -110,7 +109,7 @@ def exponentials(bits: Tensor, size: int) -> Tensor:
 
 
 def _exponentials_by_torch(bits: Tensor, size: int) -> Tensor:
-    """Compute :func:`exponentials` on the device of ``bits``."""
+    """Compute :func:`exponentials` by torch, on the device of ``bits`` ``(row,)``."""
     state = bits[:, None] + _increments(size, bits.device)
     for shift, factor in _ROUNDS:
         state = state.bitwise_xor_(_shifted(state, shift)).mul_(factor)
@@ -121,35 +120,35 @@ def _exponentials_by_torch(bits: Tensor, size: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _stream_increments(size: int) -> np.ndarray:
-    """What SplitMix64 adds to a seed for each of its first numbers, uint64 ``(size,)``."""
+    """Return what SplitMix64 adds to its seed for each of the first ``size`` numbers, uint64 ``(size,)``."""
     return np.arange(1, size + 1, dtype=np.uint64) * _GOLDEN
 
 
 @lru_cache(maxsize=64)
 def _increments(size: int, device: torch.device) -> Tensor:
-    """The same, int64 ``(size,)``."""
+    """Return :func:`_stream_increments` as an int64 tensor ``(size,)``."""
     return torch.from_numpy(_stream_increments(size).view(np.int64)).to(device)
 
 
 def _signed(bits: int) -> int:
-    """The same 64 bits as a signed integer, which is what torch computes with."""
+    """Return the same 64 bits as a signed integer: torch has no unsigned arithmetic."""
     return bits - (1 << 64) if bits >= 1 << 63 else bits
 
 
 _ROUNDS = ((30, _signed(int(_FIRST))), (27, _signed(int(_SECOND))))
-"""Shift and factor of each round of SplitMix64's finaliser."""
+"""Shift and factor of the two multiplying rounds of SplitMix64's finaliser."""
 
 
 def _shifted(state: Tensor, shift: int) -> Tensor:
-    """Shift int64 right, filling with zeros."""
+    """Shift an int64 tensor ``(...)`` to the right, filling with zeros."""
     return (state >> shift).bitwise_and_((1 << (64 - shift)) - 1)
 
 
 @contextmanager
 def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Let what torch draws inside follow from ``seed`` alone, and leave its generators as they were; None does nothing.
+    """Seed torch's generators inside the context and restore them afterwards; a ``seed`` of None does nothing.
 
-    For what takes no numbers of ours, as dropout.
+    For operations that cannot use counter-based numbers, such as dropout.
     """
     if seed is None:
         yield

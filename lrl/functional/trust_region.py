@@ -1,4 +1,4 @@
-"""The trust region's parts: conjugate gradient, Fisher products, and the line search (arXiv:1502.05477, appendix C)."""
+"""Building blocks of TRPO (arXiv:1502.05477, appendix C): conjugate gradient, Fisher-vector products, line search."""
 
 from __future__ import annotations
 
@@ -8,92 +8,100 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Product = Callable[[Tensor], Tensor]
-"""A symmetric positive matrix times a vector ``(parameter,)``."""
+MatrixVectorProduct = Callable[[Tensor], Tensor]
+"""Multiplies a symmetric positive definite matrix by a vector ``(parameter,)``; the result is ``(parameter,)``."""
 
 
-def conjugate_gradient(product: Product, target: Tensor, iterations: int = 10, tolerance: float = 1e-10) -> Tensor:
-    """Solve ``A x = target`` for a symmetric positive ``A`` that is known by its products only.
+def conjugate_gradient(
+    product: MatrixVectorProduct, target: Tensor, iterations: int = 10, tolerance: float = 1e-10
+) -> Tensor:
+    """Solve ``A x = target`` for a symmetric positive definite matrix ``A`` by the conjugate gradient method.
+
+    The solution is exact after as many iterations as ``A`` has distinct eigenvalues.
 
     Args:
-        product: ``A`` times a vector.
+        product: multiplies ``A`` by a vector.
         target: ``(parameter,)``.
-        iterations: at most; one product each.
-        tolerance: share of the squared norm of ``target`` that is left when it stops.
+        iterations: maximum number of iterations, each with one matrix-vector product.
+        tolerance: stop when the squared norm of the residual is at most this fraction of that of ``target``.
 
     Returns:
-        ``x``, ``(parameter,)``: after as many iterations as ``A`` has distinct eigenvalues, the solution.
+        The approximate solution ``x``, ``(parameter,)``.
     """
     x = torch.zeros_like(target)
-    rest, direction = target.clone(), target.clone()
-    norm = rest @ rest
-    enough = tolerance * norm
+    residual, direction = target.clone(), target.clone()
+    squared_norm = residual @ residual
+    threshold = tolerance * squared_norm
     for _ in range(iterations):
-        if norm <= enough:
+        if squared_norm <= threshold:
             break
         image = product(direction)
-        step = norm / (direction @ image)
-        x, rest = x + step * direction, rest - step * image
-        before, norm = norm, rest @ rest
-        direction = rest + norm / before * direction
+        step = squared_norm / (direction @ image)
+        x, residual = x + step * direction, residual - step * image
+        previous, squared_norm = squared_norm, residual @ residual
+        direction = residual + squared_norm / previous * direction
     return x
 
 
-def fisher_product(mean_kl: Tensor, parameters: Sequence[Tensor], damping: float) -> Product:
-    """Products of the second derivative of a mean KL divergence with vectors, by differentiating twice.
+def fisher_vector_product(mean_kl: Tensor, parameters: Sequence[Tensor], damping: float) -> MatrixVectorProduct:
+    """Return Hessian-vector products of a mean KL divergence, computed by differentiating twice.
 
-    At the weights where the divergence is zero that is Fisher's matrix.
+    Where the divergence is zero, its Hessian is the Fisher matrix.
 
     Args:
-        mean_kl: a scalar with a graph, of which ``parameters`` are leaves.
-        parameters: those that are trained.
-        damping: is added to the diagonal.
+        mean_kl: scalar ``()`` with a graph whose leaves include ``parameters``.
+        parameters: the trainable parameters, tensors of any shape.
+        damping: added to the diagonal of the matrix.
     """
     gradient = flatten(torch.autograd.grad(mean_kl, parameters, create_graph=True, allow_unused=True), parameters)
 
     def product(vector: Tensor) -> Tensor:
-        twice = torch.autograd.grad(gradient @ vector, parameters, retain_graph=True, allow_unused=True)
-        return flatten(twice, parameters) + damping * vector
+        second = torch.autograd.grad(gradient @ vector, parameters, retain_graph=True, allow_unused=True)
+        return flatten(second, parameters) + damping * vector
 
     return product
 
 
-def gauss_newton_product(coordinates: Tensor, metric: Product, parameters: Sequence[Tensor], damping: float) -> Product:
-    """Products of ``J^T M J`` with vectors, where ``J`` is the derivative of ``coordinates`` by ``parameters``.
+def gauss_newton_vector_product(
+    outputs: Tensor, output_metric: MatrixVectorProduct, parameters: Sequence[Tensor], damping: float
+) -> MatrixVectorProduct:
+    """Return products with the Gauss-Newton matrix ``J^T M J``, where ``J`` is the Jacobian of ``outputs``.
 
-    At the weights that ``M`` was taken at that is Fisher's matrix, positive whatever the rounding. ``J v`` is had from
-    reverse mode alone: ``J^T u`` is linear in ``u``, and its derivative by ``u`` along ``v`` is ``J v``.
+    With ``M`` the Fisher matrix of the output distribution this is the Fisher matrix of the parameters, and it is
+    positive semi-definite whatever the rounding. ``J v`` needs reverse mode only: ``J^T u`` is linear in ``u``, and its
+    derivative with respect to ``u`` in the direction ``v`` is ``J v``.
 
     Args:
-        coordinates: any shape, with a graph, of which ``parameters`` are leaves.
-        metric: ``M`` times a tensor of that shape, what they are averaged with included.
-        parameters: those that are trained.
-        damping: is added to the diagonal.
+        outputs: network outputs of any shape, for example ``(turn, token, coordinate)``, with a graph whose leaves
+            include ``parameters``.
+        output_metric: multiplies ``M`` by a tensor with the shape of ``outputs``; includes the weights of an average.
+        parameters: the trainable parameters, tensors of any shape.
+        damping: added to the diagonal of the matrix.
     """
-    probe = torch.zeros_like(coordinates, requires_grad=True)
-    transposed = torch.autograd.grad(coordinates, parameters, probe, create_graph=True, allow_unused=True)
-    used = [index for index, part in enumerate(transposed) if part is not None and part.requires_grad]
+    probe = torch.zeros_like(outputs, requires_grad=True)
+    transposed = torch.autograd.grad(outputs, parameters, probe, create_graph=True, allow_unused=True)
+    used = [index for index, gradient in enumerate(transposed) if gradient is not None and gradient.requires_grad]
 
     def product(vector: Tensor) -> Tensor:
         pieces = vector.split([parameter.numel() for parameter in parameters])
-        along = [pieces[index].view_as(parameters[index]) for index in used]
-        (tangent,) = torch.autograd.grad([transposed[index] for index in used], probe, along, retain_graph=True)
-        back = torch.autograd.grad(coordinates, parameters, metric(tangent), retain_graph=True, allow_unused=True)
-        return flatten(back, parameters) + damping * vector
+        directions = [pieces[index].view_as(parameters[index]) for index in used]
+        (tangent,) = torch.autograd.grad([transposed[index] for index in used], probe, directions, retain_graph=True)
+        result = torch.autograd.grad(outputs, parameters, output_metric(tangent), retain_graph=True, allow_unused=True)
+        return flatten(result, parameters) + damping * vector
 
     return product
 
 
-class LineSearch(NamedTuple):
-    """How a line search ended."""
+class LineSearchResult(NamedTuple):
+    """Outcome of :func:`line_search`; a failed search has zeros."""
 
     accepted: bool
     step: float
-    """The share of the full step that was taken; 0 where none was."""
+    """Accepted fraction of the full step."""
     improvement: float
-    """Of the surrogate."""
+    """Increase of the surrogate objective."""
     kl: float
-    """Mean KL(old || new)."""
+    """Mean KL(old || new) in nats."""
 
 
 def line_search(
@@ -106,49 +114,50 @@ def line_search(
     max_backtracks: int = 10,
     backtrack_coeff: float = 0.5,
     accept_ratio: float = 0.1,
-) -> LineSearch:
-    """Take the largest of the steps ``backtrack_coeff^k`` that improves enough and stays in the region.
+) -> LineSearchResult:
+    """Take the largest step ``backtrack_coeff^k * full_step`` that improves enough and stays in the trust region.
 
-    If none does, the weights are what they were, bit by bit.
+    If no step is accepted, the parameters are restored bit by bit.
 
     Args:
-        evaluate: surrogate (to be raised) and mean KL(old || new) at the weights as they are.
-        parameters: changed in place.
+        evaluate: returns the surrogate objective and the mean KL(old || new) at the current parameters.
+        parameters: the trainable parameters, tensors of any shape; changed in place.
         full_step: ``(parameter,)``.
-        start: surrogate at the weights as they are.
-        expected: by how much a full step should raise the surrogate, to first order.
-        max_kl: the region.
-        max_backtracks: how many steps are tried.
-        backtrack_coeff: from each to the next.
-        accept_ratio: of improvement to what was expected of that step.
+        start: surrogate objective before the step.
+        expected: first-order estimate of the improvement of a full step.
+        max_kl: largest mean KL divergence in nats that is accepted.
+        max_backtracks: number of step sizes that are tried.
+        backtrack_coeff: ratio of each step size to the one before.
+        accept_ratio: smallest accepted ratio of the improvement to the expected improvement of the same step.
     """
     before = [parameter.detach().clone() for parameter in parameters]
     for attempt in range(max_backtracks):
-        share = backtrack_coeff**attempt
-        add(parameters, before, share * full_step)
+        fraction = backtrack_coeff**attempt
+        _set_to_sum(parameters, before, fraction * full_step)
         surrogate, kl = evaluate()
         improvement = surrogate - start
-        if improvement > 0 and improvement >= accept_ratio * share * expected and kl <= max_kl:
-            return LineSearch(accepted=True, step=share, improvement=improvement, kl=kl)
+        if improvement > 0 and improvement >= accept_ratio * fraction * expected and kl <= max_kl:
+            return LineSearchResult(accepted=True, step=fraction, improvement=improvement, kl=kl)
     with torch.no_grad():
         for parameter, value in zip(parameters, before, strict=True):
             parameter.copy_(value)
-    return LineSearch(accepted=False, step=0.0, improvement=0.0, kl=0.0)
+    return LineSearchResult(accepted=False, step=0.0, improvement=0.0, kl=0.0)
 
 
 @torch.no_grad()
-def add(parameters: Sequence[Tensor], before: Sequence[Tensor], step: Tensor) -> None:
-    """Set ``parameters`` to ``before`` plus their parts of ``step``."""
+def _set_to_sum(parameters: Sequence[Tensor], before: Sequence[Tensor], step: Tensor) -> None:
+    """Set ``parameters`` in place to ``before`` plus the matching slices of ``step`` ``(parameter,)``."""
     sizes = [parameter.numel() for parameter in parameters]
-    for parameter, value, part in zip(parameters, before, step.split(sizes), strict=True):
-        parameter.copy_(value + part.view_as(value))
+    for parameter, value, change in zip(parameters, before, step.split(sizes), strict=True):
+        parameter.copy_(value + change.view_as(value))
 
 
 def flatten(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
-    """One vector ``(parameter,)``; zeros where there is no gradient."""
-    return torch.cat(
-        [
-            (torch.zeros_like(parameter) if tensor is None else tensor).reshape(-1)
-            for tensor, parameter in zip(tensors, like, strict=True)
-        ]
-    )
+    """Concatenate tensors of any shape to one vector ``(parameter,)``, with zeros of the shape of ``like`` for None.
+
+    Args:
+        tensors: gradients as ``torch.autograd.grad`` returns them with ``allow_unused=True``.
+        like: the parameters, with the shapes of ``tensors``.
+    """
+    filled = (torch.zeros_like(p) if tensor is None else tensor for tensor, p in zip(tensors, like, strict=True))
+    return torch.cat([tensor.reshape(-1) for tensor in filled])

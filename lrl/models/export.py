@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lrl.functional.frozen import frozen_names, without
-from lrl.functional.sharding import whole_tensors
+from lrl.functional.distributed import full_state_dict
+from lrl.functional.trainable_state import drop_frozen, frozen_parameter_names
 from lrl.models.language_model import LanguageModel
 
 
@@ -20,8 +20,8 @@ def save_pretrained(language_model: LanguageModel, folder: Path, writes: bool = 
     model, lora = language_model.model, language_model.config.lora
     state = model.state_dict()
     if lora is not None:
-        state = without(state, frozen_names(model))
-    state = whole_tensors(state, keep=writes)
+        state = drop_frozen(state, frozen_parameter_names(model))
+    state = full_state_dict(state, keep=writes)
     if not writes:
         return
     if lora is None:

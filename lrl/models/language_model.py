@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from lrl.functional.sharding import shard
+from lrl.functional.distributed import shard
 from lrl.models.attention import attention_of, compute_dtype, is_halved, kernel_of, max_positions, use_kernel
 from lrl.models.candidate_scoring import candidate_logprobs
 from lrl.models.forward import accepted, at_tokens, logits_of

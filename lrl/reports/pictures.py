@@ -1,31 +1,34 @@
-"""A policy on FrozenLake as a picture."""
+"""Pictures of a policy on FrozenLake."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lrl.evaluation.exact import Lake
 from lrl.reports.plots import new_figure, save_figure
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 _COLOURS = {"S": "#dbeafe", "F": "#eff6ff", "H": "#334155", "G": "#bbf7d0"}
 _ARROWS = ((-1, 0), (0, 1), (1, 0), (0, -1))
-"""LEFT, DOWN, RIGHT, UP in cells to the right and down."""
+"""Directions of LEFT, DOWN, RIGHT and UP, as cells to the right and cells down."""
 _BEST, _OTHER = "#1d4ed8", "#94a3b8"
 
 
 def draw_policy(lake: Lake, decisions: np.ndarray, path: Path, title: str = "") -> None:
-    """Write the map with an arrow per action to a PNG: as long as the action is probable, its probability beside it.
+    """Draw the map with an arrow for each action, whose length grows with the probability beside it, to a PNG.
 
-    The most probable action is blue. In states with invalid answers their share stands in red.
+    The most probable action is blue. The probability of invalid actions is shown in red.
 
     Args:
         lake: the map.
-        decisions: action probabilities ``(state, action)``; a row that sums to less than 1 holds invalid answers.
-        path: of the PNG; folders are made.
-        title: above the picture.
+        decisions: action probabilities ``(state, action)``; the rest of a row's sum to 1 is that of invalid actions.
+        path: the PNG; missing folders are created.
+        title: title above the picture.
     """
     rows, columns = len(lake.desc), len(lake.desc[0])
     figure, axes = new_figure(1.35 * columns, 1.35 * rows + 0.4)
@@ -40,7 +43,7 @@ def draw_policy(lake: Lake, decisions: np.ndarray, path: Path, title: str = "") 
     save_figure(figure, path)
 
 
-def _draw_cell(axes: Any, column: int, row: int, letter: str) -> None:
+def _draw_cell(axes: Axes, column: int, row: int, letter: str) -> None:
     from matplotlib.patches import Rectangle
 
     axes.add_patch(Rectangle((column, row), 1, 1, facecolor=_COLOURS[letter], edgecolor="white", linewidth=2))
@@ -48,7 +51,7 @@ def _draw_cell(axes: Any, column: int, row: int, letter: str) -> None:
     axes.text(column + 0.06, row + 0.06, letter, ha="left", va="top", fontsize=8, color=colour)
 
 
-def _draw_decision(axes: Any, x: float, y: float, probabilities: np.ndarray) -> None:
+def _draw_decision(axes: Axes, x: float, y: float, probabilities: np.ndarray) -> None:
     best = int(probabilities.argmax())
     for action, probability in enumerate(probabilities.tolist()):
         if probability < 0.005:

@@ -1,4 +1,4 @@
-"""Learning curves: any logged metric of any runs, against any clock, with an interval over seeds."""
+"""Learning curves of logged metrics against env steps, episodes, tokens or minutes, with intervals over seeds."""
 
 from __future__ import annotations
 
@@ -7,26 +7,30 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from lrl.evaluation.statistics import bootstrap_bounds, interquartile_mean
 from lrl.reports.seed_intervals import MIN_SEEDS
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 CLOCKS = ("env_steps", "episodes", "tokens", "minutes")
-"""What a curve can be drawn against; columns ``clock/<name>`` of ``metrics.csv``."""
+"""Units of the x axis, which are columns ``clock/<name>`` of ``metrics.csv``."""
 
 _RESAMPLES = 2000
 _LABEL_WIDTH = 60
-"""Characters of a legend's line, so that it stays within the axes."""
+"""Maximum number of characters in a line of the legend, so that it fits inside the axes."""
 _EPISODES = {"rollout": "training episodes", "val": "held-out episodes"}
-"""What the metrics of a group are measured on."""
+"""Group of a metric to the episodes that it is measured on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One metric of one run."""
+    """Holds one metric of one run."""
 
     clock: np.ndarray
     """Strictly increasing, float64 ``(row,)``."""
@@ -36,7 +40,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One metric over several runs."""
+    """Holds one metric averaged over several runs."""
 
     label: str
     num_runs: int
@@ -45,32 +49,32 @@ class Curve:
     centre: np.ndarray
     """Mean or interquartile mean over runs, ``(point,)``."""
     lower: np.ndarray
-    """Lower end of the 95% interval, ``(point,)``; nan with fewer than five runs."""
+    """Lower bound of the 95% interval, ``(point,)``; nan with fewer than five runs."""
     upper: np.ndarray
-    """Upper end."""
+    """Upper bound, ``(point,)``."""
     runs: np.ndarray
-    """The single runs, ``(run, point)``."""
+    """Values of the single runs, ``(run, point)``."""
 
 
 def metrics_file(run: Path) -> Path:
-    """The ``metrics.csv`` of a run directory: in it, or below it.
+    """Return the ``metrics.csv`` in a run directory or below it.
 
     Raises:
-        ValueError: there is none, or more than one.
+        ValueError: there is no such file, or more than one.
     """
     if run.is_file():
         return run
     found = [run / "metrics.csv"] if (run / "metrics.csv").exists() else sorted(run.rglob("metrics.csv"))
     if len(found) != 1:
-        raise ValueError(f"run is {str(run)!r}, which holds {len(found)} files metrics.csv; name a directory with one.")
+        raise ValueError(f"run is {str(run)!r}, which holds {len(found)} files metrics.csv; it must hold one.")
     return found[0]
 
 
 def read_series(run: Path, metric: str, clock: str = "env_steps") -> Series:
-    """Read one metric of a run; of rows with the same clock the last counts.
+    """Read one metric of a run; the last of several rows with the same clock is used.
 
     Raises:
-        ValueError: there is no such metric (the message lists those that exist), clock or run.
+        ValueError: the metric, which then is listed with those that exist, the clock or the run does not exist.
     """
     if clock not in CLOCKS:
         raise ValueError(f"clock is {clock!r}; it must be one of {', '.join(CLOCKS)}.")
@@ -87,13 +91,18 @@ def read_series(run: Path, metric: str, clock: str = "env_steps") -> Series:
 
 
 def aggregate(label: str, runs: Sequence[Series], statistic: Literal["mean", "iqm"] = "iqm") -> Curve:
-    """Mean or interquartile mean over runs, with a 95% percentile bootstrap interval over five runs or more.
+    """Average runs, with a 95% percentile bootstrap interval if there are at least five.
 
-    Runs are interpolated to the clock values of all of them, over the range that all cover: beyond it the
-    set of runs, and with it the curve, would change.
+    Runs are interpolated linearly to the clock values of all runs, within the range that all runs cover, so that every
+    point averages the same runs.
+
+    Args:
+        label: label of the curve.
+        runs: at least one run.
+        statistic: ``mean`` or ``iqm``, the interquartile mean.
 
     Raises:
-        ValueError: the statistic is unknown, or the runs cover no common range.
+        ValueError: the statistic is unknown, or the runs have no common range.
     """
     if statistic not in ("mean", "iqm"):
         raise ValueError(f"statistic is {statistic!r}; it must be mean or iqm.")
@@ -101,7 +110,7 @@ def aggregate(label: str, runs: Sequence[Series], statistic: Literal["mean", "iq
     clock = np.unique(np.concatenate([run.clock for run in runs]))
     clock = clock[(clock >= first) & (clock <= last)]
     if not len(clock):
-        raise ValueError(f"the runs of {label!r} share no range of the clock; draw them under labels of their own.")
+        raise ValueError(f"the runs of {label!r} share no range of the clock; they must have different labels.")
     values = np.stack([np.interp(clock, run.clock, run.values) for run in runs])
     reduce = np.mean if statistic == "mean" else interquartile_mean
     lower, upper = np.full((2, len(clock)), np.nan)
@@ -112,20 +121,20 @@ def aggregate(label: str, runs: Sequence[Series], statistic: Literal["mean", "iq
 
 
 def group_runs(arguments: Iterable[str]) -> dict[str, list[Path]]:
-    """Runs by label from arguments ``label=directory`` or ``directory``, whose label is its parent's name.
+    """Group runs by label; an argument is ``label=directory``, or a directory, which is labelled by its parent's name.
 
     Raises:
-        ValueError: no run is given, or one does not exist.
+        ValueError: no run is given, or a run does not exist.
     """
     groups: dict[str, list[Path]] = {}
     for argument in arguments:
         label, _, name = argument.rpartition("=")
         run = Path(name)
         if not run.exists():
-            raise ValueError(f"run is {name!r}, which does not exist; name a run directory or its metrics.csv.")
+            raise ValueError(f"run is {name!r}, which does not exist; it must be a run directory or a metrics.csv.")
         groups.setdefault(label or run.resolve().parent.name, []).append(run)
     if not groups:
-        raise ValueError("no run is given; name at least one run directory.")
+        raise ValueError("no run is given; at least one run directory is needed.")
     return groups
 
 
@@ -137,15 +146,15 @@ def draw_curves(
     baselines: Mapping[str, float] | None = None,
     title: str = "",
 ) -> None:
-    """Write curves and horizontal baselines to a PNG: five runs or more with their interval, fewer with each run.
+    """Draw curves and horizontal baselines to a PNG.
 
     Args:
-        curves: one line each, and a thin one for each of two to four runs.
-        metric: names the y axis.
-        clock: names the x axis.
-        path: of the PNG; folders are made.
+        curves: one line each; with an interval for five runs or more, with a thin line per run for two to four.
+        metric: label of the y axis.
+        clock: label of the x axis.
+        path: the PNG; missing folders are created.
         baselines: label to height.
-        title: above the picture.
+        title: title above the picture.
     """
     figure, axes = new_figure(7, 4.2)
     for curve in curves:
@@ -153,7 +162,7 @@ def draw_curves(
     for shade, (label, height) in zip(_greys(len(baselines or {})), (baselines or {}).items(), strict=True):
         axes.axhline(height, color=shade, linestyle="--", linewidth=1.2, label=f"{label} ({height:,.4g})")
     if all(0 <= value <= 1 for curve in curves for value in curve.centre):
-        axes.set_ylim(0, 1.04)  # a rate is read against nothing and all
+        axes.set_ylim(0, 1.04)  # show the full range of a rate
     axes.set_xlabel(clock.replace("_", " "))
     axes.set_ylabel(_axis_label(metric))
     axes.set_title(title)
@@ -162,9 +171,9 @@ def draw_curves(
     save_figure(figure, path)
 
 
-def _draw_curve(axes: Any, curve: Curve) -> None:
+def _draw_curve(axes: Axes, curve: Curve) -> None:
     marker = "o" if len(curve.clock) < 3 else ""
-    (line,) = axes.plot(curve.clock, curve.centre, label=_caption(curve), marker=marker)
+    (line,) = axes.plot(curve.clock, curve.centre, label=_legend_label(curve), marker=marker)
     if curve.num_runs >= MIN_SEEDS:
         axes.fill_between(curve.clock, curve.lower, curve.upper, color=line.get_color(), alpha=0.2, linewidth=0)
     elif curve.num_runs > 1:
@@ -173,11 +182,11 @@ def _draw_curve(axes: Any, curve: Curve) -> None:
 
 def _axis_label(metric: str) -> str:
     group, _, name = metric.partition("/")
-    exact = name.startswith("exact_")  # computed for every state, not played
+    exact = name.startswith("exact_")  # computed for every state, not measured on episodes
     return metric if exact or group not in _EPISODES else f"{metric}, {_EPISODES[group]}"
 
 
-def _caption(curve: Curve) -> str:
+def _legend_label(curve: Curve) -> str:
     text = curve.label if curve.num_runs == 1 else f"{curve.label} ({curve.num_runs} runs)"
     return textwrap.fill(text, _LABEL_WIDTH)
 
@@ -186,8 +195,8 @@ def _greys(count: int) -> list[str]:
     return [f"{0.2 + 0.5 * index / max(count, 2):.2f}" for index in range(count)]
 
 
-def new_figure(width: float, height: float) -> tuple[Any, Any]:
-    """A figure of ``width`` x ``height`` inches with one pair of axes, drawn without a display."""
+def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
+    """Return a figure of ``width`` x ``height`` inches with one pair of axes; it needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -196,7 +205,7 @@ def new_figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a PNG; folders are made."""
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure to a PNG; missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150, format="png")

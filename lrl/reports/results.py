@@ -1,7 +1,7 @@
-"""Results that are kept: one small JSON file per experiment, from which tables and pictures are made.
+"""Summaries of experiments as JSON files, from which the tables and pictures of the documentation are made.
 
-A file holds a title, the command, and per run its seed, commit, minutes and learning curve; everything that a table
-or a picture of the documentation shows is computed from such files, so that no figure is typed by hand.
+A file holds a title, the command, and for each run its seed, commit, minutes and learning curve. Every number in a
+table of the documentation is computed from such files; none is typed by hand.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from lrl.reports.seed_intervals import bounds_of, config_digest, spread
 
 _FINISHED = re.compile(r"finished after ([\d.]+) minutes")
 _POINTS = 50
-"""Of a curve, about."""
-_OWN_TO_A_RUN = re.compile(r" --(run_directory|seed_everything)[ =]\S+")
+"""Approximate number of points in a saved curve."""
+_RUN_OPTIONS = re.compile(r" --(run_directory|seed_everything)[ =]\S+")
 
 
 def summarise(
     runs: Sequence[Path], metric: str, drawn: str | None = None, reach: float | None = None
 ) -> dict[str, Any]:
-    """What is kept of the runs of one experiment.
+    """Summarise the runs of one experiment.
 
     Args:
-        runs: run directories that differ in nothing but the seed.
-        metric: column of ``metrics.csv`` whose last value is the result; its curve is kept.
-        drawn: another column, whose curve is kept for the picture; None draws ``metric``.
-        reach: keep of each run :func:`first_episode` at which this return is reached, as ``first_episode``.
+        runs: run directories that differ only in their seeds.
+        metric: column of ``metrics.csv`` whose last value is the result and whose curve is saved.
+        drawn: another column whose curve is saved for the picture; None draws ``metric``.
+        reach: a return; :func:`first_episode` that reaches it is saved for each run, as ``first_episode``.
 
     Raises:
-        ValueError: no run is given, one has no such metric, or their commands differ.
+        ValueError: no run is given, a run has no such metric, or the commands differ.
     """
     if not runs:
-        raise ValueError("no run is given; name at least one run directory.")
+        raise ValueError("no run is given; at least one run directory is needed.")
     commands = sorted({command_of(run) for run in runs})
     if len(commands) > 1:
-        raise ValueError(f"the runs differ in more than their seed: {commands[0]!r} and {commands[1]!r}.")
+        raise ValueError(f"the runs differ in more than their seeds: {commands[0]!r} and {commands[1]!r}.")
     kept = []
     for run in runs:
         first = {} if reach is None else {"first_episode": {f"{reach:g}": first_episode(run, reach)}}
@@ -53,11 +53,11 @@ def summarise(
 
 
 def command_of(run: Path) -> str:
-    """The command of a run without what is its own: directory and seed."""
+    """Return the command of a run without its seed and run directory; raise ``ValueError`` if it has none."""
     if not (run / "command.txt").is_file():
-        raise ValueError(f"run is {str(run)!r}, which is no run directory: it holds no command.txt.")
+        raise ValueError(f"run is {str(run)!r}, which holds no command.txt; it must be a run directory.")
     words = (run / "command.txt").read_text(encoding="utf-8").strip().split(" ", 1)
-    return "python -m lrl" + _OWN_TO_A_RUN.sub("", f" {words[-1]}" if len(words) > 1 else "")
+    return "python -m lrl" + _RUN_OPTIONS.sub("", f" {words[-1]}" if len(words) > 1 else "")
 
 
 def _run(run: Path, metric: str, drawn: str | None) -> dict[str, Any]:
@@ -74,11 +74,11 @@ def _run(run: Path, metric: str, drawn: str | None) -> dict[str, Any]:
 
 
 def _curve(file: Path, metric: str) -> dict[str, list[float]]:
-    """Every clock and the metric, where the metric was measured."""
+    """Return the metric and the clocks of about ``_POINTS`` rows in which the metric was measured."""
     with file.open(newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row.get(metric)]
     if not rows:
-        raise ValueError(f"metric is {metric!r}, which {file} lacks; name a column of it.")
+        raise ValueError(f"metric is {metric!r}, which {file} lacks; it must be one of its columns.")
     clocks = [clock for clock in CLOCKS if rows[0].get(f"clock/{clock}")]
     rows = [*rows[: -1 : max(1, len(rows) // _POINTS)], rows[-1]]
     curve = {clock: [round(float(row[f"clock/{clock}"]), 3) for row in rows] for clock in clocks}
@@ -86,16 +86,16 @@ def _curve(file: Path, metric: str) -> dict[str, list[float]]:
 
 
 def first_episode(run: Path, value: float, window: int = 25) -> int | None:
-    """The episode at which the mean return of the last ``window`` training episodes first reaches ``value``.
+    """Return the first episode at which the mean return of the last ``window`` training episodes reaches ``value``.
 
-    Episodes that ended in one collection count with that collection's mean. None where it never does.
+    Each episode of a collection counts with the mean return of that collection. None if ``value`` is never reached.
     """
     returns: list[float] = []
     before = 0
     with metrics_file(run).open(newline="") as lines:
         for row in csv.DictReader(lines):
             if not (row.get("clock/episodes") and row.get("rollout/return")):
-                continue  # a row of validation, with the same clock
+                continue  # a validation row
             episodes = int(float(row["clock/episodes"]))
             for _ in range(before, episodes):
                 returns.append(float(row["rollout/return"]))
@@ -106,37 +106,37 @@ def first_episode(run: Path, value: float, window: int = 25) -> int | None:
 
 
 def result_text(result: dict[str, Any]) -> str:
-    """A result as JSON, each list of numbers on one line."""
+    """Return a result as JSON in which each list of numbers is on one line."""
     text = json.dumps(result, indent=1)
     return re.sub(r"\[\s+([-\d.,\se]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A kept result.
+    """Read the result that was written to a file.
 
     Raises:
-        ValueError: it is not there, or no JSON object.
+        ValueError: the file is missing or is not a JSON object.
     """
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
         raise ValueError(f"result is {str(path)!r}, which cannot be read: {error}.") from error
     if not isinstance(result, dict):
-        raise ValueError(f"result is {str(path)!r}, which holds no JSON object.")
+        raise ValueError(f"result is {str(path)!r}, which must hold a JSON object.")
     return result
 
 
 def final_values(result: dict[str, Any]) -> np.ndarray:
-    """The last value of every run's curve, float64 ``(run,)``."""
+    """Return the last value of the metric in each run, float64 ``(run,)``."""
     return np.array([run["curve"][result["metric"]][-1] for run in result["runs"]])
 
 
 def result_curve(result: dict[str, Any], clock: str) -> Curve:
-    """What is drawn of a result: the mean over its runs, with the interval.
+    """Return the curve that is drawn for a result: the mean over its runs, with the interval.
 
-    Each point is the mean of the last ``window`` measurements of a run, where the result has one. The name is its
-    ``label``, or else its title up to the first comma: what follows says how the final value was measured, which may
-    be something else than what is drawn.
+    If the result has a ``window``, each point is the mean of as many last measurements of a run. The label is the
+    result's ``label``, or else its title up to the first comma: the rest says how the final value was measured, which
+    may differ from what is drawn.
     """
     window = result.get("window", 1)
     series = [
@@ -147,17 +147,17 @@ def result_curve(result: dict[str, Any], clock: str) -> Curve:
 
 
 def _trailing_mean(values: Sequence[float], window: int) -> np.ndarray:
-    """Of as many values as there are, up to ``window``."""
+    """Return the mean of the last ``window`` values, or of all so far, at each position, ``(value,)``."""
     return np.array([np.mean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)])
 
 
 def kept_results(folder: Path) -> dict[str, dict[str, Any]]:
-    """All results of a folder by name, in the order of their names."""
+    """Return all results of a folder by name, ordered by name."""
     return {path.stem: read_result(path) for path in sorted(folder.glob("*.json"))}
 
 
 def pictures(results: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Experiments by the picture that they are drawn into: one of their own, or one that several name."""
+    """Group results by the name of their picture, which several results may share."""
     drawn: dict[str, list[dict[str, Any]]] = {}
     for name, result in results.items():
         if "metric" in result:
@@ -166,10 +166,10 @@ def pictures(results: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, 
 
 
 def draw_picture(name: str, results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
-    """Draw the experiments of one picture against environment steps (minutes where there are none), or their clocks.
+    """Draw the results of one picture against their ``clocks``, or env steps, or minutes if no env steps are logged.
 
     Returns:
-        The files: ``<name>.png`` against the first clock, ``<name>_<clock>.png`` against the others.
+        The files: ``<name>.png`` for the first clock, ``<name>_<clock>.png`` for the others.
     """
     first = results[0]
     clocks = first.get("clocks") or ["env_steps" if "env_steps" in first["runs"][0]["curve"] else "minutes"]
@@ -183,10 +183,9 @@ def draw_picture(name: str, results: Sequence[dict[str, Any]], folder: Path) -> 
 
 
 def learning_table(results: Sequence[dict[str, Any]]) -> str:
-    """Markdown: one row per experiment, with mean, interval over seeds, seeds that reach the bar, and minutes.
+    """Return a Markdown table with one row per experiment: mean, interval over seeds, minutes and command.
 
-    The interval is a bootstrap where the metric is bounded and Student's where it is not; with fewer than five seeds
-    the value of each seed is shown instead.
+    The interval is a bootstrap interval if the metric is bounded, else Student's; fewer than five seeds are listed.
     """
     lines = ["| experiment | result | seeds | minutes | command |", "|---|---|---|---|---|"]
     return "\n".join([*lines, *(_row(result) for result in results)])
@@ -206,15 +205,15 @@ def _row(result: dict[str, Any]) -> str:
 def environments_table(
     reports: Sequence[dict[str, Any]], settings: Sequence[str] | None = None, figure: str = "success"
 ) -> str:
-    """Markdown: policies in environments, as ``EpisodeResults.report`` tells of them, with the intervals.
+    """Return a Markdown table of policies in environments with intervals, from reports of ``EpisodeResults.report``.
 
-    Return, length and success of a single policy; one figure of each where there are several. A column for every
-    setting that an environment was made with.
+    A single policy has columns for return, length and success; several policies have one column each. Each keyword
+    argument of the environments has a column.
 
     Args:
-        reports: of each environment one per policy.
-        settings: by which environments are told apart; None takes all that are there.
-        figure: of several policies: ``success`` or ``return``.
+        reports: for each environment one report per policy.
+        settings: keyword arguments of the environments that are shown; None shows all.
+        figure: metric that is shown for several policies, ``success`` or ``return``.
     """
     policies = list(dict.fromkeys(report["policy"] for report in reports))
     if settings is None:
@@ -240,7 +239,7 @@ def environments_table(
 def _with_interval(report: dict[str, Any], name: str) -> str:
     mean = report["success_rate"] if name == "success" else report[f"{name}_mean"]
     decimals = 1 if name == "length" else 0 if abs(mean) >= 1000 else 3
-    bounds = [f"{bound:.{decimals}f}" for bound in report[f"{name}_ci95"] if bound is not None]  # none of one episode
+    bounds = [f"{bound:.{decimals}f}" for bound in report[f"{name}_ci95"] if bound is not None]
     return f"{mean:.{decimals}f}" + (f" ({bounds[0]} to {bounds[1]})" if bounds else "")
 
 
@@ -256,7 +255,7 @@ def benchmark_table(reports: Sequence[dict[str, Any]]) -> str:
 
 
 def text_cost_table(report: dict[str, Any]) -> str:
-    """Markdown: what text costs in each environment of ``scripts/benchmark.py text``."""
+    """Return a Markdown table of the cost of text in each environment of ``scripts/benchmark.py text``."""
     lines = ["| environment | text layer, microseconds per step | steps/s in text | native |", "|---|---|---|---|"]
     for one in report["environments_in_text"]:
         cost = np.array(one["text_layer_us"])
@@ -267,10 +266,10 @@ def text_cost_table(report: dict[str, Any]) -> str:
 
 
 def baselines_table(reports: dict[str, dict[str, Any]]) -> str:
-    """Markdown: the return of several policies in the same environments.
+    """Return a Markdown table of the returns of several policies in the same environments.
 
     Args:
-        reports: policy to what ``scripts/success_table.py`` wrote of it.
+        reports: name of the policy to the report that ``scripts/success_table.py`` wrote.
     """
     lines = [f"| environment | {' | '.join(reports)} |", "|---" * (len(reports) + 1) + "|"]
     for rows in zip(*(report["environments"] for report in reports.values()), strict=True):

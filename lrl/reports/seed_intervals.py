@@ -1,4 +1,4 @@
-"""What the seeds of one experiment say of a figure: an interval that stays within its bounds, or the single values."""
+"""Intervals over the seeds of one experiment, which stay within the bounds of the metric."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 from lrl.evaluation.statistics import bootstrap_interval, t_interval
 
 MIN_SEEDS = 5
-"""With fewer seeds their single values are reported instead of an interval."""
+"""Minimum number of seeds for an interval; with fewer, the value of each seed is reported."""
 
 _RATES = ("_rate", "_success", "_success_of_optimum", "_fraction")
-"""How the names of metrics end that lie in [0, 1]."""
+"""Endings of the names of metrics that lie in [0, 1]."""
 
 
 def bounds_of(result: dict[str, Any]) -> tuple[float, float] | None:
-    """The least and the greatest value that a result's metric can take; None where it has no such bounds.
+    """Return the smallest and the largest possible value of a result's metric; None if it is unbounded.
 
-    Rates lie in [0, 1]; the bounds of a return stand in the result, under ``bounds``.
+    Rates lie in [0, 1]; the bounds of a return are stored in the result, under ``bounds``.
     """
     if result["metric"].endswith(_RATES):
         return 0.0, 1.0
@@ -29,25 +29,29 @@ def bounds_of(result: dict[str, Any]) -> tuple[float, float] | None:
 
 
 def check_bounds(result: dict[str, Any], values: np.ndarray) -> None:
-    """Raise if one of the final values lies outside the bounds of the metric.
+    """Raise if a final value lies outside the bounds of the metric.
+
+    Args:
+        result: a result, with its metric and bounds.
+        values: final value of each run, ``(run,)``.
 
     Raises:
-        ValueError: one does.
+        ValueError: a value is out of bounds.
     """
     bounds = bounds_of(result)
     if bounds is not None and not ((bounds[0] <= values) & (values <= bounds[1])).all():
         raise ValueError(
             f"--bounds is {bounds[0]:g} {bounds[1]:g}, but {result['metric']} ends between {values.min():g} and"
-            f" {values.max():g}; it must hold the final value of every run."
+            f" {values.max():g}; the final value of every run must be in between."
         )
 
 
 def spread(values: np.ndarray, bounds: tuple[float, float] | None) -> str:
-    """The 95% interval of the mean over seeds as text, or the value of each seed where there are fewer than five.
+    """Return the 95% interval of the mean over seeds as text, or the value of each seed if there are fewer than five.
 
     Args:
-        values: of each seed, ``(seed,)``.
-        bounds: of the figure; a bootstrap where there are some, else Student's interval.
+        values: final value of each seed, ``(seed,)``.
+        bounds: bounds of the metric, for which a bootstrap interval is used; None uses Student's interval.
     """
     if len(values) < MIN_SEEDS:
         return ", ".join(f"{value:.3f}" for value in values)
@@ -56,7 +60,7 @@ def spread(values: np.ndarray, bounds: tuple[float, float] | None) -> str:
 
 
 def config_digest(config: dict[str, Any]) -> str:
-    """Return 12 hex digits of a run's resolved configuration, without its seed and its directory."""
+    """Return a hash of a run's resolved configuration without its seed and paths, as 12 hexadecimal digits."""
     config = copy.deepcopy(config)
     for key in ("seed_everything", "run_directory", "ckpt_path", "config"):
         config.pop(key, None)
@@ -67,17 +71,19 @@ def config_digest(config: dict[str, Any]) -> str:
 
 
 def with_earlier_runs(result: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
-    """Return ``result`` with the runs of ``earlier`` on other seeds, ordered by seed.
+    """Return ``result`` with the runs of ``earlier`` on other seeds added, ordered by seed.
 
     Raises:
-        ValueError: the two are results of other commands, configurations or metrics.
+        ValueError: the two have different commands, configurations or metrics.
     """
     for key in ("command", "metric", "drawn"):
         if result[key] != earlier[key]:
             raise ValueError(f"--add: the {key} was {earlier[key]!r} and is {result[key]!r}; it must be the same.")
     configs = {run.get("config") for run in (*result["runs"], *earlier["runs"])}
     if len(configs) > 1:
-        raise ValueError("--add: the configuration has changed since the file was kept; keep all runs anew.")
+        raise ValueError(
+            "--add: the configuration has changed since the file was written; it must be written from all runs."
+        )
     seeds = {run["seed"] for run in result["runs"]}
     runs = [*result["runs"], *(run for run in earlier["runs"] if run["seed"] not in seeds)]
     return result | {"runs": sorted(runs, key=lambda run: run["seed"])}

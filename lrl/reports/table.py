@@ -1,4 +1,4 @@
-"""Figures as a table, and as a file."""
+"""Evaluation results as a table in the terminal and as a JSON file."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _COLUMNS = {
     "success_rate": ("success", 3),
     "invalid_action_rate": ("invalid", 3),
 }
-"""Figure to heading and the most decimals."""
+"""Metric to its heading and the maximum number of decimals."""
 _DIGITS = 4
-"""Of a figure, decimals included, unless it has more before the point."""
+"""Number of digits that are shown, including decimals; more only before the decimal point."""
 
 
 def results_table(rows: Mapping[str, EpisodeResults], title: str, caption: str = "") -> Table:
-    """One row per policy; each figure stands over its 95% interval.
+    """Return a table with one row per policy, in which each mean is above its 95% interval.
 
     Args:
         rows: results by the name of the policy.
-        title: above the table.
-        caption: below it.
+        title: title above the table.
+        caption: caption below the table.
     """
     from rich import box
     from rich.table import Table
@@ -40,7 +40,7 @@ def results_table(rows: Mapping[str, EpisodeResults], title: str, caption: str =
     table = Table(title=title, caption=caption or None, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, **justify)
     table.add_column("policy", overflow="fold", min_width=8)
     for heading in (*(heading for heading, _ in _COLUMNS.values()), "steps/s"):
-        table.add_column(heading, justify="right", overflow="fold")  # never an ellipsis in place of digits
+        table.add_column(heading, justify="right", overflow="fold")  # digits are never replaced by an ellipsis
     for name, results in rows.items():
         means, intervals = results.means(), results.intervals()
         figures = [_figure(means[key], intervals[key], most) for key, (_, most) in _COLUMNS.items()]
@@ -49,7 +49,7 @@ def results_table(rows: Mapping[str, EpisodeResults], title: str, caption: str =
 
 
 def _figure(mean: float, interval: tuple[float, float], most: int) -> str:
-    """A figure over its interval, all three with the decimals of the largest."""
+    """Return a mean above its interval, with as many decimals for all three numbers as the largest has."""
     finite = [abs(value) for value in (mean, *interval) if np.isfinite(value)]
     whole = len(f"{max(finite, default=0):.0f}")
     decimals = max(0, min(most, _DIGITS - whole))
@@ -60,8 +60,8 @@ def _figure(mean: float, interval: tuple[float, float], most: int) -> str:
     return f"{mean:.{decimals}f}\n{low}{between}{high}"
 
 
-def write_json(report: Mapping[str, Any], path: Path) -> None:
-    """Write a report whole or not at all; folders are made."""
+def write_json(report: Mapping[str, object], path: Path) -> None:
+    """Write a JSON file completely or not at all; missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")

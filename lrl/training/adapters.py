@@ -13,7 +13,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from lrl.functional.sharding import read_checkpoint
+from lrl.functional.distributed import read_checkpoint
 from lrl.models.language_model import LanguageModel
 from lrl.policies.policy import Policy
 from lrl.training.weights import canonical, initial_weights, locate, own_weights, take_weights

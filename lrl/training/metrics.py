@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lrl.functional.sharding import gather_ranks
+from lrl.functional.distributed import all_gather_objects
 
 State = dict[str, Any]
 """``names``, and the tensors of :meth:`torchmetrics.Metric.state_dict`; empty where nothing was recorded."""
@@ -74,7 +74,7 @@ class MetricMeans(Metric):
         """Return the means and forget everything. All ranks must call it, whatever each has recorded."""
         self.settle()
         self._add_settled()
-        names = sorted(set().union(*gather_ranks(list(self._rows))))
+        names = sorted(set().union(*all_gather_objects(list(self._rows))))
         if not names:
             return {}
         self._arrange(names)

@@ -16,8 +16,8 @@ from lrl.data.validation import ValidationConfig
 from lrl.envs.factory import EnvFactory
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, gather
 from lrl.evaluation.metrics import EpisodeMetrics
-from lrl.functional.frozen import frozen_names, without
-from lrl.functional.sharding import gather_ranks, own_part, unsharded
+from lrl.functional.distributed import all_gather_objects, unsharded, value_of_this_rank
+from lrl.functional.trainable_state import drop_frozen, frozen_parameter_names
 from lrl.policies.policy import Policy
 from lrl.rollouts.few_shot_examples import add_examples, wants_examples
 from lrl.training.deferred_signals import DeferredSignals, requeue_signals
@@ -96,7 +96,7 @@ class PolicyModule(L.LightningModule, ABC):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the trainable weights; the frozen ones can be loaded again by the name of the base model."""
-        return without(super().state_dict(*args, **kwargs), frozen_names(self) - self.overwritten_names)
+        return drop_frozen(super().state_dict(*args, **kwargs), frozen_parameter_names(self) - self.overwritten_names)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resume checks, and what the current collection has recorded so far."""
@@ -129,7 +129,7 @@ class PolicyModule(L.LightningModule, ABC):
             self._validated = saved.get("validated", -1)
             mend_loops(checkpoint["loops"], self._validated)
             if any(saved.get("meters", ())):
-                self._means.load(own_part(saved["meters"]))
+                self._means.load(value_of_this_rank(saved["meters"]))
 
     @property
     def strict_loading(self) -> bool:
@@ -196,7 +196,7 @@ class PolicyModule(L.LightningModule, ABC):
         minibatch: Any = loop.epoch_loop.batch_progress.current
         if minibatch.started == minibatch.processed:
             self._means.settle()
-        return gather_ranks({} if epoch.ready == epoch.processed else self._means.state())
+        return all_gather_objects({} if epoch.ready == epoch.processed else self._means.state())
 
     def publish(self, means: dict[str, float]) -> None:
         """Log means together with the clocks, and show them to callbacks that monitor them."""

@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.plugins import TorchCheckpointIO
 
-from lrl.functional.sharding import is_sharded_checkpoint, spreads_weights, whole_checkpoint
+from lrl.functional.distributed import consolidated_checkpoint, is_sharded_checkpoint, shards_parameters
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
@@ -18,14 +18,14 @@ class WholeCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return a checkpoint, whether ``path`` is a file or a folder."""
         if is_sharded_checkpoint(Path(path)):
-            return whole_checkpoint(Path(path))
+            return consolidated_checkpoint(Path(path))
         return super().load_checkpoint(path, *args, **kwargs)
 
 
 def read_whole(trainer: L.Trainer) -> None:
     """Let a strategy that does not shard read sharded checkpoints, unless the user chose how to read."""
     strategy = trainer.strategy
-    if not spreads_weights(strategy) and type(strategy.checkpoint_io) is TorchCheckpointIO:
+    if not shards_parameters(strategy) and type(strategy.checkpoint_io) is TorchCheckpointIO:
         strategy.checkpoint_io = WholeCheckpointIO()
 
 

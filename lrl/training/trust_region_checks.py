@@ -8,7 +8,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lrl.functional.sharding import spreads_weights
+from lrl.functional.distributed import shards_parameters
 from lrl.policies.policy import Policy
 from lrl.training.value_fit import check_separate_critic
 
@@ -38,7 +38,7 @@ def check_run(trainer: L.Trainer, policy: Policy, data: object) -> None:
             f"trainer.precision is {precision}; a trust region of this size is lost in 16 bits, it must be 32-true or "
             "64-true."
         )
-    if spreads_weights(trainer.strategy):
+    if shards_parameters(trainer.strategy):
         raise ValueError(
             "trainer.strategy shards the weights (FSDP2), under which a second derivative is nothing; TRPO needs auto "
             "or ddp."

@@ -9,8 +9,8 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from lrl.functional.distributed import shards_parameters
 from lrl.functional.random import permutation
-from lrl.functional.sharding import spreads_weights
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, check_fields
 from lrl.training.gradient_module import GradientModule
@@ -139,7 +139,7 @@ def check_whole_weights(trainer: L.Trainer) -> None:
     Raises:
         ValueError: so it is.
     """
-    if spreads_weights(trainer.strategy):
+    if shards_parameters(trainer.strategy):
         raise ValueError(
             "model.critic.fit is set and trainer.strategy shards the weights (FSDP2), which L-BFGS cannot step; "
             "critic.fit must be null, or the strategy auto or ddp."

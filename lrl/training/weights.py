@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint, shard
+from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint, shard
 from lrl.models.language_model import LanguageModel
 from lrl.models.value_head import ValueHead
 from lrl.shipped import resolve

@@ -21,7 +21,8 @@ from benchmarks.timing import Comparison, alternate, finish, quiet
 from lrl.algorithms.sft import SFTModule
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.grid import FrozenLakeCodec, render_map
-from lrl.data.demonstrations.data_module import Demonstrations, DemonstrationsDataModule, as_batch
+from lrl.data.demonstrations.data_module import DemonstrationsDataModule, collate_demonstrations
+from lrl.data.demonstrations.sources import Demonstrations
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
@@ -40,7 +41,7 @@ class Lakes(Demonstrations):
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def turns(self, codec: TextCodec, policy: TextPolicy) -> Sequence[Demonstration]:
+    def load(self, codec: TextCodec, policy: TextPolicy) -> Sequence[Demonstration]:
         """Made up from one seed."""
         rng = np.random.default_rng(0)
         return [self._turn(rng, codec) for _ in range(self.count)]
@@ -85,7 +86,7 @@ class Ours:
         self.policy.connect(codec)
         self.module = SFTModule(self.policy, OptimizerConfig(lr=LR))
         self.module.configure_model()
-        self.turns = Lakes(options.demonstrations).turns(codec, self.policy)
+        self.turns = Lakes(options.demonstrations).load(codec, self.policy)
 
     def rows(self) -> list[dict[str, str]]:
         """The demonstrations as TRL takes them."""
@@ -99,7 +100,7 @@ class Ours:
         """The first demonstrations."""
         turns = self.turns[:count]
         prompts = [self.policy.encode(turn.observation, ()) for turn in turns]
-        return as_batch(prompts, [self.policy.encode_response(turn.response) for turn in turns])
+        return collate_demonstrations(prompts, [self.policy.encode_response(turn.response) for turn in turns])
 
     def rate(self) -> float:
         """Tokens per second over some steps."""

@@ -8,7 +8,8 @@ from settings import made
 from tiny_runs import FLOAT64, demonstrations, grpo, make_trainer, rollout_data, save_tiny_model, sft
 
 from lrl.codecs.grid import render_map
-from lrl.data.demonstrations.data_module import DemonstrationsDataModule, JsonlDemonstrations
+from lrl.data.demonstrations.data_module import DemonstrationsDataModule
+from lrl.data.demonstrations.jsonl import JsonlDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.language_model import LanguageModelConfig, LoRAConfig
 from lrl.policies.scoring import ScoringPolicy

@@ -11,7 +11,8 @@ from settings import made
 from tiny_runs import make_trainer, rollout_data, save_tiny_model, text_policy
 
 from lrl.algorithms.sft import SFTModule
-from lrl.data.demonstrations.data_module import DemonstrationsDataModule, ExpertDemonstrations
+from lrl.data.demonstrations.data_module import DemonstrationsDataModule
+from lrl.data.demonstrations.sources import ExpertDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake.expert_rows import ExpertQRows
 from lrl.evaluation.exact import exact_evaluation, lakes_of

@@ -24,6 +24,6 @@ def test_a_monitored_metric_leaves_the_best_checkpoint_beside_the_last(tmp_path)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
 
 
-def test_an_unknown_metric_is_one_sentence(tmp_path):
-    with pytest.raises(ValueError, match="the checkpoint's monitor is 'val/no_such'; there are"):
+def test_an_unknown_metric_raises_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match="the checkpoint's monitor is 'val/no_such'; it must be one of"):
         fit(tmp_path, CollectionCheckpoint(monitor="val/no_such"))

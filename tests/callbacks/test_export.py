@@ -106,7 +106,7 @@ def test_a_template_of_ones_own_is_exported_with_the_tokenizer(folder, tmp_path)
     assert written == policy.language_model.tokenizer._render(messages, add_generation_prompt=False) == "user: LEFT\n"
 
 
-def test_what_could_not_be_loaded_again_is_refused_before_training(folder, tmp_path):
+def test_an_adapter_that_could_not_be_loaded_raises_before_training(folder, tmp_path):
     for key in ("random_init", "ordered_numbers"):
         with pytest.raises(ValueError, match=f"{key} is true"):
             fit(tmp_path, folder, model={"lora": LORA, key: True})
@@ -132,12 +132,12 @@ def test_the_repository_is_made_before_training_and_the_folder_pushed_after(fold
 @pytest.mark.parametrize(
     ("method", "error", "sentence"),
     [
-        ("whoami", LocalTokenNotFoundError("none"), "there is no token to push to 'me/lake' with"),
+        ("whoami", LocalTokenNotFoundError("none"), "no token is set to push to 'me/lake'"),
         ("whoami", ConnectionError("no route to host"), "cannot be pushed to; .*no route to host"),
         ("create_repo", PermissionError("403 Forbidden"), "cannot be pushed to; .*403 Forbidden"),
     ],
 )
-def test_a_hub_that_refuses_ends_the_run_before_it_begins(folder, tmp_path, hub, monkeypatch, method, error, sentence):
+def test_a_hub_error_is_raised_before_training(folder, tmp_path, hub, monkeypatch, method, error, sentence):
     def refuse(*args, **kwargs):
         raise error
 
@@ -147,14 +147,14 @@ def test_a_hub_that_refuses_ends_the_run_before_it_begins(folder, tmp_path, hub,
     assert not (tmp_path / "model").exists()
 
 
-def test_what_is_no_hub_name_is_said(folder, tmp_path, monkeypatch):
+def test_a_malformed_hub_name_raises(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.HfApi, "whoami", lambda self: {})
     monkeypatch.setenv("HF_TOKEN", "made-up")
-    with pytest.raises(ValueError, match="'a/b/c', which is no hub name"):
+    with pytest.raises(ValueError, match="'a/b/c'; it must be NAME or"):
         fit(tmp_path, folder, ExportModel("a/b/c"))
 
 
-def test_a_push_that_fails_leaves_the_run_and_says_how_to_repeat_it(folder, tmp_path, hub, monkeypatch, caplog):
+def test_a_failed_push_is_logged_with_the_command_to_repeat_it(folder, tmp_path, hub, monkeypatch, caplog):
     def fail(*args, **kwargs):
         raise ConnectionError("broken pipe\nand a page of more")
 

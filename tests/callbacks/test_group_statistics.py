@@ -7,7 +7,7 @@ from settings import made
 from tiny_runs import make_trainer, rollout_data, save_tiny_model, text_policy
 
 from lrl.algorithms.grpo import GRPOModule
-from lrl.callbacks.group_statistics import GroupStatistics, group_lines
+from lrl.callbacks.group_statistics import GroupStatistics, group_rows
 from lrl.codecs.grid import FrozenLakeCodec
 
 
@@ -17,13 +17,13 @@ class Reader:
     codec, response_format = FrozenLakeCodec(), "direct"
 
 
-def test_a_group_that_agrees_is_told_from_one_that_does_not():
+def test_groups_with_one_action_and_with_several_have_different_statistics():
     class Rollouts:
         observations = [["row 0 column 0\nA", "row 0 column 0\nA", "row 2 column 1\nA", "row 2 column 1\nA"]]
         responses = [["LEFT", "LEFT", "UP", "sideways"]]
         returns = torch.tensor([0.0, 0.0, 1.0, 0.0])
 
-    agreed, split = group_lines(Rollouts(), Reader())
+    agreed, split = group_rows(Rollouts(), Reader())
     assert agreed == {
         "state": "row 0 column 0", "episodes": 2, "return_mean": 0.0, "return_std": 0.0, "action_entropy": 0.0,
         "actions": "LEFT=1.000",

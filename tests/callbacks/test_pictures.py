@@ -95,7 +95,7 @@ class Stubborn(ExpertActor):
         return replace(decisions, actions=picked)
 
 
-def test_a_run_that_failed_says_so_and_where(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unsolved_map_is_logged_with_its_wrong_states(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     env = GymnasiumEnvs("FrozenLake-v1")
     with caplog.at_level("INFO", logger="lrl"):
         fit(env, tmp_path / "solved", ExactSuccess(samples=8))

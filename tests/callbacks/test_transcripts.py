@@ -34,7 +34,7 @@ def test_an_episode_has_its_turns_its_return_and_its_end(tmp_path):
     assert page.count("=== collection 7") == 2 and page.count("\n--- turn 0\n") == 2
 
 
-def test_episodes_that_go_on_are_told_apart(tmp_path):
+def test_episodes_that_continue_are_separated(tmp_path):
     playing = FixedHorizonCollector(random_policy(), LAKE.make(2, "direct"), 0, np.arange(2), 2)
     plan = CollectionPlan(seed=0, collection=0, num_groups=2, group_size=1, num_steps=12)
     rollout = playing.collect(plan)

@@ -199,7 +199,7 @@ def test_what_cannot_be_resumed_is_one_sentence(tmp_path, case):
         torch.save({"state_dict": {"weight": torch.zeros(10_000)}} | {"lrl": {}} if case == "cut" else {}, path)
     if case == "cut":
         path.write_bytes(path.read_bytes()[:20_000])
-    with pytest.raises(ValueError, match="ckpt_path.*some.ckpt'.*(is no checkpoint|lrl did not write)") as caught:
+    with pytest.raises(ValueError, match="ckpt_path.*some.ckpt'.*(is not a checkpoint|lrl did not write)") as caught:
         check_ours(path)
     assert "\n" not in str(caught.value)
 

@@ -122,9 +122,9 @@ def test_a_language_model_can_learn_from_it(collected):
     policy = TextPolicy(LanguageModelConfig(), PromptTemplate(), SamplingConfig())
     policy.connect(env.codec)
     source = MinariDemonstrations("lrl/network-v0", split="all")
-    source.prepare()
-    source.check(env)
-    turns = source.turns(env.codec, policy)
+    source.prepare_data()
+    source.validate(env)
+    turns = source.load(env.codec, policy)
     first = DatasetReader("lrl/network-v0").episode(int(turns.episodes[0]))
     assert turns[0].observation == env.codec.observation_to_text(first.observations[0])
     assert env.codec.action_to_text(first.actions[0]) in turns[0].response

@@ -90,12 +90,12 @@ def test_random_actions_are_put_in_and_marked():
     reader, codec = DatasetReader("lrl/test-v0"), LAKES.codec
     expert, chosen, put_in = load_baseline("expert", LAKES).policy, [], []
     for index in range(30):
-        episode, own = reader.episode(index), set(reader.demonstrated(index).tolist())
+        episode, own = reader.episode(index), set(reader.demonstrated_steps(index).tolist())
         for step, (seen, action) in enumerate(zip(episode.observations, episode.actions, strict=True)):
             best = codec.action_to_text(expert.expert(codec.observation_to_text(seen, episode.context)))
             (chosen if step in own else put_in).append(codec.action_to_text(action) == best)
     assert all(chosen), "what is demonstrated is the expert's choice"
-    assert reader.counts().sum() == len(chosen) and reader.lengths.sum() == len(chosen) + len(put_in)
+    assert reader.num_demonstrated().sum() == len(chosen) and reader.lengths.sum() == len(chosen) + len(put_in)
     assert 0.2 < len(put_in) / reader.lengths.sum() < 0.4
     assert 0.1 < np.mean(put_in) < 0.4, "a random action of four is at times the best"
 
@@ -205,7 +205,7 @@ def test_a_name_that_minari_cannot_read_is_one_sentence(name):
 
 def test_a_data_set_is_never_written_over():
     gather()
-    with pytest.raises(ValueError, match="dataset_id is 'lrl/test-v0', which exists in .*; choose another"):
+    with pytest.raises(ValueError, match="dataset_id is 'lrl/test-v0', which exists in .*; it must be a new name"):
         gather()
 
 

@@ -109,9 +109,7 @@ def test_inside_a_collection_what_is_left_of_it_is_saved(tmp_path):
 def test_what_two_ranks_collected_is_not_resumed_by_one():
     state = filled().state_dict()
     state["batches"] = state["batches"] * 2
-    with pytest.raises(
-        ValueError, match="inside a collection and holds what each of 2 ranks was doing.*as many, not 1"
-    ):
+    with pytest.raises(ValueError, match="during a collection by 2 ranks, and this run has 1.*with 2 ranks"):
         data().load_state_dict(state)
 
 

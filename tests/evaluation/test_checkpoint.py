@@ -1,4 +1,4 @@
-"""What is evaluated."""
+"""Policies are loaded for evaluation."""
 
 from pathlib import Path
 from typing import Any
@@ -68,13 +68,13 @@ def test_a_checkpoint_gives_back_policy_and_validation_environment(tmp_path: Pat
     assert lengths(loaded) == lengths(Loaded(policy, loaded.env_factory, {}))
 
 
-def test_a_run_directory_stands_for_its_last_checkpoint(tmp_path: Path, tiny_model: str) -> None:
+def test_a_run_directory_loads_its_last_checkpoint(tmp_path: Path, tiny_model: str) -> None:
     write_checkpoint(tmp_path, tiny_model, lora=True)
     other = GymnasiumEnvs("FrozenLake-v1", kwargs={"map_name": "8x8"})
     assert load_policy(tmp_path, other).env_factory is other
 
 
-def test_missing_and_unknown_weights_are_refused(tmp_path: Path, tiny_model: str) -> None:
+def test_missing_and_unknown_weights_raise(tmp_path: Path, tiny_model: str) -> None:
     path, _ = write_checkpoint(tmp_path, tiny_model, lora=True)
     checkpoint = torch.load(path, weights_only=True)
     name, tensor = checkpoint["state_dict"].popitem()
@@ -88,7 +88,7 @@ def test_missing_and_unknown_weights_are_refused(tmp_path: Path, tiny_model: str
         load_policy(path)
 
 
-def test_another_base_is_refused(tmp_path: Path, tiny_model: str) -> None:
+def test_another_base_model_raises(tmp_path: Path, tiny_model: str) -> None:
     path, _ = write_checkpoint(tmp_path, tiny_model, lora=True)
     checkpoint = torch.load(path, weights_only=True)
     checkpoint["lrl"]["fingerprint"] = "0123"
@@ -97,18 +97,18 @@ def test_another_base_is_refused(tmp_path: Path, tiny_model: str) -> None:
         load_policy(path)
 
 
-def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+def test_a_path_without_checkpoint_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="it must be a checkpoint, or a run directory"):
         load_policy(tmp_path / "nothing")
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
     with pytest.raises(ValueError, match="which holds no config"):
         load_policy(tmp_path / "foreign.ckpt")
     (tmp_path / ".metadata").touch()
-    with pytest.raises(ValueError, match="is no checkpoint, or a damaged one"):
+    with pytest.raises(ValueError, match="is not a checkpoint or is damaged"):
         load_policy(tmp_path)
 
 
-def test_a_config_that_cannot_be_built_is_one_sentence(tmp_path: Path, tiny_model: str) -> None:
+def test_a_config_that_cannot_be_built_raises_one_sentence(tmp_path: Path, tiny_model: str) -> None:
     config = {"model": {"init_args": {"policy": {"class_path": "lrl.policies.text.GonePolicy"}}}, "data": {}}
     ours = {"config": yaml.safe_dump(config), "fingerprint": ""}
     path, _ = write_checkpoint(tmp_path, tiny_model, lora=True, lrl=ours)
@@ -121,7 +121,7 @@ def test_a_model_is_evaluated_as_it_is(tiny_model: str) -> None:
     assert lengths(loaded) == [5, 5, 5], "it does not know the format, and five invalid answers end an episode"
 
 
-def test_a_model_can_be_shown_what_the_expert_of_the_environment_does(tiny_model: str) -> None:
+def test_a_model_can_be_prompted_with_examples_of_the_expert(tiny_model: str) -> None:
     loaded = load_model(tiny_model, GymnasiumEnvs("FrozenLake-v1"), {"num_examples": 2}, max_new_tokens=4)
     assert isinstance(loaded.policy, TextPolicy) and len(loaded.policy.prompt.examples) == 2
 

@@ -1,4 +1,4 @@
-"""The rule that headline seeds are drawn by, and the runs that are made of it."""
+"""Headline seeds follow from a rule, and runs are made with them."""
 
 import subprocess
 
@@ -23,7 +23,7 @@ def finished(folder, index, config="some.yaml", log="finished after 1.00 minutes
     return run
 
 
-def test_finished_runs_are_left_alone_and_a_failure_says_why(tmp_path, monkeypatch):
+def test_finished_runs_are_skipped_and_a_failure_is_reported(tmp_path, monkeypatch):
     started = []
 
     def fit(command, **settings):
@@ -34,20 +34,20 @@ def test_finished_runs_are_left_alone_and_a_failure_says_why(tmp_path, monkeypat
 
     monkeypatch.setattr(seeds.subprocess, "run", fit)
     finished(tmp_path, 0)
-    with pytest.raises(ValueError, match=r"1 of 3 runs failed; the first said: lrl: a sentence\."):
+    with pytest.raises(ValueError, match=r"1 of 3 runs failed; the first error is: lrl: a sentence\."):
         run_seeds("some.yaml", 3, tmp_path)
     assert started == [str(headline_seed(1)), str(headline_seed(2))]
 
 
 @pytest.mark.parametrize("state", [{"config": "other.yaml"}, {"log": "collection 3/45"}])
-def test_runs_of_others_and_unfinished_ones_are_neither_counted_nor_removed(tmp_path, state):
+def test_other_and_unfinished_runs_raise_and_are_not_removed(tmp_path, state):
     run = finished(tmp_path, 1, **state)
-    with pytest.raises(ValueError, match="has not finished or had another command; remove it"):
+    with pytest.raises(ValueError, match="has not finished or has another command; remove it"):
         run_seeds("some.yaml", 2, tmp_path)
     assert (run / "run.log").exists()
 
 
 @pytest.mark.parametrize("setting", ["count", "jobs"])
-def test_counts_below_one_are_refused(tmp_path, setting):
+def test_counts_below_one_raise(tmp_path, setting):
     with pytest.raises(ValueError, match=f"--{setting} is 0; it must be at least 1"):
         run_seeds("some.yaml", **({"count": 1} | {setting: 0}), folder=tmp_path)

@@ -59,7 +59,7 @@ def test_wilson_intervals_are_those_of_the_printed_formula(successes, trials, ex
     assert wilson_interval(successes, trials) == pytest.approx(expected, abs=1e-6)
 
 
-def test_more_successes_than_trials_are_refused() -> None:
+def test_more_successes_than_trials_raise() -> None:
     with pytest.raises(ValueError, match="successes is 3 of 2 trials"):
         wilson_interval(3, 2)
 

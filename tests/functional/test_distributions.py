@@ -4,19 +4,19 @@ import pytest
 import torch
 
 from lrl.functional.distributions import Categorical, Gaussian
-from lrl.functional.trust_region import fisher_product, flatten, gauss_newton_product
+from lrl.functional.trust_region import fisher_vector_product, flatten, gauss_newton_vector_product
 
 
-def drawn(*shape, seed=0):
+def normal(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def pair(kind):
     """Two distributions of ours and the same two of torch, over ``(5, 2)`` tokens."""
     if kind == "categorical":
-        logits = [drawn(5, 2, 4, seed=seed) for seed in (0, 1)]
+        logits = [normal(5, 2, 4, seed=seed) for seed in (0, 1)]
         return [Categorical(part) for part in logits], [torch.distributions.Categorical(logits=part) for part in logits]
-    parts = [(drawn(5, 2, 3, seed=seed), 0.5 * drawn(3, seed=seed + 5)) for seed in (0, 1)]
+    parts = [(normal(5, 2, 3, seed=seed), 0.5 * normal(3, seed=seed + 5)) for seed in (0, 1)]
     theirs = [torch.distributions.Normal(means, log_std.exp()) for means, log_std in parts]
     return [Gaussian(*part) for part in parts], [torch.distributions.Independent(part, 1) for part in theirs]
 
@@ -34,7 +34,7 @@ def test_divergence_entropy_and_logprobs_are_those_of_torch(kind):
 @pytest.mark.parametrize("kind", ["categorical", "gaussian"])
 def test_a_detached_distribution_stays_when_the_parameters_move_in_place(kind):
     """A line search writes parameters in place; the old distribution must not move along."""
-    parameters = [drawn(5, 2, 3).requires_grad_(), drawn(3, seed=1).requires_grad_()]
+    parameters = [normal(5, 2, 3).requires_grad_(), normal(3, seed=1).requires_grad_()]
     live = Categorical(parameters[0]) if kind == "categorical" else Gaussian(*parameters)
     old, before = live.detach(), live.coordinates.detach().clone()
     with torch.no_grad():
@@ -53,23 +53,23 @@ def at(kind, coordinates):
 def test_the_metric_is_the_second_derivative_of_the_divergence(kind):
     old = pair(kind)[0][0]
     hessian = torch.autograd.functional.hessian(lambda moved: old.kl(at(kind, moved)).sum(), old.coordinates)
-    tangent = drawn(*old.coordinates.shape, seed=9)
+    tangent = normal(*old.coordinates.shape, seed=9)
     torch.testing.assert_close(old.metric(tangent), torch.tensordot(hessian, tangent, tangent.ndim))
 
 
 @pytest.mark.parametrize("kind", ["categorical", "gaussian"])
 def test_both_forms_of_the_fisher_product_are_that_of_the_explicit_matrix(kind):
-    """A network of 2 x 3 + 3 (+ 3) weights; Fisher's matrix from its definition, E[score score^T]."""
-    inputs, weight, bias = drawn(6, 2), drawn(2, 3, seed=1).requires_grad_(), drawn(3, seed=2).requires_grad_()
-    log_std, unused = (0.3 * drawn(3, seed=3)).requires_grad_(), torch.ones(2, dtype=torch.float64, requires_grad=True)
+    """A network of 2 x 3 + 3 (+ 3) weights; the Fisher matrix from its definition, E[score score^T]."""
+    inputs, weight, bias = normal(6, 2), normal(2, 3, seed=1).requires_grad_(), normal(3, seed=2).requires_grad_()
+    log_std, unused = (0.3 * normal(3, seed=3)).requires_grad_(), torch.ones(2, dtype=torch.float64, requires_grad=True)
     outputs = torch.tanh(inputs @ weight + bias)[:, None]
     distribution = Categorical(outputs) if kind == "categorical" else Gaussian(outputs, log_std)
     parameters = [weight, unused, bias] + ([] if kind == "categorical" else [log_std])
     explicit = definition(kind, distribution, parameters)
     mean_kl = distribution.detach().kl(distribution).mean()
     products = [
-        fisher_product(mean_kl, parameters, damping=0.0),
-        gauss_newton_product(
+        fisher_vector_product(mean_kl, parameters, damping=0.0),
+        gauss_newton_vector_product(
             distribution.coordinates, lambda tangent: distribution.metric(tangent) / 6, parameters, damping=0.0
         ),
     ]
@@ -78,8 +78,8 @@ def test_both_forms_of_the_fisher_product_are_that_of_the_explicit_matrix(kind):
         unit[index] = 1
         for product in products:
             torch.testing.assert_close(product(unit), explicit[index], rtol=1e-9, atol=1e-12)
-    vector = drawn(len(explicit), seed=7)
-    damped = gauss_newton_product(
+    vector = normal(len(explicit), seed=7)
+    damped = gauss_newton_vector_product(
         distribution.coordinates, lambda tangent: distribution.metric(tangent) / 6, parameters, damping=0.5
     )
     torch.testing.assert_close(damped(vector), explicit @ vector + 0.5 * vector)

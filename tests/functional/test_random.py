@@ -1,4 +1,4 @@
-"""Random numbers are named by counters."""
+"""Random numbers depend on their counters only."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_exponentials_are_the_same_where_torch_computes_them():
     torch.testing.assert_close(exponentials(bits, 200), _exponentials_by_torch(bits, 200), rtol=1e-6, atol=0)
 
 
-def test_seeds_fit_what_environments_take():
+def test_seeds_are_in_the_range_of_environments():
     numbers = seeds("reset", 0, np.arange(1000))
     assert numbers.dtype == np.int64 and numbers.min() >= 0 and numbers.max() < 2**31
     assert len(set(numbers.tolist())) == 1000

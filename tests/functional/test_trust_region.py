@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from lrl.functional.trust_region import conjugate_gradient, fisher_product, flatten, gauss_newton_product, line_search
+from lrl.functional.trust_region import (
+    conjugate_gradient,
+    fisher_vector_product,
+    flatten,
+    gauss_newton_vector_product,
+    line_search,
+)
 
 
 def positive(size, seed):
@@ -51,7 +57,7 @@ def test_the_fisher_product_is_that_of_the_explicit_matrix():
     old = logits.detach().softmax(0)
     ratio = (log_std.detach() - log_std).exp()
     kl = (old * (old.log() - logits.log_softmax(0))).sum() + (0.5 * ratio.square() - ratio.log() - 0.5).sum()
-    product = fisher_product(kl, [logits, unused, log_std], damping=0.1)
+    product = fisher_vector_product(kl, [logits, unused, log_std], damping=0.1)
     explicit = torch.zeros(6, 6, dtype=torch.float64)
     explicit[:3, :3] = torch.diag(old) - torch.outer(old, old)
     explicit[5, 5] = 2
@@ -73,7 +79,7 @@ def test_the_gauss_newton_product_is_that_of_the_explicit_matrix():
     jacobian = (1 - logits.detach().square())[:, None] * matrix
     explicit = torch.zeros(5, 5, dtype=torch.float64)
     explicit[2:, 2:] = jacobian.T @ metric @ jacobian
-    product = gauss_newton_product(logits, lambda tangent: metric @ tangent, [unused, weight], damping=0.1)
+    product = gauss_newton_vector_product(logits, lambda tangent: metric @ tangent, [unused, weight], damping=0.1)
     for row, unit in zip(explicit + 0.1 * torch.eye(5, dtype=torch.float64), torch.eye(5, dtype=torch.float64)):
         torch.testing.assert_close(product(unit), row)
 
@@ -101,7 +107,7 @@ def test_the_largest_step_that_improves_inside_the_region_is_taken(full, max_kl,
     assert found.improvement == pytest.approx(1 - (share * full - 1) ** 2)
 
 
-def test_an_improvement_far_below_what_was_expected_is_not_enough():
+def test_an_improvement_far_below_the_expected_one_is_rejected():
     weight = torch.zeros(1, dtype=torch.float64)
     step = torch.tensor([1.0], dtype=torch.float64)
     assert not line_search(bowl(weight), [weight], step, -1.0, 100.0, max_kl=10.0, max_backtracks=4).accepted

@@ -5,7 +5,7 @@ import torch
 from settings import made
 
 from lrl.algorithms.sft import SFTModule
-from lrl.data.demonstrations.data_module import as_batch
+from lrl.data.demonstrations.data_module import collate_demonstrations
 from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
@@ -58,7 +58,7 @@ def ours(folder, dtype, pack_tokens, prompts, responses):
     module = made(SFTModule, policy)
     module.configure_model()
     module._record_step = lambda *_: None  # there is no trainer to log to
-    return with_gradient(module.training_step(as_batch(prompts, responses)), policy)
+    return with_gradient(module.training_step(collate_demonstrations(prompts, responses)), policy)
 
 
 def with_gradient(loss, model):
@@ -133,6 +133,6 @@ def test_accumulated_micro_batches_weigh_tokens_as_trl_does(trainer, tiny_model)
     ).sum()
     policy = TextPolicy(LanguageModelConfig(name=tiny_model, dtype=dtype), PromptTemplate(), SamplingConfig())
     policy.configure()
-    parts = [as_batch(prompts[half], responses[half], weight=1 / tokens) for half in halves]
+    parts = [collate_demonstrations(prompts[half], responses[half], weight=1 / tokens) for half in halves]
     own = -sum((policy.evaluate(part).logprobs * part.advantages).sum() for part in parts)
     torch.testing.assert_close(own, theirs, atol=1e-5, rtol=0, check_dtype=False)

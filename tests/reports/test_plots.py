@@ -154,7 +154,7 @@ def test_the_script_draws_runs_with_baselines(tmp_path: Path, monkeypatch: pytes
     assert path.read_bytes().startswith(PNG)
 
 
-def test_the_script_says_what_is_wrong_in_one_sentence(
+def test_the_script_reports_errors_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(write_run(tmp_path / "run", [0.1]))

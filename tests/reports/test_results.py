@@ -33,7 +33,7 @@ def run_directory(folder, seed, values, minutes="1.50", options=""):
     return folder
 
 
-def test_what_is_kept_of_runs_is_their_command_seeds_minutes_and_curves(tmp_path):
+def test_a_summary_holds_command_seeds_minutes_and_curves(tmp_path):
     runs = [run_directory(tmp_path / "b", 1, [0, 0.5]), run_directory(tmp_path / "a", 0, [0.25, 0.75], minutes="")]
     kept = summarise(runs, "val/exact_success")
     assert kept["command"] == "python -m lrl fit --config a/b.yaml"
@@ -81,7 +81,7 @@ def test_a_metric_that_was_not_measured_is_named(tmp_path):
         summarise([run_directory(tmp_path / "a", 0, [0])], "val/nothing")
 
 
-def test_a_row_says_the_mean_the_value_of_each_of_few_seeds_and_how_many_reach_the_bar(tmp_path):
+def test_a_row_shows_the_mean_each_of_few_seeds_and_how_many_reach_the_bar(tmp_path):
     runs = [
         run_directory(tmp_path / name, seed, [value]) for seed, (name, value) in enumerate([("a", 0.7), ("b", 0.8)])
     ]
@@ -111,12 +111,12 @@ def test_only_what_stands_between_the_marks_is_replaced():
         fill(page, "other", "new")
 
 
-def test_a_broken_result_is_one_sentence(tmp_path):
+def test_a_malformed_result_raises_one_sentence(tmp_path):
     (tmp_path / "r.json").write_text("{")
     with pytest.raises(ValueError, match="cannot be read"):
         read_result(tmp_path / "r.json")
     (tmp_path / "r.json").write_text(json.dumps([1]))
-    with pytest.raises(ValueError, match="no JSON object"):
+    with pytest.raises(ValueError, match="must hold a JSON object"):
         read_result(tmp_path / "r.json")
 
 

@@ -44,7 +44,7 @@ def test_equal_seeds_have_an_interval_of_width_0():
     assert spread(np.full(40, 0.74), (0, 1)) == spread(np.full(5, 0.74), None) == "0.740 to 0.740"
 
 
-def test_a_value_outside_the_bounds_is_one_sentence():
+def test_a_value_outside_the_bounds_raises_one_sentence():
     result = {"metric": "val/return", "bounds": [0, 500]}
     check_bounds(result, np.array([0.0, 500.0]))
     with pytest.raises(ValueError, match="--bounds is 0 500, but val/return ends between -1 and 500"):
@@ -53,7 +53,7 @@ def test_a_value_outside_the_bounds_is_one_sentence():
         check_bounds({"metric": "val/success_rate"}, np.array([1.2]))
 
 
-def test_every_kept_result_of_a_bounded_figure_says_its_bounds():
+def test_every_saved_result_of_a_bounded_metric_has_bounds():
     for name, result in kept_results(RESULTS).items():
         if "metric" in result:
             check_bounds(result, final_values(result))

@@ -34,7 +34,7 @@ def shown(episodes: int) -> str:
     return printed({"grpo": results(episodes)})
 
 
-def test_every_figure_stands_over_its_interval_in_80_columns() -> None:
+def test_every_mean_is_above_its_interval_in_80_columns() -> None:
     text = shown(3)
     assert all(figure in text for figure in ("0.500", "4.0", "0.667", "0.250", "24", "title", "caption"))
     assert "0.000..1.000" in text and "0.208..0.939" in text and "0.250..0.250" in text
@@ -86,7 +86,7 @@ def test_the_script_prints_baselines_beside_the_policy_and_writes_json(
     assert [episode["seed"] for episode in report["per_episode"]] == list(range(10_000, 10_012))
 
 
-def test_the_script_says_what_is_wrong_in_one_sentence(
+def test_the_script_reports_errors_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -7,7 +7,7 @@ from tiny_runs import grpo, make_trainer, rollout_data, save_tiny_model
 
 from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.evaluation.checkpoint import _load_weights
-from lrl.functional.sharding import read_checkpoint
+from lrl.functional.distributed import read_checkpoint
 from lrl.models.export import save_pretrained
 from lrl.models.language_model import LoRAConfig
 from lrl.training.adapters import merge_adapters

@@ -83,7 +83,7 @@ def test_ranks_that_recorded_different_names_or_nothing_are_reduced_together(mon
     names = [["b", "a"], ["c", "b"], []]
     for rank in ranks:
         rank.state()  # adds what was settled
-    monkeypatch.setattr("lrl.training.metrics.gather_ranks", lambda own: names)
+    monkeypatch.setattr("lrl.training.metrics.all_gather_objects", lambda own: names)
     for rank in ranks:
         rank._arrange(["a", "b", "c"])
     states = {name: [getattr(rank, name).clone() for rank in ranks] for name in ("totals", "counts")}

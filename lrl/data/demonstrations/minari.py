@@ -1,49 +1,48 @@
-"""Demonstrations out of Minari's data sets, put into words as the environment would have."""
+"""Demonstrations from Minari data sets, written as text by the codec of the environment."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import numpy as np
 
 from lrl.codecs.codec import TextCodec
 from lrl.data.demonstrations.augmentation import Symmetry
-from lrl.data.demonstrations.sources import Demonstrations, Reasoning, StreamedTurns
-from lrl.data.minari_spaces import mismatch
+from lrl.data.demonstrations.sources import Demonstrations, LazyDemonstrations, Reasoning
+from lrl.data.minari_spaces import spaces_match
 from lrl.data.minari_storage import DatasetReader, download
 from lrl.envs.factory import EnvFactory
 from lrl.functional.random import counter_hash, permutation
-from lrl.policies.text import TextPolicy
+from lrl.policies.policy import Policy
 from lrl.types import Demonstration, PastTurn
 
 _BLOCK = 2**15
-"""Rows that are shuffled among each other; twice as many are in memory."""
+"""Number of demonstrations that are shuffled together; about twice as many are kept in memory."""
 
 
 class MinariDemonstrations(Demonstrations):
-    """The actions of a Minari data set, each with the prompt that the environment would have shown.
+    """Demonstrates the actions of a Minari data set, each with the prompt that the environment would have shown.
 
-    A data set is of native observations and actions; the environment's codec puts them into words, and the prompt's
-    history is that of the episode. Episodes are read when they are needed. Random actions that were put in
-    (``collect.py --random_share``) are no demonstrations; they stand in the history. What the policy would have done
-    there can be learned from instead: demonstrations of states that its mistakes lead to (DAgger, arXiv:1011.0686).
+    A data set holds native observations and actions; the environment's codec writes them as text, and the prompt's
+    history is that of the episode. Episodes are read lazily. Random actions that were inserted while collecting
+    (``collect.py --random_share``) are not demonstrated but are part of the history. With ``advised`` the action that
+    the policy would have chosen instead is demonstrated, which covers states that mistakes lead to (as in DAgger,
+    arXiv:1011.0686).
 
     Args:
-        dataset_id: Minari's name, local or to be downloaded.
-        split: ``train`` and ``validation`` share no episode; ``all`` takes both.
-        validation_share: of the episodes, at least one where there are two.
-        num_episodes: how many of the split to take; null takes all. A larger number takes the same ones and more.
-        num_rows: how many steps of the split to take, of whole episodes but the last; null takes all.
-        reasoning: written before the action where the format asks for it, one drawn per answer; ``{seen}`` stands for
-            the codec's gist of the observation, ``{action}`` for the action.
-        copies: of each episode, the first as it is, the others changed by ``symmetry``.
-        symmetry: what may be changed; null with one copy only.
-        advised: learn also what would have been done where a random action was put in.
-        seed: of the split, of what is taken, and of the draws.
+        dataset_id: Minari's name of the data set, which is downloaded if it is not local.
+        split: ``train`` and ``validation`` have no episode in common; ``all`` uses both.
+        validation_share: fraction of episodes in the validation split, at least one of two or more.
+        num_episodes: number of episodes of the split to use; null uses all. A larger number adds to the same episodes.
+        num_rows: number of steps of the split to use, of whole episodes except the last; null uses all.
+        reasoning: templates of the text before the action, for response formats that ask for one; one is sampled per
+            response, ``{seen}`` is replaced by the codec's summary of the observation, ``{action}`` by the action.
+        copies: number of copies of each episode; the first is unchanged, ``symmetry`` transforms the others.
+        symmetry: augmentation of the other copies; null if ``copies`` is 1.
+        advised: whether to demonstrate also the actions that were advised where a random action was taken.
+        seed: seed of the split, the selection, the reasoning and the augmentation.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class MinariDemonstrations(Demonstrations):
         if (symmetry is None) != (copies == 1):
             given = "null" if symmetry is None else type(symmetry).__name__
             raise ValueError(
-                f"demonstrations.copies is {copies} and symmetry {given}; several copies need a symmetry, one has none."
+                f"demonstrations.copies is {copies} and symmetry {given}; several copies need a symmetry, one null."
             )
         if split not in ("train", "validation", "all"):
             raise ValueError(f"demonstrations.split is {split!r}; it must be train, validation or all.")
@@ -79,8 +78,8 @@ class MinariDemonstrations(Demonstrations):
         self.copies, self.symmetry, self.advised = copies, symmetry, advised
         self._reader: DatasetReader | None = None
 
-    def prepare(self) -> None:
-        """Download the data set if it is not here."""
+    def prepare_data(self) -> None:
+        """Download the data set if it is not local."""
         download(self.dataset_id)
 
     @property
@@ -88,204 +87,160 @@ class MinariDemonstrations(Demonstrations):
         """The data set, opened once.
 
         Raises:
-            ValueError: it is missing, empty or damaged.
+            ValueError: the data set is missing, empty or damaged.
         """
         if self._reader is None:
             self._reader = DatasetReader(self.dataset_id)
         return self._reader
 
-    def check(self, env: EnvFactory) -> None:
-        """Compare the spaces.
+    def validate(self, env: EnvFactory) -> None:
+        """Raise if the observation or action space differs from that of the environment.
 
         Raises:
-            ValueError: they differ.
+            ValueError: a space differs, or the data set is missing, empty or damaged.
         """
-        native: Any = env.make(1, None)
+        native = env.make(1, None)
         native.close()
         for name in ("observation", "action"):
-            kept, wanted = getattr(self.reader, f"{name}_space"), getattr(native, f"single_{name}_space")
-            if mismatch(kept, wanted):
+            stored, expected = getattr(self.reader, f"{name}_space"), getattr(native, f"single_{name}_space")
+            if not spaces_match(stored, expected):
                 raise ValueError(
-                    f"demonstrations.dataset_id is {self.dataset_id!r}, whose {name} space is {kept}; it must be that "
-                    f"of the environment, {wanted}."
+                    f"demonstrations.dataset_id is {self.dataset_id!r}, whose {name} space is {stored}; it must be "
+                    f"that of the environment, {expected}."
                 )
 
-    def turns(self, codec: TextCodec, policy: TextPolicy) -> EpisodeTurns:
-        """The steps that are asked for, in a lazy sequence.
+    def load(self, codec: TextCodec, policy: Policy) -> MinariTurns:
+        """Return the selected steps as a lazy sequence.
 
         Raises:
-            ValueError: the data set is missing, empty or damaged, or holds less than is asked for, or the codec cannot
-                put it into words.
+            ValueError: the data set is missing, empty, damaged or too small, or the codec cannot write it as text.
         """
-        turns = EpisodeTurns(self, codec, policy, *self._take())
-        turns[0]  # what is wrong with all episodes is said now
+        turns = MinariTurns(self, codec, policy, *self._select())
+        turns[0]  # reports errors that all episodes have
         return turns
 
-    def _take(self) -> tuple[np.ndarray, np.ndarray]:
-        """Episodes and how many of their steps, each int64 ``(episode,)``."""
-        counts = self.reader.counts(self.advised)
-        if self.advised and not any(self.reader.advised(index) for index in range(len(counts))):
+    def _select(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the selected episodes and their numbers of steps, each int64 ``(episode,)``."""
+        counts = self.reader.num_demonstrated(self.advised)
+        if self.advised and not any(self.reader.advised_actions(index) for index in range(len(counts))):
             raise ValueError(
-                f"demonstrations.advised is true, but {self.dataset_id!r} keeps no advice; it must be false, or the "
+                f"demonstrations.advised is true, but {self.dataset_id!r} holds no advice; it must be false, or the "
                 "data set collected with --random_share."
             )
         episodes = self._split(len(counts))
         episodes = episodes[counts[episodes] > 0]
         steps = counts[episodes]
         available = {"num_episodes": len(steps), "num_rows": int(steps.sum())}
-        for name, there in available.items():
-            asked = getattr(self, name) or 1
-            if asked > there:
+        for name, count in available.items():
+            if (getattr(self, name) or 1) > count:
                 raise ValueError(
                     f"demonstrations.{name} is {getattr(self, name)}, but the {self.split} split of "
-                    f"{self.dataset_id!r} holds {there}; it must be at most that."
+                    f"{self.dataset_id!r} holds {count}; it must be at most that."
                 )
         if self.num_rows is not None:
             steps = np.clip(self.num_rows - (np.cumsum(steps) - steps), 0, steps)
-        taken = slice(self.num_episodes) if self.num_rows is None else steps > 0
-        return episodes[taken], steps[taken]
+        selected = slice(self.num_episodes) if self.num_rows is None else steps > 0
+        return episodes[selected], steps[selected]
 
-    def _split(self, episodes: int) -> np.ndarray:
-        """The episodes of the split in the order in which they are taken, int64 ``(episode,)``."""
-        order = permutation(episodes, "split", self.seed)
-        held_out = max(round(self.validation_share * episodes), int(self.validation_share > 0 and episodes > 1))
+    def _split(self, num_episodes: int) -> np.ndarray:
+        """Return the episodes of the split in the order in which they are selected, int64 ``(episode,)``."""
+        order = permutation(num_episodes, "split", self.seed)
+        held_out = max(round(self.validation_share * num_episodes), int(self.validation_share > 0 and num_episodes > 1))
         return {"all": order, "validation": order[:held_out], "train": order[held_out:]}[self.split]
 
 
-Told = tuple[tuple[PastTurn, ...], dict[int, str]]
-"""An episode's turns as they were taken, and by step the answers that were advised instead."""
+_EpisodeText = tuple[tuple[PastTurn, ...], dict[int, str]]
+"""The turns of an episode as they were taken, and the advised responses by step."""
 
 
-class EpisodeTurns(StreamedTurns):
-    """The steps of some episodes; an episode is read when one of its steps is asked for, and forgotten later.
+class MinariTurns(LazyDemonstrations):
+    """Sequence of the steps of some episodes, which are read from disk when they are needed and cached for a while.
 
     Args:
-        source: names the data set and what is thought.
-        codec: of the environment.
-        policy: writes answers, and says how long a history is.
-        episodes: int64 ``(episode,)``.
-        steps: how many of each, int64 ``(episode,)``.
+        source: the data set, its reasoning and its augmentation.
+        codec: codec of the environment.
+        policy: formats responses and gives the length of the history.
+        episodes: indices of the episodes, int64 ``(episode,)``.
+        steps: number of steps of each, int64 ``(episode,)``.
     """
 
     def __init__(
-        self,
-        source: MinariDemonstrations,
-        codec: TextCodec,
-        policy: TextPolicy,
-        episodes: np.ndarray,
-        steps: np.ndarray,
+        self, source: MinariDemonstrations, codec: TextCodec, policy: Policy, episodes: np.ndarray, steps: np.ndarray
     ) -> None:
         self._source, self._codec, self._policy = source, codec, policy
-        self._originals = len(episodes)
+        self._num_originals = len(episodes)
         self.episodes = np.tile(episodes, source.copies)
         self._starts = np.concatenate([[0], np.cumsum(np.tile(steps, source.copies))])
-        self._cache: dict[int, Told] = {}
-        self._cached = 0
+        self._cache: dict[int, _EpisodeText] = {}
+        self._num_cached = 0
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     @overload
-    def __getitem__(self, place: int) -> Demonstration: ...
+    def __getitem__(self, index: int) -> Demonstration: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[Demonstration]: ...
+    def __getitem__(self, index: slice) -> list[Demonstration]: ...
 
-    def __getitem__(self, place: int | slice) -> Demonstration | list[Demonstration]:
-        if isinstance(place, slice):
-            return [self[index] for index in range(len(self))[place]]
-        place = range(len(self))[place]
-        number = int(np.searchsorted(self._starts, place, side="right")) - 1
-        source, (turns, advised) = self._source, self._turns(number)
-        steps = source.reader.demonstrated(int(self.episodes[number]), source.advised)
-        step = int(steps[place - self._starts[number]])
+    def __getitem__(self, index: int | slice) -> Demonstration | list[Demonstration]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(len(self))[index]]
+        index = range(len(self))[index]
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        turns, advised = self._episode_text(number)
+        steps = self._source.reader.demonstrated_steps(int(self.episodes[number]), self._source.advised)
+        step = int(steps[index - self._starts[number]])
         history = turns[max(0, step - self._policy.prompt.history) : step]
         return Demonstration(turns[step].observation, advised.get(step, turns[step].response), history)
 
-    def _turns(self, number: int) -> Told:
-        """An episode in words; the one that was asked for longest ago goes where there are too many."""
-        turns = self._cache.pop(number, None)
-        if turns is None:
-            turns = self._read(int(self.episodes[number]), number // self._originals)
-            self._cached += len(turns[0])
-        self._cache[number] = turns
-        while self._cached > 2 * _BLOCK and len(self._cache) > 1:
-            self._cached -= len(self._cache.pop(next(iter(self._cache)))[0])
-        return turns
+    def _episode_text(self, number: int) -> _EpisodeText:
+        """Return an episode as text, from a cache that drops the least recently used episode."""
+        text = self._cache.pop(number, None)
+        if text is None:
+            text = self._read(int(self.episodes[number]), number // self._num_originals)
+            self._num_cached += len(text[0])
+        self._cache[number] = text
+        while self._num_cached > 2 * _BLOCK and len(self._cache) > 1:
+            self._num_cached -= len(self._cache.pop(next(iter(self._cache)))[0])
+        return text
 
-    def _read(self, episode: int, copy: int) -> Told:
+    def _read(self, episode: int, copy: int) -> _EpisodeText:
+        """Read one episode, transform it if ``copy`` is not 0, and write it as text."""
         source, codec = self._source, self._codec
         stored = source.reader.episode(episode)
         key = (source.seed, episode, copy) if copy else (source.seed, episode)
-        draws = counter_hash("demonstration", *key, np.arange(len(stored.actions))).tolist()
-        turns, answers = [], {}
+        random_bits = counter_hash("demonstration", *key, np.arange(len(stored.actions))).tolist()
+        turns, responses = [], {}
         try:
-            advice = source.reader.advised(episode) if source.advised else {}
-            observations, taken = stored.observations, len(stored.actions)
+            advice = source.reader.advised_actions(episode) if source.advised else {}
+            observations, num_steps = stored.observations, len(stored.actions)
             actions = [*stored.actions, *map(codec.text_to_action, advice.values())]
             if copy and source.symmetry is not None:
                 rng = np.random.default_rng([source.seed, episode, copy])
-                observations, actions = source.symmetry.change(observations, actions, rng)
-            advised = dict(zip(advice, actions[taken:], strict=True))
-            for step, (seen, action, draw) in enumerate(zip(observations, actions[:taken], draws, strict=True)):
-                text = codec.observation_to_text(seen, stored.context)
-                write = partial(source.reasoning.answer, self._policy, codec, text)
-                turns.append(PastTurn(text, write(codec.action_to_text(action), draw)))
+                observations, actions = source.symmetry.augment(observations, actions, rng)
+            advised = dict(zip(advice, actions[num_steps:], strict=True))
+            for step, (observation, action, bits) in enumerate(
+                zip(observations, actions[:num_steps], random_bits, strict=True)
+            ):
+                text = codec.observation_to_text(observation, stored.context)
+                write = partial(source.reasoning.write_response, self._policy, codec, text, random_bits=bits)
+                turns.append(PastTurn(text, write(codec.action_to_text(action))))
                 if step in advised:
-                    answers[step] = write(codec.action_to_text(advised[step]), draw)
-        except (ValueError, LookupError, TypeError) as error:  # a codec meets what it does not speak of
+                    responses[step] = write(codec.action_to_text(advised[step]))
+        except (ValueError, LookupError, TypeError) as error:  # raised by a codec for data that it does not know
             raise ValueError(
-                f"demonstrations.dataset_id is {source.dataset_id!r}, whose episode {episode} cannot be put into words "
-                f"by {type(codec).__name__}: {error}"
+                f"demonstrations.dataset_id is {source.dataset_id!r}, whose episode {episode} cannot be written as "
+                f"text by {type(codec).__name__}: {error}"
             ) from error
-        return tuple(turns), answers
+        return tuple(turns), responses
 
-    def shuffled(self, seed: int, epoch: int) -> np.ndarray:
-        """Every step once, int64 ``(turn,)``: episodes shuffled, then steps inside blocks of them."""
+    def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
+        """Return every index once, int64 ``(turn,)``: episodes are shuffled, then steps within blocks of episodes."""
         order = permutation(len(self.episodes), "episodes", seed, epoch)
-        return np.concatenate(list(self._blocks(order, seed, epoch)))
-
-    def _blocks(self, order: np.ndarray, seed: int, epoch: int) -> Iterator[np.ndarray]:
-        steps = np.diff(self._starts)[order]
-        block = (np.cumsum(steps) - 1) // _BLOCK
-        for number in np.unique(block).tolist():
-            rows = np.concatenate([np.arange(*self._starts[e : e + 2]) for e in order[block == number]])
-            yield rows[permutation(len(rows), "demonstrations", seed, epoch, number)]
-
-
-def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path) -> int:
-    """Write a data set as ``{"observation": "<observation>..</observation>", "action": "<action>..</action>"}`` lines.
-
-    This is the original experiment's format, which :class:`~lrl.data.demonstrations.sources.JsonlDemonstrations`
-    reads back.
-
-    Args:
-        dataset_id: Minari's name.
-        env: the environment that it is of; its codec puts it into words.
-        path: the file; folders are created.
-
-    Returns:
-        How many lines there are.
-
-    Raises:
-        ValueError: the data set is missing, empty or damaged, or is not of this environment.
-    """
-    source = MinariDemonstrations(dataset_id, split="all")
-    source.prepare()
-    source.check(env)
-    reader, codec, lines = source.reader, env.codec, 0
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with Path(path).open("w", encoding="utf-8") as file:
-        for index in range(len(reader.lengths)):
-            episode = reader.episode(index)
-            for seen, action in zip(episode.observations, episode.actions, strict=True):
-                texts = {"observation": codec.observation_to_text(seen, episode.context)}
-                texts["action"] = codec.action_to_text(action)
-                file.write(json.dumps({tag: tagged(tag, text) for tag, text in texts.items()}) + "\n")
-                lines += 1
-    return lines
-
-
-def tagged(tag: str, text: str) -> str:
-    """A text inside ``<tag></tag>``, in which some codecs write theirs already."""
-    return text if text.startswith(f"<{tag}>") else f"<{tag}>{text}</{tag}>"
+        block_of = (np.cumsum(np.diff(self._starts)[order]) - 1) // _BLOCK
+        blocks = []
+        for number in np.unique(block_of).tolist():
+            rows = np.concatenate([np.arange(*self._starts[e : e + 2]) for e in order[block_of == number]])
+            blocks.append(rows[permutation(len(rows), "demonstrations", seed, epoch, number)])
+        return np.concatenate(blocks)

@@ -1,4 +1,4 @@
-"""Demonstrations with other names or left for right are demonstrations still."""
+"""Augmented demonstrations are correct demonstrations."""
 
 import re
 from collections import Counter
@@ -47,11 +47,11 @@ def renaming(before, after):
 
 
 @pytest.mark.parametrize("name", ["GoTo", "Pickup", "PutNext", "PickUpSeqGoTo", "Open"])
-def test_a_renamed_episode_says_the_same_in_other_words(name):
+def test_an_augmented_episode_differs_only_in_names(name):
     symmetry = BabyAISymmetry(mirror=False)
     for seed in range(8):
         observations, actions = episode(name, seed)
-        changed, same = symmetry.change(observations, actions, np.random.default_rng(seed))
+        changed, same = symmetry.augment(observations, actions, np.random.default_rng(seed))
         assert same == actions
         renaming(observations, changed)
         for old, new in zip(observations, changed, strict=True):
@@ -61,10 +61,10 @@ def test_a_renamed_episode_says_the_same_in_other_words(name):
         assert not set(found) & HELD_OUT
 
 
-def test_what_the_mission_names_is_what_is_renamed_in_the_view():
+def test_mission_and_view_are_renamed_alike():
     observations, actions = episode("Pickup", 3)
     thing = " ".join(observations[0]["mission"].split()[-2:])
-    changed, _ = BabyAISymmetry(mirror=False).change(observations, actions, np.random.default_rng(1))
+    changed, _ = BabyAISymmetry(mirror=False).augment(observations, actions, np.random.default_rng(1))
     other = " ".join(changed[0]["mission"].split()[-2:])
     assert other != thing
     for old, new in zip(observations, changed, strict=True):
@@ -75,8 +75,8 @@ def test_the_mirror_image_swaps_left_and_right():
     mirrored = 0
     for seed in range(12):
         observations, actions = episode("GoTo", seed)
-        plain, _ = BabyAISymmetry(mirror=False).change(observations, actions, np.random.default_rng(seed))
-        changed, turned = BabyAISymmetry().change(observations, actions, np.random.default_rng(seed))
+        plain, _ = BabyAISymmetry(mirror=False).augment(observations, actions, np.random.default_rng(seed))
+        changed, turned = BabyAISymmetry().augment(observations, actions, np.random.default_rng(seed))
         if turned == actions and all(map(np.array_equal, (o["image"] for o in plain), (o["image"] for o in changed))):
             continue
         mirrored += 1
@@ -87,18 +87,18 @@ def test_the_mirror_image_swaps_left_and_right():
     assert 2 <= mirrored <= 10
 
 
-def test_no_mission_names_what_is_held_out_and_all_else_is_named():
+def test_missions_name_everything_except_held_out_pairs():
     observations, actions = episode("GoTo", 0)
     named = set()
     for draw in range(300):
-        changed, _ = BabyAISymmetry().change(observations, actions, np.random.default_rng(draw))
+        changed, _ = BabyAISymmetry().augment(observations, actions, np.random.default_rng(draw))
         named.add(tuple(changed[0]["mission"].split()[-2:]))
     assert named == {(color, kind) for color in COLORS for kind in ("key", "ball", "box")} - HELD_OUT
 
 
-def test_what_was_given_stays_as_it_was():
+def test_augmentation_leaves_its_input_unchanged():
     observations, actions = episode("GoTo", 1)
     kept = [(one["image"].copy(), one["mission"]) for one in observations]
-    BabyAISymmetry().change(observations, actions, np.random.default_rng(0))
+    BabyAISymmetry().augment(observations, actions, np.random.default_rng(0))
     for one, (image, mission) in zip(observations, kept, strict=True):
         assert np.array_equal(one["image"], image) and one["mission"] == mission

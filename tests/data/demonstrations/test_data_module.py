@@ -1,4 +1,4 @@
-"""Demonstrations: what is trained on is what is asked for."""
+"""Demonstrations are trained on with the tokens of the environment."""
 
 import json
 import time
@@ -9,7 +9,9 @@ import torch
 from settings import made
 
 from lrl.codecs.grid import FrozenLakeCodec
-from lrl.data.demonstrations.data_module import DemonstrationsDataModule, ExpertDemonstrations, JsonlDemonstrations
+from lrl.data.demonstrations.data_module import DemonstrationsDataModule
+from lrl.data.demonstrations.jsonl import JsonlDemonstrations
+from lrl.data.demonstrations.sources import ExpertDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake.expert_rows import ExpertQRows
 from lrl.models.language_model import LanguageModelConfig
@@ -38,16 +40,16 @@ def data(policy, monkeypatch):
     return make
 
 
-def test_the_expert_answers_with_a_best_action_in_the_right_format(policy):
+def test_expert_responses_hold_a_best_action_in_the_right_format(policy):
     rows = ExpertQRows().rows()
-    turns = ExpertDemonstrations(ExpertQRows(), repeat=2).turns(policy.codec, policy)
+    turns = ExpertDemonstrations(ExpertQRows(), repeat=2).load(policy.codec, policy)
     assert len(turns) == 2 * len(rows) == 22
     for row, turn in zip([*rows, *rows], turns, strict=True):
         action = policy.codec.text_to_action(get_response_format("think_answer").extract(turn.response))
         assert action in row.best_actions and turn.observation == row.observation
 
 
-def test_the_answer_ends_with_the_token_at_which_sampling_stops(policy):
+def test_a_response_ends_with_the_token_at_which_sampling_stops(policy):
     ids = policy.encode_response("<think>so</think><answer>LEFT</answer>")
     stops = policy.language_model.tokenizer.stop_ids("</answer>")
     assert ids[-1] in stops and not set(ids[:-1]) & stops
@@ -72,7 +74,7 @@ def test_passes_differ_and_can_be_repeated(data):
     )
 
 
-def test_only_the_answer_counts_unless_all_is_asked_for(data):
+def test_loss_is_on_the_response_unless_it_is_on_all(data):
     answers, everything = data().batch(0, 0), data(loss_on="all").batch(0, 0)
     assert answers.response_mask.sum(1).max() < 25
     assert everything.response_mask.sum(1).min() > 90
@@ -117,7 +119,7 @@ def test_held_out_demonstrations_are_all_used_once(data):
 def test_a_hundred_thousand_demonstrations_start_at_once(data):
     module = data(demonstrations=ExpertDemonstrations(ExpertQRows(), repeat=10_000), batch_size=64)
     started = time.perf_counter()
-    module.turns(module.demonstrations)
+    module.load(module.demonstrations)
     module.batch(0, 0)
     assert time.perf_counter() - started < 20  # seconds; about one, but other work may share the machine
     started = time.perf_counter()
@@ -129,7 +131,7 @@ def test_a_hundred_thousand_demonstrations_start_at_once(data):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "holds no demonstrations"),
+        ("", "which is empty"),
         ('{"observation": "x"}', "line 1: it has no action or response"),
         ('{"action": "LEFT"}', "line 1: it has no observation or prompt"),
         ('{"observation": 1, "action": "LEFT"}', "line 1: observation is 1"),
@@ -141,16 +143,16 @@ def test_a_hundred_thousand_demonstrations_start_at_once(data):
         ("\udcff", "cannot be read"),
     ],
 )
-def test_a_bad_file_is_one_sentence(tmp_path, policy, text, complaint):
+def test_a_malformed_file_raises_one_sentence(tmp_path, policy, text, complaint):
     path = tmp_path / "demos.jsonl"
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ValueError, match=complaint):
-        JsonlDemonstrations(str(path)).turns(policy.codec, policy)
+        JsonlDemonstrations(str(path)).load(policy.codec, policy)
 
 
-def test_a_missing_file_is_one_sentence(tmp_path, policy):
+def test_a_missing_file_raises_one_sentence(tmp_path, policy):
     with pytest.raises(ValueError, match="demonstrations.path is '.*none', which cannot be read"):
-        JsonlDemonstrations(str(tmp_path / "none")).turns(policy.codec, policy)
+        JsonlDemonstrations(str(tmp_path / "none")).load(policy.codec, policy)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,7 @@ def test_records_are_read_as_the_original_writes_them_or_as_they_are(tmp_path, p
     seen = "<observation>1</observation>"
     lines = [json.dumps({key: seen} | record) for key in ("observation", "prompt")]
     path.write_text("\n".join(lines) + "\n")
-    turns = JsonlDemonstrations(str(path)).turns(policy.codec, policy)
+    turns = JsonlDemonstrations(str(path)).load(policy.codec, policy)
     assert [turn.observation for turn in turns] == ["1", seen]  # FrozenLake writes no tags, and a prompt is as it is
     assert [turn.response for turn in turns] == [response] * 2
 

@@ -1,4 +1,4 @@
-"""Minari's data sets as demonstrations: what is trained on is what is asked for in the environment."""
+"""Demonstrations from Minari data sets have the tokens that the environment would have shown."""
 
 import json
 import shutil
@@ -17,9 +17,11 @@ from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.spaces import SpaceCodec
 from lrl.data import minari_storage
 from lrl.data.demonstrations.augmentation import Symmetry
-from lrl.data.demonstrations.data_module import DemonstrationsDataModule, ExpertDemonstrations, JsonlDemonstrations
-from lrl.data.demonstrations.minari import MinariDemonstrations, write_jsonl
-from lrl.data.minari_storage import DatasetReader, DatasetWriter, data_path
+from lrl.data.demonstrations.data_module import DemonstrationsDataModule
+from lrl.data.demonstrations.jsonl import JsonlDemonstrations, write_jsonl
+from lrl.data.demonstrations.minari import MinariDemonstrations
+from lrl.data.demonstrations.sources import ExpertDemonstrations
+from lrl.data.minari_storage import DatasetReader, DatasetWriter, dataset_path
 from lrl.data.minari_writer import collect
 from lrl.data.number_ranges import observation_ranges
 from lrl.envs.factory import GymnasiumEnvs
@@ -86,8 +88,8 @@ def connected(model, dataset_id="lrl/lakes-v0", **prompt):
 def turns_of(model, dataset_id="lrl/lakes-v0", prompt=None, **settings):
     policy = connected(model, dataset_id, **prompt or {})
     source = MinariDemonstrations(dataset_id, **{"split": "all", "reasoning": REASONING} | settings)
-    source.check(ENVS[dataset_id])
-    return source.turns(policy.codec, policy)
+    source.validate(ENVS[dataset_id])
+    return source.load(policy.codec, policy)
 
 
 def data_of(model, monkeypatch, dataset_id="lrl/lakes-v0", prompt=None, batch_size=8, held_out=None, **settings):
@@ -99,7 +101,7 @@ def data_of(model, monkeypatch, dataset_id="lrl/lakes-v0", prompt=None, batch_si
 
 
 def met_online(policy, env, turns, seed, monkeypatch):
-    """Token ids of prompts and answers of an episode that is played, by a model that answers as demonstrated."""
+    """Return token ids of prompts and responses of an episode that is played with the demonstrated responses."""
     envs = env.make(1, policy.response_format)
     (observation,), _ = envs.reset(seed=[seed], options={"episode": np.array([0])})
     memory, met, ended = [()], [], False
@@ -130,7 +132,7 @@ def test_the_tokens_of_a_row_are_those_of_the_same_state_met_online(
 ):
     prompt = {"history": history, "response_format": response_format}
     data = data_of(model, monkeypatch, dataset_id, prompt)
-    turns, reader = data.turns(data.demonstrations), DatasetReader(dataset_id)
+    turns, reader = data.load(data.demonstrations), DatasetReader(dataset_id)
     starts = np.concatenate([[0], np.cumsum(reader.lengths[turns.episodes])])
     for number, episode in list(enumerate(turns.episodes.tolist()))[:3]:
         rows = turns[starts[number] : starts[number + 1]]
@@ -141,7 +143,7 @@ def test_the_tokens_of_a_row_are_those_of_the_same_state_met_online(
 
 def test_batches_hold_those_tokens(model, datasets, monkeypatch):
     data = data_of(model, monkeypatch, prompt={"history": 1}, batch_size=5)
-    turns = data.turns(data.demonstrations)
+    turns = data.load(data.demonstrations)
     assert data.num_batches() == -(-len(turns) // 5)
     batches = [data.batch(0, index, rank, 2) for index in range(data.num_batches()) for rank in (0, 1)]
     trained = [
@@ -168,7 +170,7 @@ def test_the_split_follows_from_its_seed_alone(model, datasets):
     assert first == again != other
 
 
-def test_what_is_taken_grows_with_the_number_and_leaves_the_validation_alone(model, datasets):
+def test_a_larger_number_of_episodes_adds_to_the_same_episodes(model, datasets):
     few, more = (turns_of(model, split="train", num_episodes=count).episodes.tolist() for count in (2, 5))
     assert more[:2] == few and len(more) == 5
     whole = turns_of(model, split="train")
@@ -179,24 +181,24 @@ def test_what_is_taken_grows_with_the_number_and_leaves_the_validation_alone(mod
 
 def test_every_pass_visits_every_row_once_in_another_order(model, datasets, monkeypatch):
     turns = turns_of(model)
-    first, second = turns.shuffled(0, 0), turns.shuffled(0, 1)
+    first, second = turns.shuffled_indices(0, 0), turns.shuffled_indices(0, 1)
     assert sorted(first) == sorted(second) == list(range(len(turns))) and first.tolist() != second.tolist()
-    assert turns.shuffled(0, 0).tolist() == first.tolist() != turns.shuffled(1, 0).tolist()
+    assert turns.shuffled_indices(0, 0).tolist() == first.tolist() != turns.shuffled_indices(1, 0).tolist()
     monkeypatch.setattr(module, "_BLOCK", 20)
-    assert sorted(turns.shuffled(0, 0)) == list(range(len(turns)))
+    assert sorted(turns.shuffled_indices(0, 0)) == list(range(len(turns)))
 
 
 def test_a_pass_reads_each_episode_once_and_keeps_few(model, datasets, monkeypatch):
     monkeypatch.setattr(module, "_BLOCK", 20)
     data = data_of(model, monkeypatch, "lrl/cartpole-v0", batch_size=4)
-    turns, read = data.turns(data.demonstrations), []
+    turns, read = data.load(data.demonstrations), []
     episode = DatasetReader.episode
     monkeypatch.setattr(DatasetReader, "episode", lambda self, index: read.append(index) or episode(self, index))
     turns._cache.clear()
-    turns._cached = 0
-    for place in turns.shuffled(0, 0).tolist():
+    turns._num_cached = 0
+    for place in turns.shuffled_indices(0, 0).tolist():
         turns[place]
-        assert turns._cached <= 52 and turns._cached == sum(len(told) for told, _ in turns._cache.values())
+        assert turns._num_cached <= 52 and turns._num_cached == sum(len(told) for told, _ in turns._cache.values())
     assert sorted(read) == list(range(10))
 
 
@@ -207,37 +209,42 @@ def test_equal_seeds_give_equal_batches_to_a_run_that_is_resumed(model, datasets
             assert torch.equal(tensor, resumed.batch(1, index).inputs[name])
 
 
-def test_actions_that_were_put_in_are_history_and_no_demonstrations(model, datasets):
+def test_random_actions_are_in_the_history_and_not_demonstrated(model, datasets):
     env = ENVS["lrl/lakes-v0"]
     expert = load_baseline("expert", env).policy
     collect(expert, env, "lrl/noisy-v0", 12, 0, name="expert", commit="abc", random_share=0.4)
     policy = connected(model, history=3)
-    turns = MinariDemonstrations("lrl/noisy-v0", split="all").turns(env.codec, policy)
+    turns = MinariDemonstrations("lrl/noisy-v0", split="all").load(env.codec, policy)
     reader, best = DatasetReader("lrl/noisy-v0"), expert.expert
-    assert len(turns) == reader.counts().sum() < reader.lengths.sum()
+    assert len(turns) == reader.num_demonstrated().sum() < reader.lengths.sum()
     extract = get_response_format(policy.response_format).extract
     assert all(extract(turn.response) == env.codec.action_to_text(best(turn.observation)) for turn in turns)
     past = [was for turn in turns for was in turn.history]
     assert any(extract(was.response) != env.codec.action_to_text(best(was.observation)) for was in past)
 
 
-def test_advice_is_learned_where_a_random_action_was_taken_and_history_tells_what_was_taken(model, datasets):
+def test_advised_actions_are_demonstrated_where_random_ones_were_taken(model, datasets):
     env = ENVS["lrl/lakes-v0"]
     expert = load_baseline("expert", env).policy
     collect(expert, env, "lrl/advised-v0", 12, 0, name="expert", commit="abc", random_share=0.4)
     policy = connected(model, history=3)
     reader, best = DatasetReader("lrl/advised-v0"), expert.expert
-    turns = MinariDemonstrations("lrl/advised-v0", split="all", advised=True).turns(env.codec, policy)
-    assert len(turns) == reader.counts(advised=True).sum() == reader.lengths.sum() > reader.counts().sum()
+    turns = MinariDemonstrations("lrl/advised-v0", split="all", advised=True).load(env.codec, policy)
+    assert (
+        len(turns)
+        == reader.num_demonstrated(advised=True).sum()
+        == reader.lengths.sum()
+        > reader.num_demonstrated().sum()
+    )
     extract = get_response_format(policy.response_format).extract
     assert all(extract(turn.response) == env.codec.action_to_text(best(turn.observation)) for turn in turns)
     past = [was for turn in turns for was in turn.history]
     assert any(extract(was.response) != env.codec.action_to_text(best(was.observation)) for was in past)
-    with pytest.raises(ValueError, match=r"advised is true, but 'lrl/lakes-v0' keeps no advice"):
-        MinariDemonstrations("lrl/lakes-v0", advised=True).turns(env.codec, policy)
+    with pytest.raises(ValueError, match=r"advised is true, but 'lrl/lakes-v0' holds no advice"):
+        MinariDemonstrations("lrl/lakes-v0", advised=True).load(env.codec, policy)
 
 
-def test_reasoning_is_drawn_per_answer_and_quotes_what_is_seen(model, datasets):
+def test_reasoning_is_sampled_per_response_and_quotes_the_observation(model, datasets):
     turns = list(turns_of(model))
     said = [turn.response.partition("</think>")[0].removeprefix("<think>") for turn in turns]
     assert all(text in ("so", f"I see {turn.observation.splitlines()[0]}, I choose") for text, turn in zip(said, turns))
@@ -251,7 +258,7 @@ def test_held_out_rows_are_all_used_once(model, datasets, monkeypatch):
     held_out = MinariDemonstrations("lrl/lakes-v0", split="validation", validation_share=0.5)
     data = data_of(model, monkeypatch, split="train", validation_share=0.5, held_out=held_out)
     parts = [part for rank in (0, 1) for part in data.validation_batches(rank, 2)]
-    assert sum(map(len, parts)) == len(data.turns(held_out))
+    assert sum(map(len, parts)) == len(data.load(held_out))
 
 
 @pytest.mark.parametrize("dataset_id", ENVS)
@@ -263,7 +270,7 @@ def test_json_lines_come_back_as_the_environment_writes_them(model, datasets, tm
         assert list(record) == ["observation", "action"]
         assert all(text.startswith(f"<{tag}>") and text.endswith(f"</{tag}>") for tag, text in record.items())
     policy = connected(model, dataset_id)
-    back = JsonlDemonstrations(str(path)).turns(policy.codec, policy)
+    back = JsonlDemonstrations(str(path)).load(policy.codec, policy)
     ours = list(turns_of(model, dataset_id, reasoning=("",)))
     assert {(t.observation, t.response) for t in back} == {(t.observation, t.response) for t in ours}
 
@@ -282,30 +289,30 @@ def test_a_data_set_of_others_is_read_without_context(model, datasets):
         minari.create_dataset_from_buffers("others/cartpole/human-v3", [buffer, buffer], env)
     policy = connected(model, "lrl/cartpole-v0")
     source = MinariDemonstrations("others/cartpole/human-v3", "all")
-    source.check(ENVS["lrl/cartpole-v0"])
-    turns = source.turns(policy.codec, policy)
+    source.validate(ENVS["lrl/cartpole-v0"])
+    turns = source.load(policy.codec, policy)
     assert len(turns) == 4 and turns[0].observation == policy.codec.observation_to_text(buffer.observations[0])
 
 
 @pytest.mark.parametrize("dataset_id", ["lrl/none-v0", "lrl/deeper/none-v1"])
-def test_a_missing_data_set_is_one_sentence(model, datasets, dataset_id):
+def test_a_missing_data_set_raises_one_sentence(model, datasets, dataset_id):
     source = MinariDemonstrations(dataset_id)
-    source.prepare()
+    source.prepare_data()
     with pytest.raises(ValueError, match=f"^dataset_id is '{dataset_id}', which is neither in {datasets} nor could it"):
-        source.check(ENVS["lrl/lakes-v0"])
+        source.validate(ENVS["lrl/lakes-v0"])
 
 
-def test_what_is_not_here_is_downloaded(datasets, monkeypatch, capfd):
+def test_a_data_set_that_is_not_local_is_downloaded(datasets, monkeypatch, capfd):
     def download(dataset_id):
         print("Downloading", dataset_id)
         shutil.copytree(datasets / "lrl" / "lakes-v0", datasets / "far" / "lakes-v0")
 
     monkeypatch.setattr(minari, "download_dataset", download)
     source = MinariDemonstrations("far/lakes-v0")
-    source.prepare()
-    source.check(ENVS["lrl/lakes-v0"])
+    source.prepare_data()
+    source.validate(ENVS["lrl/lakes-v0"])
     monkeypatch.setattr(minari, "download_dataset", offline)
-    source.prepare()
+    source.prepare_data()
     assert capfd.readouterr() == ("", "")
 
 
@@ -342,7 +349,7 @@ def from_the_future(folder):
 @pytest.mark.parametrize(
     "damage", [cut_metadata, cut_data, remove_data, lose_an_episode, lose_actions, from_the_future]
 )
-def test_a_damaged_data_set_is_one_sentence(model, copied, damage):
+def test_a_damaged_data_set_raises_one_sentence(model, copied, damage):
     damage(copied)
     with pytest.raises(
         ValueError, match=r"^dataset_id is 'lrl/lakes-v0', which cannot be read \(.*\); delete .*lakes-v0 "
@@ -350,19 +357,19 @@ def test_a_damaged_data_set_is_one_sentence(model, copied, damage):
         turns_of(model)
 
 
-def test_an_empty_data_set_is_one_sentence(model, copied):
+def test_an_empty_data_set_raises_one_sentence(model, copied):
     path = copied / "metadata.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"total_episodes": 0}))
     with pytest.raises(ValueError, match="dataset_id is 'lrl/lakes-v0', which holds no steps"):
         turns_of(model)
 
 
-def test_episodes_without_their_context_are_one_sentence(model, copied):
+def test_episodes_without_their_context_raise_one_sentence(model, copied):
     with h5py.File(copied / "main_data.hdf5", "a") as file:
         for name in file:
             del file[name].attrs["context"]
     with pytest.raises(
-        ValueError, match=r"whose episode \d cannot be put into words by FrozenLakeCodec: .* needs the map"
+        ValueError, match=r"whose episode \d cannot be written as text by FrozenLakeCodec: .* needs the map"
     ):
         turns_of(model)
 
@@ -379,17 +386,17 @@ def test_episodes_without_their_context_are_one_sentence(model, copied):
         ("lrl/goto-v0", "lrl/pendulum-v0", "whose observation space is Dict"),
     ],
 )
-def test_spaces_of_another_environment_are_one_sentence(datasets, dataset_id, env, complaint):
+def test_spaces_of_another_environment_raise_one_sentence(datasets, dataset_id, env, complaint):
     with pytest.raises(ValueError, match=complaint):
-        MinariDemonstrations(dataset_id).check(ENVS[env])
+        MinariDemonstrations(dataset_id).validate(ENVS[env])
 
 
 def test_another_size_or_other_actions_are_another_environment(datasets):
     with pytest.raises(ValueError, match="observation space"):
-        MinariDemonstrations("lrl/lakes-v0").check(GymnasiumEnvs(LAKES, {"size": 5}))
+        MinariDemonstrations("lrl/lakes-v0").validate(GymnasiumEnvs(LAKES, {"size": 5}))
     with pytest.raises(ValueError, match="observation space"):
-        MinariDemonstrations("lrl/cartpole-v0").check(GymnasiumEnvs("Acrobot-v1"))
-    MinariDemonstrations("lrl/goto-v0").check(GymnasiumEnvs("lrl/BabyAI-PickupLocal-v0"))
+        MinariDemonstrations("lrl/cartpole-v0").validate(GymnasiumEnvs("Acrobot-v1"))
+    MinariDemonstrations("lrl/goto-v0").validate(GymnasiumEnvs("lrl/BabyAI-PickupLocal-v0"))
 
 
 @pytest.mark.parametrize(
@@ -437,10 +444,10 @@ def test_without_network_nobody_waits(datasets, monkeypatch, capfd, caplog):
 
 
 def test_the_path_is_where_minari_looks(datasets, monkeypatch):
-    assert data_path("lrl/lakes-v0") == datasets / "lrl" / "lakes-v0" / "data"
+    assert dataset_path("lrl/lakes-v0") == datasets / "lrl" / "lakes-v0" / "data"
     monkeypatch.delenv("MINARI_DATASETS_PATH")
     monkeypatch.setenv("HOME", str(datasets / "home"))
-    assert data_path("lrl/lakes-v0") == datasets / "home" / ".minari" / "datasets" / "lrl" / "lakes-v0" / "data"
+    assert dataset_path("lrl/lakes-v0") == datasets / "home" / ".minari" / "datasets" / "lrl" / "lakes-v0" / "data"
 
 
 def test_ranges_are_what_the_data_set_spans(datasets, monkeypatch):
@@ -456,7 +463,7 @@ def test_ranges_are_what_the_data_set_spans(datasets, monkeypatch):
         observation_ranges("lrl/lakes-v0")
 
 
-def test_ranges_of_a_dict_are_told_by_key(datasets):
+def test_ranges_of_a_dict_have_keys(datasets):
     box = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     space = gym.spaces.Dict({"position": box, "count": gym.spaces.Discrete(9), "speed": gym.spaces.Tuple((box,))})
     steps = [np.array([-3.0, 1.0]), np.array([2.0, 1.0])]
@@ -475,7 +482,7 @@ def test_ranges_of_a_dict_are_told_by_key(datasets):
 class Upside(Symmetry):
     """Nothing that is true of a lake: actions the other way round."""
 
-    def change(self, observations, actions, rng):
+    def augment(self, observations, actions, rng):
         return list(observations), [3 - int(action) for action in actions]
 
 
@@ -492,7 +499,7 @@ def test_copies_of_an_episode_are_changed_by_the_symmetry_and_the_first_is_not(m
             assert other.observation == turn.observation
             assert texts.index(other.response) == 3 - texts.index(turn.response)
             assert [past.observation for past in other.history] == [past.observation for past in turn.history]
-    assert sorted(copied.shuffled(0, 0).tolist()) == list(range(len(copied)))
+    assert sorted(copied.shuffled_indices(0, 0).tolist()) == list(range(len(copied)))
 
 
 @pytest.mark.parametrize(("copies", "symmetry", "given"), [(2, None, "null"), (1, Upside(), "Upside")])

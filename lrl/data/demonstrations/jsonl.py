@@ -1,0 +1,130 @@
+"""Demonstrations in JSON Lines files: one object per line with an observation and an action or a response."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from lrl.codecs.codec import InvalidActionError, TextCodec
+from lrl.data.demonstrations.minari import MinariDemonstrations
+from lrl.data.demonstrations.sources import Demonstrations
+from lrl.envs.factory import EnvFactory
+from lrl.policies.policy import Policy
+from lrl.types import Demonstration
+
+_ACTION_TAGS = re.compile(r"^\s*<action>|</action>\s*$")
+_INTEGER = re.compile(r"\s*-?[0-9]{1,18}\s*")
+_OBSERVATION_TAGS = re.compile(r"^\s*<observation>|</observation>\s*$")
+
+
+class JsonlDemonstrations(Demonstrations):
+    """Reads demonstrations from a file with one JSON object per line.
+
+    The observation is the value of ``observation``, with or without ``<observation>`` tags, or the unchanged value of
+    ``prompt``. The response is the unchanged value of ``response``, or is written in the policy's format from
+    ``action``, with or without ``<action>`` tags, and an optional ``reasoning``. Tags are added or removed so that
+    they are where the environment writes them. If actions are words, an action may also be given by its number in the
+    action space. The files of the original experiment, ``{"observation": ..., "action": ...}``, can be read.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def load(self, codec: TextCodec, policy: Policy) -> list[Demonstration]:
+        """Return one demonstration per line that is not empty.
+
+        Raises:
+            ValueError: the file is missing or empty, a line is not such an object, or an action is invalid.
+        """
+        try:
+            lines = Path(self.path).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"demonstrations.path is {self.path!r}, which cannot be read as text: {error}.") from error
+        demonstrations = [
+            self._parse(number, line, codec, policy) for number, line in enumerate(lines, 1) if line.strip()
+        ]
+        if not demonstrations:
+            raise ValueError(f"demonstrations.path is {self.path!r}, which is empty; it must hold JSON objects.")
+        return demonstrations
+
+    def _parse(self, number: int, line: str, codec: TextCodec, policy: Policy) -> Demonstration:
+        """Parse one line; errors name the file and the line ``number``."""
+        try:
+            record = json.loads(line)
+            observation = _text(record, "observation", "prompt")
+            if "observation" in record and not codec.tags_observations:
+                observation = _OBSERVATION_TAGS.sub("", observation)
+            if "response" in record:
+                return Demonstration(observation, _text(record, "response"))
+            action = _parse_action(codec, _text(record, "action", "response"))
+            return Demonstration(observation, policy.write(codec.action_to_text(action), record.get("reasoning", "")))
+        except InvalidActionError as error:
+            raise ValueError(f"{self.path}, line {number}: action is {record['action']!r}; {error}.") from error
+        except (json.JSONDecodeError, TypeError, AttributeError) as error:
+            raise ValueError(f"{self.path}, line {number}: it must be a JSON object, {error}.") from error
+        except LookupError as error:
+            raise ValueError(f"{self.path}, line {number}: {error.args[0]}.") from error
+
+
+def _parse_action(codec: TextCodec, text: str) -> Any:
+    """Parse a native action with or without tags; if actions are words, also from its number in the action space."""
+    bare = _ACTION_TAGS.sub("", text)
+    words = codec.action_texts or ()
+    if _INTEGER.fullmatch(bare) and bare not in words and int(bare) in map(codec.text_to_action, words):
+        return int(bare)
+    try:
+        return codec.text_to_action(text)  # codecs of numbers parse the tags themselves
+    except InvalidActionError:
+        return codec.text_to_action(bare)
+
+
+def _text(record: dict[str, Any], *keys: str) -> str:
+    """Return the text under the first of ``keys`` that ``record`` has."""
+    for key in keys:
+        if key in record:
+            if not isinstance(record[key], str):
+                raise LookupError(f"{key} is {record[key]!r}; it must be a text")
+            return record[key]
+    raise LookupError(f"it has no {' or '.join(keys)}; it has {', '.join(record) or 'nothing'}")
+
+
+def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path) -> int:
+    """Convert a Minari data set to a file that :class:`JsonlDemonstrations` reads, in the original's format.
+
+    A line is ``{"observation": "<observation>..</observation>", "action": "<action>..</action>"}``.
+
+    Args:
+        dataset_id: Minari's name of the data set.
+        env: the environment of the data set, whose codec writes the texts.
+        path: the file; missing folders are created.
+
+    Returns:
+        The number of lines.
+
+    Raises:
+        ValueError: the data set is missing, empty, damaged or of another environment.
+    """
+    source = MinariDemonstrations(dataset_id, split="all")
+    source.prepare_data()
+    source.validate(env)
+    reader, codec, lines = source.reader, env.codec, 0
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(path).open("w", encoding="utf-8") as file:
+        for index in range(len(reader.lengths)):
+            episode = reader.episode(index)
+            for observation, action in zip(episode.observations, episode.actions, strict=True):
+                texts = {"observation": codec.observation_to_text(observation, episode.context)}
+                texts["action"] = codec.action_to_text(action)
+                file.write(json.dumps({tag: _tagged(tag, text) for tag, text in texts.items()}) + "\n")
+                lines += 1
+    return lines
+
+
+def _tagged(tag: str, text: str) -> str:
+    """Return ``<tag>text</tag>``; some codecs write these tags already."""
+    return text if text.startswith(f"<{tag}>") else f"<{tag}>{text}</{tag}>"

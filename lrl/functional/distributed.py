@@ -1,0 +1,181 @@
+"""Distributed training: sharded parameters and checkpoints (FSDP2), and objects gathered from all ranks."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+_Value = TypeVar("_Value")
+_READ_ERRORS = (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, EOFError, OSError, ValueError)
+
+
+def shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Shard the parameters over the ranks of ``mesh`` (FSDP2), each transformer block separately, then the rest.
+
+    The blocks are those that Hugging Face lists in ``_no_split_modules``. All parameters of a block must have the same
+    data type, so adapters are kept in that of the base model.
+    """
+    blocks = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    for module in list(model.modules()):
+        if type(module).__name__ in blocks:
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def shards_parameters(strategy: object) -> bool:
+    """Return whether a Lightning or Fabric strategy shards the parameters over the ranks."""
+    return any(name in type(strategy).__name__ for name in ("ModelParallel", "FSDP"))
+
+
+@contextmanager
+def unsharded(module: nn.Module) -> Iterator[None]:
+    """Gather the parameters once, so that ranks may make different numbers of forward passes inside the context.
+
+    Ranks decode different numbers of tokens; if every forward pass gathered parameters, one rank would wait for the
+    other forever. Does nothing if nothing is sharded.
+    """
+    sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
+    for child in sharded:
+        child.set_reshard_after_forward(False, recurse=False)
+        child.unshard()
+    try:
+        yield
+    finally:
+        for child in sharded:
+            child.set_reshard_after_forward(True, recurse=False)
+            child.reshard()
+
+
+def full_state_dict(state_dict: Mapping[str, _Value], keep: bool = True) -> dict[str, _Value]:
+    """Return ``state_dict`` on the CPU with sharded tensors gathered one after the other. All ranks must call it.
+
+    Args:
+        state_dict: tensors of any shape, and other values, which are returned unchanged.
+        keep: whether this rank needs the result; an empty dictionary is returned if not.
+    """
+    full: dict[str, Any] = {}
+    for name, value in state_dict.items():
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        if keep:
+            full[name] = whole.cpu() if isinstance(whole, Tensor) else whole
+    return full
+
+
+def is_sharded_checkpoint(path: Path) -> bool:
+    """Return whether ``path`` is a folder to which each rank wrote its shard of a checkpoint."""
+    return (path / ".metadata").exists()
+
+
+def read_checkpoint(path: Path, weights: bool = True) -> dict[str, Any]:
+    """Load a checkpoint on the CPU as one dictionary, from a file or from a folder with the shards of several ranks.
+
+    Args:
+        path: the file or folder.
+        weights: whether tensors are needed; without them little is read.
+
+    Raises:
+        ValueError: ``path`` is not a checkpoint, or is damaged.
+    """
+    try:
+        sharded = is_sharded_checkpoint(path)
+        if not sharded or not weights:
+            file = path / "meta.pt" if sharded else path
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=not weights)
+        from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+        with tempfile.TemporaryDirectory() as folder:
+            dcp_to_torch_save(path, Path(folder) / "whole.ckpt")
+            shards = torch.load(Path(folder) / "whole.ckpt", map_location="cpu", weights_only=True)
+        return shards | torch.load(path / "meta.pt", map_location="cpu", weights_only=True)  # entries without shards
+    except (*_READ_ERRORS, CheckpointException) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EPERM):
+            raise  # a problem of the disk, not of this file
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        raise ValueError(f"{str(path)!r} is not a checkpoint or is damaged ({reason}).") from error
+
+
+def consolidated_checkpoint(path: Path) -> dict[str, Any]:
+    """Load a sharded checkpoint in the format that a trainer without shards writes.
+
+    Raises:
+        ValueError: ``path`` is damaged.
+    """
+    checkpoint, states = read_checkpoint(path), []
+    while f"optimizer_{len(states)}" in checkpoint:
+        states.append(_indexed_by_position(checkpoint.pop(f"optimizer_{len(states)}")))
+    return checkpoint | {"optimizer_states": states}
+
+
+def _indexed_by_position(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert an optimiser state from parameter names, as in sharded checkpoints, to positions, as torch expects."""
+    names = [name for group in state["param_groups"] for name in group["params"]]
+    position = {name: index for index, name in enumerate(names)}
+    groups = [{**group, "params": [position[name] for name in group["params"]]} for group in state["param_groups"]]
+    return {"state": {position[name]: kept for name, kept in state.get("state", {}).items()}, "param_groups": groups}
+
+
+def all_gather_objects(value: _Value) -> list[_Value]:
+    """Return the ``value`` of every rank, ordered by rank. All ranks must call it."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def value_of_this_rank(values: Sequence[_Value]) -> _Value:
+    """Return this rank's element of a result of :func:`all_gather_objects` that was saved in a checkpoint.
+
+    Raises:
+        ValueError: the checkpoint was written by another number of ranks.
+    """
+    rank, world_size = _rank_and_world_size()
+    if len(values) != world_size:
+        raise ValueError(
+            f"ckpt_path was written during a collection by {len(values)} ranks, and this run has {world_size}; resume "
+            f"it with {len(values)} ranks, or from a checkpoint written between collections."
+        )
+    return values[rank]
+
+
+def redistribute_lists(values: Sequence[dict[str, list[_Value]] | None]) -> dict[str, list[_Value]] | None:
+    """Return this rank's part of lists that were gathered from another number of ranks and saved in a checkpoint.
+
+    Args:
+        values: for each rank that saved, lists by name. The lists of all ranks are concatenated and cut into parts of
+            equal length, one per current rank.
+
+    Returns:
+        Lists by name; None if a rank saved none.
+    """
+    rank, world_size = _rank_and_world_size()
+    if len(values) == world_size:
+        return values[rank]
+    saved = [value for value in values if value is not None]
+    if len(saved) < len(values):
+        return None
+    own = {}
+    for name in saved[0]:
+        items = [item for value in saved for item in value[name]]
+        size = len(items) // world_size
+        own[name] = items[rank * size : (rank + 1) * size]
+    return own
+
+
+def _rank_and_world_size() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
