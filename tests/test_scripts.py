@@ -42,7 +42,7 @@ def test_an_episode_is_followed_turn_by_turn(monkeypatch, capsys, tmp_path):
         f"watch.py --policy expert --env_id FrozenLake-v1 --seed 3 --turns 2 --frames {tmp_path}", monkeypatch, capsys
     )
     assert said.startswith("expert in FrozenLake-v1, seed 3") and said.count("--- turn") == 2
-    assert "answer: <think></think><answer>LEFT</answer>\naction: LEFT   reward: 0" in said
+    assert "response: <think></think><answer>LEFT</answer>\naction: LEFT   reward: 0" in said
     assert said.endswith("2 turns, return 0, stopped\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000.png", "0001.png"]
 

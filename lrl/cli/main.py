@@ -42,7 +42,7 @@ import lrl.rewards.expert_q
 import lrl.rewards.format  # noqa: F401  (imported so that configs can name classes without their module)
 from lrl.callbacks.evaluation_table import HeldOutTable
 from lrl.callbacks.export import ExportModel
-from lrl.cli.mistakes import in_a_sentence, user_errors
+from lrl.cli.error_messages import in_a_sentence, user_errors
 from lrl.cli.quiet import silence_libraries
 from lrl.cli.run_directory import RunDirectory, experiment_name
 from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint

@@ -6,8 +6,8 @@ import pytest
 import wandb
 
 import lrl.cli.main
+from lrl.cli.error_messages import nearest, suggestion
 from lrl.cli.main import check_wandb_login
-from lrl.cli.mistakes import nearest, suggestion
 
 
 @pytest.mark.parametrize(
