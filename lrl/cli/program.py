@@ -19,6 +19,7 @@ COMMANDS = {
     "watch": "follow one episode turn by turn in the terminal, or play it yourself",
     "collect": "record episodes as a Minari data set, or export a data set as JSON lines",
     "plot": "draw a logged metric of runs, with a 95% interval over seeds",
+    "compare": "compare runs with baseline runs, paired by seed",
     "run_seeds": "train one experiment on several seeds that follow a rule",
     "results": "summarise runs as JSON, and write the documentation's tables and figures from the summaries",
     "success_table": "evaluate policies in several environments, and print a Markdown table",
