@@ -12,6 +12,7 @@ from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.functional.frozen import frozen_names, without
 from lrl.functional.sharding import is_sharded_checkpoint, read_checkpoint
+from lrl.moved_names import current_config
 from lrl.policies.baselines.fixed import ConstantPolicy, ExpertPolicy, FixedPolicy, RandomPolicy
 from lrl.policies.policy import Policy
 from lrl.rollouts.few_shot_examples import add_examples, wants_examples
@@ -45,7 +46,7 @@ def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Load
     checkpoint = read_checkpoint(file)
     if "config" not in checkpoint.get("lrl", {}):
         raise ValueError(f"--checkpoint is {str(path)!r}, which holds no config; give one that lrl wrote.")
-    config = yaml.safe_load(checkpoint["lrl"]["config"])
+    config = current_config(yaml.safe_load(checkpoint["lrl"]["config"]))
     policy = _build(Policy, config["model"]["init_args"]["policy"], file)
     if env_factory is None:
         env_factory = _training_env(config["data"]["init_args"], file)
@@ -74,7 +75,7 @@ def saved_numbers(path: str | Path, kind: str | None = None) -> NumberFormat | N
     config = yaml.safe_load(
         read_checkpoint(checkpoint_file(Path(path)), weights=False).get("lrl", {}).get("config", "")
     )
-    data = (config or {}).get("data", {}).get("init_args", {})
+    data = current_config(config or {}).get("data", {}).get("init_args", {})
     saved = ((_env_config(data) or {}).get("init_args") or {}).get("numbers")
     numbers = NumberFormat(**saved) if saved else None
     if kind is not None and kind != (numbers or NumberFormat()).kind:
