@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from jsonargparse import Namespace
 
 import lrl.cli.main
 import lrl.shipped
 from lrl.callbacks.export import ExportModel
-from lrl.cli.main import LRLCLI, base_config, check_ours, checkpoint_file
+from lrl.cli.main import LRLCLI, base_config, check_ours, checkpoint_file, set_data_parallel_size
 from lrl.cli.run_directory import RunDirectory, experiment_name
 
 CONFIGS = sorted(
@@ -64,6 +65,25 @@ def test_every_overlay_goes_on_top_of_an_experiment(overlay):
     loggers = [logger.class_path.rsplit(".", 1)[-1] for logger in parsed.trainer.logger]
     assert loggers[:2] == ["CSVLogger", "TensorBoardLogger"] and ("WandbLogger" in loggers) == ("wandb" in str(overlay))
     assert len(parsed.trainer.callbacks) == 7
+
+
+def test_the_quantised_overlay_keeps_the_model_of_the_experiment():
+    model = parse("--config", "configs/frozen_lake/grpo.yaml", "--config", "overlays/qlora.yaml").model.init_args
+    language_model = model.policy.init_args.language_model
+    assert (language_model.name, language_model.quantization) == ("assets/tiny-lm", "nf4")
+    assert language_model.lora.r == 16 and model.policy.init_args.prompt.response_format == "think_answer"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "size"),
+    [({"devices": 2}, 2), ({"devices": "0,1,2"}, 3), ({"devices": [0, 3]}, 2), ({"devices": "4", "num_nodes": 2}, 8)],
+)
+def test_the_size_of_data_parallel_groups_is_the_number_of_devices(trainer, size):
+    sizes = Namespace(data_parallel_size="auto", tensor_parallel_size=1)
+    config = Namespace({"num_nodes": 1} | trainer, strategy=Namespace(init_args=sizes))
+    set_data_parallel_size(config)
+    assert sizes.data_parallel_size == size
+    set_data_parallel_size(Namespace(strategy="ddp"))
 
 
 @pytest.mark.parametrize(
