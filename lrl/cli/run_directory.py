@@ -52,7 +52,8 @@ class RunDirectory:
             _VARIABLE not in os.environ and int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", 0))) == 0
         )
         requeued = int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
-        if first and not requeued and path.exists() and any(path.iterdir()):
+        others = [found for found in path.iterdir() if found.name != "run.log"] if path.is_dir() else []
+        if first and not requeued and (others or path.is_file()):  # another rank may have begun the log
             raise ValueError(f"run_directory is {str(path)!r}, which is not empty; name a new one.")
         made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
         run = cls(path, made if first and not requeued else None)

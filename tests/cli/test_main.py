@@ -80,7 +80,7 @@ def test_the_quantised_overlay_keeps_the_model_of_the_experiment():
 )
 def test_the_size_of_data_parallel_groups_is_the_number_of_devices(trainer, size):
     sizes = Namespace(data_parallel_size="auto", tensor_parallel_size=1)
-    config = Namespace({"num_nodes": 1} | trainer, strategy=Namespace(init_args=sizes))
+    config = Namespace(**{"num_nodes": 1} | trainer, strategy=Namespace(init_args=sizes))
     set_data_parallel_size(config)
     assert sizes.data_parallel_size == size
     set_data_parallel_size(Namespace(strategy="ddp"))

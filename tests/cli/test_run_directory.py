@@ -75,6 +75,16 @@ def test_a_run_that_had_begun_training_is_kept(launch, tmp_path):
     assert {"run.log", "command.txt", "config.yaml", "metrics.csv"} <= set(os.listdir(run))
 
 
+def test_a_directory_in_which_another_rank_has_begun_the_log_is_free(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.log").touch()
+    monkeypatch.setenv("LRL_RUN_DIRECTORY", "")  # so that it is restored
+    monkeypatch.delenv("LRL_RUN_DIRECTORY")
+    assert RunDirectory.create(str(run), "frozen_lake/grpo", 0).path == run
+    assert {"run.log", "command.txt", "commit.txt"} == set(os.listdir(run))
+
+
 def test_a_directory_that_cannot_be_written_to_is_named_in_a_sentence(launch, tmp_path):
     (tmp_path / "file").touch()
     status, _, said = launch("fit", "--run_directory", tmp_path / "file" / "run")
