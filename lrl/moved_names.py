@@ -1,12 +1,11 @@
 """Names of classes and configuration keys that have moved, so that old configurations get a helpful error.
 
-Configurations that a user writes must be changed; the error names the new place. Configurations inside checkpoints are
+Configurations that a user writes must be changed; the error names the new place. Class paths inside checkpoints are
 translated when they are read.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,8 +29,40 @@ MOVED_CLASSES: dict[str, str] = {
 }
 """Old class path to new class path, of classes that a configuration can name."""
 
-MOVED_KEYS: dict[str, str] = {}
-"""Old key to new key, written as on the command line, for example ``model.init_args.lr``."""
+MOVED_KEYS: dict[str, str] = {
+    "data.init_args.validation_env": "data.init_args.validation.env",
+    "data.init_args.validation_episodes": "data.init_args.validation.episodes",
+    "data.init_args.validation_num_envs": "data.init_args.validation.num_envs",
+    "data.init_args.validation_seed": "data.init_args.validation.seed",
+    "data.init_args.validation_temperature": "data.init_args.validation.temperature",
+    "model.init_args.accept_ratio": "model.init_args.line_search.accept_ratio",
+    "model.init_args.backtrack_coeff": "model.init_args.line_search.backtrack_coeff",
+    "model.init_args.bootstrap_last": "model.init_args.credit.bootstrap_last",
+    "model.init_args.cg_iterations": "model.init_args.natural_gradient.cg_iterations",
+    "model.init_args.critic_lr": "model.init_args.critic.lr",
+    "model.init_args.damping": "model.init_args.natural_gradient.damping",
+    "model.init_args.fisher": "model.init_args.natural_gradient.product",
+    "model.init_args.fisher_fraction": "model.init_args.natural_gradient.fisher_fraction",
+    "model.init_args.gae_lambda": "model.init_args.credit.gae_lambda",
+    "model.init_args.gamma": "model.init_args.credit.gamma",
+    "model.init_args.kl_coef": "model.init_args.kl.coef",
+    "model.init_args.kl_estimator": "model.init_args.kl.estimator",
+    "model.init_args.kl_horizon": "model.init_args.kl.horizon",
+    "model.init_args.kl_target": "model.init_args.kl.target",
+    "model.init_args.local_penalties": "model.init_args.credit.local_penalties",
+    "model.init_args.lr": "model.init_args.optimizer.lr",
+    "model.init_args.max_backtracks": "model.init_args.line_search.max_backtracks",
+    "model.init_args.max_skipped_steps": "model.init_args.optimizer.max_skipped_steps",
+    "model.init_args.normalise_advantages": "model.init_args.credit.normalise",
+    "model.init_args.old_kl_coef": "model.init_args.kl.old_coef",
+    "model.init_args.schedule": "model.init_args.optimizer.schedule",
+    "model.init_args.token_gamma": "model.init_args.credit.token_gamma",
+    "model.init_args.token_lambda": "model.init_args.credit.token_lambda",
+    "model.init_args.value_fit": "model.init_args.critic.fit",
+    "model.init_args.warmup": "model.init_args.optimizer.warmup",
+    "model.init_args.weight_decay": "model.init_args.optimizer.weight_decay",
+}
+"""Old key to new key, as on the command line. Some algorithms still have a key at its old place."""
 
 
 def moved_key(key: str) -> str | None:
@@ -44,36 +75,13 @@ def moved_key(key: str) -> str | None:
 
 
 def current_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a configuration with the current class paths and keys."""
-    current = copy.deepcopy(dict(config))
-    for old, new in MOVED_KEYS.items():
-        *path, name = old.split(".")
-        group = _group(current, path)
-        if group is not None and name in group:
-            *new_path, new_name = new.split(".")
-            _made_group(current, new_path)[new_name] = group.pop(name)
-    return _with_current_classes(current)
+    """Return a copy of a configuration with the current class paths."""
+    return {key: _with_current_classes(value) for key, value in config.items()}
 
 
 def _short(key: str) -> str:
     """Return a key without ``init_args``."""
     return ".".join(part for part in key.split(".") if part != "init_args")
-
-
-def _group(config: Any, path: list[str]) -> dict[str, Any] | None:
-    """Return the group of keys that a path leads to, or None if there is none."""
-    for part in path:
-        config = config.get(part) if isinstance(config, dict) else None
-    return config if isinstance(config, dict) else None
-
-
-def _made_group(config: dict[str, Any], path: list[str]) -> dict[str, Any]:
-    """Return the group of keys that a path leads to; missing groups are made."""
-    for part in path:
-        if not isinstance(config.get(part), dict):
-            config[part] = {}
-        config = config[part]
-    return config
 
 
 def _with_current_classes(value: Any) -> Any:

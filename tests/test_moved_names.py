@@ -7,6 +7,11 @@ import torch
 import yaml
 from tiny_runs import save_tiny_model, text_policy
 
+from lrl.algorithms.grpo import GRPOModule
+from lrl.algorithms.ppo import PPOValueHeadModule
+from lrl.algorithms.trpo import TRPOModule
+from lrl.cli.error_messages import _keys
+from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.frozen_lake.expert_rows import ExpertQRows
 from lrl.envs.prompt_env import PromptEnvs
 from lrl.evaluation.checkpoint import load_policy
@@ -37,13 +42,17 @@ def test_old_class_paths_are_translated_at_any_depth():
     assert current["model"] == config["model"] and rows["class_path"].startswith("lrl.envs.frozen_lake_rows")
 
 
-def test_old_keys_are_translated_and_found_with_or_without_init_args(monkeypatch):
-    monkeypatch.setitem(MOVED_KEYS, "model.init_args.lrr", "model.init_args.optimizer.rate")
-    assert moved_key("model.lrr") == moved_key("model.init_args.lrr") == "model.init_args.optimizer.rate"
-    assert moved_key("data.lrr") is None
-    current = current_config({"model": {"init_args": {"lrr": 0.1, "gamma": 1}}})
-    assert current == {"model": {"init_args": {"gamma": 1, "optimizer": {"rate": 0.1}}}}
-    assert current_config({"data": {"init_args": None}}) == {"data": {"init_args": None}}
+def test_a_moved_key_is_found_with_or_without_init_args():
+    new = "model.init_args.optimizer.lr"
+    assert moved_key("model.lr") == moved_key("model.init_args.lr") == new
+    assert moved_key("data.lr") is None
+
+
+@pytest.mark.parametrize("key", MOVED_KEYS.values())
+def test_some_algorithm_or_data_module_has_every_new_key(key):
+    kinds = {"model": (GRPOModule, PPOValueHeadModule, TRPOModule), "data": (RolloutDataModule,)}
+    top, _, group, name = key.split(".")
+    assert any(_keys(f"{kind.__module__}.{kind.__name__}", [group]).get(name) == name for kind in kinds[top])
 
 
 def test_a_checkpoint_with_old_class_paths_is_loaded(tmp_path):

@@ -19,7 +19,7 @@ from lrl.moved_names import MOVED_CLASSES, moved_key
 
 _SYNONYMS: dict[str, tuple[str, ...]] = {
     "batch_size": ("num_minibatches", "pack_tokens"),
-    "beta": ("kl_coef",),
+    "beta": ("kl_coef", "coef"),
     "c1": ("vf_coef",),
     "c2": ("ent_coef",),
     "cg_damping": ("damping",),
@@ -160,13 +160,11 @@ def _keys(owner: str | None, path: Sequence[str]) -> dict[str, str]:
         kind = _groups(kind).get(part)
         if kind is None:
             return {}
-    nested = {
-        name: f"{group}.{name}"
-        for group, settings in _groups(kind).items()
-        if dataclasses.is_dataclass(settings)
-        for name in _arguments(settings)
-    }
-    return nested | {name: name for name in _arguments(kind)}
+    keys = {name: name for name in _arguments(kind)}
+    for group, settings in _groups(kind).items():
+        for name in _arguments(settings) if dataclasses.is_dataclass(settings) else ():
+            keys.setdefault(name, f"{group}.{name}")
+    return keys
 
 
 def _arguments(kind: type) -> list[str]:

@@ -91,12 +91,16 @@ def test_the_size_of_data_parallel_groups_is_the_number_of_devices(trainer, size
     [
         (["--model.init_args.no_such_key", "1"], "lrl: model: Option 'no_such_key' is not accepted"),
         (["--model.init_args.optimizer.lr", "much"], "lrl: model.optimizer.lr: Expected a float. Got value: much"),
+        (
+            ["--model.init_args.lr", "1"],
+            "lrl: model: Option 'lr' is not accepted; it is now model.init_args.optimizer.lr",
+        ),
         (["--trainer.max_epochs", "many"], "lrl: trainer.max_epochs: Expected a int"),
         (["--nonsense", "1"], "lrl: unrecognized arguments: --nonsense 1"),
         (["--optimizer", "Adam"], "lrl: unrecognized arguments: --optimizer Adam"),
         (
             ["--model.init_args.learning_rate", "1"],
-            "lrl: model: Option 'learning_rate' is not accepted; did you mean 'lr'?",
+            "lrl: model: Option 'learning_rate' is not accepted; did you mean 'optimizer.lr'?",
         ),
         (["--data.init_args.n_envs", "1"], "lrl: data: Option 'n_envs' is not accepted; did you mean 'num_envs'?"),
         (
