@@ -96,8 +96,13 @@ def in_a_sentence(message: str) -> str:
     lines = [line.strip(" -") for line in message.splitlines()]
     reason = next((line for line in lines if line and not line.startswith(_NO_REASON)), " ".join(lines))
     keys = ".".join(_PARSER_KEY.findall(message.split(reason)[0]))
-    reason = _choices(lines, reason) or reason + suggestion(message)
+    reason = _choices(lines, reason) or _balanced(reason) + suggestion(message)
     return re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", f"{keys}: {reason}" if keys else reason)
+
+
+def _balanced(reason: str) -> str:
+    """Return a reason without the last parenthesis, where the line that holds its opening one was left out."""
+    return reason[:-1] if reason.endswith(")") and reason.count(")") > reason.count("(") else reason
 
 
 def _choices(lines: list[str], reason: str) -> str:

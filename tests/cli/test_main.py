@@ -90,7 +90,10 @@ def test_the_size_of_data_parallel_groups_is_the_number_of_devices(trainer, size
     ("arguments", "sentence"),
     [
         (["--model.init_args.no_such_key", "1"], "lrl: model: Option 'no_such_key' is not accepted"),
-        (["--model.init_args.optimizer.lr", "much"], "lrl: model.optimizer.lr: Expected a float. Got value: much"),
+        (
+            ["--model.init_args.optimizer.lr", "much"],
+            "lrl: model.optimizer.lr: Not of type PositiveFloat: could not convert string to float: 'much'",
+        ),
         (
             ["--model.init_args.lr", "1"],
             "lrl: model: Option 'lr' is not accepted; it is now model.init_args.optimizer.lr",

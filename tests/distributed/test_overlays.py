@@ -24,7 +24,7 @@ def root(tmp_path_factory, processes):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(300)
+        worker.join(500)
         worker.kill()
     return root
 
