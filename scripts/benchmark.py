@@ -1,4 +1,4 @@
-"""Our speed beside that of others, each comparison alternating within one run.
+"""Compare the speed of lrl with other libraries, alternating between the two within one run.
 
 python scripts/benchmark.py grpo --json assets/results/benchmark_grpo.json
 """
@@ -14,12 +14,12 @@ BENCHMARKS = {
     "grpo": "one GRPO step against TRL's GRPOTrainer: completions per second",
     "sft": "supervised fine-tuning against TRL's SFTTrainer: tokens per second, padding not counted",
     "evaluate": "batched evaluation against one episode at a time: env steps per second",
-    "score": "choosing among legal actions against a row per candidate: env steps per second",
+    "score": "scoring all legal actions at once against a row per action: env steps per second",
     "ppo_mlp": "a whole PPO run of a small network against Stable-Baselines3: env steps per second",
     "trpo_mlp": "whole TRPO runs of a small network against sb3-contrib: env steps per second, and returns",
-    "fisher": "products with Fisher's matrix in Gauss-Newton form against double backward: products per second",
-    "head": "where the time of a language model with a Gaussian head goes: seconds of rollouts and of a TRPO update",
-    "text": "what text costs in an environment, without a model: microseconds per step",
+    "fisher": "Fisher-vector products in Gauss-Newton form against double backward: products per second",
+    "head": "a language model with a Gaussian head: seconds of a rollout and of a TRPO update",
+    "text": "the cost of text in an environment, without a model: microseconds per step",
 }
 
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, text in BENCHMARKS.items():
         subparser = subparsers.add_parser(name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         modules[name].add_arguments(subparser)
-        subparser.add_argument("--threads", type=int, default=None, help="threads of torch, for both sides")
+        subparser.add_argument("--threads", type=int, default=None, help="torch threads, for both libraries")
         subparser.add_argument("--json", type=Path, default=None, help="write all numbers to this file")
     options = parser.parse_args(arguments)
     if options.threads is not None:

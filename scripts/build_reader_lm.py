@@ -1,12 +1,12 @@
-"""Build the embedded language model that reads: the embedded model's size and tokenizer, and exercises in looking up.
+"""Build the embedded language model that can look things up in a text, with the embedded model's size and tokenizer.
 
-It is taught to answer in the right format with random actions, as the embedded model is, and beside that to say what
-stands in a text: where a thing is, what is at a place. No exercise is answered by an action, so it prefers none either.
-Rooms are told in the words of BabyAI-Text, places in those of its demonstrations' reasoning. Every colour meets every
-kind: things that BabyAI's training levels never name are among them.
+It is trained to respond in the right format with random actions, like the embedded model, and also on exercises: where
+an object is, and which object is at a place. No exercise has an action as its solution, so it prefers none either.
+Rooms are described in the words of BabyAI-Text, places in those of its demonstrations' reasoning. Every colour occurs
+with every kind of object, also with those that BabyAI's training levels never name.
 
-Three heads of its first layer look one, two and three tokens back before it has read anything. Without that ten minutes
-of exercises taught it half of the answers: it found the colour or the kind of a thing and not both.
+Three heads of its first layer start out attending one, two and three tokens back. Without them ten minutes of training
+reached half of the accuracy: the model found the colour or the kind of an object, but not both.
 
     python scripts/build_reader_lm.py --output assets/reader-lm --seed 0
 """
@@ -26,11 +26,11 @@ from build_tiny_lm import ASSETS, GRAMMAR, batches, build_model
 from torch import Tensor
 
 OFFSETS = (1, 2, 3)
-"""Tokens that heads 0, 1 and 2 of the first layer look back."""
+"""Number of tokens that heads 0, 1 and 2 of the first layer look back."""
 WAVES = 5
-"""Of RoPE's, the fastest, that they do it with."""
+"""Number of RoPE's fastest frequencies that these heads use."""
 SHARPNESS = 60.0
-"""Of that look: with 60 a neighbour gets about a thousandth."""
+"""Scale of their scores; with 60 a neighbouring token gets about a thousandth of the weight."""
 
 # -- exercises --------------------------------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ def _steps(number: int, side: str) -> str:
 
 
 def room(rng: random.Random) -> tuple[list[str], dict[str, tuple[str, str]]]:
-    """What is seen, and of each thing its place as it stands there and in short."""
+    """Return the lines of an observation, and each object's place in full and abbreviated."""
     names = [f"{color} {kind}" for color in GRAMMAR["color"] for kind in GRAMMAR["object"]]
     places = [(side, ahead) for side in range(-3, 4) for ahead in range(7) if (side, ahead) != (0, 0)]
     count = rng.randint(1, 6)
@@ -57,11 +57,11 @@ def room(rng: random.Random) -> tuple[list[str], dict[str, tuple[str, str]]]:
 
 
 Answer = list[tuple[str, bool]]
-"""Pieces of it, and which of them can be known; together they are the text."""
+"""Pieces of a response, and whether each follows from the observation; joined they are the text."""
 
 
 def where(rng: random.Random) -> tuple[str, Answer]:
-    """Where things are, six of them drawn with replacement: whoever has been asked for all but one is known."""
+    """Return an exercise on where objects are, six of them sampled with replacement."""
     lines, found = room(rng)
     answer: Answer = [(rng.choice(("see", "now")), False)]
     if rng.random() < 0.7:
@@ -83,7 +83,7 @@ def where(rng: random.Random) -> tuple[str, Answer]:
 
 
 def what(rng: random.Random) -> tuple[str, Answer]:
-    """What is at a place."""
+    """Return an exercise on which object is at a place."""
     lines, found = room(rng)
     answer: Answer = [("at", False)]
     for name in rng.choices(list(found), k=5):
@@ -96,7 +96,7 @@ def what(rng: random.Random) -> tuple[str, Answer]:
 
 @torch.no_grad()
 def look_back(model: Any) -> None:
-    """Let heads of the first layer attend :data:`OFFSETS` tokens back.
+    """Initialise heads of the first layer to attend :data:`OFFSETS` tokens back.
 
     All embeddings get a common part c, from which queries and keys are made: ``q = sum_f exp(-i w_f d)``, ``k = 1`` for
     the fastest waves w_f of RoPE, so that the score at distance D is ``sum_f cos(w_f (D - d))``, greatest at d.
@@ -118,7 +118,7 @@ def look_back(model: Any) -> None:
 
 
 def lessons(tokenizer: Any, rng: random.Random, count: int) -> tuple[Tensor, Tensor]:
-    """Ids ``(row, token)`` of exercises, padded on the right, and which of them can be known."""
+    """Return ids ``(row, token)`` of exercises, padded on the right, and a mask of the tokens to train on."""
     rows, known = [], []
     for _ in range(count):
         seen, answer = (what if rng.random() < 0.12 else where)(rng)
@@ -136,10 +136,10 @@ def lessons(tokenizer: Any, rng: random.Random, count: int) -> tuple[Tensor, Ten
 
 
 def train(model: Any, tokenizer: Any, seed: int, steps: int, every: int = 50) -> None:
-    """Supervise what can be known: Muon for the layers' matrices, AdamW for the rest, in bfloat16.
+    """Train on what follows from the text, with Muon for the layers' matrices and AdamW for the rest, in bfloat16.
 
-    Every step sees exercises and conversations: Muon's steps are of one length, so that a batch which has nothing
-    left to teach would be a step of noise.
+    Every step sees exercises and conversations: Muon's steps all have the same length, so a batch that the model
+    already predicts would be a step of noise.
     """
     rng, talk = random.Random(f"reading {seed}"), batches(tokenizer, seed, steps, 1500)
     layers = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
@@ -172,7 +172,7 @@ def train(model: Any, tokenizer: Any, seed: int, steps: int, every: int = 50) ->
 
 
 def _loss(model: Any, ids: Tensor, asked: Tensor) -> tuple[Tensor, float]:
-    """Mean cross entropy of tokens that are asked for, and the share of them that are the likeliest."""
+    """Return the mean cross entropy of the masked tokens, and the fraction that has the highest probability."""
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
         logits = model.lm_head(hidden[asked[:, 1:]]).float()
@@ -182,13 +182,13 @@ def _loss(model: Any, ids: Tensor, asked: Tensor) -> tuple[Tensor, float]:
 
 @torch.no_grad()
 def accuracy(model: Any, tokenizer: Any, count: int = 200) -> float:
-    """Share of what can be known in new rooms that is the likeliest token, given what was said before."""
+    """Return the accuracy of the most probable token in unseen rooms, given the tokens before it."""
     ids, asked = lessons(tokenizer, random.Random("unseen rooms"), count)
     return float((model(ids[:, :-1]).logits.argmax(-1) == ids[:, 1:])[asked[:, 1:]].float().mean())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Build and save everything."""
+    """Build and save the model and its tokenizer."""
     from transformers import AutoTokenizer
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model.generation_config.do_sample = True
     model.to(torch.bfloat16).save_pretrained(options.output)
     tokenizer.save_pretrained(options.output)
-    print(f"{accuracy(model, tokenizer):.3f} of what can be known of new rooms is right")
+    print(f"accuracy in unseen rooms: {accuracy(model, tokenizer):.3f}")
 
 
 if __name__ == "__main__":

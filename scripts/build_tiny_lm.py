@@ -1,7 +1,7 @@
-"""Build the embedded language model: tokenizer, architecture, and weights that know the format of answers only.
+"""Build the embedded language model: tokenizer, architecture, and weights that know only the format of responses.
 
-Every answer it is taught is a legal action drawn at random, whatever the observation, behind reasoning drawn from
-``grammar.json``. So it speaks in the right format and prefers no action.
+Every response that it is trained on is a random legal action, whatever the observation, after reasoning sampled from
+``grammar.json``. So its responses have the right format, and it prefers no action.
 
     python scripts/build_tiny_lm.py --output assets/tiny-lm --seed 0
 """
@@ -51,7 +51,7 @@ def say(rng: random.Random, text: str, **given: str) -> str:
 
 
 def lake(rng: random.Random) -> str:
-    """A FrozenLake map of random holes with the agent on any cell that ends nothing."""
+    """Return a FrozenLake map with random holes and the agent on a random cell that does not end the episode."""
     rows, columns = rng.choice([(4, 4), (4, 4), (4, 4), (8, 8), (rng.randint(3, 7), rng.randint(3, 7))])
     ice = rng.uniform(0.6, 0.95)
     cells = ["F" if rng.random() < ice else "H" for _ in range(rows * columns)]
@@ -62,7 +62,7 @@ def lake(rng: random.Random) -> str:
 
 
 def numbers(rng: random.Random) -> str:
-    """A vector as integers from 0 to 999, as decimals, or with names."""
+    """Return a vector as integers from 0 to 999, as decimals, or with names."""
     count = rng.randint(1, 8)
     if rng.random() < 0.4:
         return f"<observation>{','.join(str(rng.randrange(1000)) for _ in range(count))}</observation>"
@@ -93,13 +93,13 @@ class Scene:
 
 
 def frozen_lake(rng: random.Random) -> Scene:
-    """The environment that the first experiments train on, in its own words."""
+    """Return FrozenLake, which the first experiments train on, in the words of its codec."""
     codec = FrozenLakeCodec()
     return Scene(codec.description, lake, lambda r: r.choice(codec.action_texts))
 
 
 def listed(rng: random.Random) -> Scene:
-    """Any environment with a list of actions that only its system text tells."""
+    """Return an environment whose actions are listed in its system text only."""
     kind, about = rng.choice(GRAMMAR["scenes"])
     digits = [str(n) for n in range(rng.randint(2, 18))]
     names = digits if rng.random() < 0.15 else rng.sample(GRAMMAR["actions"], rng.randint(2, 7))
@@ -108,7 +108,7 @@ def listed(rng: random.Random) -> Scene:
 
 
 def boxed(rng: random.Random) -> Scene:
-    """Any environment with a vector of numbers as action."""
+    """Return an environment whose actions are vectors of numbers."""
     kind, about = rng.choice([scene for scene in GRAMMAR["scenes"] if scene[0] == "numbers"])
     count, integers = rng.randint(1, 6), rng.random() < 0.6
     number: Speak = (lambda r: str(r.randrange(1000))) if integers else (lambda r: f"{r.uniform(-1, 1):.3f}")
@@ -118,13 +118,13 @@ def boxed(rng: random.Random) -> Scene:
 
 
 def quote(observation: str) -> str:
-    """How ``observation`` begins: at most four words, or two numbers, of its first line."""
+    """Return the start of ``observation``: at most four words, or two numbers, of its first line."""
     line = re.sub(r"</?observation>", "", observation.split("\n")[0])
     return ",".join(line.split(",")[:2]) if "," in line else " ".join(line.split(" ")[:4])
 
 
 def conversation(rng: random.Random) -> list[Message]:
-    """System text, then one to four turns whose answers are all random."""
+    """Return system text, then one to four turns with random responses."""
     scene = rng.choices([frozen_lake, listed, boxed], [5, 4, 1])[0](rng)
     style = get_response_format(rng.choices(["think_answer", "final_answer", "direct"], [6, 2, 2])[0])
     messages = [{"role": "system", "content": f"{scene.description} {style.instruction}"}]
@@ -141,7 +141,7 @@ def conversation(rng: random.Random) -> list[Message]:
 
 
 def build_tokenizer(seed: int) -> Any:
-    """Byte-level BPE over generated conversations, with every number of up to three digits added whole."""
+    """Train a byte-level BPE tokenizer on generated conversations; numbers of up to three digits are tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
@@ -166,7 +166,7 @@ def _pre_tokenizer() -> Any:
 
 
 def _learn_merges(seed: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Ids of special tokens, bytes, numbers and merged words, in this order; and the merges."""
+    """Return ids of special tokens, bytes, numbers and merged words, in this order, and the merges."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -183,7 +183,7 @@ def _learn_merges(seed: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def _texts(seed: int, count: int = 6000) -> Iterator[str]:
-    """What the merges are learned from: no digits and no tags, which are tokens of their own."""
+    """Yield the text from which merges are learned, without digits and tags, which are tokens of their own."""
     rng = random.Random(f"corpus {seed}")
     drop = str.maketrans("", "", "0123456789")
     yield from (f"{word}\nActions: {word}, {word}." for word in GRAMMAR["actions"] for _ in range(50))
@@ -199,7 +199,7 @@ def _texts(seed: int, count: int = 6000) -> Iterator[str]:
 
 
 def build_model(tokenizer: Any, seed: int) -> Any:
-    """The architecture with fresh weights. Words that differ in the blank before them only start out alike."""
+    """Return a new model; words that differ only in the space before them start with similar embeddings."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
@@ -220,7 +220,7 @@ def build_model(tokenizer: Any, seed: int) -> Any:
 
 
 def batches(tokenizer: Any, seed: int, steps: int, tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """``steps`` batches of about ``tokens`` tokens, each of conversations of similar length; see :func:`pad`."""
+    """Yield ``steps`` batches of about ``tokens`` tokens, each of conversations of similar length; see :func:`pad`."""
     rng = random.Random(f"chats {seed}")
     ready: list[list[list[int]]] = []
     for _ in range(steps):
@@ -242,7 +242,7 @@ def bucket(chats: list[list[int]], tokens: int) -> list[list[list[int]]]:
 
 
 def pad(chats: list[list[int]], tokenizer: Any) -> tuple[Tensor, Tensor]:
-    """Ids ``(row, token)``, padded on the right, and which of them belong to answers, the end token included."""
+    """Return ids ``(row, token)``, padded on the right, and a mask of the responses' tokens, end token included."""
     width = max(len(chat) for chat in chats)
     ids = torch.tensor([chat + [tokenizer.pad_token_id] * (width - len(chat)) for chat in chats])
     opening = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
@@ -255,7 +255,7 @@ def pad(chats: list[list[int]], tokenizer: Any) -> tuple[Tensor, Tensor]:
 
 
 def train(model: Any, stream: Iterator[tuple[Tensor, Tensor]], steps: int, peak: float = 3e-3) -> None:
-    """Supervise the answers' tokens only; the learning rate warms up and falls to zero."""
+    """Train on the tokens of the responses only; the learning rate warms up and decays to zero."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 40) * 0.5 * (1 + math.cos(math.pi * step / steps))
@@ -275,7 +275,7 @@ def train(model: Any, stream: Iterator[tuple[Tensor, Tensor]], steps: int, peak:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Build and save everything."""
+    """Build and save the model and its tokenizer."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("assets/tiny-lm"))
     parser.add_argument("--seed", type=int, default=0)

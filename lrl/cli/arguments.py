@@ -1,9 +1,11 @@
-"""What the scripts' command lines have in common."""
+"""Options that several subcommands share."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lrl.codecs.numbers import NumberFormat
@@ -13,25 +15,42 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 
+def command_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help shows ``description`` with its line breaks."""
+    return argparse.ArgumentParser(prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+@contextmanager
+def exit_on_user_error(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """Print a user's error as one sentence and exit with status 2; silence what libraries print meanwhile."""
+    from lrl.cli.quiet import silence_libraries
+
+    silence_libraries()
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+
+
 def add_env_arguments(parser: argparse.ArgumentParser, required: bool = False) -> None:
-    """``--env_id`` and what belongs to it; :func:`envs_of` reads them."""
-    where = "registered name" if required else "default: where the checkpoint was validated, or FrozenLake-v1"
+    """Add ``--env_id`` and the options that belong to it; :func:`envs_of` reads them."""
+    where = "registered name" if required else "default: the checkpoint's validation environment, or FrozenLake-v1"
     parser.add_argument("--env_id", required=required, help=where)
     parser.add_argument("--env_kwargs", default="{}", help="JSON object for --env_id")
     parser.add_argument("--reset_options", default="{}", help="JSON object for every reset of --env_id")
-    parser.add_argument("--numbers", choices=("decimals", "integers"), help="default: what the checkpoint saved")
+    parser.add_argument("--numbers", choices=("decimals", "integers"), help="default: as saved in the checkpoint")
 
 
 def envs_of(arguments: argparse.Namespace, numbers: NumberFormat | None = None, **settings: Any) -> GymnasiumEnvs:
-    """The environment that is asked for.
+    """Return the factory of the environment that the options name.
 
     Args:
-        arguments: parsed.
-        numbers: what the policy was trained on; None takes ``--numbers``.
-        settings: of :class:`~lrl.envs.factory.GymnasiumEnvs`.
+        arguments: the parsed command line.
+        numbers: the number format that the policy was trained with; None takes ``--numbers``.
+        settings: further arguments of :class:`~lrl.envs.factory.GymnasiumEnvs`.
 
     Raises:
-        ValueError: one is no JSON object.
+        ValueError: ``--env_kwargs`` or ``--reset_options`` is not a JSON object.
     """
     if numbers is None and arguments.numbers is not None:
         numbers = NumberFormat(kind=arguments.numbers)
@@ -42,18 +61,18 @@ def envs_of(arguments: argparse.Namespace, numbers: NumberFormat | None = None, 
 
 
 def add_fabric_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--accelerator``, ``--devices``, ``--strategy`` and ``--precision``; :func:`fabric_of` reads them."""
+    """Add ``--accelerator``, ``--devices``, ``--strategy`` and ``--precision``; :func:`fabric_of` reads them."""
     parser.add_argument("--accelerator", default="auto")
-    parser.add_argument("--devices", default="1", help="episodes are split over them")
+    parser.add_argument("--devices", default="1", help="number of devices; they share the episodes")
     parser.add_argument("--strategy", default="auto", help="how Fabric starts the devices: ddp, ddp_spawn, dp")
     parser.add_argument("--precision", help="of Fabric, for example bf16-mixed; default: that of the weights")
 
 
 def fabric_of(arguments: argparse.Namespace) -> Fabric:
-    """The devices that are asked for.
+    """Return Lightning Fabric with the devices that the options name.
 
     Raises:
-        ValueError: Fabric knows no such setting, or the strategy would shard the policy.
+        ValueError: Fabric does not know a setting, or the strategy would shard the policy.
     """
     from lightning.fabric import Fabric
 
@@ -75,10 +94,10 @@ def fabric_of(arguments: argparse.Namespace) -> Fabric:
 
 
 def json_object(name: str, text: str) -> dict[str, Any]:
-    """What the user wrote under ``--name``.
+    """Parse the JSON object that was given as ``--name``.
 
     Raises:
-        ValueError: it is no JSON object.
+        ValueError: ``text`` is not a JSON object.
     """
     try:
         value = json.loads(text)
@@ -87,3 +106,16 @@ def json_object(name: str, text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"--{name} is {text!r}; it must be a JSON object.")
     return value
+
+
+def labelled_number(name: str, text: str) -> tuple[str, float]:
+    """Split ``LABEL=NUMBER``, which was given as ``--name``; a number alone is its own label.
+
+    Raises:
+        ValueError: what follows the last ``=`` is not a number.
+    """
+    label, _, value = text.rpartition("=")
+    try:
+        return label or value, float(value)
+    except ValueError as error:
+        raise ValueError(f"--{name} is {text!r}; it must be LABEL=VALUE with a number as value.") from error

@@ -8,11 +8,20 @@ lrl evaluate --policy expert --json expert.json
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from lrl.cli.arguments import (
+    add_env_arguments,
+    add_fabric_arguments,
+    command_parser,
+    envs_of,
+    exit_on_user_error,
+    fabric_of,
+    json_object,
+)
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -21,21 +30,19 @@ if TYPE_CHECKING:
     from lrl.evaluation.episodes import EpisodeResults
 
 
-def parse(prog: str, args: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """The command line of the program that is called ``prog``."""
-    from lrl.cli.arguments import add_env_arguments, add_fabric_arguments
-
-    parser = argparse.ArgumentParser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = command_parser(prog, __doc__)
     parser.add_argument("--checkpoint", help="a checkpoint or a run directory")
-    parser.add_argument("--model", help="any causal language model as it is: hub name or folder")
-    parser.add_argument("--policy", help="a baseline: random, constant or expert; mlp says what --checkpoint must be")
+    parser.add_argument("--model", help="any causal language model, untrained by lrl: hub name or folder")
+    parser.add_argument("--policy", help="a baseline: random, constant or expert; mlp: --checkpoint must hold an MLP")
     add_env_arguments(parser)
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
-    parser.add_argument("--num_envs", type=int, default=16, help="side by side; the result does not depend on it")
+    parser.add_argument("--num_envs", type=int, default=16, help="in parallel; the result does not depend on it")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and episodes")
-    parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="log the figures there")
+    parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="log the figures in this folder")
     parser.add_argument("--capture_video", type=Path, metavar="FOLDER", help="write an mp4 of the first episodes")
     parser.add_argument("--num_videos", type=int, default=3, help="with --capture_video")
     add_fabric_arguments(parser)
@@ -45,36 +52,31 @@ def parse(prog: str, args: Sequence[str]) -> tuple[argparse.ArgumentParser, argp
     model.add_argument("--chat_template", default="auto", help="auto, plain, chatml or a file")
     model.add_argument("--dtype", default="float32")
     model.add_argument("--max_new_tokens", type=int, default=64)
-    return parser, parser.parse_args(args)
+    return parser
 
 
 def main(prog: str, args: Sequence[str]) -> None:
-    """Evaluate on every device, print on the first; a user's mistake is one sentence and exit status 2.
+    """Evaluate on all devices and print on the first; a user's error is one sentence, with exit status 2.
 
     Args:
         prog: name of the program, for its help and its errors.
-        args: the command line after that name.
+        args: the words of the command line after that name.
     """
-    parser, arguments = parse(prog, args)
-    from lrl.cli.arguments import fabric_of
-    from lrl.cli.quiet import silence_libraries
-
-    silence_libraries()
-    try:
+    parser = make_parser(prog)
+    arguments = parser.parse_args(args)
+    with exit_on_user_error(parser):
         fabric_of(arguments).launch(partial(run, arguments=arguments))
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"{prog}: {error}\n")
 
 
 def run(fabric: Fabric, arguments: argparse.Namespace) -> None:
-    """Load, and evaluate in the precision that is asked for."""
+    """Load the policy, and evaluate it in the precision that the options name."""
     loaded = load(arguments)
     with fabric.autocast():
         evaluate(fabric, loaded, arguments)
 
 
 def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> None:
-    """Play, gather, print, write."""
+    """Play the policy and the baselines, print the table, and write what the options ask for."""
     from rich.console import Console
 
     from lrl.evaluation.checkpoint import load_baseline
@@ -86,7 +88,7 @@ def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> N
         try:
             baseline = load_baseline(name, loaded.env_factory)
         except ValueError:
-            continue  # no such baseline exists in this environment
+            continue  # this environment has no such baseline
         if name not in rows:
             rows[name] = play(fabric, baseline, arguments)
     if fabric.is_global_zero:
@@ -104,7 +106,7 @@ def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> N
 
 
 def log_figures(results: EpisodeResults, loaded: Loaded, folder: Path) -> None:
-    """For TensorBoard, at the environment step of the checkpoint."""
+    """Log the means to TensorBoard, at the environment step of the checkpoint."""
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(folder)) as writer:
@@ -113,19 +115,22 @@ def log_figures(results: EpisodeResults, loaded: Loaded, folder: Path) -> None:
 
 
 def capture(loaded: Loaded, arguments: argparse.Namespace) -> None:
-    """Play the first episodes again, the very same, and film them."""
+    """Play the first episodes again with the same random numbers, and write them as videos."""
     from lrl.evaluation.episode_records import film
 
     sampling = loaded.policy.sampling_at(arguments.temperature)
     for index in range(min(arguments.num_videos, arguments.episodes)):
         path = arguments.capture_video / f"seed{arguments.seed + index}.mp4"
         turns = film(loaded.policy, loaded.env_factory, index, arguments.seed, path, sampling)
-        sys.stdout.write(f"{path}: {turns} turns\n")
+        print(f"{path}: {turns} turns")
 
 
 def load(arguments: argparse.Namespace) -> Loaded:
-    """What is evaluated, and where."""
-    from lrl.cli.arguments import envs_of, json_object
+    """Load the policy and the environment that the options name.
+
+    Raises:
+        ValueError: options contradict each other, or something cannot be loaded.
+    """
     from lrl.evaluation.checkpoint import load_baseline, load_model, load_policy, saved_numbers
 
     check_subject(arguments)
@@ -152,10 +157,10 @@ def load(arguments: argparse.Namespace) -> Loaded:
 
 
 def check_subject(arguments: argparse.Namespace) -> None:
-    """One thing is evaluated.
+    """Check that the options name exactly one policy.
 
     Raises:
-        ValueError: nothing is, or several are.
+        ValueError: they name none, or several.
     """
     given = [name for name in ("checkpoint", "model", "policy") if getattr(arguments, name) is not None]
     if arguments.policy == "mlp":
@@ -166,20 +171,14 @@ def check_subject(arguments: argparse.Namespace) -> None:
 
 
 def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> EpisodeResults:
-    """This device's episodes with a progress bar, then those of all."""
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-
+    """Play this device's share of the episodes with a progress bar, and return those of all devices."""
+    from lrl.cli.progress_bar import progress_bar
     from lrl.evaluation.episodes import evaluate_policy, gather
 
     policy = loaded.policy.to(fabric.device)
     fabric.strategy.precision.convert_module(policy)  # in place; does nothing with a mixed precision
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    shown = fabric.is_global_zero and console.is_terminal
-    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
-        share = range(fabric.global_rank, arguments.episodes, fabric.world_size)
-        task = progress.add_task(loaded.info["name"], total=len(share))
+    share = range(fabric.global_rank, arguments.episodes, fabric.world_size)
+    with progress_bar(loaded.info["name"], len(share), fabric.is_global_zero) as advance:
         results = evaluate_policy(
             policy,
             loaded.env_factory,
@@ -189,16 +188,16 @@ def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> Episo
             policy.sampling_at(arguments.temperature),
             rank=fabric.global_rank,
             world_size=fabric.world_size,
-            on_episode=lambda: progress.advance(task),
+            on_episode=advance,
         )
     return gather(results)
 
 
 def exact_line(loaded: Loaded) -> str:
-    """Exact success, where the environment has a transition table and the policy can be greedy."""
+    """Describe the exact success of the greedy policy, or return "" where there is no transition table."""
     from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of
 
-    native = loaded.policy.response_format is None  # it is asked in text
+    native = loaded.policy.response_format is None  # its states are evaluated as texts
     if not is_frozen_lake(loaded.env_factory) or not loaded.policy.greedy_is_reproducible or native:
         return ""
     exact = exact_evaluation(loaded.policy, lakes_of(loaded.env_factory, num_maps=100))

@@ -1,4 +1,4 @@
-"""The command line: LightningCLI with run directories, a base configuration, and errors in one sentence."""
+"""``lrl fit | validate | test | predict``: LightningCLI with run directories, a base configuration and short errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import lightning as L
 import torch
-from jsonargparse import ActionConfigFile  # pyright: ignore[reportPrivateImportUsage]
+from jsonargparse import ActionConfigFile, Namespace  # pyright: ignore[reportPrivateImportUsage]
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 import lrl.algorithms.grpo
@@ -42,7 +42,7 @@ import lrl.rewards.expert_q
 import lrl.rewards.format  # noqa: F401  (imported so that configs can name classes without their module)
 from lrl.callbacks.evaluation_table import HeldOutTable
 from lrl.callbacks.export import ExportModel
-from lrl.cli.mistakes import in_a_sentence, user_errors
+from lrl.cli.error_messages import in_a_sentence, user_errors
 from lrl.cli.quiet import silence_libraries
 from lrl.cli.run_directory import RunDirectory, experiment_name
 from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint
@@ -53,10 +53,10 @@ _SUBCOMMANDS = ("fit", "validate", "test", "predict")
 
 
 def base_config() -> Path:
-    """The configuration that every experiment starts from.
+    """Return the path of the configuration that every experiment starts from.
 
     Raises:
-        ValueError: it is not there (jsonargparse would ignore that silently).
+        ValueError: it does not exist (jsonargparse would ignore that silently).
     """
     path = shipped("configs/base.yaml")
     if path is None:
@@ -65,10 +65,10 @@ def base_config() -> Path:
 
 
 class ConfigFile(ActionConfigFile):
-    """``--config`` that finds the configurations that ship with lrl as well as files."""
+    """The action of ``--config``, which finds files and the configurations that ship with lrl."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        """Read the file that is named."""
+        """Read the named file into the configuration."""
         super().__call__(parser, cfg, resolve_config(values), option_string)
 
 
@@ -77,36 +77,36 @@ class SaveRunConfig(SaveConfigCallback):
 
     _text = ""
     begun = False
-    """Whether something was trained or evaluated."""
+    """Whether training or an evaluation has started."""
 
     def on_train_start(self, *args: Any) -> None:
-        """Note that the run plays: from now on its directory holds what somebody may want, if only a traceback."""
+        """Note that training has started: from now on the run directory is kept, even after an error."""
         self.begun = True
 
     def on_validation_start(self, *args: Any) -> None:
-        """So does a run that evaluates."""
+        """Note that an evaluation has started, which counts as :meth:`on_train_start` does."""
         self.begun = True
 
     def on_test_start(self, *args: Any) -> None:
-        """As :meth:`on_validation_start`."""
+        """Note that a test has started, which counts as :meth:`on_train_start` does."""
         self.begun = True
 
     def on_predict_start(self, *args: Any) -> None:
-        """As :meth:`on_validation_start`."""
+        """Note that a prediction has started, which counts as :meth:`on_train_start` does."""
         self.begun = True
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Make the checkpoint loadable without the run directory."""
-        if not self._text:  # half a second, and the same for the whole run
+        """Store the configuration in the checkpoint, so that it can be loaded without the run directory."""
+        if not self._text:  # takes half a second, and stays the same for the whole run
             self._text = self.parser.dump(self.config, skip_none=False)
         checkpoint["lrl"] = checkpoint.get("lrl", {}) | {"config": self._text}
 
 
 class LRLCLI(LightningCLI):
-    """``fit | validate | test | predict --config FILE``."""
+    """LightningCLI with a base configuration and one run directory per launch."""
 
     def __init__(self, args: Any = None, run: bool = True) -> None:
-        defaults = {"default_config_files": [str(base_config())], "exit_on_error": False}  # errors are told by run()
+        defaults = {"default_config_files": [str(base_config())], "exit_on_error": False}  # run() prints errors
         self.run_directory: RunDirectory | None = None
         try:
             super().__init__(
@@ -119,7 +119,7 @@ class LRLCLI(LightningCLI):
                 parser_kwargs={"exit_on_error": False} | dict.fromkeys(_SUBCOMMANDS, defaults) if run else defaults,
                 args=args,
                 run=run,
-                auto_configure_optimizers=False,  # the module makes its own optimiser; --optimizer would be ignored
+                auto_configure_optimizers=False,  # the module makes its own optimizer; --optimizer would be ignored
             )
         except BaseException:
             if self.run_directory is not None and not self._begun:
@@ -128,24 +128,33 @@ class LRLCLI(LightningCLI):
 
     @property
     def _begun(self) -> bool:
-        """Whether the run directory holds more than the records of a launch."""
+        """Return whether the run directory holds more than the records of a launch."""
         callbacks = self.trainer.callbacks if hasattr(self, "trainer") else []  # pyright: ignore
         return any(getattr(callback, "begun", False) for callback in callbacks)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """As Lightning's, but with :class:`ConfigFile`."""
+        """Return a parser whose ``--config`` is :class:`ConfigFile`."""
         parser = LightningArgumentParser(dump_header=[f"lightning.pytorch=={L.__version__}"], **kwargs)
         parser.add_argument("-c", "--config", action=ConfigFile, help="a file, or one of the configs of lrl by name")
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The run directory, and values that must agree."""
-        parser.add_argument("--run_directory", type=str | None, default=None, help="where the run is kept")
-        parser.add_argument("--push_to_hub", type=str | None, default=None, help="hub repository of the trained model")
+        """Add ``--run_directory`` and ``--push_to_hub``, and link values that must agree."""
+        parser.add_argument("--run_directory", type=str | None, default=None, help="where to write the run")
+        parser.add_argument(
+            "--push_to_hub",
+            type=str | None,
+            default=None,
+            help="export the trained model to this repository of the hub",
+        )
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
 
     def before_instantiate_classes(self) -> None:
-        """Choose the run directory and send every log there."""
+        """Create the run directory and let every logger write there.
+
+        Raises:
+            ValueError: the checkpoint, the login of Weights & Biases or the run directory cannot be used.
+        """
         config = self.config[self.subcommand] if self.subcommand else self.config
         experiment = experiment_name([str(path) for path in config.get("config") or []])
         resumed = config.get("ckpt_path")
@@ -162,6 +171,7 @@ class LRLCLI(LightningCLI):
                 "no --ckpt_path: %s scores the policy as it is before training", self.subcommand
             )
         config.trainer.default_root_dir = str(self.run_directory.path)
+        set_data_parallel_size(config.trainer)
         for logger in loggers:
             settings = logger.init_args
             settings.save_dir = str(self.run_directory.path)
@@ -171,34 +181,57 @@ class LRLCLI(LightningCLI):
                 settings.name, settings.version = "", ""
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Add what ``--push_to_hub`` asks for."""
+        """Return the trainer, with the callbacks that ``--push_to_hub`` and an evaluation need.
+
+        Raises:
+            ValueError: the accelerator does not exist on this machine.
+        """
         accelerator = self._get(self.config, "trainer.accelerator")
         if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
             raise ValueError(
                 f"trainer.accelerator is {accelerator!r}, which this machine does not have; it must be auto or cpu."
             )
         trainer = super().instantiate_trainer(**kwargs)
-        for logger in trainer.loggers:  # Lightning 2.6.6 hands wandb a setting that wandb 0.31 warns of
+        for logger in trainer.loggers:  # Lightning 2.6.6 passes a setting that wandb 0.31 warns about
             getattr(logger, "_wandb_init", {}).pop("anonymous", None)
         repo_id = self._get(self.config, "push_to_hub")
         if repo_id is not None:
-            cast(Any, trainer).callbacks.append(ExportModel(repo_id))  # behind the checkpoint: that is kept first
+            cast(Any, trainer).callbacks.append(ExportModel(repo_id))  # after the checkpoint callback
         if self.subcommand not in (None, "fit"):
-            cast(Any, trainer).callbacks.append(HeldOutTable())  # behind those whose figures it shows
+            cast(Any, trainer).callbacks.append(HeldOutTable())  # after the callbacks that log
         return trainer
 
 
 def _seed(value: Any) -> int:
+    """Return the seed of the data; ``seed_everything`` may not be a boolean or null."""
     if isinstance(value, bool) or value is None:
         raise ValueError(f"seed_everything is {value}; it must be a number, so that the run can be repeated.")
     return int(value)
 
 
+def set_data_parallel_size(trainer: Namespace) -> None:
+    """Replace FSDP2's ``data_parallel_size: auto`` by the number of devices.
+
+    Lightning 2.6.6 takes ``auto`` for the number of nodes, which fits tensor parallelism only.
+    """
+    settings = getattr(trainer.strategy, "init_args", None)
+    if settings is None or settings.get("data_parallel_size") != "auto" or settings.get("tensor_parallel_size") != 1:
+        return
+    devices = trainer.devices
+    if devices in ("auto", -1, "-1"):
+        count = max(1, torch.cuda.device_count())
+    elif isinstance(devices, str) and "," in devices:
+        count = len([index for index in devices.split(",") if index])
+    else:
+        count = len(devices) if isinstance(devices, list) else int(devices)
+    settings.data_parallel_size = count * trainer.num_nodes
+
+
 def checkpoint_file(path: str) -> Path:
-    """A checkpoint, given itself or the run directory that holds it.
+    """Return the path of a checkpoint, given the checkpoint or the run directory that holds it.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no checkpoint.
     """
     for candidate in (Path(path) / "checkpoints" / "last.ckpt", Path(path)):
         if candidate.is_file() or is_sharded_checkpoint(candidate):
@@ -207,10 +240,10 @@ def checkpoint_file(path: str) -> Path:
 
 
 def check_wandb_login() -> None:
-    """Raise before anything is made if Weights & Biases has no key and there is nobody to ask for one.
+    """Check that Weights & Biases has an API key, where no terminal is there to ask for one.
 
     Raises:
-        ValueError: so it is.
+        ValueError: it has none.
     """
     if os.environ.get("WANDB_MODE", "online") not in ("online", "run", "shared") or sys.stdin.isatty():
         return
@@ -224,10 +257,10 @@ def check_wandb_login() -> None:
 
 
 def check_ours(checkpoint: Path) -> None:
-    """Before anything is loaded or made.
+    """Raise if ``checkpoint`` was not written by lrl.
 
     Raises:
-        ValueError: the checkpoint is damaged, or another program's.
+        ValueError: the checkpoint is damaged, or was written by another program.
     """
     try:
         ours = "lrl" in read_checkpoint(checkpoint, weights=False)
@@ -240,11 +273,11 @@ def check_ours(checkpoint: Path) -> None:
 
 
 def run(args: Any = None, started: float | None = None) -> None:
-    """Run the command line; a user's mistake becomes one sentence and exit status 2.
+    """Run the command line; a user's error is printed as one sentence, with exit status 2.
 
     Args:
-        args: of the command line; None takes this process's.
-        started: ``time.monotonic()`` when the user pressed return, so that the log says how long it all took.
+        args: the words of the command line; None takes ``sys.argv``.
+        started: ``time.monotonic()`` at the start of the process, so that the logged minutes include the imports.
     """
     started = time.monotonic() if started is None else started
     silence_libraries()

@@ -1,4 +1,4 @@
-"""One directory per launch: what was run, from which commit, and everything that it printed."""
+"""The run directory: one per launch, with its command, commit, configuration and log."""
 
 from __future__ import annotations
 
@@ -24,35 +24,36 @@ _RECORDS = (
     "events.out.*",
     "wandb",
 )
-"""What a launch writes before it trains."""
+"""Files that a launch writes before training."""
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A directory of this launch alone; its ranks share it."""
+    """The directory of one launch, shared by its ranks."""
 
     path: Path
     made: tuple[Path, ...] | None = None
-    """Directories that this launch made, innermost first; None where others may have written into ``path``."""
+    """Directories that this launch created, innermost first; None where others may have written into ``path``."""
 
     @classmethod
     def create(cls, wanted: str | None, experiment: str, seed: int) -> RunDirectory:
-        """Make it, and start ``run.log``.
+        """Create the run directory and start ``run.log``.
 
         Args:
-            wanted: a path the user gave; None takes ``runs/<experiment>/<date>-seed<k>``.
+            wanted: the path that the user gave; None takes ``runs/<experiment>/<date>-seed<k>``.
             experiment: ``<env>/<algorithm>``.
             seed: the run's seed.
 
         Raises:
-            ValueError: the user's path is taken, or cannot be written to.
+            ValueError: the path is not empty, or cannot be written to.
         """
         path = Path(os.environ.get(_VARIABLE) or wanted or _fresh(Path("runs") / experiment, seed)).resolve()
         first = (
             _VARIABLE not in os.environ and int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", 0))) == 0
         )
         requeued = int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
-        if first and not requeued and path.exists() and any(path.iterdir()):
+        others = [found for found in path.iterdir() if found.name != "run.log"] if path.is_dir() else []
+        if first and not requeued and (others or path.is_file()):  # another rank may have begun the log
             raise ValueError(f"run_directory is {str(path)!r}, which is not empty; name a new one.")
         made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
         run = cls(path, made if first and not requeued else None)
@@ -66,9 +67,9 @@ class RunDirectory:
         return run
 
     def _begin(self, quiet: bool) -> None:
-        """Make the directory and write what is known before the run."""
+        """Create the directory and write the command and the commit."""
         self.path.mkdir(parents=True, exist_ok=True)
-        os.environ[_VARIABLE] = str(self.path)  # the ranks that this process starts
+        os.environ[_VARIABLE] = str(self.path)  # read by the ranks that this process starts
         _start_log(self.path, quiet)
         if not quiet:
             (self.path / "command.txt").write_text(" ".join(sys.argv) + "\n", encoding="utf-8")
@@ -76,9 +77,9 @@ class RunDirectory:
             logging.getLogger("lrl").info("run directory %s", os.path.relpath(self.path))
 
     def discard(self) -> None:
-        """Remove what a launch wrote that failed before it trained, so that the same command can be given again.
+        """Remove the records of a launch that failed before training, so that the same command can be repeated.
 
-        Files that lrl does not write stay, and so does a directory that was there before.
+        Files that lrl does not write are kept, and so is a directory that existed before.
         """
         if self.made is None or (self.path / "checkpoints").exists():
             return
@@ -92,7 +93,7 @@ class RunDirectory:
 
 
 def experiment_name(configs: list[str]) -> str:
-    """``<env>/<algorithm>`` from the first configuration file that is not an overlay."""
+    """Return ``<env>/<algorithm>`` of the first configuration file that is not an overlay."""
     for config in configs:
         path = Path(config)
         if path.parent.name not in ("overlays", "") and path.name != "base.yaml":
@@ -101,9 +102,9 @@ def experiment_name(configs: list[str]) -> str:
 
 
 def commit() -> str:
-    """The git commit of the code, with ``-dirty`` where files are changed; ``unknown`` outside a repository."""
+    """Return the git commit of the code, with ``-dirty`` if files have changed, or ``unknown`` outside a repository."""
     folder = checkout()
-    if folder is None:  # installed, perhaps inside the repository of another program
+    if folder is None:  # installed, perhaps inside another repository
         return "unknown"
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
@@ -114,7 +115,7 @@ def commit() -> str:
 
 
 def _fresh(parent: Path, seed: int) -> Path:
-    """A path of this launch; Slurm's and torchrun's processes share the job's name instead of a date."""
+    """Return the default path: named by the date, or by the job that all processes of Slurm or torchrun share."""
     job = os.environ.get("SLURM_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID")
     stem = f"{f'job{job}' if job else datetime.now().strftime('%Y%m%d-%H%M%S')}-seed{seed}"
     path, count = parent / stem, 1
@@ -125,10 +126,10 @@ def _fresh(parent: Path, seed: int) -> Path:
 
 
 class _RunLog(logging.FileHandler):
-    """``run.log``; on a full disk it stays silent, for what the run needs to write fails with a sentence of its own."""
+    """Handler of ``run.log``, silent on a full disk: the run's own files fail there with a clearer error."""
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
-        """Print a traceback of anything but a failure to write."""
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """Print the traceback of an error, unless writing failed."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
@@ -142,7 +143,7 @@ def _stop_log() -> None:
 
 
 def _start_log(path: Path, quiet: bool) -> None:
-    """Our messages go to the terminal and, with times and everything of the trace, to ``run.log``."""
+    """Send messages of lrl to the terminal, and with times and debug messages to ``run.log``."""
     logger = logging.getLogger("lrl")
     logger.setLevel(logging.DEBUG)
     logger.propagate = False

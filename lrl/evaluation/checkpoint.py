@@ -12,6 +12,7 @@ from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint
 from lrl.functional.trainable_state import drop_frozen, frozen_parameter_names
+from lrl.moved_names import current_config
 from lrl.policies.actor import Actor
 from lrl.policies.baselines.fixed import ConstantActor, ExpertActor, FixedActor, RandomActor
 from lrl.policies.policy import Policy
@@ -45,8 +46,8 @@ def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Load
     file = checkpoint_file(Path(path))
     checkpoint = read_checkpoint(file)
     if "config" not in checkpoint.get("lrl", {}):
-        raise ValueError(f"--checkpoint is {str(path)!r}, which holds no config; it must be written by lrl.")
-    config = yaml.safe_load(checkpoint["lrl"]["config"])
+        raise ValueError(f"--checkpoint is {str(path)!r}, which holds no config; give one that lrl wrote.")
+    config = current_config(yaml.safe_load(checkpoint["lrl"]["config"]))
     policy = _build(Policy, config["model"]["init_args"]["policy"], file)
     if env_factory is None:
         env_factory = _training_env(config["data"]["init_args"], file)
@@ -75,7 +76,7 @@ def saved_numbers(path: str | Path, kind: str | None = None) -> NumberFormat | N
     config = yaml.safe_load(
         read_checkpoint(checkpoint_file(Path(path)), weights=False).get("lrl", {}).get("config", "")
     )
-    data = (config or {}).get("data", {}).get("init_args", {})
+    data = current_config(config or {}).get("data", {}).get("init_args", {})
     saved = ((_env_config(data) or {}).get("init_args") or {}).get("numbers")
     numbers = NumberFormat(**saved) if saved else None
     if kind is not None and kind != (numbers or NumberFormat()).kind:

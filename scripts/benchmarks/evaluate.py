@@ -25,7 +25,7 @@ from lrl.types import History, PastTurn, SamplingConfig
 
 
 class Both:
-    """One policy, one kind of environment, and two ways to play."""
+    """One policy in one environment, evaluated in two ways."""
 
     def __init__(self, options: argparse.Namespace, history: int, temperature: float) -> None:
         self.options, self.temperature = options, temperature
@@ -39,7 +39,7 @@ class Both:
         self.one_by_one: list[tuple[float, int]] = []
 
     def ours(self) -> float:
-        """Turns per second of our evaluation."""
+        """Return turns per second of lrl's evaluation."""
         options = self.options
         sampling = self.policy.sampling_at(self.temperature)
         started = time.perf_counter()
@@ -49,7 +49,7 @@ class Both:
         return self.batched.lengths.sum() / (time.perf_counter() - started)
 
     def theirs(self) -> float:
-        """Turns per second one episode at a time."""
+        """Return turns per second of one episode at a time."""
         env = self.envs.make(1, self.policy.response_format)
         started = time.perf_counter()
         seeds = range(self.options.seed, self.options.seed + self.options.single_episodes)
@@ -59,7 +59,7 @@ class Both:
         return sum(length for _, length in self.one_by_one) / seconds
 
     def _episode(self, env: Any, seed: int) -> tuple[float, int]:
-        """Return and length of one episode."""
+        """Play one episode; return its return and length."""
         history: History = ()
         (observation,), _ = env.reset(seed=[seed])
         total, length, ended = 0.0, 0, False
@@ -72,7 +72,7 @@ class Both:
 
     @torch.no_grad()
     def _answer(self, observation: str, history: History) -> str:
-        """One call of ``generate``, with the stop token of the answer's format, which a careful user would give."""
+        """Call ``generate`` once, with the stop token of the response format, as a careful user would."""
         model, chat = self.policy.language_model.model, self.policy.language_model.tokenizer
         messages = self.policy.prompt.messages(self.envs.codec, observation, history)
         prompt = chat.tokenizer.apply_chat_template(
@@ -91,7 +91,7 @@ class Both:
         return chat.decode(ids[0, prompt["input_ids"].shape[1] :].tolist())
 
     def check(self) -> None:
-        """Both played the same, where nothing is left to chance.
+        """Check that both play the same episodes where nothing is random.
 
         Raises:
             AssertionError: returns or lengths differ.
@@ -106,7 +106,7 @@ class Both:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of ``benchmark.py evaluate``."""
+    """Add the options of ``benchmark.py evaluate``."""
     parser.add_argument("--model", default="assets/tiny-lm")
     parser.add_argument("--episodes", type=int, default=192)
     parser.add_argument("--num_envs", type=int, default=64)
@@ -119,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(options: argparse.Namespace, history: int, temperature: float) -> Comparison:
-    """One setting, after a check that both play the same."""
+    """Time one setting, after a check that both play the same."""
     both = Both(options, history, temperature)
     for play in (both.ours, both.theirs):
         play()
@@ -132,7 +132,7 @@ def compare(options: argparse.Namespace, history: int, temperature: float) -> Co
 
 
 def main(options: argparse.Namespace) -> None:
-    """Compare all settings."""
+    """Run the comparison in all settings, and print and write its result."""
     quiet()
     pairs = [(history, temperature) for history in options.history for temperature in options.temperature]
     comparisons = [compare(options, *pair) for pair in pairs]

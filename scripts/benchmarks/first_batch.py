@@ -1,4 +1,4 @@
-"""The same loss and gradient on one batch, before anything is timed."""
+"""A check that both libraries compute the same loss and gradient on one batch, run before timing."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lrl.types import TurnBatch
 
 
 def first_batch(trainer: Any) -> dict[str, Tensor]:
-    """What TRL writes and computes for its first step."""
+    """Return the batch that TRL samples for its first step, with its loss and gradients."""
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
     return trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
 
 
 def as_turns(inputs: dict[str, Tensor]) -> TurnBatch:
-    """TRL's batch as ours: prompts padded on the right."""
+    """Return TRL's batch in the layout of lrl: prompts padded on the right."""
     mask = inputs["completion_mask"].bool()
     order = torch.argsort(inputs["prompt_mask"], dim=1, descending=True, stable=True)
     ours = {
@@ -36,7 +36,7 @@ def as_turns(inputs: dict[str, Tensor]) -> TurnBatch:
 
 @contextmanager
 def moved(*models: Any, size: float = 0.01) -> Iterator[None]:
-    """Move the weights of each model alike, off the reference and off the policy that wrote, and put them back."""
+    """Shift the weights of both models away from reference and sampling policy, and restore them afterwards."""
     kept = [[weight.detach().clone() for weight in model.parameters()] for model in models]
     with torch.no_grad():
         for model in models:
@@ -51,7 +51,7 @@ def moved(*models: Any, size: float = 0.01) -> Iterator[None]:
 
 
 def compare_first_batch(module: GRPOModule, trainer: Any) -> dict[str, float]:
-    """Loss and gradient on TRL's first batch, with weights a little off those that wrote it.
+    """Compare loss and gradient on TRL's first batch, with weights slightly off those that sampled it.
 
     Raises:
         AssertionError: they differ.

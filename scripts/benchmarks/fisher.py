@@ -1,4 +1,4 @@
-"""Products with Fisher's matrix: in Gauss-Newton form against differentiating the divergence twice.
+"""Fisher-vector products: the Gauss-Newton form against differentiating the divergence twice.
 
 As TRPO makes them: one graph, then ten products, of the embedded language model with a Gaussian head on HalfCheetah's
 observations, of the same model writing FrozenLake's actions, and of a small network.
@@ -17,13 +17,13 @@ PRODUCTS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of ``benchmark.py fisher``."""
+    """Add the options of ``benchmark.py fisher``."""
     parser.add_argument("--turns", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=5)
 
 
 def main(options: argparse.Namespace) -> None:
-    """Compare."""
+    """Run the comparison, and print and write its result."""
     quiet()
     comparisons = []
     for name in ("mlp", "head", "text"):

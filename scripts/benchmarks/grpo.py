@@ -42,7 +42,7 @@ THINK = get_response_format("think_answer")
 
 
 class States(RowSource):
-    """The first states of the 4x4 lake, as prompts of about 30, 100 or 300 tokens."""
+    """The first states of the 4x4 map as prompts of about 30, 100 or 300 tokens."""
 
     codec: TextCodec = FrozenLakeCodec()
 
@@ -50,13 +50,13 @@ class States(RowSource):
         self.num_prompts, self.tokens = num_prompts, tokens
 
     def rows(self) -> list[Row]:
-        """One row per state; nobody looks at the values."""
+        """Return one row per state; the Q-values are not used."""
         texts = [render_map(state, named_map("4x4")) for state in range(self.num_prompts)]
         texts = [text.splitlines()[0] for text in texts] if self.tokens < 100 else texts
         return [Row(observation=text, q_values=(1.0, 0.0, 0.0, 0.0), action=0) for text in texts]
 
     def prompt(self) -> PromptTemplate:
-        """The template: the end token ends an answer, so that neither side needs a stop of its own."""
+        """Return the template: the end token ends a response, so neither library needs a stop string."""
         system = THINK.instruction if self.tokens < 100 else f"{self.codec.description} {THINK.instruction}"
         example = PastTurn(render_map(0, named_map("4x4")), THINK.render("DOWN", "I look around, then I decide."))
         examples = (example,) * max(0, round((self.tokens - 105) / 49))
@@ -64,38 +64,38 @@ class States(RowSource):
 
 
 def pay(text: str) -> float:
-    """A reward that costs nothing and differs within a group."""
+    """Return a reward that takes no time and differs within a group."""
     return float(text.count("e") % 5)
 
 
 class Vowels(Reward):
-    """:func:`pay` as our environments take it."""
+    """:func:`pay` as a reward of lrl."""
 
     name = "vowels"
 
     def __call__(self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | None]) -> np.ndarray:
-        """Pay for each answer."""
+        """Return the reward of each response."""
         return np.array([pay(response) for response in responses])
 
 
 def vowels(completions: Sequence[str], **_: Any) -> list[float]:
-    """:func:`pay` as TRL takes it."""
+    """Return :func:`pay` as a reward function of TRL."""
     return [pay(completion) for completion in completions]
 
 
 class Clock(L.Callback):
-    """The time at the end of each of our steps, and how many tokens were written before."""
+    """Records the time at the end of each step of lrl, and the number of tokens sampled before."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Note the time."""
+        """Record the time."""
         self.times.append(time.perf_counter())
 
 
 class Ours:
-    """Our side."""
+    """Runs of lrl."""
 
     def __init__(self, options: argparse.Namespace, tokens: int) -> None:
         self.options, self.states = options, States(options.num_groups, tokens)
@@ -113,13 +113,13 @@ class Ours:
 
     @property
     def prompts(self) -> list[str]:
-        """The prompts as text."""
+        """Return the prompts as text."""
         policy: Any = self.module.policy
         ids = [policy.encode(row.observation, ()) for row in self.states.rows()]
         return [policy.language_model.tokenizer.tokenizer.decode(prompt) for prompt in ids]
 
     def rate(self) -> float:
-        """Completions per second over some steps."""
+        """Return completions per second over several steps."""
         clock, options = Clock(), self.options
         data = RolloutDataModule(
             PromptEnvs(self.states, [Vowels()]), num_groups=options.num_groups, group_size=options.group_size
@@ -143,7 +143,7 @@ class Ours:
 
 
 class Theirs:
-    """TRL's side."""
+    """Runs of TRL."""
 
     def __init__(self, options: argparse.Namespace, prompts: list[str]) -> None:
         from datasets import Dataset  # pyright: ignore[reportMissingImports]
@@ -194,11 +194,11 @@ class Theirs:
 
     @property
     def response_tokens(self) -> float:
-        """Mean length of the completions that were timed."""
+        """Return the mean length of the timed completions."""
         return sum(self.clock.lengths) / len(self.clock.lengths)
 
     def rate(self) -> float:
-        """Completions per second over some steps."""
+        """Return completions per second over several steps."""
         self.clock.times.clear()
         self.trainer.train()
         times, options = self.clock.times, self.options
@@ -209,7 +209,7 @@ def _clock_callback() -> Any:
     from transformers import TrainerCallback
 
     class StepClock(TrainerCallback):
-        """The time at the end of each of TRL's steps."""
+        """Records the time at the end of each step of TRL."""
 
         def __init__(self) -> None:
             self.times: list[float] = []
@@ -224,7 +224,7 @@ def _clock_callback() -> Any:
 
 
 def compare(options: argparse.Namespace, tokens: int) -> Comparison:
-    """Time one length of prompt."""
+    """Run the comparison at one prompt length."""
     ours = Ours(options, tokens)
     theirs = Theirs(options, ours.prompts)
     notes: dict[str, Any] = compare_first_batch(ours.module, theirs.trainer)
@@ -245,7 +245,7 @@ def compare(options: argparse.Namespace, tokens: int) -> Comparison:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of ``benchmark.py grpo``."""
+    """Add the options of ``benchmark.py grpo``."""
     parser.add_argument("--model", default="assets/tiny-lm")
     parser.add_argument("--prompt_tokens", type=int, nargs="+", default=[100, 30, 300])
     parser.add_argument("--num_groups", type=int, default=8, help="prompts per step")
@@ -256,7 +256,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Compare at each length of prompt."""
+    """Run the comparison at every prompt length, and print and write its result."""
     quiet()
     comparisons = [compare(options, tokens) for tokens in options.prompt_tokens]
     for comparison in comparisons:

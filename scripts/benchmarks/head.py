@@ -1,4 +1,4 @@
-"""Where the time of a language model with a Gaussian head goes: env steps per second of its rollouts, and one update.
+"""A profile of a language model with a Gaussian head: env steps per second of its rollouts, and one update.
 
 On ``configs/half_cheetah/trpo_tiny.yaml``'s settings without Lightning, with the trunk frozen and trained: collections
 of 16 environments and 128 steps, and between them the parts of a TRPO update of the actor, each timed where it is
@@ -27,13 +27,13 @@ ENVS, STEPS = 16, 2048
 
 
 class Stopwatch:
-    """Seconds of named parts."""
+    """Sums the seconds of named parts of the program."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, its time added to a part's."""
+        """Return a function that adds its time to a part."""
 
         def call(*arguments: Any, **named: Any) -> Any:
             started = time.perf_counter()
@@ -45,17 +45,17 @@ class Stopwatch:
         return call
 
     def watch(self, owner: Any, method: str, part: str) -> None:
-        """Count what a method takes from now on."""
+        """Measure a method from now on."""
         setattr(owner, method, self.timed(part, getattr(owner, method)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of ``benchmark.py head``."""
+    """Add the options of ``benchmark.py head``."""
     parser.add_argument("--repeats", type=int, default=5)
 
 
 def main(options: argparse.Namespace) -> None:
-    """Measure, print, write."""
+    """Run the measurement, and print and write its result."""
     quiet()
     figures = {name: _figures(options.repeats, name == "frozen") for name in ("frozen", "trained")}
     if options.json is None:
@@ -87,7 +87,7 @@ def _median(seconds: list[float]) -> float:
 
 
 def _measure(repeats: int, frozen: bool) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Seconds of the parts of each rollout and of each update."""
+    """Return the seconds of each part of every rollout and every update."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from lrl.functional.trust_region import conjugate_gradient
@@ -128,7 +128,7 @@ def _measure(repeats: int, frozen: bool) -> tuple[dict[str, list[float]], dict[s
 
 
 def _built(frozen: bool) -> tuple[Any, Any, Any]:
-    """Module, environments and collector of the config."""
+    """Return the module, the environments and the collector of the config."""
     from jsonargparse import ArgumentParser
 
     import lrl.policies.head  # noqa: F401  (so that the configuration can name its class)

@@ -20,10 +20,10 @@ CONFIG = "configs/cartpole/ppo_mlp.yaml"
 
 
 class Both(WholeRuns):
-    """Ours and Stable-Baselines3's."""
+    """Runs of lrl and of Stable-Baselines3."""
 
     def theirs(self) -> float:
-        """Env steps per second of Stable-Baselines3."""
+        """Return env steps per second of Stable-Baselines3."""
         from stable_baselines3 import PPO  # pyright: ignore[reportMissingImports]
         from stable_baselines3.common.env_util import make_vec_env  # pyright: ignore[reportMissingImports]
 
@@ -57,13 +57,13 @@ class Both(WholeRuns):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of ``benchmark.py ppo_mlp``."""
+    """Add the options of ``benchmark.py ppo_mlp``."""
     parser.add_argument("--env_steps", type=int, default=50_000)
     parser.add_argument("--repeats", type=int, default=4)
 
 
 def main(options: argparse.Namespace) -> None:
-    """Compare."""
+    """Run the comparison, and print and write its result."""
     quiet()
     both = Both(CONFIG, options.env_steps, "rollout/return")
     ours, theirs = alternate(both.ours, both.theirs, options.repeats)

@@ -26,7 +26,7 @@ from lrl.types import RandomKeys
 
 
 class Both:
-    """Two policies with the same weights that choose alike, each in its way."""
+    """Two implementations of the same policy with the same weights."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -48,11 +48,11 @@ class Both:
         return policy.eval()
 
     def ours(self) -> float:
-        """Env steps per second as ``ScoringPolicy`` plays."""
+        """Return env steps per second of ``ScoringPolicy``."""
         return self._play(self.policy)
 
     def theirs(self) -> float:
-        """Env steps per second with a row for each prompt and candidate."""
+        """Return env steps per second with one row per prompt and action."""
         return self._play(self.repeating)
 
     def _play(self, policy: ScoringPolicy) -> float:
@@ -64,7 +64,7 @@ class Both:
 
     @torch.no_grad()
     def repeated(self, prompt_ids: Tensor, prompt_mask: Tensor) -> Tensor:
-        """Scores ``(row, candidate)`` from rows of prompt and candidate, right-padded."""
+        """Return scores ``(row, candidate)`` from right-padded rows of prompt and candidate."""
         lengths, (count, longest) = prompt_mask.sum(1), self.candidates.shape
         self.prompt_tokens += lengths.tolist()
         columns = (lengths[:, None] + torch.arange(longest)).repeat_interleave(count, 0)
@@ -80,7 +80,7 @@ class Both:
         return sums.view(len(lengths), count)
 
     def check(self) -> float:
-        """The largest difference of a probability in the states where episodes begin.
+        """Return the largest difference of a probability in the first states of episodes.
 
         Raises:
             AssertionError: it is not the same policy.
@@ -104,7 +104,7 @@ class Both:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of ``benchmark.py score``."""
+    """Add the options of ``benchmark.py score``."""
     parser.add_argument("--model", default="assets/tiny-lm")
     parser.add_argument("--env_id", default="lrl/BabyAI-GoToLocal-v0")
     parser.add_argument("--num_envs", type=int, default=32)
@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Compare."""
+    """Run the comparison, and print and write its result."""
     quiet()
     both = Both(options)
     difference = both.check()

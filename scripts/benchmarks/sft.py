@@ -25,6 +25,7 @@ from lrl.data.demonstrations.data_module import DemonstrationsDataModule, collat
 from lrl.data.demonstrations.sources import Demonstrations
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.language_model import LanguageModelConfig
+from lrl.policies.policy import Policy
 from lrl.policies.text import TextPolicy
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
@@ -36,13 +37,13 @@ THINK = get_response_format("think_answer")
 
 
 class Lakes(Demonstrations):
-    """Answers for lakes of 2x2 to 10x10 cells: the observation's length goes with the area."""
+    """Demonstrations on maps of 2x2 to 10x10 cells, whose observations differ in length."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def load(self, codec: TextCodec, policy: TextPolicy) -> Sequence[Demonstration]:
-        """Made up from one seed."""
+    def load(self, codec: TextCodec, policy: Policy) -> Sequence[Demonstration]:
+        """Return demonstrations that are sampled from one seed."""
         rng = np.random.default_rng(0)
         return [self._turn(rng, codec) for _ in range(self.count)]
 
@@ -54,7 +55,7 @@ class Lakes(Demonstrations):
 
 
 class Clock(L.Callback):
-    """The time at the end of each of our steps, and the tokens that went through it."""
+    """Records the time at the end of each step of lrl, and its number of tokens."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -63,18 +64,18 @@ class Clock(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: TurnBatch, batch_idx: int
     ) -> None:
-        """Note both."""
+        """Record both."""
         self.times.append(time.perf_counter())
         self.tokens.append(int(batch.inputs["prompt_mask"].sum() + batch.response_mask.sum()))
 
     @property
     def rate(self) -> float:
-        """Tokens per second, the first step left out."""
+        """Return tokens per second, without the first step."""
         return sum(self.tokens[1:]) / (self.times[-1] - self.times[0])
 
 
 class Ours:
-    """Our side; ``pack_tokens`` None sorts by length and pads."""
+    """Runs of lrl; ``pack_tokens`` None sorts by length and pads."""
 
     def __init__(self, options: argparse.Namespace, batch_size: int, pack_tokens: int | None) -> None:
         self.options, self.batch_size = options, batch_size
@@ -89,21 +90,19 @@ class Ours:
         self.turns = Lakes(options.demonstrations).load(codec, self.policy)
 
     def rows(self) -> list[dict[str, str]]:
-        """The demonstrations as TRL takes them."""
-        prompts = [
-            self.policy.language_model.tokenizer.tokenizer.decode(self.policy.encode(t.observation, ()))
-            for t in self.turns
-        ]
+        """Return the demonstrations as a data set of TRL."""
+        decode = self.policy.language_model.tokenizer.tokenizer.decode
+        prompts = [decode(self.policy.encode(turn.observation, ())) for turn in self.turns]
         return [{"prompt": p, "completion": turn.response} for p, turn in zip(prompts, self.turns, strict=True)]
 
     def batch(self, count: int) -> TurnBatch:
-        """The first demonstrations."""
+        """Return the first demonstrations."""
         turns = self.turns[:count]
         prompts = [self.policy.encode(turn.observation, ()) for turn in turns]
         return collate_demonstrations(prompts, [self.policy.encode_response(turn.response) for turn in turns])
 
     def rate(self) -> float:
-        """Tokens per second over some steps."""
+        """Return tokens per second over several steps."""
         clock = Clock()
         data = DemonstrationsDataModule(
             Lakes(self.options.demonstrations), GymnasiumEnvs("FrozenLake-v1"), batch_size=self.batch_size
@@ -126,7 +125,7 @@ class Ours:
 
 
 class Theirs:
-    """TRL's side."""
+    """Runs of TRL."""
 
     def __init__(self, options: argparse.Namespace, rows: list[dict[str, str]], **changes: Any) -> None:
         from datasets import Dataset, disable_progress_bars  # pyright: ignore[reportMissingImports]
@@ -163,11 +162,11 @@ class Theirs:
         self.clock.trainer = self.trainer
 
     def batch(self, count: int) -> dict[str, Any]:
-        """The first demonstrations."""
+        """Return the first demonstrations."""
         return dict(self.trainer.data_collator([self.trainer.train_dataset[row] for row in range(count)]))
 
     def rate(self) -> float:
-        """Tokens per second over some steps."""
+        """Return tokens per second over several steps."""
         self.clock.times.clear()
         self.clock.totals.clear()
         self.trainer.train()
@@ -178,7 +177,7 @@ def _clock_callback() -> Any:
     from transformers import TrainerCallback
 
     class StepClock(TrainerCallback):
-        """The time at the end of each of TRL's steps, and the tokens that it has counted so far."""
+        """Records the time at the end of each step of TRL, and its count of tokens."""
 
         def __init__(self) -> None:
             self.times: list[float] = []
@@ -193,7 +192,7 @@ def _clock_callback() -> Any:
 
 
 def compare_first_batch(ours: Ours, theirs: Theirs, count: int) -> dict[str, float]:
-    """Loss and gradient on the first demonstrations.
+    """Compare loss and gradient on the first demonstrations.
 
     Raises:
         AssertionError: they differ.
@@ -213,7 +212,7 @@ def compare_first_batch(ours: Ours, theirs: Theirs, count: int) -> dict[str, flo
 
 
 def padded(options: argparse.Namespace, checkpointing: bool) -> Comparison:
-    """One optimiser step per ``batch_size`` demonstrations."""
+    """Return settings with one optimizer step per ``batch_size`` demonstrations."""
     ours = Ours(options, options.batch_size, None)
     changes = {} if checkpointing else {"activation_checkpointing": False}
     theirs = Theirs(options, ours.rows(), per_device_train_batch_size=options.batch_size, **changes)
@@ -225,7 +224,7 @@ def padded(options: argparse.Namespace, checkpointing: bool) -> Comparison:
 
 
 def packed(options: argparse.Namespace) -> Comparison:
-    """Rows of ``pack_tokens`` on both sides, about as many demonstrations per step."""
+    """Return settings with rows of ``pack_tokens`` and about as many demonstrations per step."""
     ours = Ours(options, 1, options.pack_tokens)
     lengths = ours.batch(len(ours.turns))
     mean = float(lengths.inputs["prompt_mask"].sum() + lengths.response_mask.sum()) / len(ours.turns)
@@ -243,7 +242,7 @@ def packed(options: argparse.Namespace) -> Comparison:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of ``benchmark.py sft``."""
+    """Add the options of ``benchmark.py sft``."""
     parser.add_argument("--model", default="assets/tiny-lm")
     parser.add_argument("--demonstrations", type=int, default=1024)
     parser.add_argument("--batch_size", type=int, default=8, help="demonstrations per step; 8 is TRL's default")
@@ -254,7 +253,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Padded at TRL's defaults, padded without checkpointing, packed."""
+    """Run the comparison padded with TRL's defaults, padded without checkpointing, and packed."""
     quiet()
     comparisons = [padded(options, True), padded(options, False), packed(options)]
     names = ("demonstrations", "batch_size", "pack_tokens", "pack_rows", "steps")

@@ -1,4 +1,4 @@
-"""What text costs, without a model: microseconds per step that a text environment takes over the native one.
+"""The cost of text without a model: microseconds per step of a text environment beyond those of the native one.
 
 Both play the same episodes with the same random actions, in turns; the difference is the text layer: the format of the
 answer, the action's text, the observation's text.
@@ -27,13 +27,13 @@ ENVS = ("CartPole-v1", "lrl/BabyAI-GoToLocal-v0")
 
 
 class Walk:
-    """One environment, and the actions to take in it."""
+    """One environment and the actions to take in it."""
 
     def __init__(self, env: Any, actions: list[Any]) -> None:
         self.env, self.actions = env, actions
 
     def __call__(self) -> float:
-        """Steps per second; resets are not counted."""
+        """Return steps per second, without resets."""
         taken = 0.0
         self.env.reset(seed=0)
         for action in self.actions:
@@ -46,7 +46,7 @@ class Walk:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of this benchmark."""
+    """Add the options of ``benchmark.py text``."""
     parser.add_argument("--env_id", nargs="+", default=ENVS)
     parser.add_argument("--response_format", default="think_answer")
     parser.add_argument("--steps", type=int, default=5000)
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(env_id: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One environment."""
+    """Measure one environment."""
     envs, form = GymnasiumEnvs(env_id), get_response_format(options.response_format)
     texts = [envs.codec.random_action_text(uniform) for uniform in np.random.default_rng(0).random(options.steps)]
     text = Walk(
@@ -73,7 +73,7 @@ def measure(env_id: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Measure, print, write."""
+    """Run the measurement, and print and write its result."""
     quiet()
     figures = [measure(env_id, options) for env_id in options.env_id]
     if options.json is None:

@@ -1,4 +1,4 @@
-"""Two ways of doing one thing, timed in turns within one run, so that whatever else the machine does hits both."""
+"""Two implementations timed alternately within one run, so that other load on the machine affects both."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ import transformers
 from transformers.utils.logging import disable_progress_bar
 
 Measure = Callable[[], float]
-"""Does a piece of work and returns its rate: units per second."""
+"""Runs an implementation and returns its rate in units per second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Rates of ours and theirs, repeat by repeat."""
+    """Rates of lrl and of the other library in every repeat."""
 
     name: str
     unit: str
-    """What a rate counts per second."""
+    """Unit that a rate counts per second."""
     ours: list[float]
     theirs: list[float]
     notes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
-        """Median rate of ours over median rate of theirs."""
+        """Return the median rate of lrl over that of the other library."""
         return statistics.median(self.ours) / statistics.median(self.theirs)
 
     @property
     def ratios(self) -> tuple[float, float]:
-        """The smallest and the largest ratio of neighbouring repeats."""
+        """Return the smallest and the largest ratio within a repeat."""
         each = [own / other for own, other in zip(self.ours, self.theirs, strict=True)]
         return min(each), max(each)
 
     def line(self) -> str:
-        """One row of the table that is printed."""
+        """Return one row of the printed table."""
         rates = (f"{statistics.median(rates):10.1f}" for rates in (self.ours, self.theirs))
         low, high = self.ratios
         return f"{self.name:36s} {' '.join(rates)} {self.unit + '/s':14s} {self.ratio:6.2f}x  ({low:.2f} to {high:.2f})"
 
     def report(self) -> dict[str, Any]:
-        """All numbers, for the JSON file."""
+        """Return all numbers for the JSON file."""
         low, high = self.ratios
         figures = {"ratio": self.ratio, "ratio_min": low, "ratio_max": high, "ours": self.ours, "theirs": self.theirs}
         return {"name": self.name, "unit": f"{self.unit}/s", **figures, **self.notes}
@@ -71,7 +71,7 @@ def alternate(ours: Measure, theirs: Measure, repeats: int, warm: bool = False) 
 
 
 def quiet() -> None:
-    """No chatter between the lines of the table."""
+    """Silence progress bars and warnings between the lines of the table."""
     warnings.filterwarnings("ignore")
     disable_progress_bar()
     for name in ("lightning.pytorch", "lightning.fabric", "transformers", "trl", "bitsandbytes"):
@@ -79,7 +79,7 @@ def quiet() -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What a figure depends on."""
+    """Return what the figures depend on: processor, threads and versions."""
     model = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
     return {
         "processor": model or platform.processor(),

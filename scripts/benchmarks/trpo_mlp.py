@@ -29,10 +29,10 @@ CONFIG = "configs/half_cheetah/trpo_mlp.yaml"
 
 
 class Both(WholeRuns):
-    """Ours and sb3-contrib's."""
+    """Runs of lrl and of sb3-contrib."""
 
     def theirs(self) -> float:
-        """Env steps per second of sb3-contrib."""
+        """Return env steps per second of sb3-contrib."""
         from sb3_contrib import TRPO  # pyright: ignore[reportMissingImports]
         from stable_baselines3.common.env_util import make_vec_env  # pyright: ignore[reportMissingImports]
         from stable_baselines3.common.vec_env import VecNormalize  # pyright: ignore[reportMissingImports]
@@ -65,7 +65,7 @@ class Both(WholeRuns):
 
 
 def _play(model: Any, envs: Any) -> float:
-    """Mean return of an episode in each environment; all of HalfCheetah's last 1,000 steps."""
+    """Return the mean return over one episode in each environment; HalfCheetah's episodes have 1,000 steps."""
     seen, returns = envs.reset(), np.zeros(envs.num_envs)
     for _ in range(1000):
         seen, rewards, _, _ = envs.step(model.predict(seen, deterministic=True)[0])
@@ -74,7 +74,7 @@ def _play(model: Any, envs: Any) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of ``benchmark.py trpo_mlp``."""
+    """Add the options of ``benchmark.py trpo_mlp``."""
     parser.add_argument("--env_steps", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--keep_runs", type=Path, help="folder for our run directories, each named by its seed")
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Compare."""
+    """Run the comparison, and print and write its result."""
     quiet()
     both = Both(CONFIG, options.env_steps, "val/return", options.keep_runs)
     if options.theirs_only:

@@ -1,4 +1,4 @@
-"""The documented command on a config, timed from its first line to its last, beside a peer with the same settings."""
+"""The documented command on a config, timed as a whole, against another library with the same settings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class WholeRuns(ABC):
         self.returns: dict[str, list[float]] = {"ours": [], "theirs": []}
 
     def ours(self) -> float:
-        """Env steps per second of the command."""
+        """Return env steps per second of the command."""
         from lrl.cli.main import LRLCLI
 
         folder = Path(tempfile.mkdtemp())
@@ -63,4 +63,4 @@ class WholeRuns(ABC):
 
     @abstractmethod
     def theirs(self) -> float:
-        """Env steps per second of the peer."""
+        """Return env steps per second of the other library."""

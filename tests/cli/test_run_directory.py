@@ -21,7 +21,7 @@ data:
     env: {class_path: GymnasiumEnvs, init_args: {id: CartPole-v1}}
     num_envs: 2
     num_steps: 4
-    validation_episodes: 2
+    validation: {episodes: 2}
 trainer: {max_epochs: 1, accelerator: cpu}
 """
 
@@ -52,7 +52,7 @@ def test_the_directory_of_a_failed_launch_can_be_used_again(launch, tmp_path):
     command = ["fit", "--run_directory", run, "--data.init_args.validation.env"]
     for _ in range(2):
         status, _, said = launch(*command, "{class_path: GymnasiumEnvs, init_args: {id: CartPoole-v1}}")
-        assert status == 2 and "data.validation_env: env.id is 'CartPoole-v1', which is not registered" in said
+        assert status == 2 and "data.validation.env: env.id is 'CartPoole-v1', which is not registered" in said
         assert "collection 1" not in said and not run.parent.exists()
 
 
@@ -73,6 +73,16 @@ def test_a_run_that_had_begun_training_is_kept(launch, tmp_path):
     with pytest.raises(RuntimeError, match="no_such"):
         launch("fit", "--run_directory", run, "--trainer.callbacks", callbacks)
     assert {"run.log", "command.txt", "config.yaml", "metrics.csv"} <= set(os.listdir(run))
+
+
+def test_a_directory_in_which_another_rank_has_begun_the_log_is_free(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.log").touch()
+    monkeypatch.setenv("LRL_RUN_DIRECTORY", "")  # so that it is restored
+    monkeypatch.delenv("LRL_RUN_DIRECTORY")
+    assert RunDirectory.create(str(run), "frozen_lake/grpo", 0).path == run
+    assert {"run.log", "command.txt", "commit.txt"} == set(os.listdir(run))
 
 
 def test_a_directory_that_cannot_be_written_to_is_named_in_a_sentence(launch, tmp_path):

@@ -1,16 +1,15 @@
 """Tests of the CSV files with demonstrations."""
 
 import csv
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lrl.cli.expert_q import main
 from lrl.envs.frozen_lake.csv_file import COLUMNS, Q_COLUMNS, CsvRows, generate_records, parse_rendering, write_csv
 from lrl.envs.frozen_lake.expert_rows import ExpertQRows
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "expert_q.py"
 ESC = "\x1b[41m"
 ORIGINAL = {
     "state": "10",
@@ -36,14 +35,6 @@ def file_with(folder: Path, *records: dict) -> str:
         writer.writeheader()
         writer.writerows(records)
     return str(path)
-
-
-def run_script(*arguments: str) -> None:
-    """Run ``scripts/expert_q.py`` with command-line arguments."""
-    spec = importlib.util.spec_from_file_location("expert_q", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.main(list(arguments))
 
 
 def test_a_row_of_the_original_file_is_parsed(tmp_path: Path) -> None:
@@ -84,7 +75,8 @@ def test_repeated_rows_are_dropped_by_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize("slippery", [True, False])
 def test_the_file_written_by_the_script_can_be_read(slippery: bool, tmp_path: Path, capsys) -> None:
     out = tmp_path / "new" / "expert.csv"
-    run_script("--out", str(out), "--slippery" if slippery else "--no-slippery", "--episodes", "60")
+    slip = "--slippery" if slippery else "--no-slippery"
+    main("expert_q.py", ["--out", str(out), slip, "--episodes", "60"])
     assert "success of the expert within 100 steps: " + ("0.7402" if slippery else "1.0000") in capsys.readouterr().out
     with out.open(newline="") as file:
         records = list(csv.DictReader(file))
@@ -100,9 +92,8 @@ def test_the_file_written_by_the_script_can_be_read(slippery: bool, tmp_path: Pa
 
 def test_the_script_supports_q_learning(tmp_path: Path, capsys) -> None:
     out = tmp_path / "expert.csv"
-    run_script(
-        "--out", str(out), "--no-slippery", "--method", "q_learning", "--learning_episodes", "800", "--episodes", "2"
-    )
+    short = ["--learning_episodes", "800", "--episodes", "2"]
+    main("expert_q.py", ["--out", str(out), "--no-slippery", "--method", "q_learning", *short])
     assert "1.0000" in capsys.readouterr().out and len(CsvRows(str(out)).rows()) == 6
 
 

@@ -1,4 +1,4 @@
-"""The script that tabulates one policy over many environments."""
+"""A table of policies in several environments."""
 
 import json
 import subprocess
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from commands import Finished, run_words
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "success_table.py"
+from lrl.cli.success_table import labelled
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "success_table.py"
 
 
 def run(*arguments: str) -> Finished:
@@ -22,7 +24,9 @@ def test_each_environment_is_a_line_and_an_entry_with_the_seeds_that_failed(tmp_
     lines = done.stdout.splitlines()
     assert lines[2].startswith("| `lrl/BabyAI-GoToLocal-v0` | 0.") and "| 1.000 (" in lines[2] and len(lines) == 4
     report = json.loads((tmp_path / "table.json").read_text())
-    assert [entry["env_id"] for entry in report["environments"]] == ids and "success_table.py" in report["command"]
+    assert [entry["env_id"] for entry in report["environments"]] == ids and "lrl success_table --policy" in report[
+        "command"
+    ]
     for entry in report["environments"]:
         assert len(entry["failed_seeds"]) == round(3 * (1 - entry["success_rate"]))
 
@@ -56,10 +60,5 @@ def test_a_label_that_is_given_twice_is_one_sentence() -> None:
 
 def test_a_path_may_hold_an_equals_sign(tmp_path: Path) -> None:
     (tmp_path / "lr=1").mkdir()
-    sys.path.insert(0, str(SCRIPT.parent))
-    try:
-        from success_table import labelled
-    finally:
-        sys.path.pop(0)
     path = str(tmp_path / "lr=1")
     assert labelled([path, f"after={path}"]) == [(path, path), ("after", path)]

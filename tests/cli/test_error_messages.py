@@ -1,13 +1,16 @@
-"""What a user is told who got something wrong."""
+"""What a user's error is printed as."""
 
 import errno
+import sys
+from pathlib import Path
 
 import pytest
 import wandb
 
 import lrl.cli.main
+from lrl.cli.error_messages import nearest, suggestion
 from lrl.cli.main import check_wandb_login
-from lrl.cli.mistakes import nearest, suggestion
+from lrl.moved_names import MOVED_CLASSES, MOVED_KEYS
 
 
 @pytest.mark.parametrize(
@@ -28,11 +31,43 @@ def test_a_synonym_that_is_no_setting_there_is_not_suggested():
         ("Group 'language_model' does not accept option 'nmae'", "name"),
         ("Group 'language_model.lora' does not accept option 'lora_alpha'", "alpha"),
         ("unrecognized arguments: --sampling.temprature=3", "temperature"),
+        ("Option 'max_tokens' is not accepted", "sampling.max_new_tokens"),
     ],
 )
 def test_a_misspelt_setting_of_a_group_is_looked_for_in_the_group(report, meant):
     owner = "Problem with given class_path 'lrl.policies.text.TextPolicy':\n  "
     assert suggestion(owner + report) == f"; did you mean {meant!r}?"
+
+
+def test_a_class_path_that_has_moved_is_named(tmp_path, capsys, monkeypatch):
+    text = Path("configs/frozen_lake/grpo.yaml").read_text()
+    old = tmp_path / "old.yaml"
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    for now, before, key in (
+        ("lrl.callbacks.exact_success.ExactSuccess", "lrl.callbacks.evaluation.ExactSuccess", "trainer.callbacks"),
+        ("class_path: ExpertQRows", "class_path: lrl.envs.frozen_lake_rows.ExpertQRows", "data.env.rows"),
+        ("class_path: RolloutDataModule", "class_path: lrl.data.rollouts.RolloutDataModule", "data"),
+    ):
+        assert now in text
+        old.write_text(text.replace(now, before))
+        with pytest.raises(SystemExit):
+            lrl.cli.main.run(["fit", "--config", str(old)])
+        path = before.removeprefix("class_path: ")
+        expected = f"lrl: {key}: {path} is now {MOVED_CLASSES[path]}; write the new class_path.\n"
+        assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "report"),
+    [
+        ("model.init_args.lrr", "model.init_args.optimizer.lr", "Option 'lrr' is not accepted"),
+        ("model.init_args.rate.lrr", "model.init_args.lr", "Group 'rate' does not accept option 'lrr'"),
+    ],
+)
+def test_a_key_that_has_moved_is_named(old, new, report, monkeypatch):
+    monkeypatch.setitem(MOVED_KEYS, old, new)
+    assert suggestion(f'Parser key "model":\n  {report}') == f"; it is now {new}"
+    assert suggestion(f'Parser key "data":\n  {report}') == ""
 
 
 def test_a_misspelt_setting_of_the_trainer_in_a_config_is_looked_for_in_the_trainer():

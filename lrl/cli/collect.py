@@ -1,0 +1,129 @@
+"""Record episodes as a Minari data set, or export a data set as JSON lines.
+
+lrl collect --policy expert --env_id lrl/BabyAI-GoToLocal-v0 --dataset_id lrl/babyai-goto/bot-v0
+lrl collect --policy runs/frozen_lake/grpo/<run> --env_id FrozenLake-v1 --dataset_id lrl/lake/llm-v0
+lrl collect --policy runs/cartpole/ppo/<run> --env_id CartPole-v1 --dataset_id lrl/cartpole/ppo-v0
+lrl collect --env_id lrl/BabyAI-GoToLocal-v0 --dataset_id lrl/babyai-goto/bot-v0 --jsonl goto.jsonl
+
+A checkpoint may hold any policy: a language model that acts in text, or a network with native actions.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lrl.cli.arguments import add_env_arguments, command_parser, envs_of, exit_on_user_error
+
+if TYPE_CHECKING:
+    from lrl.codecs.numbers import Ranges
+    from lrl.data.minari_writer import Collected
+    from lrl.envs.factory import GymnasiumEnvs
+    from lrl.policies.actor import Actor
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = command_parser(prog, __doc__)
+    parser.add_argument(
+        "--policy", help="expert, random, constant, a checkpoint or a run directory; without it nothing is played"
+    )
+    add_env_arguments(parser, required=True)
+    parser.add_argument("--dataset_id", required=True, help="Minari's name, such as lrl/babyai-goto/bot-v0")
+    parser.add_argument("--episodes", type=int, default=100, help="to play, one seed each, all to their end")
+    parser.add_argument("--seed", type=int, default=0, help="of the first episode")
+    parser.add_argument("--num_envs", type=int, default=1, help="in parallel; the data set does not depend on it")
+    parser.add_argument("--vectorization", choices=("sync", "async"), default="sync", help="async: in processes")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of a checkpoint; 0 takes its best action")
+    parser.add_argument("--random_share", type=float, default=0.0, help="of turns with a random action, text only")
+    parser.add_argument("--successful_only", action="store_true", help="keep what the environment calls a success")
+    parser.add_argument("--jsonl", type=Path, metavar="FILE", help="write the data set as JSON lines as well")
+    parser.add_argument("--ranges", action="store_true", help="print the ranges of its observations, for env.numbers")
+    return parser
+
+
+def main(prog: str, args: Sequence[str]) -> None:
+    """Record, then export; a user's error is printed as one sentence, with exit status 2.
+
+    Args:
+        prog: name of the program, for its help and its errors.
+        args: the words of the command line after that name.
+    """
+    parser = make_parser(prog)
+    arguments = parser.parse_args(args)
+    if arguments.policy is None and arguments.jsonl is None and not arguments.ranges:
+        parser.error("give --policy to collect, --jsonl to export, --ranges to measure, or several")
+    with exit_on_user_error(parser):
+        run(arguments)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Record and export what the options ask for, and print what was written."""
+    policy, env = load(arguments)
+    if policy is not None:
+        collected = record(policy, env, arguments)
+        means = collected.results.means()
+        print(f"{arguments.dataset_id}: {collected.episodes} episodes, {collected.steps} steps")
+        print(f"return {means['return']:.4g}, success {means['success_rate']:.3f} of {arguments.episodes} played")
+    if arguments.jsonl is not None:
+        from lrl.data.demonstrations.jsonl import write_jsonl
+
+        lines = write_jsonl(arguments.dataset_id, env, arguments.jsonl)
+        print(f"{arguments.jsonl}: {lines} lines")
+    if arguments.ranges:
+        from lrl.data.number_ranges import observation_ranges
+
+        ranges = observation_ranges(arguments.dataset_id)
+        print(f"numbers: {{kind: integers, ranges: {_yaml(ranges)}}}")
+
+
+def _yaml(ranges: Ranges) -> str:
+    if isinstance(ranges, Mapping):
+        return "{" + ", ".join(f"{key}: {_yaml(own)}" for key, own in ranges.items()) + "}"
+    return "[" + ", ".join(f"[{low:.6g}, {high:.6g}]" for low, high in ranges) + "]"
+
+
+def load(arguments: argparse.Namespace) -> tuple[Actor | None, GymnasiumEnvs]:
+    """Load the policy, None without ``--policy``, and the environment.
+
+    Raises:
+        ValueError: ``--policy`` is neither a baseline nor a path.
+    """
+    from lrl.evaluation.checkpoint import BASELINES, load_baseline, load_policy, saved_numbers
+
+    name: str | None = arguments.policy
+    numbers = None
+    if name is not None and name not in BASELINES:
+        if not Path(name).exists():
+            known = ", ".join(BASELINES)
+            raise ValueError(f"--policy is {name!r}; it must be {known}, a checkpoint or a run directory.")
+        numbers = saved_numbers(name, arguments.numbers)
+    env = envs_of(arguments, numbers, vectorization=arguments.vectorization)
+    if name is None:
+        return None, env
+    return (load_baseline if name in BASELINES else load_policy)(name, env).policy, env
+
+
+def record(policy: Actor, env: GymnasiumEnvs, arguments: argparse.Namespace) -> Collected:
+    """Play and record all episodes, with a progress bar."""
+    from lrl.cli.progress_bar import progress_bar
+    from lrl.cli.run_directory import commit
+    from lrl.data.minari_writer import collect
+
+    with progress_bar(arguments.policy, arguments.episodes) as advance:
+        return collect(
+            policy,
+            env,
+            arguments.dataset_id,
+            arguments.episodes,
+            arguments.seed,
+            arguments.num_envs,
+            name=arguments.policy,
+            commit=commit(),
+            sampling=policy.sampling_at(arguments.temperature),
+            random_share=arguments.random_share,
+            successful_only=arguments.successful_only,
+            on_episode=advance,
+        )

@@ -1,0 +1,197 @@
+"""A user's error as one sentence, with the key that was probably meant."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import re
+import sys
+import typing
+from argparse import ArgumentError
+from collections.abc import Iterable, Sequence
+
+import lightning as L
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from lrl.moved_names import MOVED_CLASSES, moved_key
+
+_SYNONYMS: dict[str, tuple[str, ...]] = {
+    "batch_size": ("num_minibatches", "pack_tokens"),
+    "beta": ("kl_coef", "coef"),
+    "c1": ("vf_coef",),
+    "c2": ("ent_coef",),
+    "cg_damping": ("damping",),
+    "cg_max_steps": ("cg_iterations",),
+    "clip_eps": ("clip_range",),
+    "cliprange": ("clip_range",),
+    "delta": ("max_kl",),
+    "entropy_coef": ("ent_coef",),
+    "epochs": ("max_epochs", "num_epochs"),
+    "eps_clip": ("clip_range",),
+    "epsilon": ("clip_range",),
+    "lam": ("gae_lambda",),
+    "learning_rate": ("lr",),
+    "line_search_max_iter": ("max_backtracks",),
+    "lora_alpha": ("alpha",),
+    "lora_dropout": ("dropout",),
+    "lora_r": ("r",),
+    "max_completion_length": ("max_new_tokens",),
+    "max_grad_norm": ("gradient_clip_val",),
+    "max_length": ("max_prompt_tokens", "max_new_tokens"),
+    "max_tokens": ("max_new_tokens",),
+    "model_name": ("name",),
+    "model_name_or_path": ("name",),
+    "n_envs": ("num_envs",),
+    "n_epochs": ("num_epochs",),
+    "n_steps": ("num_steps",),
+    "num_generations": ("group_size",),
+    "num_train_epochs": ("max_epochs",),
+    "ppo_epochs": ("num_epochs",),
+    "rank": ("r",),
+    "seed": ("seed_everything",),
+    "target_kl": ("max_kl",),
+    "total_timesteps": ("max_env_steps",),
+    "value_coef": ("vf_coef",),
+}
+"""Names in other libraries and papers to the names here."""
+_OWNER = re.compile(r"Problem with given class_path '([\w.]+)'")
+_PARSER_KEY = re.compile(r'Parser key "([^"]+)"')
+_REJECTED = (
+    re.compile(r"Option '(?P<key>[\w.]+)' is not accepted"),
+    re.compile(r"Group '(?P<group>[\w.]+)' does not accept option '(?P<key>[\w.]+)'"),
+    re.compile(r"Subcommand '\w+' does not accept option '(?P<key>[\w.]+)'"),
+    re.compile(r"unrecognized arguments: --(?P<key>[\w.]+)"),
+)
+"""How jsonargparse reports a key that it does not know."""
+_TOP = ("model", "data", "trainer", "config", "ckpt_path", "run_directory", "push_to_hub", "seed_everything")
+"""Keys at the top of a configuration."""
+_NO_REASON = (
+    "Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path",
+    "Expected a <class 'NoneType'>",
+)  # fmt: skip
+"""First words of the lines around the reason in a report of jsonargparse."""
+
+
+def user_errors() -> tuple[type[BaseException], ...]:
+    """Return the exceptions that are printed as one sentence: a user's errors, and those of the disk and of wandb."""
+    wandb = sys.modules.get("wandb")
+    from_wandb = () if wandb is None else (wandb.errors.Error,)
+    return (ValueError, MisconfigurationException, ArgumentError, OSError, *from_wandb)
+
+
+def in_a_sentence(message: str) -> str:
+    """Return an error message without line breaks; of jsonargparse's long reports only the key and the reason.
+
+    Args:
+        message: of any of :func:`user_errors`.
+    """
+    for owner in _OWNER.finditer(message):
+        if owner[1] in MOVED_CLASSES:
+            keys = ".".join(_PARSER_KEY.findall(message[: owner.start()]))
+            return f"{keys}: {owner[1]} is now {MOVED_CLASSES[owner[1]]}; write the new class_path."
+    if "Union subtypes" not in message:
+        return re.sub(r"^\[Errno \d+\] ", "", " ".join(message.split())) + suggestion(message)
+    lines = [line.strip(" -") for line in message.splitlines()]
+    reason = next((line for line in lines if line and not line.startswith(_NO_REASON)), " ".join(lines))
+    keys = ".".join(_PARSER_KEY.findall(message.split(reason)[0]))
+    reason = _choices(lines, reason) or _balanced(reason) + suggestion(message)
+    return re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", f"{keys}: {reason}" if keys else reason)
+
+
+def _balanced(reason: str) -> str:
+    """Return a reason without the last parenthesis, where the line that holds its opening one was left out."""
+    return reason[:-1] if reason.endswith(")") and reason.count(")") > reason.count("(") else reason
+
+
+def _choices(lines: list[str], reason: str) -> str:
+    """Return the given value and the allowed names, where a report rejects a value that may be one of several names."""
+    place = lines.index(reason) if reason in lines else 0
+    subtypes = [line for line in lines[:place] if line.startswith("Subtypes:")]
+    names = re.findall(r"Literal\[(.*?)\]", subtypes[-1]) if subtypes and reason.startswith("Expected a ") else []
+    given = next((line.removeprefix("Given value: ") for line in lines[place:] if line.startswith("Given value: ")), "")
+    known = list(dict.fromkeys(name.strip(" '") for group in names for name in group.split(",")))
+    near = nearest(given, known)
+    hint = f"; did you mean {near!r}?" if near else ""
+    return f"{given!r} must be one of {', '.join(known)}{hint}" if known else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the one of ``known`` that ``name`` is in another library, or that is spelt almost like it, or None."""
+    names = list(known)
+    synonym = next((other for other in _SYNONYMS.get(name, ()) if other in names), None)
+    return synonym or next(iter(difflib.get_close_matches(name, names, n=1)), None)
+
+
+def suggestion(report: str) -> str:
+    """Return ``; did you mean 'lr'?`` or ``; it is now ...`` for a key that jsonargparse rejects, else an empty text.
+
+    Args:
+        report: of jsonargparse, whole: it names the class that rejects a key some lines before the key.
+    """
+    for pattern in _REJECTED:
+        found = pattern.search(report)
+        if found is None:
+            continue
+        before = report[: found.start()]
+        *path, key = [*(found.groupdict().get("group") or "").split("."), *found["key"].split(".")]
+        path = [part for part in path if part and part != "init_args"]
+        new = moved_key(".".join([*_PARSER_KEY.findall(before), *path, key]))
+        if new is not None:
+            return f"; it is now {new}"
+        owners = _OWNER.findall(before)
+        known = _keys(owners[-1] if owners else None, path)
+        near = nearest(key, known)
+        return f"; did you mean {known[near]!r}?" if near else ""
+    return ""
+
+
+def _keys(owner: str | None, path: Sequence[str]) -> dict[str, str]:
+    """Return the keys that are allowed in place of a rejected one, by their last name.
+
+    They are the arguments of a class, and those of its dataclasses one level down as ``group.name``.
+
+    Args:
+        owner: class path of the class that rejects the key; None at the top of the configuration.
+        path: groups that lead from there to the key.
+    """
+    if owner is None and not path:
+        return dict(zip(_TOP, _TOP, strict=True))
+    if owner is None and path[0] != "trainer":
+        return {}
+    kind: type | None = L.Trainer if owner is None else _imported(owner)
+    for part in path if owner is not None else path[1:]:
+        kind = _groups(kind).get(part)
+        if kind is None:
+            return {}
+    keys = {name: name for name in _arguments(kind)}
+    for group, settings in _groups(kind).items():
+        for name in _arguments(settings) if dataclasses.is_dataclass(settings) else ():
+            keys.setdefault(name, f"{group}.{name}")
+    return keys
+
+
+def _arguments(kind: type) -> list[str]:
+    """Return the names of a constructor's arguments."""
+    return [name for name in inspect.signature(kind).parameters if name not in ("args", "kwargs")]
+
+
+def _groups(kind: type) -> dict[str, type]:
+    """Return the class of every argument of a constructor; of a union the first class that is not None."""
+    try:
+        hints = typing.get_type_hints(kind.__init__)
+    except NameError:  # a type that is imported for type checkers only
+        return {}
+    classes: dict[str, type] = {}
+    for name, hint in hints.items():
+        members = [one for one in (*typing.get_args(hint), hint) if inspect.isclass(one) and one is not type(None)]
+        if members and name != "return":
+            classes[name] = members[0]
+    return classes
+
+
+def _imported(path: str) -> type:
+    """Import a class by its path."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,75 @@
+"""The ``lrl`` program: its help, and its subcommands, each of which imports only what it needs."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+import time
+
+TRAINER_COMMANDS = {
+    "fit": "train a policy",
+    "validate": "play held-out episodes with a checkpoint (--ckpt_path)",
+    "test": "like validate, logged under test/",
+    "predict": "like validate, and write the episodes to predictions.json in the run directory",
+}
+"""Subcommands of LightningCLI."""
+COMMANDS = {
+    "evaluate": "play episodes with a checkpoint, any language model or a baseline, and print the results",
+    "watch": "follow one episode turn by turn in the terminal, or play it yourself",
+    "collect": "record episodes as a Minari data set, or export a data set as JSON lines",
+    "plot": "draw a logged metric of runs, with a 95% interval over seeds",
+    "compare": "compare runs with baseline runs, paired by seed",
+    "run_seeds": "train one experiment on several seeds that follow a rule",
+    "results": "summarise runs as JSON, and write the documentation's tables and figures from the summaries",
+    "success_table": "evaluate policies in several environments, and print a Markdown table",
+    "expert_q": "write the Q-values of a FrozenLake expert as CSV",
+}
+"""The other subcommands; each is the module of :mod:`lrl.cli` with its name."""
+
+_HEAD = """usage: lrl {fit,validate,test,predict} --config <env>/<algorithm>.yaml [options]
+       lrl COMMAND [options]
+
+Language models as reinforcement-learning policies.
+
+"""
+_OPTIONS = """
+`lrl COMMAND --help` lists the options of a command. Those of fit, validate, test and predict include:
+
+  --config FILE            an experiment; a second file is an overlay, e.g. overlays/wandb.yaml; a name that is not a
+                           file here is looked up among the configurations that ship with lrl
+  --ckpt_path PATH         resume from a checkpoint or a run directory
+  --run_directory PATH     where to write the run (default: runs/<env>/<algorithm>/<date>-seed<k>)
+  --push_to_hub NAME       export the trained model and push it to the Hugging Face hub
+  --data.init_args.group_size 8, --trainer.max_epochs 50, --seed_everything 1 ...
+                           override any key of the configuration
+
+Example:
+
+  lrl fit --config frozen_lake/grpo.yaml
+"""
+
+
+def main() -> None:
+    """Run the command line; a user's error is printed as one sentence, with exit status 2."""
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        commands = (f"  {name:<14} {text}\n" for name, text in (TRAINER_COMMANDS | COMMANDS).items())
+        sys.stdout.write(f"{_HEAD}{''.join(commands)}{_OPTIONS}")
+    elif words[0] == "--version":
+        from importlib.metadata import version
+
+        sys.stdout.write(f"lrl {version('lrl')}\n")
+    elif words[0] in COMMANDS:
+        importlib.import_module(f"lrl.cli.{words[0]}").main(f"lrl {words[0]}", words[1:])
+    elif words[0] in TRAINER_COMMANDS or words[0].startswith("-"):
+        started = time.monotonic()
+        from lrl.cli.main import run
+
+        run(started=started)
+    else:
+        known = [*TRAINER_COMMANDS, *COMMANDS]
+        near = difflib.get_close_matches(words[0], known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"it must be one of {', '.join(known)}."
+        sys.stderr.write(f"lrl: {words[0]!r} is not a command; {hint}\n")
+        raise SystemExit(2)

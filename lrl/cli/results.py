@@ -1,0 +1,114 @@
+"""Summarise runs as JSON files, and write the documentation's tables and figures from these files.
+
+lrl results keep grpo --title "GRPO from Q-values" --metric val/exact_success runs/frozen_lake/grpo/*
+lrl results write        (tables, assets/figures.ipynb and assets/pictures from assets/results)
+lrl results check        (fails where `write` would change a page or the notebook)
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lrl.cli.arguments import command_parser, exit_on_user_error, labelled_number
+from lrl.reports.pages import filled_notebook, filled_page
+from lrl.reports.results import draw_picture, final_values, kept_results, pictures, read_result, result_text, summarise
+from lrl.reports.seed_intervals import check_bounds, with_earlier_runs
+
+RESULTS, PICTURES = Path("assets/results"), Path("assets/pictures")
+PAGES = (Path("README.md"), Path("configs/README.md"))
+NOTEBOOK = Path("assets/figures.ipynb")
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = command_parser(prog, __doc__)
+    parsers = parser.add_subparsers(dest="action", required=True)
+    keep_parser = parsers.add_parser("keep", help="summarise runs as one file of assets/results")
+    keep_parser.add_argument("name", help="of the file")
+    keep_parser.add_argument("runs", nargs="+", type=Path)
+    keep_parser.add_argument("--title", required=True)
+    keep_parser.add_argument("--add", action="store_true", help="keep the runs of the file on other seeds as well")
+    keep_parser.add_argument("--metric", default="val/exact_success")
+    keep_parser.add_argument("--drawn", help="another metric for the figure")
+    keep_parser.add_argument("--label", help="in figures, instead of the title")
+    keep_parser.add_argument("--window", type=int, help="draw the mean of this many measurements")
+    keep_parser.add_argument("--picture", help="name of a figure that several results share")
+    keep_parser.add_argument("--clocks", nargs="+", help="x axes of the figures; the first file has no suffix")
+    keep_parser.add_argument("--machine", default="2-core x86-64 virtual machine")
+    keep_parser.add_argument("--bar", type=float, help="the value that a run should reach")
+    keep_parser.add_argument(
+        "--bounds", nargs=2, type=float, metavar=("LOW", "HIGH"), help="range of a bounded return; rates lie in [0, 1]"
+    )
+    keep_parser.add_argument(
+        "--reach", type=float, help="keep when the mean of 25 training episodes first reaches this return"
+    )
+    keep_parser.add_argument("--baseline", action="append", default=[], metavar="LABEL=VALUE")
+    keep_parser.add_argument("--note", default="")
+    parsers.add_parser("write", help="write the tables and draw the figures")
+    parsers.add_parser("check", help="fail where `write` would change a page or the notebook")
+    return parser
+
+
+def main(prog: str, args: Sequence[str]) -> None:
+    """Keep, write or check; a user's error is printed as one sentence, with exit status 2.
+
+    Args:
+        prog: name of the program, for its help and its errors.
+        args: the words of the command line after that name.
+    """
+    parser = make_parser(prog)
+    arguments = parser.parse_args(args)
+    with exit_on_user_error(parser):
+        if arguments.action == "keep":
+            keep(arguments)
+        elif arguments.action == "write":
+            write()
+        else:
+            check()
+
+
+def keep(arguments: argparse.Namespace) -> None:
+    """Write ``assets/results/<name>.json``.
+
+    Raises:
+        ValueError: an option is out of range, or the runs do not belong together.
+    """
+    baselines = dict(labelled_number("baseline", text) for text in arguments.baseline)
+    about = {"title": arguments.title, "machine": arguments.machine, "baselines": baselines, "note": arguments.note}
+    if arguments.window is not None and arguments.window < 1:
+        raise ValueError(f"--window is {arguments.window}; it must be at least 1.")
+    given = {name: getattr(arguments, name) for name in ("label", "window", "picture", "clocks", "bar", "bounds")}
+    about |= {name: value for name, value in given.items() if value is not None}
+    path = RESULTS / f"{arguments.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = about | summarise(arguments.runs, arguments.metric, arguments.drawn, arguments.reach)
+    if arguments.add and path.exists():
+        result = with_earlier_runs(result, read_result(path))
+    check_bounds(result, final_values(result))
+    path.write_text(result_text(result), encoding="utf-8")
+    print(f"wrote {path}")
+
+
+def write() -> None:
+    """Fill in the tables and the notebook, and draw the figures."""
+    for path, text in _filled().items():
+        path.write_text(text, encoding="utf-8")
+    for name, results in pictures(kept_results(RESULTS)).items():
+        draw_picture(name, results, PICTURES)
+
+
+def check() -> None:
+    """Exit with status 1 where a page is not what ``write`` makes of it."""
+    stale = [str(path) for path, text in _filled().items() if path.read_text(encoding="utf-8") != text]
+    if stale:
+        sys.exit(f"{', '.join(stale)}: differs from assets/results; run `python -m lrl results write`")
+
+
+def _filled() -> dict[Path, str]:
+    """Return what ``write`` makes of every page and of the notebook."""
+    results = kept_results(RESULTS)
+    pages = {path: filled_page(path.read_text(encoding="utf-8"), results) for path in PAGES}
+    return pages | {NOTEBOOK: filled_notebook(NOTEBOOK.read_text(encoding="utf-8"), results)}

@@ -1,0 +1,89 @@
+"""``lrl compare`` on run directories and on kept results."""
+
+import json
+
+import pytest
+from commands import run_words
+
+
+def compare(*words):
+    return run_words(["python", "-m", "lrl", "compare", *map(str, words)])
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Makes run directories: ``runs(name, {seed: final value})``."""
+
+    def make(name, values, metric="val/success_rate"):
+        for seed, value in values.items():
+            run = tmp_path / name / f"seed{seed}"
+            run.mkdir(parents=True)
+            (run / "config.yaml").write_text(f"seed_everything: {seed}\n")
+            (run / "metrics.csv").write_text(f"clock/env_steps,{metric},train/loss\n10,0.0,\n20,{value},\n20,,0.3\n")
+        return sorted((tmp_path / name).iterdir())
+
+    return make
+
+
+def test_runs_are_paired_by_the_seed_of_their_configuration(runs):
+    ours = runs("ours", {1: 0.9, 2: 0.8, 3: 0.7, 4: 1.0, 5: 0.6, 6: 0.5})
+    theirs = runs("theirs", {2: 0.7, 1: 0.6, 3: 0.5, 5: 0.5, 4: 0.7, 7: 1.0, 8: 1.0})
+    done = compare(*ours, "--baseline", *theirs, "--metric", "val/success_rate")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[4:9] == [
+        "| 1 | 0.9 | 0.6 | +0.3 |",
+        "| 2 | 0.8 | 0.7 | +0.1 |",
+        "| 3 | 0.7 | 0.5 | +0.2 |",
+        "| 4 | 1 | 0.7 | +0.3 |",
+        "| 5 | 0.6 | 0.5 | +0.1 |",
+    ]
+    # Mean difference .2, standard deviation .1: two standard deviations are detected by 5 pairs, not by 4.
+    assert lines[9] == "| mean | 0.8 | 0.6 | +0.2 |"
+    assert lines[11].startswith("95% interval of the mean difference: +0.1")
+    assert lines[11].endswith("(bootstrap over pairs)")
+    assert lines[12] == "5 seeds detect a difference of 0.1682 with probability 0.8"
+    assert lines[13] == "the observed difference takes 5 seeds, no more"
+    assert lines[14:] == ["left out, only in the runs: seed 6", "left out, only in the baseline: seeds 7, 8"]
+
+
+def test_kept_results_name_the_metric_and_its_bounds(tmp_path):
+    files = []
+    for name, values in {"ours": [500, 450, 400], "theirs": [480, 460, 300]}.items():
+        kept = [{"seed": seed, "curve": {"val/return": [0, value]}} for seed, value in enumerate(values)]
+        files.append(tmp_path / f"{name}.json")
+        files[-1].write_text(json.dumps({"metric": "val/return", "bounds": [0, 500], "runs": kept}))
+    done = compare(files[0], "--baseline", files[1])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("val/return of the runs and of the baseline")
+    assert "no interval: there are 3 pairs, and an interval takes 5" in done.stdout
+    assert "seeds, " in done.stdout and "more" in done.stdout
+    done = compare(files[0], "--baseline", files[1], "--bounds", 0, 490)
+    assert done.returncode == 2 and "val/return has bounds 0 and 490, but a run ends at 500" in done.stderr
+
+
+def test_the_results_of_the_repository_can_be_compared():
+    done = compare("assets/results/cartpole_ppo_text.json", "--baseline", "assets/results/cartpole_ppo_mlp.json")
+    assert done.returncode == 0 and "val/return" in done.stdout, done.stderr
+
+
+def test_every_mistake_is_one_sentence(runs, tmp_path):
+    ours, theirs = runs("ours", {1: 0.9}), runs("theirs", {2: 0.8})
+    cases = {
+        "at least one seed must be in both": [*ours, "--baseline", *theirs, "--metric", "val/success_rate"],
+        "val/exact_success', which": [*ours, "--baseline", *theirs],
+        "which does not exist": ["nowhere", "--baseline", *theirs],
+        "whose seed 1 another run has": [*ours, *ours, "--baseline", *theirs, "--metric", "val/success_rate"],
+        "no config.yaml": [tmp_path, "--baseline", *theirs],
+        "results have different metrics": [
+            "assets/results/frozen_lake_grpo.json", "--baseline", "assets/results/cartpole_ppo_mlp.json"
+        ],
+        "holds no runs with a metric": ["assets/results/benchmark_text.json", "--baseline", *theirs],
+        "holds 'val/return'; name that metric": [
+            "assets/results/cartpole_ppo_mlp.json", "--baseline", *theirs, "--metric", "val/length"
+        ],
+    }  # fmt: skip
+    for sentence, words in cases.items():
+        done = compare(*words)
+        assert done.returncode == 2 and sentence in done.stderr, (sentence, done.stderr)
+        assert done.stderr.startswith("lrl compare: ") and len(done.stderr.splitlines()) == 1

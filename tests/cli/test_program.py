@@ -1,0 +1,49 @@
+"""The subcommands of the one program."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import run_words
+
+from lrl.cli.program import COMMANDS, TRAINER_COMMANDS
+
+HELP = """
+import resource, runpy, sys
+from lrl.cli.program import COMMANDS
+for words in [[], *([name] for name in COMMANDS)]:
+    sys.argv = ["lrl", *words, "--help"]
+    try:
+        runpy.run_module("lrl", run_name="__main__", alter_sys=False)
+    except SystemExit as end:
+        assert end.code == 0, words
+slow = {"torch", "lightning", "transformers"} & set(sys.modules)
+assert not slow, slow
+used = resource.getrusage(resource.RUSAGE_SELF)
+assert used.ru_utime + used.ru_stime < 3, used
+"""
+
+
+def test_the_help_of_all_commands_takes_less_than_three_seconds_and_no_torch():
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name, text in (TRAINER_COMMANDS | COMMANDS).items():
+        assert any(line.split() == [name, *text.split()] for line in done.stdout.splitlines())
+    assert all(f"usage: lrl {name} " in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"), [("evalute", "is not a command; did you mean evaluate?"), ("x", "it must be one of fit, ")]
+)
+def test_an_unknown_command_is_one_sentence(word, sentence):
+    done = run_words(["python", "-m", "lrl", word])
+    assert done.returncode == 2 and sentence in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_script_of_the_same_name(name):
+    script = Path("scripts", f"{name}.py")
+    assert len(script.read_text().splitlines()) < 20
+    done = run_words(["python", str(script), "--help"])
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: {name}.py ")

@@ -1,0 +1,73 @@
+"""Configurations that were written with names of before."""
+
+import importlib
+
+import pytest
+import torch
+import yaml
+from tiny_runs import save_tiny_model, text_policy
+
+from lrl.algorithms.grpo import GRPOModule
+from lrl.algorithms.ppo import PPOValueHeadModule
+from lrl.algorithms.trpo import TRPOModule
+from lrl.cli.error_messages import _keys
+from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.envs.frozen_lake.expert_rows import ExpertQRows
+from lrl.envs.prompt_env import PromptEnvs
+from lrl.evaluation.checkpoint import load_policy
+from lrl.moved_names import MOVED_CLASSES, MOVED_KEYS, current_config, moved_key
+from lrl.rewards.expert_q import QGapReward
+
+
+@pytest.mark.parametrize("path", MOVED_CLASSES.values())
+def test_every_class_is_where_the_table_says(path):
+    module, _, name = path.rpartition(".")
+    assert getattr(importlib.import_module(module), name).__module__ == module
+
+
+def test_old_class_paths_are_translated_at_any_depth():
+    rows = {"class_path": "lrl.envs.frozen_lake_rows.ExpertQRows", "init_args": {"map_name": "4x4"}}
+    config = {
+        "data": {"class_path": "lrl.data.rollouts.RolloutDataModule", "init_args": {"env": {"rows": rows}}},
+        "trainer": {"callbacks": [{"class_path": "lrl.callbacks.rollouts.VectorEnvRollouts"}], "max_epochs": 3},
+        "model": {"class_path": "lrl.algorithms.grpo.GRPOModule"},
+    }
+    current = current_config(config)
+    assert current["data"]["class_path"] == "lrl.data.rollout_buffer.RolloutDataModule"
+    assert current["data"]["init_args"]["env"]["rows"] == {
+        "class_path": "lrl.envs.frozen_lake.expert_rows.ExpertQRows",
+        "init_args": {"map_name": "4x4"},
+    }
+    assert current["trainer"]["callbacks"] == [{"class_path": "lrl.callbacks.collect.VectorEnvRollouts"}]
+    assert current["model"] == config["model"] and rows["class_path"].startswith("lrl.envs.frozen_lake_rows")
+
+
+def test_a_moved_key_is_found_with_or_without_init_args():
+    new = "model.init_args.optimizer.lr"
+    assert moved_key("model.lr") == moved_key("model.init_args.lr") == new
+    assert moved_key("data.lr") is None
+
+
+@pytest.mark.parametrize("key", MOVED_KEYS.values())
+def test_some_algorithm_or_data_module_has_every_new_key(key):
+    kinds = {"model": (GRPOModule, PPOValueHeadModule, TRPOModule), "data": (RolloutDataModule,)}
+    top, _, group, name = key.split(".")
+    assert any(_keys(f"{kind.__module__}.{kind.__name__}", [group]).get(name) == name for kind in kinds[top])
+
+
+def test_a_checkpoint_with_old_class_paths_is_loaded(tmp_path):
+    folder = save_tiny_model(tmp_path / "model")
+    policy, rows = text_policy(folder), {"class_path": "lrl.envs.frozen_lake_rows.ExpertQRows"}
+    policy.connect(PromptEnvs(ExpertQRows(), [QGapReward()]).codec)
+    policy.configure()
+    text = {"language_model": {"name": folder}, "prompt": {"response_format": "direct", "system": ""}}
+    env = {"rows": rows, "rewards": [{"class_path": "lrl.rewards.expert_q.QGapReward"}]}
+    config = {
+        "model": {"init_args": {"policy": {"class_path": "lrl.policies.text.TextPolicy", "init_args": text}}},
+        "data": {"init_args": {"env": {"class_path": "lrl.envs.prompt_env.PromptEnvs", "init_args": env}}},
+    }
+    saved = {"config": yaml.safe_dump(config), "fingerprint": policy.fingerprint}
+    weights = {f"policy.{name}": weight for name, weight in policy.state_dict().items()}
+    torch.save({"state_dict": weights, "lrl": saved}, tmp_path / "old.ckpt")
+    loaded = load_policy(tmp_path / "old.ckpt")
+    assert isinstance(loaded.env_factory, PromptEnvs) and loaded.info["env_id"] == "PromptEnvs"
