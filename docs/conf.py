@@ -24,7 +24,9 @@ extensions = [
     "api_pages",
 ]
 exclude_patterns = ["_build", "_extensions"]
-suppress_warnings = ["ref.python"]  # type hints name classes in short; a name that two modules define links to one of them
+suppress_warnings = [
+    "ref.python"
+]  # type hints name classes in short; a name that two modules define links to one of them
 
 html_theme = "furo"
 html_title = "lrl"

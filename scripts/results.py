@@ -13,25 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lrl.reports.results import (
-    baselines_table,
-    benchmark_table,
-    draw_picture,
-    environments_table,
-    fill,
-    final_values,
-    kept_results,
-    learning_table,
-    pictures,
-    read_result,
-    result_text,
-    summarise,
-    text_cost_table,
-)
+from lrl.reports.pages import documentation_pages, fill_tables
+from lrl.reports.results import draw_picture, final_values, kept_results, pictures, read_result, result_text, summarise
 from lrl.reports.seed_intervals import check_bounds, with_earlier_runs
 
 RESULTS, PICTURES = Path("assets/results"), Path("assets/pictures")
-PAGES = (Path("README.md"), Path("configs/README.md"))
 NOTEBOOK = Path("assets/figures.ipynb")
 
 
@@ -89,7 +75,7 @@ def keep(arguments: argparse.Namespace) -> None:
 
 def write(arguments: argparse.Namespace) -> None:
     """Fill the tables, draw the pictures."""
-    for path in (*PAGES, NOTEBOOK):
+    for path in (*documentation_pages(Path()), NOTEBOOK):
         path.write_text(filled(path), encoding="utf-8")
     for name, results in pictures(kept()).items():
         draw_picture(name, results, PICTURES)
@@ -97,30 +83,19 @@ def write(arguments: argparse.Namespace) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Exit with status 1 where a page is not what ``write`` makes of it."""
-    stale = [str(path) for path in (*PAGES, NOTEBOOK) if path.read_text(encoding="utf-8") != filled(path)]
+    stale = [
+        str(path)
+        for path in (*documentation_pages(Path()), NOTEBOOK)
+        if path.read_text(encoding="utf-8") != filled(path)
+    ]
     if stale:
         sys.exit(f"{', '.join(stale)}: not what assets/results says; run scripts/results.py write")
 
 
 def filled(path: Path) -> str:
-    """A page with the tables that belong into it; the notebook with a cell for each picture."""
-    page = path.read_text(encoding="utf-8")
-    if path == NOTEBOOK:
-        return notebook(page)
-    by_name = kept()
-    results = list(by_name.values())
-    page = fill(page, "results", learning_table([result for result in results if "metric" in result]))
-    for name, result in by_name.items():
-        if "environments" in result and f"<!-- {name} -->" in page:
-            page = fill(page, name, environments_table(result["environments"], figure=result.get("figure", "success")))
-    if "<!-- baselines -->" in page:
-        policies = {name: by_name[f"baselines_{name}"] for name in ("random", "constant")}
-        page = fill(page, "baselines", baselines_table(policies))
-    if "<!-- text cost -->" in page:
-        page = fill(page, "text cost", text_cost_table(by_name["benchmark_text"]))
-    if "<!-- benchmarks -->" in page:
-        page = fill(page, "benchmarks", benchmark_table([result for result in results if "comparisons" in result]))
-    return page
+    """Return a page with the tables that belong into it, or the notebook with a cell for each picture."""
+    text = path.read_text(encoding="utf-8")
+    return notebook(text) if path == NOTEBOOK else fill_tables(path, text, kept())
 
 
 def notebook(text: str) -> str:

@@ -1,6 +1,6 @@
 """Links from the documentation to lines of the code, found while the documentation is built.
 
-- ``{source}`lrl/algorithms/ppo.py#loss``` links to the line that defines ``loss`` in that file, and shows file and line;
+- ``{source}`lrl/algorithms/ppo.py#loss``` links to the line that defines ``loss`` there, and shows file and line;
   a file without ``#`` links to its top. ``{source}`text <lrl/algorithms/ppo.py#loss>``` shows ``text``.
 - Every page of the API reference links its objects to the same lines (:mod:`sphinx.ext.linkcode`).
 - Each linked file becomes a page of highlighted source with an anchor for every line.
