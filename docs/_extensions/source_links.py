@@ -1,11 +1,11 @@
 """Links from the documentation to lines of the code, found while the documentation is built.
 
-- ``{source}`lrl/algorithms/ppo.py#loss``` links to the line that defines ``loss`` there, and shows file and line;
-  a file without ``#`` links to its top. ``{source}`text <lrl/algorithms/ppo.py#loss>``` shows ``text``.
+- ``{source}`GRPOModule.loss``` links to the line that defines that name, in whichever file of ``lrl`` it is, and shows
+  the name; ``{source}`text <GRPOModule.loss>``` shows ``text``. ``{source}`lrl/types.py``` links to a file.
 - Every page of the API reference links its objects to the same lines (:mod:`sphinx.ext.linkcode`).
-- Each linked file becomes a page of highlighted source with an anchor for every line.
+- Each file of ``lrl`` becomes a page of highlighted source with an anchor for every line.
 
-A name that a file does not define is a warning, and so an error of ``make docs``.
+A name that no file or more than one file defines is a warning, and so an error of ``make docs``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pygments.lexers import PythonLexer
 from sphinx.application import Sphinx
 from sphinx.util.docutils import ReferenceRole
 
-from lrl.reports.source_lines import definition_line, definition_lines
+from lrl.reports.source_lines import definition_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,15 +32,30 @@ class SourceRole(ReferenceRole):
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         """Return the link, or a warning where the target does not exist."""
-        path, _, name = self.target.partition("#")
-        try:
-            line = definition_line(ROOT / path, name) if name else 1
-        except (ValueError, OSError) as error:
-            return [], [self.inliner.reporter.warning(str(error), line=self.lineno)]
-        shown = self.title if self.has_explicit_title else f"{path}:{line}" if name else path
-        depth = self.env.docname.count("/")
-        link = nodes.reference("", "", nodes.literal(shown, shown), refuri=page_of(path, line, depth), internal=True)
-        return [link], []
+        names = self.target.split(" or ")
+        found = next((definitions()[name] for name in names if name in definitions()), [])
+        if self.target.endswith(".py"):
+            found = [(self.target, 1)]
+        if len(found) != 1 or not (ROOT / found[0][0]).exists():
+            places = ", ".join(f"{path}:{line}" for path, line in found) or "nothing of that name in lrl"
+            sentence = f"source link to {self.target!r}: one definition is needed, there is {places}"
+            return [], [self.inliner.reporter.warning(sentence, line=self.lineno)]
+        path, line = found[0]
+        address = page_of(path, line, self.env.docname.count("/"))
+        shown = self.title if self.has_explicit_title else names[0]
+        text = nodes.literal(shown, shown)
+        return [nodes.reference("", "", text, refuri=address, internal=True, reftitle=f"{path}, line {line}")], []
+
+
+@cache
+def definitions() -> dict[str, list[tuple[str, int]]]:
+    """Return every name that ``lrl`` defines, with the files and lines where it does."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for file in sorted((ROOT / "lrl").rglob("*.py")):
+        path = str(file.relative_to(ROOT))
+        for name, line in _lines(path).items():
+            found.setdefault(name, []).append((path, line))
+    return found
 
 
 def page_of(path: str, line: int, depth: int) -> str:

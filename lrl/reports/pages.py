@@ -107,8 +107,7 @@ def _configs(words: Sequence[str], results: Results, page: Path) -> str:
     for config in sorted(Path("configs").glob("*/*.yaml")):
         if config.parent.name == "overlays":
             continue
-        own = [result for result in results.values() if "metric" in result and _config_of(result) == config]
-        result = min(own, key=lambda one: len(one["command"]), default=None)
+        result = next((one for one in results.values() if "metric" in one and _is_result_of(one, config)), None)
         cells = [f"[`{config.relative_to('configs')}`]({_link(config, page)})", *_shown(config)]
         cells += ["", "not measured"] if result is None else [minutes_text(result), figure_text(result)]
         lines.append(f"| {' | '.join([*cells, f'[notebook]({_link(_notebook(config), page)})'])} |")
@@ -118,8 +117,26 @@ def _configs(words: Sequence[str], results: Results, page: Path) -> str:
 def _shown(config: Path) -> tuple[str, str]:
     """What a configuration's first comment says that it shows, and the hardware that it asks for."""
     text = config.read_text(encoding="utf-8")
-    gpu = re.search(r"\((one GPU[^;)]*)", text)
-    return text.partition("\n")[0].removeprefix("# ").rstrip("."), gpu[1] if gpu else "two CPU cores"
+    gpu = re.search(r"one GPU( with \d+ GB)?|GPU", text.partition("\nmodel:")[0])
+    hardware = "two CPU cores" if gpu is None else gpu[0] if gpu[0] != "GPU" else "one GPU"
+    return text.partition("\n")[0].removeprefix("# ").rstrip("."), hardware
+
+
+def _is_result_of(result: dict[str, Any], config: Path) -> bool:
+    """Whether a result was measured with a configuration as it is: its command changes nothing, or says the same."""
+    if _config_of(result) != config:
+        return False
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    return all(_same(content, key, value) for key, value in re.findall(r" --([a-z_]+\.\S+) (\S+)", result["command"]))
+
+
+def _same(content: Any, key: str, value: str) -> bool:
+    for name in key.split("."):
+        content = content.get(name) if isinstance(content, dict) else None
+    try:
+        return content is not None and float(content) == float(value)
+    except (TypeError, ValueError):
+        return str(content) == value
 
 
 def _algorithms(words: Sequence[str], results: Results, page: Path) -> str:
@@ -127,9 +144,9 @@ def _algorithms(words: Sequence[str], results: Results, page: Path) -> str:
     for file in sorted(Path("lrl/algorithms").glob("[!_]*.py")):
         first = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or file.stem).partition("\n")[0]
         document = Path("docs/algorithms") / f"{file.stem}.md"
-        name = f"[{file.stem}]({_link(document, page)})" if document.exists() else f"`{file.stem}`"
+        name = f"[{first.rstrip('.')}]({_link(document, page)})" if document.exists() else first.rstrip(".")
         cells = [_line_link(file, names, page) for names in (("loss", "training_step"), ("advantages", "turn_batch"))]
-        lines.append(f"| {name}: {first} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
