@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lrl.reports.pages import documentation_pages, fill_tables
+from lrl.reports.documentation import documentation_pages, fill_tables
 from lrl.reports.results import draw_picture, final_values, kept_results, pictures, read_result, result_text, summarise
 from lrl.reports.seed_intervals import check_bounds, with_earlier_runs
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from lrl.reports.pages import documentation_pages, fill_tables
+from lrl.reports.documentation import documentation_pages, fill_tables
 from lrl.reports.source_lines import definition_line
 
 RUN = {"seed": 0, "minutes": 2.0, "curve": {"env_steps": [1], "val/return": [5.0]}}
