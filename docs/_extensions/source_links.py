@@ -32,18 +32,14 @@ class SourceRole(ReferenceRole):
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         """Return the link, or a warning where the target does not exist."""
-        names = self.target.split(" or ")
-        found = next((definitions()[name] for name in names if name in definitions()), [])
-        if self.target.endswith(".py"):
-            found = [(self.target, 1)]
+        found = [(self.target, 1)] if self.target.endswith(".py") else definitions().get(self.target, [])
         if len(found) != 1 or not (ROOT / found[0][0]).exists():
             places = ", ".join(f"{path}:{line}" for path, line in found) or "nothing of that name in lrl"
             sentence = f"source link to {self.target!r}: one definition is needed, there is {places}"
             return [], [self.inliner.reporter.warning(sentence, line=self.lineno)]
         path, line = found[0]
         address = page_of(path, line, self.env.docname.count("/"))
-        shown = self.title if self.has_explicit_title else names[0]
-        text = nodes.literal(shown, shown)
+        text = nodes.literal(self.title, self.title)
         return [nodes.reference("", "", text, refuri=address, internal=True, reftitle=f"{path}, line {line}")], []
 
 

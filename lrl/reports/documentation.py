@@ -145,19 +145,16 @@ def _algorithms(words: Sequence[str], results: Results, page: Path) -> str:
         first = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or file.stem).partition("\n")[0]
         document = Path("docs/algorithms") / f"{file.stem}.md"
         name = f"[{first.rstrip('.')}]({_link(document, page)})" if document.exists() else first.rstrip(".")
-        cells = [_line_link(file, names, page) for names in (("loss", "training_step"), ("advantages", "turn_batch"))]
+        cells = [_line_link(file, name, page) for name in ("loss", "advantages")]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _line_link(file: Path, names: Sequence[str], page: Path) -> str:
-    for name in names:
-        try:
-            line = definition_line(file, name)
-        except ValueError:
-            continue
-        return f"[`{name}`]({_link(file, page)}#L{line})"
-    return ""
+def _line_link(file: Path, name: str, page: Path) -> str:
+    try:
+        return f"[`{name}`]({_link(file, page)}#L{definition_line(file, name)})"
+    except ValueError:  # SFT has no advantages
+        return ""
 
 
 def _speed(names: Sequence[str], results: Results, page: Path) -> str:
