@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: quickstart test test-fast test-all lint clean
+.PHONY: quickstart test test-fast test-all lint docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,6 +19,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-bench: $(VENV)/.installed
 	$(PIP) --no-build-isolation --editable ".[dev,bench]"
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) --no-build-isolation --editable ".[$(EXTRAS),docs]"
 	touch $@
 
 quickstart: $(VENV)/.installed
@@ -42,5 +46,9 @@ test: lint
 test-all: lint $(VENV)/.installed-bench
 	$(PYTEST) -m "not gpu"
 
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs 2 --builder html docs docs/_build
+	@echo "The front page is docs/_build/index.html"
+
 clean:
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) runs docs/_build docs/api .pytest_cache .ruff_cache .import_linter_cache

@@ -10,7 +10,7 @@ from commands import run_command
 from lrl.cli.main import LRLCLI
 from lrl.envs.frozen_lake.expert_rows import RandomMapRows
 
-PAGES = ("README.md", "configs/README.md")
+PAGES = ("README.md", "configs/README.md", *sorted(str(page) for page in Path("docs").rglob("*.md")))
 SHORT = "--trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.limit_val_batches 0"
 SMALL = {"batch_size": 8, "num_groups": 8, "group_size": 3, "num_steps": 4, "max_turns": 6}
 MAPS = 10
@@ -139,6 +139,22 @@ def test_make_targets_that_the_readme_names_exist():
     named = set(re.findall(r"make ([a-z-]+)", Path("README.md").read_text(encoding="utf-8")))
     targets = set(re.findall(r"^([a-z-]+):", Path("Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert {"quickstart", "test"} <= named & targets
+
+
+@pytest.mark.learning
+def test_the_experiment_of_the_readme_runs(tmp_path):
+    (yaml,) = re.findall(r"```yaml\n(.*?)```", Path("README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(yaml.splitlines()) <= 12 and yaml in Path("docs/getting_started.md").read_text(encoding="utf-8")
+    (tmp_path / "my.yaml").write_text(yaml)
+    command = f"python -m lrl fit --config {tmp_path / 'my.yaml'} {SHORT} --run_directory {tmp_path / 'run'}"
+    result = run_shortened(command, str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "run/checkpoints/last.ckpt").exists()
+
+
+def test_every_configuration_has_a_documented_command():
+    trained = {config for line in TRAINING for config in re.findall(r"--config (\S+)", line)}
+    assert {str(path) for path in Path("configs").glob("*/*.yaml") if path.parent.name != "overlays"} <= trained
 
 
 def test_tables_are_what_the_kept_results_say():

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lrl.cli.arguments import command_parser, exit_on_user_error, labelled_number
-from lrl.reports.pages import filled_notebook, filled_page
+from lrl.reports.documentation import documentation_pages, fill_tables
+from lrl.reports.notebook import filled_notebook
 from lrl.reports.results import draw_picture, final_values, kept_results, pictures, read_result, result_text, summarise
 from lrl.reports.seed_intervals import check_bounds, with_earlier_runs
 
 RESULTS, PICTURES = Path("assets/results"), Path("assets/pictures")
-PAGES = (Path("README.md"), Path("configs/README.md"))
 NOTEBOOK = Path("assets/figures.ipynb")
 
 
@@ -110,5 +110,6 @@ def check() -> None:
 def _filled() -> dict[Path, str]:
     """Return what ``write`` makes of every page and of the notebook."""
     results = kept_results(RESULTS)
-    pages = {path: filled_page(path.read_text(encoding="utf-8"), results) for path in PAGES}
+    texts = {path: path.read_text(encoding="utf-8") for path in documentation_pages(Path())}
+    pages = {path: fill_tables(path, text, results) for path, text in texts.items()}
     return pages | {NOTEBOOK: filled_notebook(NOTEBOOK.read_text(encoding="utf-8"), results)}

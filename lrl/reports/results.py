@@ -192,14 +192,27 @@ def learning_table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _row(result: dict[str, Any]) -> str:
+    cells = [result["title"], figure_text(result), seeds_text(result), minutes_text(result), f"`{result['command']}`"]
+    return f"| {' | '.join(cells)} |"
+
+
+def figure_text(result: dict[str, Any]) -> str:
+    """Return the metric's name and mean with its interval over seeds, or with the single values of fewer than five."""
     values = final_values(result)
     seeds = f" ({spread(values, bounds_of(result))})" if len(values) > 1 else ""
-    bar = result.get("bar")
-    reached = f"{int((values >= bar).sum())} of {len(values)} reach {bar:g}" if bar is not None else f"{len(values)}"
+    return f"{result['metric'].partition('/')[2].replace('_', ' ')} {values.mean():.3f}{seeds}"
+
+
+def seeds_text(result: dict[str, Any]) -> str:
+    """Return the number of seeds, and how many of them reach the bar where the result has one."""
+    values, bar = final_values(result), result.get("bar")
+    return f"{len(values)}" if bar is None else f"{int((values >= bar).sum())} of {len(values)} reach {bar:g}"
+
+
+def minutes_text(result: dict[str, Any]) -> str:
+    """Return the shortest and the longest run in minutes; empty where none was measured."""
     minutes = [run["minutes"] for run in result["runs"] if run["minutes"] is not None]
-    spent = " to ".join(sorted({f"{min(minutes):.1f}", f"{max(minutes):.1f}"}, key=float)) if minutes else ""
-    name = result["metric"].partition("/")[2].replace("_", " ")
-    return f"| {result['title']} | {name} {values.mean():.3f}{seeds} | {reached} | {spent} | `{result['command']}` |"
+    return " to ".join(sorted({f"{min(minutes):.1f}", f"{max(minutes):.1f}"}, key=float)) if minutes else ""
 
 
 def environments_table(
@@ -245,12 +258,16 @@ def _with_interval(report: dict[str, Any], name: str) -> str:
 
 def benchmark_table(reports: Sequence[dict[str, Any]]) -> str:
     """Markdown: one row per comparison of ``scripts/benchmark.py``."""
+    return comparisons_table([(report, one) for report in reports for one in report["comparisons"]])
+
+
+def comparisons_table(comparisons: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    """Markdown: one row per comparison, each given with the report that it is from."""
     lines = ["| comparison | ours | theirs | ratio (repeats) |", "|---|---|---|---|"]
-    for report in reports:
-        for one in report["comparisons"]:
-            ours, theirs = np.median(one["ours"]), np.median(one["theirs"])
-            ratios = f"{one['ratio']:.2f} ({one['ratio_min']:.2f} to {one['ratio_max']:.2f})"
-            lines.append(f"| {report['title']}, {one['name']} | {ours:.0f} {one['unit']} | {theirs:.0f} | {ratios} |")
+    for report, one in comparisons:
+        ours, theirs = np.median(one["ours"]), np.median(one["theirs"])
+        ratios = f"{one['ratio']:.2f} ({one['ratio_min']:.2f} to {one['ratio_max']:.2f})"
+        lines.append(f"| {report['title']}, {one['name']} | {ours:.0f} {one['unit']} | {theirs:.0f} | {ratios} |")
     return "\n".join(lines)
 
 
@@ -279,16 +296,3 @@ def baselines_table(reports: dict[str, dict[str, Any]]) -> str:
             cells.append(f"{row['return_mean'] + 0.0:.2f} ({low:.2f} to {high:.2f})".replace("-0.00", "0.00"))
         lines.append(f"| `{rows[0]['env_id']}` | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def fill(page: str, name: str, table: str) -> str:
-    """``page`` with what stands between ``<!-- name -->`` and ``<!-- end name -->`` replaced.
-
-    Raises:
-        ValueError: the page has no such marks.
-    """
-    start, end = f"<!-- {name} -->", f"<!-- end {name} -->"
-    if start not in page or end not in page:
-        raise ValueError(f"the page lacks {start!r} or {end!r}; put both where the table belongs.")
-    head, _, rest = page.partition(start)
-    return f"{head}{start}\n{table}\n{end}{rest.partition(end)[2]}"

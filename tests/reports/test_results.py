@@ -7,7 +7,6 @@ from lrl.reports.results import (
     benchmark_table,
     command_of,
     environments_table,
-    fill,
     final_values,
     first_episode,
     learning_table,
@@ -102,13 +101,6 @@ def test_a_comparison_shows_medians_and_the_range_of_ratios():
     }
     row = benchmark_table([{"title": "t", "comparisons": [one]}]).splitlines()[-1]
     assert row == "| t, x | 4 u/s | 2 | 2.00 (2.00 to 3.00) |"
-
-
-def test_only_what_stands_between_the_marks_is_replaced():
-    page = "a\n<!-- t -->\nold\n<!-- end t -->\nb"
-    assert fill(page, "t", "new") == "a\n<!-- t -->\nnew\n<!-- end t -->\nb"
-    with pytest.raises(ValueError, match="lacks"):
-        fill(page, "other", "new")
 
 
 def test_a_malformed_result_raises_one_sentence(tmp_path):

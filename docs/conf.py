@@ -1,0 +1,48 @@
+"""How Sphinx builds the documentation: ``make docs``. Nothing is fetched while it is built."""
+
+import sys
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "_extensions"), str(HERE.parent)]
+
+from source_links import linkcode_resolve  # noqa: E402, F401
+
+project = "lrl"
+author = "the authors of lrl"
+copyright = author
+release = version = version_of("lrl")
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.linkcode",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "source_links",
+    "api_pages",
+]
+exclude_patterns = ["_build", "_extensions"]
+suppress_warnings = [
+    "ref.python"
+]  # type hints name classes in short; a name that two modules define links to one of them
+
+html_theme = "furo"
+html_title = "lrl"
+html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["lrl.css"]
+
+myst_enable_extensions = ["deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_inherit_docstrings = False  # Lightning's and PyTorch's docstrings refer to pages of their own
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+maximum_signature_line_length = 100
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+python_display_short_literal_types = True

@@ -1,0 +1,216 @@
+"""The tables of the documentation, made from ``assets/results``, the configurations and the code.
+
+A page holds ``<!-- table: KIND WORD ... -->`` and ``<!-- end table -->``; what stands between them is replaced. The
+kinds:
+
+- ``results PATTERN ...``: experiments whose file names match, with their commands.
+- ``headlines NAME ...``: experiments in short, with the page that tells of them.
+- ``configs``: every configuration, with its result.
+- ``algorithms``: every algorithm, with the lines of its loss and its advantages.
+- ``benchmarks`` and ``speed NAME:NUMBER ...``: all comparisons, or single ones, counted from 0.
+- ``environments NAME``, ``baselines``, ``text_cost``: what policies reach in environments, and what text costs there.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lrl.reports.results import (
+    baselines_table,
+    benchmark_table,
+    comparisons_table,
+    environments_table,
+    figure_text,
+    learning_table,
+    minutes_text,
+    seeds_text,
+    text_cost_table,
+)
+from lrl.reports.source_lines import definition_line
+
+Results = Mapping[str, dict[str, Any]]
+"""Kept results by name."""
+
+_TABLE = re.compile(r"<!-- table: ([^>]*?) -->\n(.*?)<!-- end table -->", re.DOTALL)
+_ENVIRONMENTS = {
+    "babyai": "BabyAI-Text",
+    "cartpole": "CartPole",
+    "frozen_lake": "FrozenLake",
+    "half_cheetah": "HalfCheetah",
+}
+"""Folders of ``configs`` to the names of what is in them."""
+
+
+def documentation_pages(root: Path) -> list[Path]:
+    """Return the pages that hold tables: the two READMEs and those of ``docs``."""
+    pages = [root / "README.md", root / "configs/README.md", *sorted((root / "docs").rglob("*.md"))]
+    return [page for page in pages if _TABLE.search(page.read_text(encoding="utf-8"))]
+
+
+def fill_tables(page: Path, text: str, results: Results) -> str:
+    """Return the text of a page with all its tables made anew.
+
+    Args:
+        page: where it lies, from which links are relative; the working directory is the repository's root.
+        text: what it says now.
+        results: what is kept.
+
+    Raises:
+        ValueError: a table is of no known kind, or names a result that is not there.
+    """
+
+    def made(found: re.Match[str]) -> str:
+        kind, *words = found[1].split()
+        if kind not in _KINDS:
+            raise ValueError(f"{page} has a table of the kind {kind!r}; it must be one of {', '.join(_KINDS)}.")
+        return f"<!-- table: {found[1]} -->\n{_KINDS[kind](words, results, page)}\n<!-- end table -->"
+
+    return _TABLE.sub(made, text)
+
+
+def _named(name: str, results: Results) -> dict[str, Any]:
+    if name not in results:
+        raise ValueError(f"a table names {name!r}; it must be a file of assets/results, without .json.")
+    return results[name]
+
+
+def _results(patterns: Sequence[str], results: Results, page: Path) -> str:
+    measured = {name: result for name, result in results.items() if "metric" in result}
+    picked = [name for name in measured if any(fnmatch(name, pattern) for pattern in patterns)]
+    if not picked:
+        raise ValueError(f"a table of {page} asks for {' '.join(patterns)}; no file of assets/results matches.")
+    return learning_table([measured[name] for name in picked])
+
+
+def _headlines(names: Sequence[str], results: Results, page: Path) -> str:
+    lines = ["| environment | algorithm, policy | result | seeds | minutes | more |", "|---|---|---|---|---|---|"]
+    for name in names:
+        result = _named(name, results)
+        config = _config_of(result)
+        kinds = ", ".join(_algorithm_and_policy(config))
+        more = f"[notebook]({_link(_notebook(config), page)})"
+        cells = [_ENVIRONMENTS[config.parent.name], kinds, figure_text(result), seeds_text(result)]
+        lines.append(f"| {' | '.join([*cells, minutes_text(result), more])} |")
+    return "\n".join(lines)
+
+
+def _configs(words: Sequence[str], results: Results, page: Path) -> str:
+    lines = ["| config | what it shows | hardware | minutes | result | link |", "|---|---|---|---|---|---|"]
+    for config in sorted(Path("configs").glob("*/*.yaml")):
+        if config.parent.name == "overlays":
+            continue
+        result = next((one for one in results.values() if "metric" in one and _is_result_of(one, config)), None)
+        cells = [f"[`{config.relative_to('configs')}`]({_link(config, page)})", *_shown(config)]
+        cells += ["", "not measured"] if result is None else [minutes_text(result), figure_text(result)]
+        lines.append(f"| {' | '.join([*cells, f'[notebook]({_link(_notebook(config), page)})'])} |")
+    return "\n".join(lines)
+
+
+def _shown(config: Path) -> tuple[str, str]:
+    """What a configuration's first comment says that it shows, and the hardware that it asks for."""
+    text = config.read_text(encoding="utf-8")
+    gpu = re.search(r"one GPU( with \d+ GB)?|GPU", text.partition("\nmodel:")[0])
+    hardware = "two CPU cores" if gpu is None else gpu[0] if gpu[0] != "GPU" else "one GPU"
+    return text.partition("\n")[0].removeprefix("# ").rstrip("."), hardware
+
+
+def _is_result_of(result: dict[str, Any], config: Path) -> bool:
+    """Whether a result was measured with a configuration as it is: its command changes nothing, or says the same."""
+    if _config_of(result) != config:
+        return False
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    return all(_same(content, key, value) for key, value in re.findall(r" --([a-z_]+\.\S+) (\S+)", result["command"]))
+
+
+def _same(content: Any, key: str, value: str) -> bool:
+    for name in key.split("."):
+        content = content.get(name) if isinstance(content, dict) else None
+    try:
+        return content is not None and float(content) == float(value)
+    except (TypeError, ValueError):
+        return str(content) == value
+
+
+def _algorithms(words: Sequence[str], results: Results, page: Path) -> str:
+    lines = ["| algorithm | loss | advantages |", "|---|---|---|"]
+    for file in sorted(Path("lrl/algorithms").glob("[!_]*.py")):
+        first = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or file.stem).partition("\n")[0]
+        document = Path("docs/algorithms") / f"{file.stem}.md"
+        name = f"[{first.rstrip('.')}]({_link(document, page)})" if document.exists() else first.rstrip(".")
+        cells = [_line_link(file, name, page) for name in ("loss", "advantages")]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _line_link(file: Path, name: str, page: Path) -> str:
+    try:
+        return f"[`{name}`]({_link(file, page)}#L{definition_line(file, name)})"
+    except ValueError:  # SFT has no advantages
+        return ""
+
+
+def _speed(names: Sequence[str], results: Results, page: Path) -> str:
+    picked = []
+    for name in names:
+        report = _named(name.partition(":")[0], results)
+        picked.append((report, report["comparisons"][int(name.partition(":")[2] or 0)]))
+    return comparisons_table(picked)
+
+
+def _benchmarks(words: Sequence[str], results: Results, page: Path) -> str:
+    return benchmark_table([result for result in results.values() if "comparisons" in result])
+
+
+def _environments(names: Sequence[str], results: Results, page: Path) -> str:
+    result = _named(names[0], results)
+    return environments_table(result["environments"], figure=result.get("figure", "success"))
+
+
+def _baselines(words: Sequence[str], results: Results, page: Path) -> str:
+    return baselines_table({name: _named(f"baselines_{name}", results) for name in ("random", "constant")})
+
+
+def _text_cost(words: Sequence[str], results: Results, page: Path) -> str:
+    return text_cost_table(_named("benchmark_text", results))
+
+
+def _config_of(result: dict[str, Any]) -> Path:
+    """The configuration that a result's command trains."""
+    found = re.search(r"--config (\S+)", result["command"])
+    assert found is not None
+    return Path(found[1])
+
+
+def _algorithm_and_policy(config: Path) -> tuple[str, str]:
+    model = yaml.safe_load(config.read_text(encoding="utf-8"))["model"]
+    names = [one["class_path"].rpartition(".")[2] for one in (model, model["init_args"]["policy"])]
+    return re.sub(r"(ValueHead)?Module$", "", names[0]), names[1]
+
+
+def _notebook(config: Path) -> Path:
+    return Path("docs/experiments") / f"{config.parent.name}.md"
+
+
+def _link(target: Path, page: Path) -> str:
+    return os.path.relpath(target, page.parent)
+
+
+_KINDS: dict[str, Callable[[Sequence[str], Results, Path], str]] = {
+    "results": _results,
+    "headlines": _headlines,
+    "configs": _configs,
+    "algorithms": _algorithms,
+    "benchmarks": _benchmarks,
+    "speed": _speed,
+    "environments": _environments,
+    "baselines": _baselines,
+    "text_cost": _text_cost,
+}

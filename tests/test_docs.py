@@ -1,0 +1,42 @@
+"""The Python blocks of the documentation are complete, and run."""
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+PAGES = sorted(page for page in Path("docs").rglob("*.md") if "```python\n" in page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_python_of_a_page_runs(page):
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Overriding environment")  # a page may be run twice in one process
+        for block in blocks:
+            exec(compile(block, str(page), "exec"), {"__name__": "documentation"})
+
+
+def test_titles_are_short():
+    for page in (Path("README.md"), *Path("docs").rglob("*.md")):
+        if "_build" not in page.parts:
+            text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+            long = [title for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE) if len(title.split()) > 8]
+            assert not long, f"{page}: {long}"
+
+
+def test_the_readme_is_a_front_page():
+    text = Path("README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    assert all("\\\n" not in block for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+
+
+def test_links_between_files_lead_somewhere():
+    for page in (Path("README.md"), Path("configs/README.md"), *Path("docs").rglob("*.md")):
+        if "_build" in page.parts:
+            continue
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", text):
+            assert (page.parent / target).exists(), f"{page} links to {target}"
