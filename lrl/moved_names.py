@@ -1,7 +1,7 @@
 """Names of classes and configuration keys that have moved, so that old configurations get a helpful error.
 
-Configurations that a user writes must be changed; the error names the new place. Class paths inside checkpoints are
-translated when they are read.
+Configurations that a user writes must be changed; the error names the new place. What is read of the configurations
+inside checkpoints is translated: class paths, and the keys of a policy.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ MOVED_CLASSES: dict[str, str] = {
 }
 """Old class path to new class path, of classes that a configuration can name."""
 
+_POLICY = "model.init_args.policy.init_args"
 MOVED_KEYS: dict[str, str] = {
     "data.init_args.validation_env": "data.init_args.validation.env",
     "data.init_args.validation_episodes": "data.init_args.validation.episodes",
@@ -39,6 +40,7 @@ MOVED_KEYS: dict[str, str] = {
     "model.init_args.backtrack_coeff": "model.init_args.line_search.backtrack_coeff",
     "model.init_args.bootstrap_last": "model.init_args.credit.bootstrap_last",
     "model.init_args.cg_iterations": "model.init_args.natural_gradient.cg_iterations",
+    "model.init_args.credit": "model.init_args.credit.kind",
     "model.init_args.critic_lr": "model.init_args.critic.lr",
     "model.init_args.damping": "model.init_args.natural_gradient.damping",
     "model.init_args.fisher": "model.init_args.natural_gradient.product",
@@ -55,6 +57,10 @@ MOVED_KEYS: dict[str, str] = {
     "model.init_args.max_skipped_steps": "model.init_args.optimizer.max_skipped_steps",
     "model.init_args.normalise_advantages": "model.init_args.credit.normalise",
     "model.init_args.old_kl_coef": "model.init_args.kl.old_coef",
+    "model.init_args.optimizer.class_path": "model.init_args.optimizer.factory",
+    f"{_POLICY}.critic_hidden_sizes": f"{_POLICY}.critic.hidden_sizes",
+    f"{_POLICY}.normalise_observations": f"{_POLICY}.critic.normalise_observations",
+    f"{_POLICY}.observation_clip": f"{_POLICY}.critic.observation_clip",
     "model.init_args.schedule": "model.init_args.optimizer.schedule",
     "model.init_args.token_gamma": "model.init_args.credit.token_gamma",
     "model.init_args.token_lambda": "model.init_args.credit.token_lambda",
@@ -62,7 +68,7 @@ MOVED_KEYS: dict[str, str] = {
     "model.init_args.warmup": "model.init_args.optimizer.warmup",
     "model.init_args.weight_decay": "model.init_args.optimizer.weight_decay",
 }
-"""Old key to new key, as on the command line. Some algorithms still have a key at its old place."""
+"""Old key to new key, as on the command line. Some classes still have a key at its old place."""
 
 
 def moved_key(key: str) -> str | None:
@@ -75,7 +81,7 @@ def moved_key(key: str) -> str | None:
 
 
 def current_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a configuration with the current class paths."""
+    """Return a copy of a checkpoint's configuration with the current class paths and the current keys of a policy."""
     return {key: _with_current_classes(value) for key, value in config.items()}
 
 
@@ -90,5 +96,17 @@ def _with_current_classes(value: Any) -> Any:
         current = {key: _with_current_classes(own) for key, own in value.items()}
         if "class_path" in value:
             current["class_path"] = MOVED_CLASSES.get(value["class_path"], value["class_path"])
+        if current.get("class_path") == "lrl.policies.head.HeadPolicy":
+            current["init_args"] = _with_critic_group(current["init_args"])
         return current
     return [_with_current_classes(own) for own in value] if isinstance(value, list) else value
+
+
+def _with_critic_group(init_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a ``HeadPolicy`` with those of its critic in a group; a null size meant no critic."""
+    names = {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in MOVED_KEYS.items() if ".critic." in new}
+    given = {new: init_args[old] for old, new in names.items() if old in init_args}
+    others = {name: value for name, value in init_args.items() if name not in names}
+    if not given:
+        return others
+    return others | {"critic": None if given.get("hidden_sizes", ()) is None else given}

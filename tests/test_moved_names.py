@@ -16,6 +16,7 @@ from lrl.envs.frozen_lake.expert_rows import ExpertQRows
 from lrl.envs.prompt_env import PromptEnvs
 from lrl.evaluation.checkpoint import load_policy
 from lrl.moved_names import MOVED_CLASSES, MOVED_KEYS, current_config, moved_key
+from lrl.policies.head import HeadPolicy
 from lrl.rewards.expert_q import QGapReward
 
 
@@ -49,10 +50,19 @@ def test_a_moved_key_is_found_with_or_without_init_args():
 
 
 @pytest.mark.parametrize("key", MOVED_KEYS.values())
-def test_some_algorithm_or_data_module_has_every_new_key(key):
-    kinds = {"model": (GRPOModule, PPOValueHeadModule, TRPOModule), "data": (RolloutDataModule,)}
-    top, _, group, name = key.split(".")
-    assert any(_keys(f"{kind.__module__}.{kind.__name__}", [group]).get(name) == name for kind in kinds[top])
+def test_some_class_has_every_new_key(key):
+    modules = (GRPOModule, PPOValueHeadModule, TRPOModule)
+    kinds = {"model": modules, "data": (RolloutDataModule,), "policy": (HeadPolicy,)}
+    *_, owner, group, name = (part for part in key.split(".") if part != "init_args")
+    assert any(_keys(f"{kind.__module__}.{kind.__name__}", [group]).get(name) == name for kind in kinds[owner])
+
+
+@pytest.mark.parametrize("sizes", [[32], None])
+def test_a_head_policys_critic_of_an_old_checkpoint_is_a_group(sizes):
+    old = {"critic_hidden_sizes": sizes, "observation_clip": 3.0, "pooling": "mean"}
+    critic = {"hidden_sizes": sizes, "observation_clip": 3.0} if sizes else None
+    current = current_config({"policy": {"class_path": "lrl.policies.head.HeadPolicy", "init_args": old}})
+    assert current["policy"]["init_args"] == {"pooling": "mean", "critic": critic}
 
 
 def test_a_checkpoint_with_old_class_paths_is_loaded(tmp_path):

@@ -16,6 +16,7 @@ import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lrl.moved_names import MOVED_CLASSES, moved_key
+from lrl.ranges import RANGES
 
 _SYNONYMS: dict[str, tuple[str, ...]] = {
     "batch_size": ("num_minibatches", "pack_tokens"),
@@ -63,6 +64,7 @@ _REJECTED = (
     re.compile(r"Group '(?P<group>[\w.]+)' does not accept option '(?P<key>[\w.]+)'"),
     re.compile(r"Subcommand '\w+' does not accept option '(?P<key>[\w.]+)'"),
     re.compile(r"unrecognized arguments: --(?P<key>[\w.]+)"),
+    re.compile(r"Subclasses are disabled for (?P<group>\w+)Config, thus '\S+' is not accepted as (?P<key>class_path)"),
 )
 """How jsonargparse reports a key that it does not know."""
 _TOP = ("model", "data", "trainer", "config", "ckpt_path", "run_directory", "push_to_hub", "seed_everything")
@@ -96,8 +98,30 @@ def in_a_sentence(message: str) -> str:
     lines = [line.strip(" -") for line in message.splitlines()]
     reason = next((line for line in lines if line and not line.startswith(_NO_REASON)), " ".join(lines))
     keys = ".".join(_PARSER_KEY.findall(message.split(reason)[0]))
-    reason = _choices(lines, reason) or _balanced(reason) + suggestion(message)
+    wrong_value = _wrong_value(keys, lines, reason)
+    if wrong_value:
+        return wrong_value
+    reason = _choices(lines, reason) or _balanced(reason).partition(". Only the class_path")[0] + suggestion(message)
     return re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", f"{keys}: {reason}" if keys else reason)
+
+
+def _wrong_value(key: str, lines: list[str], reason: str) -> str:
+    """Return the sentence for a value out of its range or not among its names, as :mod:`lrl.ranges` writes it."""
+    place = lines.index(reason) if reason in lines else 0
+    if reason.startswith("Unable to load config ") and moved_key(key):  # one value where there is a group of them now
+        return f"{key} is {reason.removeprefix('Unable to load config ')}; it is now {moved_key(key)}."
+    found = re.match(r"Expected a typing.Literal\[(.*)\]\. Got value: (.*)", reason)
+    if found is not None:
+        return f"{key} is {found[2]!r}; it must be one of {found[1].replace(chr(39), '')}."
+    found = re.match(r"Not of type (\w+): (.*)", reason)
+    if found is None or found[1] not in RANGES:
+        return ""
+    subtypes = [line for line in lines[:place] if line.startswith("Subtypes:")]
+    optional = ", or null" if subtypes and f".{found[1]}'" in subtypes[-1] and "NoneType" in subtypes[-1] else ""
+    given = next((line.removeprefix("Given value: ") for line in lines[place:] if line.startswith("Given value: ")), "")
+    text, conforms, _ = found[2].partition("does not conform")
+    value = (text.strip() or given) if conforms else text.rpartition(": ")[2]
+    return f"{key} is {value}; it must be {RANGES[found[1]]}{optional}."
 
 
 def _balanced(reason: str) -> str:
@@ -136,15 +160,20 @@ def suggestion(report: str) -> str:
             continue
         before = report[: found.start()]
         *path, key = [*(found.groupdict().get("group") or "").split("."), *found["key"].split(".")]
-        path = [part for part in path if part and part != "init_args"]
-        new = moved_key(".".join([*_PARSER_KEY.findall(before), *path, key]))
-        if new is not None:
-            return f"; it is now {new}"
+        path = [part.lower() for part in path if part and part != "init_args"]
         owners = _OWNER.findall(before)
+        new = moved_key(".".join([*_PARSER_KEY.findall(before), *path, key]))
+        if new is not None and (not owners or _has_part_of(new, owners[-1])):
+            return f"; it is now {new}"
         known = _keys(owners[-1] if owners else None, path)
         near = nearest(key, known)
         return f"; did you mean {known[near]!r}?" if near else ""
     return ""
+
+
+def _has_part_of(key: str, owner: str) -> bool:
+    """Return whether a part of a key is an argument of a class: not every algorithm has every group of settings."""
+    return not set(key.split(".")).isdisjoint(_arguments(_imported(owner)))
 
 
 def _keys(owner: str | None, path: Sequence[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import pytest
 import wandb
 
 import lrl.cli.main
-from lrl.cli.error_messages import nearest, suggestion
+from lrl.cli.error_messages import in_a_sentence, nearest, suggestion
 from lrl.cli.main import check_wandb_login
 from lrl.moved_names import MOVED_CLASSES, MOVED_KEYS
 
@@ -68,6 +68,37 @@ def test_a_key_that_has_moved_is_named(old, new, report, monkeypatch):
     monkeypatch.setitem(MOVED_KEYS, old, new)
     assert suggestion(f'Parser key "model":\n  {report}') == f"; it is now {new}"
     assert suggestion(f'Parser key "data":\n  {report}') == ""
+
+
+def test_a_new_place_that_a_class_does_not_have_is_not_named():
+    report = (
+        "Parser key \"model\":\n  Problem with given class_path 'lrl.algorithms.{}':\n    Option 'lr' is not accepted"
+    )
+    assert suggestion(report.format("grpo.GRPOModule")) == "; it is now model.init_args.optimizer.lr"
+    assert "now" not in suggestion(report.format("trpo.TRPOModule"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        (
+            "Parser key \"credit\":\nUnable to load config 'nested'",
+            "model.credit is 'nested'; it is now model.init_args.credit.kind.",
+        ),
+        (
+            "Subclasses are disabled for OptimizerConfig, thus 'torch.optim.Adam' is not accepted as class_path. Only "
+            "the class_path of OptimizerConfig itself is accepted.",
+            "model: Subclasses are disabled for OptimizerConfig, thus 'torch.optim.Adam' is not accepted as class_path; "
+            "it is now model.init_args.optimizer.factory",
+        ),
+    ],
+)
+def test_a_value_where_a_group_is_now_is_explained(lines, sentence):
+    owner = "Problem with given class_path 'lrl.algorithms.ppo.PPOValueHeadModule':"
+    assert (
+        in_a_sentence(f'Parser key "model":\nDoes not validate against any of the Union subtypes\n{owner}\n{lines}')
+        == sentence
+    )
 
 
 def test_a_misspelt_setting_of_the_trainer_in_a_config_is_looked_for_in_the_trainer():
