@@ -108,5 +108,5 @@ def _number(kind: Any, value: Any, message: str) -> int | float:
 
 
 def _plain(number: Any) -> int | float:
-    """The number without the subclass, which a checkpoint of weights only could not hold."""
+    """Return a plain number: a checkpoint that is loaded with ``weights_only`` cannot hold its subclass."""
     return int(number) if isinstance(number, int) else float(number)

@@ -9,12 +9,12 @@ _FOLDERS = ("assets", "configs")
 
 
 def checkout() -> Path | None:
-    """The repository that this package is imported from; None where it is installed from a wheel."""
+    """Return the repository that this package is imported from; None if it is installed from a wheel."""
     return _PACKAGE.parent if (_PACKAGE.parent / "pyproject.toml").is_file() else None
 
 
 def shipped(name: str) -> str | None:
-    """The file or folder that ships with lrl as ``assets/...`` or ``configs/...``; None if there is none."""
+    """Return the file or folder that ships with lrl as ``assets/...`` or ``configs/...``; None if there is none."""
     path = Path(name)
     if path.is_absolute() or ".." in path.parts or path.parts[:1] not in [(folder,) for folder in _FOLDERS]:
         return None
@@ -23,12 +23,12 @@ def shipped(name: str) -> str | None:
 
 
 def resolve(name: str) -> str:
-    """Return ``name`` where that is a file or folder here, else what ships under it, else ``name`` as it is."""
+    """Return ``name`` if it is a file or folder here, else the path of what ships with lrl, else ``name`` unchanged."""
     return name if Path(name).exists() else shipped(name) or name
 
 
 def resolve_config(name: str) -> str:
-    """As :func:`resolve`, for a configuration: ``frozen_lake/grpo.yaml`` is ``configs/frozen_lake/grpo.yaml``."""
+    """Resolve a configuration: ``frozen_lake/grpo.yaml`` is ``configs/frozen_lake/grpo.yaml``; see :func:`resolve`."""
     if not name.endswith((".yaml", ".yml")) or Path(name).exists():
         return name
     return shipped(name) or shipped(str(Path("configs") / name)) or name

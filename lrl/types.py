@@ -1,8 +1,8 @@
-"""The nouns that travel between the floors: decisions, rollouts, and batches of turns.
+"""The data that the packages exchange: decisions, distributions, evaluations and rollouts.
 
 A *turn* is one decision of a policy in one environment; a turn is a short sequence of *tokens*
-(one token for a network with a head). Axes are always ``(time, env, token)`` while data are
-being collected and ``(turn, token)`` once they are trained on.
+(one token for a network with a head). Axes are ``(time, env, token)`` while data are
+collected and ``(turn, token)`` in training.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Inputs = Mapping[str, Tensor]
-"""What a policy needs to evaluate a turn again: tensors with a leading turn axis, right-padded with zeros."""
+from lrl.turn_batch import Inputs, TurnBatch
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How tokens are drawn from the model's distribution."""
+    """Configures how tokens are sampled from the model's distribution."""
 
     temperature: float = 1.0
     """Divides the logits; 0 decodes greedily."""
@@ -46,19 +45,19 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class PastTurn:
-    """One remembered turn: what the policy saw, and what it answered."""
+    """Represents a past turn of an episode: its observation and its response."""
 
     observation: str
     response: str
 
 
 History = tuple[PastTurn, ...]
-"""What one environment's policy remembers of its running episode, oldest turn first."""
+"""Past turns of an environment's current episode that the policy remembers, oldest first."""
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """What was seen, the answer that should be given to it, and what came before in the episode."""
+    """Represents an observation, the response to learn, and the turns before in the episode."""
 
     observation: str
     response: str
@@ -66,13 +65,13 @@ class Demonstration:
 
     @property
     def characters(self) -> int:
-        """How long it is."""
+        """Number of characters, those of the history included."""
         return sum(len(turn.observation) + len(turn.response) for turn in (self, *self.history))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomKeys:
-    """Counters that name every random number of an act: see :mod:`lrl.functional.random`.
+    """Holds counters that name every random number of an act: see :mod:`lrl.functional.random`.
 
     A number depends on nothing else, so a rollout does not change with the number of environments,
     with which rows have finished, or with the number of ranks.
@@ -89,7 +88,7 @@ class RandomKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class Decisions:
-    """What an actor decides for some rows (environments)."""
+    """Holds the decisions of an actor for some rows (environments)."""
 
     actions: Sequence[Any]
     """One per row, as ``env.step`` takes it: the text of the response, or a native action."""
@@ -110,16 +109,16 @@ class Decisions:
 
 
 class Distribution(ABC):
-    """What tokens are drawn from, one distribution for each ``(turn, token)``."""
+    """Represents the distributions that tokens are sampled from, one for each ``(turn, token)``."""
 
     @property
     @abstractmethod
     def coordinates(self) -> Tensor:
-        """The numbers that a network puts out, ``(turn, token, coordinate)``."""
+        """The outputs of the network, ``(turn, token, coordinate)``."""
 
     @abstractmethod
     def logprobs(self, samples: Tensor) -> Tensor:
-        """Of what was drawn, ``(turn, token)``.
+        """Return the log-probabilities of samples, ``(turn, token)``.
 
         Args:
             samples: ids ``(turn, token)`` or vectors ``(turn, token, dimension)``.
@@ -127,36 +126,40 @@ class Distribution(ABC):
 
     @abstractmethod
     def entropy(self) -> Tensor:
-        """In nats, ``(turn, token)``."""
+        """Return the entropy in nats, ``(turn, token)``."""
 
     @abstractmethod
     def kl(self, other: Distribution) -> Tensor:
-        """KL(self || other) in nats, ``(turn, token)``; exact, not from samples."""
+        """Return the exact KL(self || other) in nats, ``(turn, token)``."""
 
     @abstractmethod
     def metric(self, tangent: Tensor) -> Tensor:
-        """The second derivative of ``KL(self || .)`` at ``self`` by the coordinates, times a tangent of their shape."""
+        """Multiply a tangent with the second derivative of ``KL(self || .)`` at ``self`` by the coordinates.
+
+        Args:
+            tangent: ``(turn, token, coordinate)``.
+        """
 
     @abstractmethod
     def detach(self) -> Distribution:
-        """Itself without a graph."""
+        """Return the same distribution without a graph."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What a policy says of turns that were taken before, with gradient; each ``(turn, token)``."""
+    """Holds what a policy computes for past turns, with gradient; each ``(turn, token)``."""
 
     logprobs: Tensor
     entropy: Tensor
     """Entropy in nats of the distribution at each token."""
     values: Tensor | None = None
     distribution: Distribution | None = None
-    """What each token was drawn from."""
+    """The distribution of each token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One collection. ``terminated``, ``truncated`` and ``active`` are kept apart."""
+    """Represents a collection; ``terminated``, ``truncated`` and ``active`` are separate."""
 
     inputs: Inputs
     """Each ``(time, env, ...)``."""
@@ -167,7 +170,7 @@ class Rollout:
     rewards: Tensor
     """float32 ``(time, env)``."""
     terminated: Tensor
-    """bool ``(time, env)``: the environment reached an end; nothing is worth anything after it."""
+    """bool ``(time, env)``: the environment reached an end; the value after it is 0."""
     truncated: Tensor
     """bool ``(time, env)``: the episode was cut; its state still had a value."""
     active: Tensor
@@ -179,9 +182,9 @@ class Rollout:
     observations: list[list[str]]
     """Text of each observation, ``[time][env]``; empty where inactive."""
     responses: list[list[Any]]
-    """Text of each answer, or a native action, ``[time][env]``; an empty text where inactive."""
+    """Text of each response, or a native action, ``[time][env]``; an empty text where inactive."""
     metrics: Mapping[str, Tensor]
-    """Named figures of single turns or episodes (``success``, ``action_valid``, ``reward/format`` ...), 1-D."""
+    """Values of single turns or episodes by name (``success``, ``action_valid``, ``reward/format`` ...), 1-D."""
     values: Tensor | None = None
     """``(time, env, token)`` value of the state before each token; None before the critic is evaluated."""
     final_values: Tensor | None = None
@@ -206,7 +209,7 @@ class Rollout:
 
     @property
     def cut(self) -> Tensor:
-        """bool ``(time, env)``: the episode goes on beyond this turn, but not in this rollout.
+        """Whether the episode continues after this turn, but not in this rollout, bool ``(time, env)``.
 
         The turn was truncated, or it is the last of its environment and its episode has not ended.
         """
@@ -263,77 +266,3 @@ class TokenLoss:
     """``(turn, token)``."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """Values to log by name, of any shape; their mean is logged."""
-
-
-class TurnBatch:
-    """Turns that a training step sees: padded, masked, immutable.
-
-    A plain class, not a dataclass: Lightning moves and casts it through :meth:`to`.
-
-    Attributes:
-        inputs: the policy's own payload, each tensor ``(turn, ...)``.
-        response_mask: bool ``(turn, token)``, true exactly where a token was sampled.
-        old_logprobs: ``(turn, token)`` log-probabilities recorded while sampling.
-        advantages: ``(turn, token)``.
-        ref_logprobs: ``(turn, token)`` of the reference policy, where one is asked for.
-        returns: ``(turn, token)``, targets of the value function, if there is one.
-        old_values: ``(turn, token)``, its values when the advantages were estimated.
-    """
-
-    __slots__ = ("advantages", "inputs", "old_logprobs", "old_values", "ref_logprobs", "response_mask", "returns")
-    inputs: Inputs
-    response_mask: Tensor
-    old_logprobs: Tensor
-    advantages: Tensor
-    ref_logprobs: Tensor | None
-    returns: Tensor | None
-    old_values: Tensor | None
-
-    def __init__(
-        self,
-        *,
-        inputs: Inputs,
-        response_mask: Tensor,
-        old_logprobs: Tensor,
-        advantages: Tensor,
-        ref_logprobs: Tensor | None = None,
-        returns: Tensor | None = None,
-        old_values: Tensor | None = None,
-    ) -> None:
-        fields = {"inputs": dict(inputs), "response_mask": response_mask, "old_logprobs": old_logprobs}
-        fields |= {"advantages": advantages, "ref_logprobs": ref_logprobs, "returns": returns, "old_values": old_values}
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"TurnBatch is immutable: use replace({name}=...)")
-
-    def __len__(self) -> int:
-        return len(self.response_mask)
-
-    def fields(self) -> dict[str, Any]:
-        """All fields by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    def replace(self, **changes: Any) -> TurnBatch:
-        """A copy with some fields replaced."""
-        return TurnBatch(**(self.fields() | changes))
-
-    def map(self, function: Any) -> TurnBatch:
-        """A copy with ``function`` applied to every tensor."""
-        inputs = {name: function(tensor) for name, tensor in self.inputs.items()}
-        others = {k: v if v is None else function(v) for k, v in self.fields().items() if k != "inputs"}
-        return TurnBatch(inputs=inputs, **others)  # pyright: ignore[reportArgumentType]
-
-    def __getitem__(self, index: Tensor) -> TurnBatch:
-        """Select turns by an index tensor ``(turn,)``."""
-        return self.map(lambda tensor: tensor[index])
-
-    def split(self, size: int | None) -> list[TurnBatch]:
-        """Parts of at most ``size`` turns; None leaves it whole."""
-        index = torch.arange(len(self), device=self.response_mask.device)
-        return [self[part] for part in index.split(size or max(len(self), 1))]
-
-    def to(self, *args: Any, **kwargs: Any) -> TurnBatch:
-        """Move every tensor to a device."""
-        return self.map(lambda tensor: tensor.to(*args, **kwargs))

@@ -1,6 +1,6 @@
 """Tests that docstrings, comments and error messages of lrl use plain English and the field's own terms.
 
-``python tests/test_words.py`` prints the findings in all files, including those that are not converted yet.
+``python tests/test_words.py`` prints the findings.
 """
 
 from __future__ import annotations
@@ -35,28 +35,6 @@ BANNED = {
     r"noisy": "with noise",
 }
 """Own words as regular expressions, and what to write instead."""
-NOT_CONVERTED = """
-__main__.py algorithms/grpo.py algorithms/trpo.py callbacks/checkpoint.py callbacks/collect.py
-callbacks/evaluation_table.py callbacks/exact_success.py callbacks/export.py callbacks/group_statistics.py
-callbacks/progress.py callbacks/transcripts.py cli/arguments.py cli/evaluate.py cli/main.py cli/mistakes.py
-cli/run_directory.py data/demonstrations/augmentation.py data/demonstrations/data_module.py
-data/demonstrations/minari.py data/demonstrations/sources.py data/minari_spaces.py data/minari_storage.py
-data/minari_writer.py data/number_ranges.py data/rollout_buffer.py evaluation/checkpoint.py
-evaluation/episode_records.py evaluation/episodes.py evaluation/exact.py evaluation/metrics.py
-evaluation/seeds.py functional/advantages.py functional/distributions.py functional/frozen.py
-functional/masking.py functional/random.py functional/sharding.py functional/trust_region.py
-models/action_heads.py models/attention.py models/candidate_scoring.py models/export.py models/forward.py
-models/generator.py models/kv_cache.py models/language_model.py models/loading.py models/networks.py
-models/packing.py models/prefill.py models/prompt_sharing.py models/sharing_check.py models/tokenizer.py
-models/uncached_decoding.py models/value_head.py policies/baselines/experts.py policies/baselines/fixed.py
-policies/baselines/random_actions.py policies/head.py policies/mlp.py policies/policy.py policies/scoring.py
-policies/text.py ranges.py reports/pictures.py reports/plots.py reports/results.py reports/seed_intervals.py
-reports/table.py rollouts/episodes.py rollouts/few_shot_examples.py rollouts/fixed_horizon.py shipped.py
-training/adapters.py training/finite.py training/gradient_module.py training/interruption.py training/metrics.py
-training/no_op_step.py training/policy_module.py training/weights.py types.py
-"""
-"""Files of lrl that are not checked yet. Remove a file when its words are rewritten, and never add one."""
-
 _BANNED = {re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE): instead for pattern, instead in BANNED.items()}
 _COMMENT = re.compile(r"(?:^|\s)# (.*)$", re.MULTILINE)
 _OWNERS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -105,19 +83,18 @@ def findings(source: str) -> list[tuple[int, str]]:
     return sorted(found)
 
 
-def package_findings(excluded: set[str]) -> list[str]:
-    """Return the findings in all files of lrl except for excluded ones."""
+def package_findings() -> list[str]:
+    """Return the findings in all files of lrl."""
     names = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
     return [
         f"{name}:{line}: {what}"
         for name, path in names.items()
-        if name not in excluded
         for line, what in findings(path.read_text(encoding="utf-8"))
     ]
 
 
 def test_docstrings_comments_and_errors_use_plain_english() -> None:
-    found = package_findings(set(NOT_CONVERTED.split()))
+    found = package_findings()
     assert not found, "\n".join(found)
 
 
@@ -139,4 +116,4 @@ def test_the_check_finds(source: str, expected: str) -> None:
 
 
 if __name__ == "__main__":
-    print("\n".join(package_findings(set())))
+    print("\n".join(package_findings()))

@@ -24,7 +24,8 @@ from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.rewards.expert_q import QGapReward
-from lrl.types import SamplingConfig, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import SamplingConfig
 
 SPECIAL, ACTIONS = ["<pad>", "<unk>", "<|im_start|>", "<|im_end|>"], ["LEFT", "DOWN", "RIGHT", "UP"]
 WORDS = [*SPECIAL, "system", "user", "assistant", *ACTIONS, *"ASFHG0123"]

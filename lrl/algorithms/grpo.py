@@ -13,8 +13,8 @@ Departures from the paper:
 2. ``advantage_scale: none | batch_std`` drops the division by the group's standard deviation, which weighs an
    easy state like a hard one (Dr. GRPO, arXiv:2503.20783); ``leave_one_out`` gives RLOO (arXiv:2402.14740).
 3. ``clip_range_high`` clips asymmetrically (DAPO, arXiv:2503.14476).
-4. An entropy bonus, exact over the vocabulary. A group that agrees on a wrong action has advantage 0 for ever: only
-   the bonus and the KL term, which count even where nothing is learned, bring the other actions back.
+4. An entropy bonus, exact over the vocabulary. A group that agrees on a wrong action keeps advantage 0: only the
+   bonus and the KL term, which apply where advantages are 0 as well, make the other actions probable again.
 5. The KL term is estimated by k3 at the sampled tokens, as in the paper; k1 and k2 can be chosen.
 """
 
@@ -33,7 +33,8 @@ from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
 from lrl.training.gradient_module import GradientModule
 from lrl.training.kl_coefficient import KLConfig
 from lrl.training.optimizer import OptimizerConfig
-from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import Credit, Evaluation, Rollout, TokenLoss
 
 
 class GRPOModule(GradientModule):

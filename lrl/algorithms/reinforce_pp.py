@@ -27,7 +27,8 @@ from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig
-from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import Credit, Evaluation, Rollout, TokenLoss
 
 
 class REINFORCEPlusPlusModule(GradientModule):

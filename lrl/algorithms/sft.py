@@ -33,7 +33,8 @@ from lrl.ranges import PositiveInt, check_arguments
 from lrl.training.gradient_module import GradientModule
 from lrl.training.metrics import MetricMeans
 from lrl.training.optimizer import OptimizerConfig
-from lrl.types import Evaluation, TokenLoss, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import Evaluation, TokenLoss
 
 
 class SFTModule(GradientModule):

@@ -66,7 +66,8 @@ from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig, Schedule, learning_rate_factor
 from lrl.training.trust_region_checks import check_run, check_trainable
 from lrl.training.value_fit import ValueFit, fit_values
-from lrl.types import Credit, Distribution, Evaluation, Rollout, TokenLoss, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import Credit, Distribution, Evaluation, Rollout, TokenLoss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +200,7 @@ class TRPOModule(GradientModule):
         self.record("train/kl", torch.tensor(search.kl))
 
     def _surrogate(self, chunk: TurnBatch) -> tuple[Tensor, Distribution, TokenLoss]:
-        """The surrogate summed over turns, with gradient, and the distribution of each token."""
+        """Return the surrogate summed over turns, with gradient, the distribution of each token, and the loss."""
         policy = self.policy.evaluate(chunk)
         assert policy.distribution is not None
         tokens = self.loss(chunk, policy)
@@ -208,7 +209,7 @@ class TRPOModule(GradientModule):
     def _surrogate_and_gradient(
         self, chunks: Sequence[TurnBatch], parameters: Sequence[Tensor], turns: float
     ) -> tuple[float, Tensor, list[Distribution]]:
-        """The surrogate and its gradient ``(parameter,)``, over all ranks; the distributions that were sampled from."""
+        """Return the surrogate, its gradient ``(parameter,)``, both over all ranks, and the sampling distributions."""
         total, old = torch.zeros(sum(parameter.numel() for parameter in parameters), device=self.device), []
         surrogate = torch.zeros((), dtype=torch.float64, device=self.device)
         for chunk in chunks:
@@ -223,7 +224,7 @@ class TRPOModule(GradientModule):
     def _surrogate_and_kl(
         self, chunks: Sequence[TurnBatch], old: Sequence[Distribution], turns: float
     ) -> tuple[float, float]:
-        """``L`` and ``KL`` at the current weights, over all ranks."""
+        """Return ``L`` and ``KL`` at the current weights, over all ranks."""
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for chunk, before in zip(chunks, old, strict=True):
             objective, distribution, _ = self._surrogate(chunk)
@@ -233,7 +234,7 @@ class TRPOModule(GradientModule):
         return surrogate, kl
 
     def _fisher_product(self, batch: TurnBatch, parameters: Sequence[Tensor]) -> MatrixVectorProduct:
-        """Products with the damped Fisher matrix, taken from a share of the turns of every rank.
+        """Return products with the damped Fisher matrix of a share of the turns of every rank.
 
         If one pass holds them all, its graph is kept for all products; else the passes are repeated for each.
         """
@@ -253,7 +254,7 @@ class TRPOModule(GradientModule):
         return product
 
     def _product(self, chunk: TurnBatch, parameters: Sequence[Tensor]) -> MatrixVectorProduct:
-        """Products with the undamped Fisher matrix, summed over turns."""
+        """Return products with the undamped Fisher matrix, summed over turns."""
         new, mask = self.policy.evaluate(chunk).distribution, chunk.response_mask
         assert new is not None
         if self.natural_gradient.product == "gauss_newton":
@@ -266,7 +267,7 @@ class TRPOModule(GradientModule):
 
     @property
     def radius(self) -> float:
-        """``max_kl`` of the current collection, in nats per turn.
+        """The size ``max_kl`` of the trust region in the current collection, in nats per turn.
 
         Raises:
             ValueError: it has a schedule, and nothing limits the run.

@@ -118,7 +118,7 @@ class CollectionCheckpoint(Checkpoint):
         return {"best": self.best}
 
     def load_state_dict(self, state_dict: dict[str, float | None]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore what :meth:`state_dict` returned."""
         self.best = state_dict["best"]
 
 

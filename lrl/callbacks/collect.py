@@ -137,7 +137,7 @@ class VectorEnvRollouts(L.Callback):
 
 
 def rollout_data(trainer: L.Trainer) -> RolloutDataModule | None:
-    """The trainer's data module, if it is one that is filled by rollouts."""
+    """Return the trainer's data module if it holds rollouts, else None."""
     data = getattr(trainer, "datamodule", None)
     return data if isinstance(data, RolloutDataModule) else None
 

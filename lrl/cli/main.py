@@ -1,4 +1,4 @@
-"""``lrl fit | validate | test | predict``: LightningCLI with run directories, a base configuration and short errors."""
+"""LightningCLI with run directories, a base configuration and short errors: fit, validate, test and predict."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class LRLCLI(LightningCLI):
                 subclass_mode_model=True,
                 subclass_mode_data=True,
                 save_config_callback=SaveRunConfig,
-                save_config_kwargs={"overwrite": True},  # the directory is new, or the requeued job's own
+                save_config_kwargs={"overwrite": True},  # the directory is new, or belongs to this job after a restart
                 parser_kwargs={"exit_on_error": False} | dict.fromkeys(_SUBCOMMANDS, defaults) if run else defaults,
                 args=args,
                 run=run,

@@ -71,7 +71,7 @@ def main(prog: str, args: Sequence[str]) -> None:
 
 
 def keep(arguments: argparse.Namespace) -> None:
-    """Write ``assets/results/<name>.json``.
+    """Write the summary ``assets/results/<name>.json``.
 
     Raises:
         ValueError: an option is out of range, or the runs do not belong together.

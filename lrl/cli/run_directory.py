@@ -135,7 +135,7 @@ class _RunLog(logging.FileHandler):
 
 
 def _stop_log() -> None:
-    """Close ``run.log``."""
+    """Close the file ``run.log``."""
     for logger in (logging.getLogger("lrl"), logging.getLogger("py.warnings")):
         for handler in [handler for handler in logger.handlers if isinstance(handler, _RunLog)]:
             logger.removeHandler(handler)

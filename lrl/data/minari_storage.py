@@ -92,7 +92,7 @@ class DatasetWriter:
         self._metadata: list[dict[str, Any]] = []
 
     def add(self, episodes: Sequence[Mapping[str, Any]]) -> None:
-        """Append episodes.
+        """Append episodes to the data set.
 
         Args:
             episodes: each with ``seed``, ``context``, ``success``, lists of native ``observations`` (one more than

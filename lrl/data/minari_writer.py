@@ -79,7 +79,7 @@ class _RecordedEnvs(EnvFactory):
         return self.env.codec
 
     def make(self, num_envs: int, response_format: str | None) -> VectorEnv:
-        """See :meth:`EnvFactory.make`."""
+        """Make environments that record their native steps."""
         envs: Any = self.env.make(num_envs, response_format)  # Gymnasium does not type set_attr
         envs.set_attr("records", True)
         return envs

@@ -16,13 +16,14 @@ from lrl.envs.factory import EnvFactory
 from lrl.functional.distributed import all_gather_objects, redistribute_lists, value_of_this_rank
 from lrl.functional.random import permutation
 from lrl.ranges import PositiveInt, check_arguments
-from lrl.types import Rollout, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import Rollout
 
 Clocks = dict[str, float]
 
 
 class RolloutDataModule(L.LightningDataModule):
-    """Streams online rollouts as minibatches of turns (:class:`~lrl.types.TurnBatch`).
+    """Streams online rollouts as minibatches of turns (:class:`~lrl.turn_batch.TurnBatch`).
 
     One Lightning epoch is one collection: :class:`lrl.callbacks.collect.VectorEnvRollouts` fills the buffer, then
     ``num_epochs`` passes are made over it, each cut into exactly ``num_minibatches`` minibatches.
@@ -138,7 +139,7 @@ class RolloutDataModule(L.LightningDataModule):
         return self._batch[self._members(self._batch, index)]
 
     def _members(self, batch: TurnBatch, index: int) -> torch.Tensor:
-        """The turns of minibatch ``index``, int64 ``(turn,)``."""
+        """Return the turns of minibatch ``index``, int64 ``(turn,)``."""
         order = self._order(batch, index // self.num_minibatches)
         parts = torch.tensor_split(order, self.num_minibatches)
         return parts[index % self.num_minibatches].to(batch.response_mask.device)
@@ -161,7 +162,7 @@ class RolloutDataModule(L.LightningDataModule):
         return self._counted[2]
 
     def _order(self, batch: TurnBatch, epoch: int) -> torch.Tensor:
-        """A shuffle of the turns, int64 ``(turn,)``, that keeps turns with equal prompts side by side."""
+        """Return shuffled turns, int64 ``(turn,)``; turns with equal prompts stay side by side."""
         shuffled = torch.from_numpy(permutation(len(batch), "minibatch", self.seed, self.collection, epoch))
         if "prompt_ids" not in batch.inputs:
             return shuffled
@@ -215,7 +216,7 @@ class RolloutDataModule(L.LightningDataModule):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`.
+        """Restore what :meth:`state_dict` returned.
 
         Raises:
             ValueError: the checkpoint is from inside a collection, and of another number of ranks.

@@ -160,7 +160,7 @@ def _training_env(data: Mapping[str, Any], file: Path) -> EnvFactory:
 
 
 def _env_config(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The configuration of the environment that a run was validated in; ``validation_env`` is its key of older runs."""
+    """Return the configuration of a run's validation environment; older runs have it under ``validation_env``."""
     return (data.get("validation") or {}).get("env") or data.get("validation_env") or data.get("env")
 
 

@@ -210,7 +210,7 @@ def _inside_turns(
 
 
 def _is_last_token(mask: Tensor) -> Tensor:
-    """The last sampled token of each turn, bool as ``mask``."""
+    """Return where the last sampled token of each turn is, bool in the shape of ``mask``."""
     following = torch.cat([mask[..., 1:], torch.zeros_like(mask[..., :1])], dim=-1)
     return mask & ~following
 

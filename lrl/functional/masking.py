@@ -27,7 +27,7 @@ def selected_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """In float32 at least."""
+    """Return the log-softmax over the last axis of ``logits`` ``(..., vocabulary)``, at least in float32."""
     halves = (torch.bfloat16, torch.float16)
     return torch.log_softmax(logits.float() if logits.dtype in halves else logits, dim=-1)
 

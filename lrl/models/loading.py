@@ -74,9 +74,9 @@ def load_base(config: LanguageModelConfig) -> Any:
         raise ValueError(missing_model_message(config.name, error)) from error
 
 
-def _other_attention(refused: str) -> str:
-    """Return the settings left for a model that does not support ``refused``: without sdpa there is only eager."""
-    return "auto or eager" if refused == "sdpa" else "auto, sdpa or eager"
+def _other_attention(unsupported: str) -> str:
+    """Return the settings left for a model that does not support ``unsupported``: without sdpa there is only eager."""
+    return "auto or eager" if unsupported == "sdpa" else "auto, sdpa or eager"
 
 
 def _architecture(config: LanguageModelConfig) -> Any:

@@ -1,4 +1,4 @@
-"""Start-up self-check: does a causal LM compute the same log-probabilities for turns that share one row?"""
+"""Start-up check that a causal LM computes the same log-probabilities for turns that share one row."""
 
 from __future__ import annotations
 

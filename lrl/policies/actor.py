@@ -1,4 +1,4 @@
-"""What plays: observations in, actions out, nothing to train."""
+"""The interface of everything that acts: observations in, actions out, nothing to train."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Actor(nn.Module, ABC):
 
         Args:
             observations: one per row.
-            memory: the history of the running episode, one per row.
+            memory: the history of the current episode, one per row.
             keys: the counters from which random numbers follow.
             sampling: how to sample; None samples as in training.
         """

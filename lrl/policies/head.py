@@ -18,7 +18,8 @@ from lrl.models.networks import RunningNorm, RunningWhitening, at_least_float32,
 from lrl.models.padding import pad_prompts
 from lrl.policies.policy import Policy
 from lrl.policies.trunk import LanguageModelTrunk, evaluating
-from lrl.types import Decisions, Evaluation, History, Inputs, RandomKeys, SamplingConfig, TurnBatch
+from lrl.turn_batch import Inputs, TurnBatch
+from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig
 
 _STATE_CLIP = 5.0
 """Largest absolute value of a whitened state."""

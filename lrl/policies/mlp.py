@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from lrl.models.action_heads import ActionHead, check_spaces, vector_size, vectors
 from lrl.models.networks import RunningNorm, at_least_float32, mlp, seeded_init, value_view
 from lrl.policies.policy import Policy
-from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig
 
 
 @final

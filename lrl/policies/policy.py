@@ -12,7 +12,8 @@ from lrl.models.networks import RunningStatistics
 from lrl.policies.actor import Actor
 from lrl.policies.trunk import LanguageModelTrunk
 from lrl.prompts.response_format import get_response_format
-from lrl.types import Evaluation, History, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import Evaluation, History
 
 
 class Policy(Actor):

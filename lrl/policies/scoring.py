@@ -26,7 +26,8 @@ from lrl.policies.policy import Policy
 from lrl.policies.trunk import LanguageModelTrunk, evaluating
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
-from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig
 
 
 @final

@@ -1,4 +1,4 @@
-"""What policies with a language model share: prompts, the critic on the hidden states, evaluation mode."""
+"""The component that policies with a language model share: prompts, the critic, evaluation mode."""
 
 from __future__ import annotations
 

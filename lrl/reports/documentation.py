@@ -50,7 +50,7 @@ _ENVIRONMENTS = {
 
 
 def documentation_pages(root: Path) -> list[Path]:
-    """Return the pages that hold tables: the two READMEs and those of ``docs``."""
+    """Return the pages that hold tables: the two READMEs and those in ``docs``."""
     pages = [root / "README.md", root / "configs/README.md", *sorted((root / "docs").rglob("*.md"))]
     return [page for page in pages if _TABLE.search(page.read_text(encoding="utf-8"))]
 
@@ -59,12 +59,12 @@ def fill_tables(page: Path, text: str, results: Results) -> str:
     """Return the text of a page with all its tables made anew.
 
     Args:
-        page: where it lies, from which links are relative; the working directory is the repository's root.
-        text: what it says now.
-        results: what is kept.
+        page: path of the page, from which links are relative; the working directory is the repository's root.
+        text: current text of the page.
+        results: kept results by name.
 
     Raises:
-        ValueError: a table is of no known kind, or names a result that is not there.
+        ValueError: a table's kind is unknown, or it names a result that does not exist.
     """
 
     def made(found: re.Match[str]) -> str:
@@ -115,7 +115,7 @@ def _configs(words: Sequence[str], results: Results, page: Path) -> str:
 
 
 def _shown(config: Path) -> tuple[str, str]:
-    """What a configuration's first comment says that it shows, and the hardware that it asks for."""
+    """Return what a configuration shows, by its first comment, and the hardware that it needs."""
     text = config.read_text(encoding="utf-8")
     gpu = re.search(r"one GPU( with \d+ GB)?|GPU", text.partition("\nmodel:")[0])
     hardware = "two CPU cores" if gpu is None else gpu[0] if gpu[0] != "GPU" else "one GPU"
@@ -123,7 +123,7 @@ def _shown(config: Path) -> tuple[str, str]:
 
 
 def _is_result_of(result: dict[str, Any], config: Path) -> bool:
-    """Whether a result was measured with a configuration as it is: its command changes nothing, or says the same."""
+    """Return whether a result was measured with a configuration whose values its command does not change."""
     if _config_of(result) != config:
         return False
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
@@ -183,7 +183,7 @@ def _text_cost(words: Sequence[str], results: Results, page: Path) -> str:
 
 
 def _config_of(result: dict[str, Any]) -> Path:
-    """The configuration that a result's command trains."""
+    """Return the configuration that a result's command trains."""
     found = re.search(r"--config (\S+)", result["command"])
     assert found is not None
     return Path(found[1])

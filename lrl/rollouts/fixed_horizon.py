@@ -33,9 +33,9 @@ class FixedHorizonCollector:
         self.policy, self.seed, self.env, self.total = policy, seed, env, total
         self.runner = EnvRunner(policy, envs)
         self._episode = np.zeros(len(env), dtype=np.int64)
-        """Index of the running episode of each environment."""
+        """Index of the current episode of each environment."""
         self._actions: list[list[Any]] = [[] for _ in env]
-        """Actions of the running episodes."""
+        """Actions of the current episodes."""
         self._start, self._collection = self._live_episodes(), -1
         """The live episodes when the current collection began, and its index."""
 

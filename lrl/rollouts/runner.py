@@ -49,7 +49,7 @@ class Step:
 
 @final
 class EnvRunner:
-    """Plays vectorised environments and keeps what belongs to their running episodes.
+    """Plays vectorised environments and keeps what belongs to their current episodes.
 
     Args:
         actor: decides.
@@ -58,9 +58,9 @@ class EnvRunner:
 
     Attributes:
         observations: the current observation of each environment.
-        memory: what the actor remembers of each running episode.
-        lengths: turns of each running episode, int64 ``(env,)``.
-        returns: undiscounted return of each running episode, float64 ``(env,)``.
+        memory: what the actor remembers of each current episode.
+        lengths: turns of each current episode, int64 ``(env,)``.
+        returns: undiscounted return of each current episode, float64 ``(env,)``.
         ended: environments that must be reset before the next turn, bool ``(env,)``; at first all of them.
     """
 

@@ -1,4 +1,4 @@
-"""``init_from`` with adapters of another shape: what they add becomes part of the weights that they were trained on."""
+"""Start from adapters of another shape (``init_from``): they are merged into the weights that they were trained on."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 class Notes(NamedTuple):
-    """What is known of adapters beside their weights."""
+    """Holds what is known about adapters besides their weights."""
 
     scale: float | None = None
-    """What ``B A`` is multiplied by; None where nobody wrote it down."""
+    """Factor of ``B A``; None if it was not saved."""
     fingerprint: str | None = None
-    """Of the base that they were trained on."""
+    """Fingerprint of the base that they were trained on."""
 
 
 def start_from(policy: Policy, source: str) -> set[str]:
@@ -107,7 +107,7 @@ def _shape(name: str, tensor: Tensor) -> tuple[str, torch.Size]:
 
 
 def _check_mergeable(policy: nn.Module, notes: Notes, source: str) -> float:
-    """The scale of adapters that are to be merged."""
+    """Return the scale of adapters, and raise if they cannot be merged."""
     for part in policy.modules():
         if isinstance(part, LanguageModel) and part.config.quantization is not None:
             raise ValueError(
@@ -123,7 +123,7 @@ def _check_mergeable(policy: nn.Module, notes: Notes, source: str) -> float:
 
 
 def _notes(source: str) -> Notes:
-    """What a checkpoint, or the configuration beside exported weights, says of adapters."""
+    """Read the notes on adapters from a checkpoint, or from the configuration next to exported weights."""
     path = locate(source)
     if (path / "adapter_config.json").is_file():
         return Notes(_exported_scale(path, source))

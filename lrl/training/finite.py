@@ -87,11 +87,11 @@ class FiniteSteps:
         return skipped
 
     def state(self) -> list[int]:
-        """Skipped steps since the last row, and in a row."""
+        """Return the skipped steps since the last logged row, and the consecutive ones."""
         return [self._skipped, self._in_a_row]
 
     def load(self, state: list[int]) -> None:
-        """Restore :meth:`state`."""
+        """Restore what :meth:`state` returned."""
         self._skipped, self._in_a_row = state
 
     @property

@@ -1,4 +1,4 @@
-"""What every algorithm that trains by gradients shares: the training step, the optimiser, and guards around both."""
+"""The base class of algorithms that train by gradients: training step, optimiser, and guards around both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from lrl.training.policy_module import PolicyModule
 from lrl.training.resume import check_start
 from lrl.training.step_sizes import step_sizes
 from lrl.training.weights import shard_weights
-from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import Credit, Evaluation, Rollout, TokenLoss
 
 _CHUNK = 256
 """Turns whose values are computed at a time."""

@@ -93,7 +93,7 @@ class Interruption:
 
     @contextmanager
     def abandonable(self) -> Iterator[None]:
-        """A part of :meth:`attempt` without collective calls: a signal breaks it off."""
+        """Let a signal interrupt this part of :meth:`attempt`, which makes no collective calls."""
         if self._trainer is not None and self._came:
             raise _AbandonedError
         self._abandons = self._trainer is not None

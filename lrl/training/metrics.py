@@ -67,7 +67,7 @@ class MetricMeans(Metric):
         self.counts = torch.cat([self.counts, nothing]).index_add(0, rows, counts.to(self.counts))
 
     def compute(self) -> dict[str, Tensor]:
-        """The mean of each name, ``()``; torchmetrics reduces the states over ranks before."""
+        """Return the mean of each name, ``()``; torchmetrics has reduced the states over ranks before."""
         return dict(zip(self._rows, self.totals / self.counts, strict=True))
 
     def flush(self) -> dict[str, float]:
@@ -95,14 +95,14 @@ class MetricMeans(Metric):
         return super()._apply(lambda tensor: tensor.to(fn(tensor.new_empty(0)).device), exclude_state)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget everything that was recorded."""
         super().reset()
         self._rows.clear()
         self._recorded.clear()
         self._settled.clear()
 
     def state(self) -> State:
-        """What counts on this rank, on the CPU."""
+        """Return what this rank has recorded, on the CPU."""
         self._add_settled()
         if not self._rows:
             return {}

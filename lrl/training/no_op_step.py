@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lrl.policies.policy import Policy
-from lrl.types import TurnBatch
+from lrl.turn_batch import TurnBatch
 
 
 def no_op_loss(policy: Policy, batch: TurnBatch) -> Tensor:
@@ -21,5 +21,5 @@ def no_op_loss(policy: Policy, batch: TurnBatch) -> Tensor:
 
 
 def _one_like(tensor: Tensor) -> Tensor:
-    """One row in the shape of an empty tensor's rows: true, or 0."""
+    """Return one row in the shape of an empty tensor's rows: true, or 0."""
     return tensor.new_full((1, *tensor.shape[1:]), tensor.dtype == torch.bool)

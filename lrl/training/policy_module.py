@@ -1,4 +1,4 @@
-"""What every LightningModule that trains a policy shares: environments, checkpoints, metrics, held-out episodes."""
+"""The base class of modules that train a policy: environments, checkpoints, metrics, held-out episodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lrl.training.resume import check_fingerprint, check_seed, mend_loops, read_
 
 
 class RunData(Protocol):
-    """What a module reads of its data module; handed over once, in :meth:`PolicyModule.setup`."""
+    """Represents what a module reads of its data module, which it gets in :meth:`PolicyModule.setup`."""
 
     env: EnvFactory
     validation: ValidationConfig
@@ -190,7 +190,7 @@ class PolicyModule(L.LightningModule, ABC):
         return self._means.flush()
 
     def _metric_states(self) -> list[State]:
-        """What each rank recorded, without an unfinished minibatch, which a resume does again."""
+        """Return what each rank recorded, without an unfinished minibatch, which a resume repeats."""
         loop = self.trainer.fit_loop
         epoch: Any = loop.epoch_progress.current
         minibatch: Any = loop.epoch_loop.batch_progress.current

@@ -1,4 +1,4 @@
-"""Where weights come from and where they are: ``init_from``, which is not a resume, and shards."""
+"""Initial weights of a run (``init_from``, which is not a resume), and sharded weights."""
 
 from __future__ import annotations
 
@@ -126,10 +126,10 @@ def take_weights(policy: nn.Module, weights: dict[str, Tensor], source: str, par
 
 
 def _check_complete(policy: nn.Module, given: Mapping[str, Tensor], source: str) -> None:
-    """Of what is trained, and of what is frozen, all is given or nothing.
+    """Raise if only some of the trained weights, or only some of the frozen ones, are given.
 
-    Beside adapters some of the base may be given: what an earlier ``init_from`` replaced. Critic and head start afresh
-    where the run before had none.
+    With adapters, some weights of the base may be given: those that an earlier ``init_from`` replaced. A critic or head
+    that the earlier run did not have starts from its initial weights.
     """
     covered = {id(tensor) for tensor in given.values()}
     kinds = {tensor.requires_grad for tensor in given.values() if isinstance(tensor, nn.Parameter)}

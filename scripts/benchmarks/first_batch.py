@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lrl.algorithms.grpo import GRPOModule
-from lrl.types import TurnBatch
+from lrl.turn_batch import TurnBatch
 
 
 def first_batch(trainer: Any) -> dict[str, Tensor]:

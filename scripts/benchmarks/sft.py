@@ -30,7 +30,8 @@ from lrl.policies.text import TextPolicy
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.training.optimizer import OptimizerConfig
-from lrl.types import Demonstration, SamplingConfig, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import Demonstration, SamplingConfig
 
 LR, MAX_GRAD_NORM = 1e-6, 1.0
 THINK = get_response_format("think_answer")

@@ -24,7 +24,8 @@ from lrl.prompts.template import PromptTemplate
 from lrl.rewards.reward import Reward
 from lrl.rewards.row import Row
 from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
-from lrl.types import RandomKeys, SamplingConfig, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import RandomKeys, SamplingConfig
 
 MAX_NEW_TOKENS = 12
 

@@ -30,7 +30,8 @@ from lrl.prompts.template import PromptTemplate
 from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
 from lrl.training.value_fit import ValueFit
 from lrl.training.weights import initial_weights, take_weights
-from lrl.types import Evaluation, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import Evaluation
 
 LAKE = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=8)
 

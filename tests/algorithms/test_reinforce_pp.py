@@ -8,7 +8,8 @@ from settings import made
 from tiny_runs import make_trainer, rollout_data, save_tiny_model, text_policy
 
 from lrl.algorithms.reinforce_pp import REINFORCEPlusPlusModule
-from lrl.types import Evaluation, Rollout, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import Evaluation, Rollout
 
 
 @pytest.fixture(scope="module")

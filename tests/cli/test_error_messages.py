@@ -88,8 +88,8 @@ def test_a_new_place_that_a_class_does_not_have_is_not_named():
         (
             "Subclasses are disabled for OptimizerConfig, thus 'torch.optim.Adam' is not accepted as class_path. Only "
             "the class_path of OptimizerConfig itself is accepted.",
-            "model: Subclasses are disabled for OptimizerConfig, thus 'torch.optim.Adam' is not accepted as class_path; "
-            "it is now model.init_args.optimizer.factory",
+            "model: Subclasses are disabled for OptimizerConfig, thus 'torch.optim.Adam' is not accepted as "
+            "class_path; it is now model.init_args.optimizer.factory",
         ),
     ],
 )

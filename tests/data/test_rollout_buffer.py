@@ -10,7 +10,7 @@ from settings import made
 from lrl.callbacks.collect import VectorEnvRollouts
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.types import TurnBatch
+from lrl.turn_batch import TurnBatch
 
 
 def data(**changes):

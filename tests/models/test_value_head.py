@@ -11,7 +11,8 @@ from lrl.models.padding import pad_prompts
 from lrl.models.value_head import ValueHead, ValueHeadConfig
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts.template import PromptTemplate
-from lrl.types import RandomKeys, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import RandomKeys
 
 LAKE = GymnasiumEnvs("FrozenLake-v1")
 

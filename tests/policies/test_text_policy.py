@@ -12,7 +12,8 @@ from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.language_model import LoRAConfig
 from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
-from lrl.types import PastTurn, RandomKeys, SamplingConfig, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import PastTurn, RandomKeys, SamplingConfig
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
 OBSERVATIONS = [render_map(state, MAP) for state in (0, 1, 0, 4, 0, 1)]

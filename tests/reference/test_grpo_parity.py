@@ -12,7 +12,8 @@ from lrl.functional.advantages import group_advantages
 from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
-from lrl.types import SamplingConfig, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import SamplingConfig
 
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")]
 

@@ -49,7 +49,7 @@ class BabyAISymmetry(Symmetry[dict[str, Any], int]):
     def augment(
         self, observations: Sequence[dict[str, Any]], actions: Sequence[int], rng: np.random.Generator
     ) -> tuple[list[dict[str, Any]], list[int]]:
-        """See :meth:`Symmetry.augment`; observations are MiniGrid's dictionaries, actions are 0 to 5."""
+        """Apply a random symmetry to observations, MiniGrid's dictionaries, and actions, 0 to 5."""
         while True:  # until the mission names nothing that is held out
             colors, kinds = rng.permutation(len(COLORS)), rng.permutation(len(_KINDS))
             words = {COLORS[old]: COLORS[new] for old, new in enumerate(colors)}

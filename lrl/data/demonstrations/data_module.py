@@ -18,7 +18,8 @@ from lrl.envs.factory import EnvFactory
 from lrl.functional.random import permutation
 from lrl.models.padding import pad_prompts
 from lrl.policies.policy import Policy
-from lrl.types import Demonstration, TurnBatch
+from lrl.turn_batch import TurnBatch
+from lrl.types import Demonstration
 
 _WINDOW = 32
 """Number of batches whose turns are sorted by length together, so that a batch holds turns of similar length."""
@@ -27,7 +28,7 @@ _MAX_CACHED_RESPONSES = 50_000
 
 
 class DemonstrationsDataModule(L.LightningDataModule):
-    """Streams demonstrations as :class:`~lrl.types.TurnBatch`; one Lightning epoch is one pass over them.
+    """Streams demonstrations as :class:`~lrl.turn_batch.TurnBatch`; one Lightning epoch is one pass over them.
 
     They are tokenised on the fly by the policy itself, so that training sees the prompts of the environment. The
     ``advantages`` of a batch are token weights: an optimiser step averages over the tokens of all its batches, on all
@@ -239,7 +240,7 @@ class DemonstrationsDataModule(L.LightningDataModule):
         return {"clocks": dict(self.clocks)}
 
     def load_state_dict(self, state_dict: dict[str, dict[str, float]]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore what :meth:`state_dict` returned."""
         self.clocks = dict(state_dict["clocks"])
         self._started = time.monotonic()
 

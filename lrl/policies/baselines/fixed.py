@@ -116,7 +116,7 @@ class ConstantActor(FixedActor):
 
     @property
     def probability(self) -> float:
-        """1: the action is certain."""
+        """Probability of the action, which is certain: 1."""
         return 1.0
 
 
@@ -159,5 +159,5 @@ class ExpertActor(FixedActor):
 
     @property
     def probability(self) -> float:
-        """1: the action is certain."""
+        """Probability of the action, which is certain: 1."""
         return 1.0
