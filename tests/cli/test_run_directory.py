@@ -21,7 +21,7 @@ data:
     env: {class_path: GymnasiumEnvs, init_args: {id: CartPole-v1}}
     num_envs: 2
     num_steps: 4
-    validation_episodes: 2
+    validation: {episodes: 2}
 trainer: {max_epochs: 1, accelerator: cpu}
 """
 
@@ -52,7 +52,7 @@ def test_the_directory_of_a_failed_launch_can_be_used_again(launch, tmp_path):
     command = ["fit", "--run_directory", run, "--data.init_args.validation.env"]
     for _ in range(2):
         status, _, said = launch(*command, "{class_path: GymnasiumEnvs, init_args: {id: CartPoole-v1}}")
-        assert status == 2 and "data.validation_env: env.id is 'CartPoole-v1', which is not registered" in said
+        assert status == 2 and "data.validation.env: env.id is 'CartPoole-v1', which is not registered" in said
         assert "collection 1" not in said and not run.parent.exists()
 
 

@@ -4,7 +4,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from lrl.training.crediting import sampled_values
 from settings import made
 from tiny_runs import batch_of, make_trainer, save_tiny_model
 
@@ -15,6 +14,7 @@ from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.language_model import LanguageModelConfig, LoRAConfig
 from lrl.policies.head import HeadPolicy
+from lrl.training.gradient_module import values_of as sampled_values
 from lrl.training.weights import take_weights
 from lrl.types import RandomKeys, SamplingConfig
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from lrl.training.crediting import sampled_values
 from tiny_runs import batch_of, on_two_ranks
 
 from lrl.algorithms import crediting
@@ -16,6 +15,7 @@ from lrl.evaluation.episodes import evaluate_policy
 from lrl.functional.distributions import Gaussian
 from lrl.models.networks import RunningNorm, RunningWhitening, mlp
 from lrl.policies.mlp import MLPPolicy
+from lrl.training.gradient_module import values_of as sampled_values
 from lrl.types import RandomKeys, SamplingConfig
 
 

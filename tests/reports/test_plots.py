@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lrl.evaluation import plots
+from lrl.reports import plots
 from lrl.reports.plots import Series, aggregate, draw_curves, group_runs, metrics_file, read_series
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.baselines.experts import expert_for
 from lrl.policies.baselines.fixed import ExpertPolicy
 from lrl.prompts.template import PromptTemplate
-from lrl.rollouts import examples
+from lrl.rollouts import few_shot_examples as examples
 from lrl.rollouts.few_shot_examples import add_examples, draw_examples
 
 HELD_OUT = re.compile("yellow box|red key|red door|green ball|grey door")
