@@ -4,6 +4,7 @@ import pytest
 from tiny_runs import demonstrations, grpo, make_trainer, ppo, rollout_data, save_tiny_model, sft, trpo
 
 from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.data.validation import ValidationConfig
 from lrl.evaluation.episodes import EpisodeResults
 
 LOGGED = {"fit": "val/return", "validate": "val/return", "test": "test/return", "predict": "predict/return"}
@@ -13,7 +14,7 @@ ALGORITHMS = {"sft": sft, "grpo": grpo, "ppo": ppo, "trpo": trpo}
 def data_for(algorithm):
     if algorithm == "sft":
         data = demonstrations()
-        data.validation_episodes = 2
+        data.validation = ValidationConfig(episodes=2)
         return data
     whole = {"num_epochs": 1, "num_minibatches": 1} if algorithm == "trpo" else {}
     return rollout_data("continuing" if algorithm in ("ppo", "trpo") else "prompts", **whole)

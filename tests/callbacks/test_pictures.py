@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lrl.callbacks.exact_success import ExactSuccess
 from lrl.callbacks.policy_picture import PolicyPicture
 from lrl.codecs.codec import TextCodec
+from lrl.data.validation import ValidationConfig
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.policies.baselines.fixed import ExpertActor
 
@@ -26,7 +27,7 @@ class Lessons(L.LightningDataModule):
 
     def __init__(self, validation_env: EnvFactory) -> None:
         super().__init__()
-        self.validation_env, self.validation_seed = validation_env, 10_000
+        self.validation_env, self.validation = validation_env, ValidationConfig()
 
     def train_dataloader(self) -> list[int]:
         return [0]

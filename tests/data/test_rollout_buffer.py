@@ -53,7 +53,7 @@ def test_a_pass_visits_every_turn_once_and_each_pass_in_another_order():
 def test_parts_are_as_equal_as_can_be_and_exactly_as_many_as_asked_for():
     assert [len(filled().minibatch(index)) for index in range(4)] == [6, 6, 5, 5]
     assert [len(filled(turns(2)).minibatch(index)) for index in range(4)] == [1, 1, 0, 0]
-    assert len(data().train_dataloader()) == data().num_parts == 12
+    assert len(data().train_dataloader()) == data().minibatches_per_collection == 12
 
 
 def test_a_step_of_accumulated_parts_is_as_large_as_its_parts_together():
@@ -90,7 +90,7 @@ def test_at_a_boundary_only_the_clocks_are_saved():
     again.load_state_dict(state)
     assert again.clocks == module.clocks and again.clocks["env_steps"] == 8 and not again.filled
     trained = filled()
-    trained.trained_minibatches = trained.num_parts
+    trained.trained_minibatches = trained.minibatches_per_collection
     assert sorted(trained.state_dict()) == ["clocks", "collection"] and not trained.filled
 
 
