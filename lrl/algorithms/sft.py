@@ -69,8 +69,11 @@ class SFTModule(GradientModule):
     # -- clocks, logging and the loss on held-out demonstrations ----------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Train the distribution at temperature 1; held-out episodes have a temperature of their own."""
+        """Load the demonstrations, and train at temperature 1; held-out episodes have a temperature of their own."""
         super().setup(stage)
+        self._demonstrations.connect(self.policy)
+        if stage == "fit":
+            self._demonstrations.load_all()
         sampling = self.policy.sampling
         if sampling.temperature != 1:
             logging.getLogger("lrl").warning(

@@ -61,8 +61,8 @@ def test_demonstrations_are_learned_by_the_cross_entropy_over_candidates(folder,
 @pytest.mark.parametrize(
     ("response", "loss_on", "named"),
     [
-        ("UP", "all", "data.loss_on is 'all'; it must be completion"),
-        ("<answer>UP</answer>", "completion", "answer '<answer>UP</answer>', which a ScoringPolicy cannot choose"),
+        ("UP", "all", "data.loss_on is 'all', which a ScoringPolicy cannot train; it must be completion"),
+        ("<answer>UP</answer>", "completion", "response '<answer>UP</answer>', which a ScoringPolicy cannot choose"),
     ],
 )
 def test_demonstrations_that_are_no_choice_are_named(folder, tmp_path, response, loss_on, named):

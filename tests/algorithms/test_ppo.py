@@ -31,7 +31,7 @@ from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
 from lrl.training.value_fit import ValueFit
 from lrl.training.weights import initial_weights, take_weights
 from lrl.turn_batch import TurnBatch
-from lrl.types import Evaluation
+from lrl.types import Evaluation, SamplingConfig
 
 LAKE = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=8)
 
@@ -103,7 +103,7 @@ def test_what_stands_behind_a_truncated_episode_is_worth_its_state(folder):
 class Two(torch.nn.Module):
     """Hands out what a test wrote down."""
 
-    has_critic, response_format, sampling = True, None, None
+    has_critic, response_format, sampling = True, None, SamplingConfig()
 
     def __init__(self, logprobs, entropy, values):
         super().__init__()

@@ -15,6 +15,7 @@ LAKE = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=5)
 
 def random_policy():
     policy = RandomActor("direct")
+    policy.has_critic = False
     policy.connect(LAKE.codec)
     return policy
 

@@ -1,10 +1,7 @@
 """Collecting from policies that act natively: networks are recorded as policies that answer in text are."""
 
 import copy
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +9,7 @@ import torch
 import yaml
 from tiny_runs import save_tiny_model
 
+from lrl.cli.collect import main
 from lrl.data.demonstrations.minari import MinariDemonstrations
 from lrl.data.minari_storage import DatasetReader
 from lrl.data.minari_writer import collect
@@ -24,7 +22,6 @@ from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.types import RandomKeys, SamplingConfig
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "collect.py"
 MLP = {"hidden_sizes": [8], "normalise_observations": True, "init_seed": 0}
 
 
@@ -56,16 +53,12 @@ def collected(request, tmp_path_factory):
     ours = {"config": yaml.safe_dump(config), "env_steps": 7, "fingerprint": ""}
     (run / "checkpoints").mkdir(parents=True)
     torch.save({"state_dict": state, "lrl": ours}, run / "checkpoints" / "last.ckpt")
-    specification = importlib.util.spec_from_file_location("collect", SCRIPT)
-    script = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(script)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINARI_DATASETS_PATH", str(folder))
         arguments = ["--policy", str(run), "--env_id", request.param, "--dataset_id", "lrl/network-v0"]
         arguments += ["--episodes", "3", "--seed", "5", "--num_envs", "2", "--jsonl", str(folder / "rows.jsonl")]
-        patch.setattr(sys, "argv", ["collect.py", *arguments])
         patch.setattr("lrl.envs.factory._spec", short(12))
-        script.main()
+        main("collect", arguments)
         yield env, load_policy(run).policy, run, folder / "rows.jsonl"
 
 

@@ -92,6 +92,7 @@ def test_a_resumed_collector_goes_on_as_if_nothing_had_happened(id, vectorizatio
         policy = network(envs)
     else:
         policy = RandomActor()
+        policy.has_critic = False
         policy.connect(envs.codec)
     playing = collector(policy, envs, num_envs=4)
     for number in range(3):

@@ -65,6 +65,7 @@ class DemonstrationsDataModule(L.LightningDataModule):
         self.batch_size, self.seed = batch_size, seed
         self.loss_on: Literal["completion", "all"] = loss_on
         self.clocks: dict[str, float] = {"tokens": 0, "optimizer_steps": 0, "minutes": 0.0}
+        self._policy: Policy | None = None
         self._loaded: dict[Demonstrations, Sequence[Demonstration]] = {}
         self._response_ids: dict[str, list[int]] = {}
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
@@ -91,10 +92,10 @@ class DemonstrationsDataModule(L.LightningDataModule):
         return [s for s in (self.demonstrations, self.validation_demonstrations) if s is not None]
 
     def setup(self, stage: str) -> None:
-        """Load and validate the demonstrations, so that errors are raised before a model is loaded.
+        """Check the settings that a model is not needed for.
 
         Raises:
-            ValueError: the batch size, the policy or the demonstrations do not fit.
+            ValueError: the batch size does not fit the devices, or a source not the environment.
         """
         if stage != "fit":
             return
@@ -106,30 +107,43 @@ class DemonstrationsDataModule(L.LightningDataModule):
             )
         for source in self._sources:
             source.validate(self.env)
-            self.load(source)
 
-    def load(self, source: Demonstrations) -> Sequence[Demonstration]:
-        """Return all demonstrations of a source, which are loaded once."""
-        if source not in self._loaded:
-            self._loaded[source] = source.load(self.codec, self._policy())
-        return self._loaded[source]
+    def connect(self, policy: Policy) -> None:
+        """Take the policy that tokenises the demonstrations; the module calls this in its own ``setup``.
 
-    def _policy(self) -> Policy:
-        assert self.trainer is not None
-        policy: Policy = self.trainer.lightning_module.policy
+        Raises:
+            ValueError: the policy cannot be trained on them.
+        """
         if not policy.demonstration_losses:
             name = type(policy).__name__
             raise ValueError(f"model.policy is a {name}; demonstrations need a TextPolicy or a ScoringPolicy.")
         if self.loss_on not in policy.demonstration_losses:
             raise ValueError("data.loss_on is 'all', which a ScoringPolicy cannot train; it must be completion.")
-        return policy
+        self._policy = policy
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that tokenises the demonstrations."""
+        assert self._policy is not None, "connect() comes first"
+        return self._policy
+
+    def load_all(self) -> None:
+        """Load and validate all demonstrations, so that errors are raised before a model is loaded."""
+        for source in self._sources:
+            self.load(source)
+
+    def load(self, source: Demonstrations) -> Sequence[Demonstration]:
+        """Return all demonstrations of a source, which are loaded once."""
+        if source not in self._loaded:
+            self._loaded[source] = source.load(self.codec, self.policy)
+        return self._loaded[source]
 
     def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
         """Return the token ids of the prompt and those that are trained on.
 
         With ``loss_on="all"`` the first part is only the first token and the second all others.
         """
-        prompt = self._policy().encode(demonstration.observation, demonstration.history)
+        prompt = self.policy.encode(demonstration.observation, demonstration.history)
         response = self._encode_response(demonstration.response)
         return (prompt, response) if self.loss_on == "completion" else (prompt[:1], prompt[1:] + response)
 
@@ -137,7 +151,7 @@ class DemonstrationsDataModule(L.LightningDataModule):
         if response not in self._response_ids:
             if len(self._response_ids) >= _MAX_CACHED_RESPONSES:
                 self._response_ids.clear()
-            self._response_ids[response] = self._policy().encode_response(response)
+            self._response_ids[response] = self.policy.encode_response(response)
         return self._response_ids[response]
 
     def num_batches(self) -> int:

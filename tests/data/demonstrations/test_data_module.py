@@ -34,7 +34,7 @@ def data(policy, monkeypatch):
     def make(**changes):
         settings = {"demonstrations": ExpertDemonstrations(ExpertQRows(), repeat=3), "batch_size": 8} | changes
         module = made(DemonstrationsDataModule, env=GymnasiumEnvs("FrozenLake-v1"), **settings)
-        monkeypatch.setattr(module, "_policy", lambda: policy)
+        module.connect(policy)
         return module
 
     return make
