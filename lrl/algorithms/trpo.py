@@ -144,7 +144,8 @@ class TRPOModule(GradientModule):
         super().__init__(policy, optimizer, init_from=init_from)
         self.automatic_optimization = False
         credit.check_policy(policy, "TRPO")
-        self.credit, self.max_kl, self.schedule = credit, max_kl, schedule
+        self.credit, self.max_kl = credit, max_kl
+        self.schedule: Schedule = schedule
         self.natural_gradient, self.line_search = natural_gradient, line_search
         self.ent_coef, self.chunk_size, self.value_fit = ent_coef, chunk_size, value_fit
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 
@@ -20,9 +21,11 @@ class HeldOutTable(L.Callback):
     def __init__(self) -> None:
         self._results: EpisodeResults | None = None
 
-    def on_validation_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object) -> None:
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: object, *_: Any, **__: Any
+    ) -> None:
         """Store the results that the module returned; the table is printed after the metrics of other callbacks."""
-        self._results = args[0] if isinstance(args[0], EpisodeResults) else None
+        self._results = outputs if isinstance(outputs, EpisodeResults) else None
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 

@@ -70,11 +70,10 @@ def group_rows(rollout: Rollout, policy: Policy | None) -> Iterator[dict[str, st
 
 
 def _action_text(policy: Policy | None, response: Any) -> str:
-    if not isinstance(response, str) or policy is None or policy.response_format is None:
+    if not isinstance(response, str) or policy is None or policy.codec is None or policy.response_format is None:
         return str(response)
     try:
-        return policy.codec.action_to_text(
-            policy.codec.text_to_action(get_response_format(policy.response_format).extract(response))
-        )
+        text = get_response_format(policy.response_format).extract(response)
+        return policy.codec.action_to_text(policy.codec.text_to_action(text))
     except InvalidActionError:
         return "invalid"

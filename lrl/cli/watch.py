@@ -83,9 +83,10 @@ def show(turn: WatchedTurn, arguments: argparse.Namespace) -> None:
         print(f"\n{turn.picture.rstrip()}")
     if arguments.frames:
         import imageio.v3
+        import numpy as np
 
         arguments.frames.mkdir(parents=True, exist_ok=True)
-        imageio.v3.imwrite(arguments.frames / f"{turn.number:04d}.png", turn.picture)
+        imageio.v3.imwrite(arguments.frames / f"{turn.number:04d}.png", np.asarray(turn.picture))
     if not arguments.human:
         response = f"\nresponse: {turn.response}" if turn.response else ""
         print(f"\n--- turn {turn.number}\n{turn.prompt or turn.observation}{response}")

@@ -178,11 +178,12 @@ class _Recorder:
         native = step.infos.get("native", [None] * len(episodes))
         for row, index in enumerate(episodes.tolist()):
             episode = self._running.setdefault(index, RecordedEpisode(index, self.seed + index))
-            if isinstance(native[row], NativeStep):
+            native_step = native[row]
+            if isinstance(native_step, NativeStep):
                 if row in step.decisions.replaced:
                     episode.random_steps.append(len(episode.actions))
                     episode.advised.append(step.decisions.replaced[row])
-                episode.add(native[row], bool(step.terminated[row]), bool(step.truncated[row]))
+                episode.add(native_step, bool(step.terminated[row]), bool(step.truncated[row]))
             if step.ended[row]:
                 episode.end(bool(step.infos["success"][row]))
                 self._ended[index] = self._running.pop(index)

@@ -228,7 +228,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.restored_episodes = redistribute_lists(state_dict["running_episodes"])
         if "batches" in state_dict and fits:
             self._batch = TurnBatch(**value_of_this_rank(state_dict["batches"]))
-            trained = state_dict.get("trained_minibatches", state_dict.get("trained_parts"))  # its older name
+            trained = state_dict.get("trained_minibatches", state_dict.get("trained_parts", 0))  # its older name
             self.trained_minibatches = int(trained)
 
 

@@ -42,8 +42,8 @@ def normalise(
     values: Tensor,
     mask: Tensor,
     how: str,
-    num_turns: Tensor | None = None,
-    num_tokens: Tensor | None = None,
+    num_turns: Tensor | float = 1,
+    num_tokens: Tensor | float = 1,
     max_tokens: int = 1,
 ) -> Tensor:
     """Reduce values of tokens to one number.

@@ -143,8 +143,9 @@ class HeadPolicy(Policy):
         with seeded_init(self.init_seed):
             self.layers = mlp((width, *self.hidden_sizes, self.head.size), self.activation, self.output_gain)
             self.critic = None if config is None else mlp((size, *config.hidden_sizes, 1), self.activation)
-        normalises = config is not None and config.normalise_observations
-        self.norm = RunningNorm(size, config.observation_clip) if normalises else nn.Identity()
+        self.norm = nn.Identity()
+        if config is not None and config.normalise_observations:
+            self.norm = RunningNorm(size, config.observation_clip)
         floor = self.whiten_states
         self.whitening = nn.Identity() if floor is None else RunningWhitening(width, _STATE_CLIP, floor)
 

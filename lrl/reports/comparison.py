@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -133,7 +134,7 @@ def smallest_effect(pairs: int) -> float:
     """Return the effect, in standard deviations of the differences, that ``pairs`` pairs detect with power .8."""
     from scipy.optimize import brentq
 
-    return float(brentq(lambda effect: power_of_pairs(effect, pairs) - POWER, 0.0, 30.0))
+    return float(cast(float, brentq(lambda effect: power_of_pairs(effect, pairs) - POWER, 0.0, 30.0)))
 
 
 def pairs_needed(effect: float) -> int:

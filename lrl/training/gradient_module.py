@@ -99,8 +99,9 @@ class GradientModule(PolicyModule, ABC):
         turns = rollout.turns()
         rollout = rollout.to(turns.response_mask.device)
         if self.needs_reference:
-            turns = turns.replace(ref_logprobs=self.policy.reference_logprobs(turns))
-            rollout = rollout.replace(ref_logprobs=rollout.unflatten(turns.ref_logprobs))
+            reference = self.policy.reference_logprobs(turns)
+            turns = turns.replace(ref_logprobs=reference)
+            rollout = rollout.replace(ref_logprobs=rollout.unflatten(reference))
         if self.needs_values:
             if rollout.values is None:
                 rollout = rollout.replace(values=rollout.unflatten(values_of(self.policy, turns)))

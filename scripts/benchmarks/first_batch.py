@@ -65,7 +65,7 @@ def compare_first_batch(module: GRPOModule, trainer: Any) -> dict[str, float]:
     policy: Any = module.policy
     models = policy.language_model.model, trainer.model
     with moved(*models):
-        losses = module.training_step(batch), trainer.compute_loss(models[1], inputs)
+        losses: Any = module.training_step(batch), trainer.compute_loss(models[1], inputs)
         grads = [
             torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
             for loss, model in zip(losses, models, strict=True)

@@ -191,6 +191,7 @@ class MinariTurns(LazyDemonstrations):
         turns, advised = self._episode_text(number)
         steps = self._source.reader.demonstrated_steps(int(self.episodes[number]), self._source.advised)
         step = int(steps[index - self._starts[number]])
+        assert self._policy.prompt is not None
         history = turns[max(0, step - self._policy.prompt.history) : step]
         return Demonstration(turns[step].observation, advised.get(step, turns[step].response), history)
 
