@@ -19,7 +19,7 @@ class TurnBatch:
 
     Attributes:
         inputs: the policy's own payload, each tensor ``(turn, ...)``.
-        response_mask: bool ``(turn, token)``, true exactly where a token was sampled.
+        response_mask: bool ``(turn, token)``, true exactly where a token was sampled, or demonstrated.
         old_logprobs: ``(turn, token)`` log-probabilities recorded while sampling.
         advantages: ``(turn, token)``.
         ref_logprobs: ``(turn, token)`` of the reference policy, where one is asked for.

@@ -106,7 +106,7 @@ class GRPOModule(GradientModule):
 
 
 def group_std(returns: Tensor, group: Tensor) -> Tensor:
-    """Return the standard deviation of the returns in each group, ``(group,)``; a group of 0 learns nothing.
+    """Return the population standard deviation of the returns in each group, ``(group,)``; a group of 0 learns nothing.
 
     Args:
         returns: ``(episode,)``.

@@ -72,12 +72,12 @@ class REINFORCEPlusPlusModule(GradientModule):
         kl = zeros if rollout.ref_logprobs is None else (rollout.logprobs - rollout.ref_logprobs) * mask
         ends = (zeros[..., 0], rollout.terminated, rollout.cut)
         undiscounted = {"gamma": 1.0, "gae_lambda": 1.0, "token_gamma": 1.0, "token_lambda": 1.0}
-        returns, _ = token_gae(rollout.rewards, -self.kl_coef * kl, zeros, mask, *ends, **undiscounted)
+        advantages, _ = token_gae(rollout.rewards, -self.kl_coef * kl, zeros, mask, *ends, **undiscounted)
         if self.group_baseline:
             baseline = rollout.returns - group_advantages(rollout.returns, rollout.group, "none")
-            returns = (returns - baseline[:, None]) * mask
+            advantages = (advantages - baseline[:, None]) * mask
         metrics = {"train/kl_to_reference": rollout.flatten(kl).sum(-1)} if self.kl_coef else {}
-        return Credit(advantages=whiten(returns, mask, self.reduce_sum), metrics=metrics)
+        return Credit(advantages=whiten(advantages, mask, self.reduce_sum), metrics=metrics)
 
     def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
         """Return the clipped surrogate, negated, of each token."""

@@ -3,8 +3,8 @@
 One policy: return, length and success. Several: the success (or another figure) of each, side by side.
 
 lrl success_table --policy expert --env_id lrl/BabyAI-{GoTo,Pickup}Local-v0 --json table.json
-lrl success_table --checkpoint before=runs/babyai/sft/x after=runs/babyai/ppo/y --temperature 1 \\
-    --env_id lrl/BabyAI-{GoTo,Pickup,GoToTest,PickupTest}Local-v0 --env_kwargs '{"num_distractors": '{0,3,5}'}'
+lrl success_table --checkpoint before=runs/babyai/sft/x after=runs/babyai/ppo/y --env_id lrl/BabyAI-GoToLocal-v0
+lrl success_table --policy expert --env_id lrl/BabyAI-GoToLocal-v0 --env_kwargs '{"num_distractors": '{0,3,5}'}'
 """
 
 from __future__ import annotations

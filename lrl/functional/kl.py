@@ -26,4 +26,4 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") -
         return difference.square() / 2
     if estimator == "k3":
         return difference.exp() - 1 - difference
-    raise ValueError(f"kl_estimator is {estimator!r}; it must be k1, k2 or k3.")
+    raise ValueError(f"kl.estimator is {estimator!r}; it must be k1, k2 or k3.")

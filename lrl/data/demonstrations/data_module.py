@@ -271,11 +271,13 @@ def collate_demonstrations(
     """
     device = torch.device("cpu")
     inputs, padded = pad_prompts(prompts, device), pad_prompts(responses, device)
-    mask = padded["prompt_mask"]
+    response_ids, mask = padded["prompt_ids"], padded["prompt_mask"]
     advantages = mask * (1 / int(mask.sum()) if weight is None else weight)
-    inputs["response_ids"] = padded["prompt_ids"]
     return TurnBatch(
-        inputs=inputs, response_mask=mask, old_logprobs=torch.zeros_like(advantages), advantages=advantages
+        inputs=inputs | {"response_ids": response_ids},
+        response_mask=mask,
+        old_logprobs=torch.zeros_like(advantages),
+        advantages=advantages,
     )
 
 
