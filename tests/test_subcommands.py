@@ -5,7 +5,7 @@ from tiny_runs import demonstrations, grpo, make_trainer, ppo, rollout_data, sav
 
 from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.data.validation import ValidationConfig
-from lrl.evaluation.episodes import EpisodeResults
+from lrl.evaluation.results import EpisodeResults
 
 LOGGED = {"fit": "val/return", "validate": "val/return", "test": "test/return", "predict": "predict/return"}
 ALGORITHMS = {"sft": sft, "grpo": grpo, "ppo": ppo, "trpo": trpo}

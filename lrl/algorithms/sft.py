@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lrl.data.demonstrations.data_module import DemonstrationsDataModule
-from lrl.evaluation.episodes import EpisodeResults
+from lrl.evaluation.results import EpisodeResults
 from lrl.functional.distributed import unsharded
 from lrl.functional.random import seeds
 from lrl.policies.policy import Policy

@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 
 from lrl.evaluation.checkpoint import env_id
-from lrl.evaluation.episodes import EpisodeResults
+from lrl.evaluation.results import EpisodeResults
 from lrl.reports.table import results_table, write_json
 
 PREDICTIONS = "predictions.json"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
     from lrl.evaluation.checkpoint import Loaded
-    from lrl.evaluation.episodes import EpisodeResults
+    from lrl.evaluation.results import EpisodeResults
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:

@@ -14,7 +14,8 @@ from lrl.codecs.codec import TextCodec
 from lrl.data.minari_storage import DatasetWriter
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.native import NativeStep
-from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
+from lrl.evaluation.episodes import evaluate_policy
+from lrl.evaluation.results import EpisodeResults
 from lrl.policies.actor import Actor
 from lrl.policies.baselines.random_actions import NoisyActor
 from lrl.rollouts.runner import Step

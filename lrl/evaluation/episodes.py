@@ -7,9 +7,8 @@ rounding in batches of other shapes: with the embedded model that changes 1.5e-8
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
@@ -17,117 +16,13 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from lrl.envs.factory import EnvFactory
-from lrl.evaluation.metrics import EpisodeMetrics
-from lrl.evaluation.statistics import bootstrap_interval, interquartile_mean, ratio_interval, wilson_interval
+from lrl.evaluation.results import EpisodeResults, EpisodeStep
 from lrl.policies.actor import Actor
 from lrl.rollouts.runner import EnvRunner, Step
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
-EpisodeStep = tuple[np.ndarray, Step]
-"""A step, and the row of each of its episodes in the evaluation's index, int64 ``(row,)``."""
-
 _CACHED = 20_000
 """Greedy responses after which the cache is emptied."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpisodeResults:
-    """Holds the results of N episodes in the order of their seeds; arrays are ``(episode,)``."""
-
-    seed: int
-    """Seed of episode 0; episode ``i`` was reset with ``seed + i``."""
-    index: np.ndarray
-    """Indices of the episodes, int64."""
-    returns: np.ndarray
-    """Undiscounted returns, penalties for invalid actions included, float64."""
-    lengths: np.ndarray
-    """Number of turns, int64."""
-    successes: np.ndarray
-    """Whether the environment called the episode a success, bool."""
-    invalid_actions: np.ndarray
-    """Number of turns without a legal action, int64."""
-    seconds: float
-    """Wall-clock time of acting and stepping."""
-
-    @classmethod
-    def of(cls, seed: int, index: np.ndarray, steps: Iterable[EpisodeStep]) -> EpisodeResults:
-        """Add up the steps of episodes.
-
-        Args:
-            seed: seed of episode 0.
-            index: indices of the episodes, int64 ``(episode,)``.
-            steps: see :func:`play_episodes`.
-        """
-        started = time.perf_counter()
-        returns, lengths = np.zeros(len(index)), np.zeros(len(index), dtype=np.int64)
-        successes, invalid_actions = np.zeros(len(index), dtype=bool), np.zeros(len(index), dtype=np.int64)
-        for rows, step in steps:
-            returns[rows], lengths[rows] = step.episode_return, step.turn + 1
-            successes[rows] = step.infos.get("success", False)
-            invalid_actions[rows] += ~np.asarray(step.infos.get("action_valid", True), dtype=bool)
-        return cls(
-            seed=seed,
-            index=index,
-            returns=returns,
-            lengths=lengths,
-            successes=successes,
-            invalid_actions=invalid_actions,
-            seconds=time.perf_counter() - started,
-        )
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def to(self, device: torch.device | str) -> EpisodeResults:
-        """Return itself: Lightning moves what ``predict_step`` returns, and these arrays live on the CPU."""
-        return self
-
-    @property
-    def env_steps_per_second(self) -> float:
-        """Turns per second of wall-clock time."""
-        return float(self.lengths.sum() / max(self.seconds, 1e-9))
-
-    def means(self) -> dict[str, float]:
-        """Return the metrics of :class:`~lrl.evaluation.metrics.EpisodeMetrics` over these episodes."""
-        metrics = EpisodeMetrics(sync_on_compute=False)
-        metrics.update(self)
-        return {name: float(value) for name, value in metrics.compute().items()}
-
-    def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return the 95% intervals of :meth:`means`: Wilson's for success, a bootstrap over episodes for the others.
-
-        The bounds of an environment's returns are not known, and a bootstrap stays within the observed returns.
-        """
-        return {
-            "return": bootstrap_interval(self.returns),
-            "length": bootstrap_interval(self.lengths),
-            "success_rate": wilson_interval(int(self.successes.sum()), len(self)),
-            "invalid_action_rate": ratio_interval(self.invalid_actions, self.lengths),
-        }
-
-    def report(self, env_id: str, policy: str) -> dict[str, Any]:
-        """Return everything under the names of the JSON file; an interval that does not exist is ``[None, None]``."""
-        means, intervals = self.means(), self.intervals()
-        return {
-            "env_id": env_id,
-            "policy": policy,
-            "episodes": len(self),
-            "seed": self.seed,
-            "return_mean": means["return"],
-            "return_ci95": [None if np.isnan(bound) else bound for bound in intervals["return"]],
-            "return_iqm": float(interquartile_mean(self.returns)),
-            "length_mean": means["length"],
-            "success_rate": means["success_rate"],
-            "success_ci95": list(intervals["success_rate"]),
-            "invalid_action_rate": means["invalid_action_rate"],
-            "env_steps_per_second": self.env_steps_per_second,
-            "per_episode": [self._episode(row) for row in range(len(self))],
-        }
-
-    def _episode(self, row: int) -> dict[str, Any]:
-        metrics = self.returns[row], self.lengths[row], self.successes[row], self.invalid_actions[row]
-        named = zip(("return", "length", "success", "invalid_actions"), metrics, strict=True)
-        return {"seed": int(self.seed + self.index[row])} | {name: value.item() for name, value in named}
 
 
 def evaluate_policy(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lrl.evaluation.episodes import EpisodeResults
+from lrl.evaluation.results import EpisodeResults
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,8 +14,8 @@ from torch import Tensor
 from lrl.codecs.codec import TextCodec
 from lrl.data.validation import ValidationConfig
 from lrl.envs.factory import EnvFactory
-from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, gather
-from lrl.evaluation.metrics import EpisodeMetrics
+from lrl.evaluation.episodes import evaluate_policy, gather
+from lrl.evaluation.results import EpisodeMetrics, EpisodeResults
 from lrl.functional.distributed import all_gather_objects, unsharded, value_of_this_rank
 from lrl.functional.trainable_state import drop_frozen, frozen_parameter_names
 from lrl.policies.policy import Policy

@@ -17,7 +17,8 @@ from benchmarks.timing import Comparison, alternate, finish, quiet
 from torch import Tensor
 
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
+from lrl.evaluation.episodes import evaluate_policy
+from lrl.evaluation.results import EpisodeResults
 from lrl.models.language_model import LanguageModelConfig
 from lrl.models.padding import pad_prompts
 from lrl.policies.scoring import ScoringPolicy

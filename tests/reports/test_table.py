@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lrl.evaluation.episodes import EpisodeResults
+from lrl.evaluation.results import EpisodeResults
 from lrl.reports.table import results_table, write_json
 
 ROOT = Path(__file__).parents[2]

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lrl.evaluation.episodes import EpisodeResults
-from lrl.evaluation.metrics import EpisodeMetrics
+from lrl.evaluation.results import EpisodeMetrics, EpisodeResults
 
 
 def results(*episodes):
