@@ -62,6 +62,7 @@ from lrl.ranges import (
     check_fields,
 )
 from lrl.training.credit import CreditConfig
+from lrl.training.finite import FiniteSteps
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig, Schedule, learning_rate_factor
 from lrl.training.trust_region_checks import check_run, check_trainable
@@ -140,8 +141,8 @@ class TRPOModule(GradientModule):
     ) -> None:
         check_arguments(TRPOModule.__init__, locals(), "model")
         value_fit = ValueFit() if value_fit is None else value_fit
-        optimizer = OptimizerConfig(lr=value_fit.lr or 1.0, max_skipped_steps=max_skipped_steps)  # of the critic
-        super().__init__(policy, optimizer, init_from=init_from)
+        super().__init__(policy, OptimizerConfig(), init_from=init_from)
+        self.finite_steps = FiniteSteps(self, max_skipped_steps, "model.max_skipped_steps")
         self.automatic_optimization = False
         credit.check_policy(policy, "TRPO")
         self.credit, self.max_kl = credit, max_kl
@@ -189,9 +190,7 @@ class TRPOModule(GradientModule):
             start=start,
             expected=float(gradient @ full_step),
             max_kl=radius,
-            max_backtracks=self.line_search.max_backtracks,
-            backtrack_coeff=self.line_search.backtrack_coeff,
-            accept_ratio=self.line_search.accept_ratio,
+            **vars(self.line_search),
         )
         self.record("train/grad_norm", gradient.norm())
         self.record("train/expected_improvement", gradient @ full_step)
