@@ -140,7 +140,6 @@ class TRPOModule(GradientModule):
         max_skipped_steps: NonNegativeInt = 10,
     ) -> None:
         check_arguments(TRPOModule.__init__, locals(), "model")
-        value_fit = ValueFit() if value_fit is None else value_fit
         super().__init__(policy, OptimizerConfig(), init_from=init_from)
         self.finite_steps = FiniteSteps(self, max_skipped_steps, "model.max_skipped_steps")
         self.automatic_optimization = False
@@ -148,7 +147,7 @@ class TRPOModule(GradientModule):
         self.credit, self.max_kl = credit, max_kl
         self.schedule: Schedule = schedule
         self.natural_gradient, self.line_search = natural_gradient, line_search
-        self.ent_coef, self.chunk_size, self.value_fit = ent_coef, chunk_size, value_fit
+        self.ent_coef, self.chunk_size, self.value_fit = ent_coef, chunk_size, value_fit or ValueFit()
 
     def advantages(self, rollout: Rollout) -> Credit:
         """Estimate the advantage of every token."""
@@ -287,6 +286,7 @@ class TRPOModule(GradientModule):
         """Connect the policy with its environment, and check that the run allows a trust region."""
         super().setup(stage)
         if stage == "fit":
+            assert self.run_data is not None
             check_run(self.trainer, self.policy, self.run_data)
             _ = self.radius  # raises before anything is played
 

@@ -11,6 +11,7 @@ import sys
 import typing
 from argparse import ArgumentError
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -162,7 +163,8 @@ def suggestion(report: str) -> str:
         *path, key = [*(found.groupdict().get("group") or "").split("."), *found["key"].split(".")]
         path = [part.lower() for part in path if part and part != "init_args"]
         owners = _OWNER.findall(before)
-        new = moved_key(".".join([*_PARSER_KEY.findall(before), *path, key]))
+        parts = ".".join([*_PARSER_KEY.findall(before), *path, key]).split(".")
+        new = moved_key(".".join(part for part, _ in groupby(parts)))  # a report may name the group twice
         if new is not None and (not owners or _has_part_of(new, owners[-1])):
             return f"; it is now {new}"
         known = _keys(owners[-1] if owners else None, path)
