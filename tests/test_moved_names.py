@@ -1,6 +1,7 @@
 """Configurations that were written with names of before."""
 
 import importlib
+import sys
 
 import pytest
 import torch
@@ -51,7 +52,8 @@ def test_a_moved_key_is_found_with_or_without_init_args():
 
 
 @pytest.mark.parametrize("arguments", [["--model.optimizer", "torch.optim.SGD"], ["--model.lr", "0.1"], ["--config"]])
-def test_an_optimiser_at_its_old_place_is_sent_to_the_new_one(arguments, tmp_path, capsys):
+def test_an_optimiser_at_its_old_place_is_sent_to_the_new_one(arguments, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lrl"])
     overlay = tmp_path / "overlay.yaml"
     overlay.write_text("model:\n  class_path: GRPOModule\n  init_args: {optimizer: {class_path: torch.optim.SGD}}\n")
     arguments = [*arguments, str(overlay)] if arguments == ["--config"] else arguments

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from lrl.evaluation.checkpoint import last_checkpoint
 from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint, shard
 from lrl.policies.policy import Policy
 from lrl.shipped import resolve
@@ -35,9 +36,7 @@ def locate(source: str) -> Path:
     Raises:
         ValueError: there is nothing of that kind.
     """
-    path = Path(resolve(source))
-    if (path / "checkpoints" / "last.ckpt").exists():
-        return path / "checkpoints" / "last.ckpt"
+    path = last_checkpoint(Path(resolve(source)))
     return path if path.exists() else _snapshot(source)
 
 
