@@ -30,43 +30,29 @@ MOVED_CLASSES: dict[str, str] = {
 """Old class path to new class path, of classes that a configuration can name."""
 
 _POLICY = "model.init_args.policy.init_args"
+_MOVED: dict[str, dict[str, str]] = {
+    "data.init_args": {
+        "validation": "validation_env:env validation_episodes:episodes validation_num_envs:num_envs "
+        "validation_seed:seed validation_temperature:temperature"
+    },
+    "model.init_args": {
+        "credit": "bootstrap_last credit:kind gae_lambda gamma local_penalties normalise_advantages:normalise "
+        "token_gamma token_lambda",
+        "critic": "critic_lr:lr value_fit:fit",
+        "kl": "kl_coef:coef kl_estimator:estimator kl_horizon:horizon kl_target:target old_kl_coef:old_coef",
+        "line_search": "accept_ratio backtrack_coeff max_backtracks",
+        "natural_gradient": "cg_iterations damping fisher:product fisher_fraction",
+        "optimizer": "lr max_skipped_steps optimizer.class_path:factory schedule warmup weight_decay",
+    },
+    _POLICY: {"critic": "critic_hidden_sizes:hidden_sizes normalise_observations observation_clip"},
+}
+"""Where a key was, the group that it is in now, and its old name, with ``:new`` where that changed."""
+
 MOVED_KEYS: dict[str, str] = {
-    "data.init_args.validation_env": "data.init_args.validation.env",
-    "data.init_args.validation_episodes": "data.init_args.validation.episodes",
-    "data.init_args.validation_num_envs": "data.init_args.validation.num_envs",
-    "data.init_args.validation_seed": "data.init_args.validation.seed",
-    "data.init_args.validation_temperature": "data.init_args.validation.temperature",
-    "model.init_args.accept_ratio": "model.init_args.line_search.accept_ratio",
-    "model.init_args.backtrack_coeff": "model.init_args.line_search.backtrack_coeff",
-    "model.init_args.bootstrap_last": "model.init_args.credit.bootstrap_last",
-    "model.init_args.cg_iterations": "model.init_args.natural_gradient.cg_iterations",
-    "model.init_args.credit": "model.init_args.credit.kind",
-    "model.init_args.critic_lr": "model.init_args.critic.lr",
-    "model.init_args.damping": "model.init_args.natural_gradient.damping",
-    "model.init_args.fisher": "model.init_args.natural_gradient.product",
-    "model.init_args.fisher_fraction": "model.init_args.natural_gradient.fisher_fraction",
-    "model.init_args.gae_lambda": "model.init_args.credit.gae_lambda",
-    "model.init_args.gamma": "model.init_args.credit.gamma",
-    "model.init_args.kl_coef": "model.init_args.kl.coef",
-    "model.init_args.kl_estimator": "model.init_args.kl.estimator",
-    "model.init_args.kl_horizon": "model.init_args.kl.horizon",
-    "model.init_args.kl_target": "model.init_args.kl.target",
-    "model.init_args.local_penalties": "model.init_args.credit.local_penalties",
-    "model.init_args.lr": "model.init_args.optimizer.lr",
-    "model.init_args.max_backtracks": "model.init_args.line_search.max_backtracks",
-    "model.init_args.max_skipped_steps": "model.init_args.optimizer.max_skipped_steps",
-    "model.init_args.normalise_advantages": "model.init_args.credit.normalise",
-    "model.init_args.old_kl_coef": "model.init_args.kl.old_coef",
-    "model.init_args.optimizer.class_path": "model.init_args.optimizer.factory",
-    f"{_POLICY}.critic_hidden_sizes": f"{_POLICY}.critic.hidden_sizes",
-    f"{_POLICY}.normalise_observations": f"{_POLICY}.critic.normalise_observations",
-    f"{_POLICY}.observation_clip": f"{_POLICY}.critic.observation_clip",
-    "model.init_args.schedule": "model.init_args.optimizer.schedule",
-    "model.init_args.token_gamma": "model.init_args.credit.token_gamma",
-    "model.init_args.token_lambda": "model.init_args.credit.token_lambda",
-    "model.init_args.value_fit": "model.init_args.critic.fit",
-    "model.init_args.warmup": "model.init_args.optimizer.warmup",
-    "model.init_args.weight_decay": "model.init_args.optimizer.weight_decay",
+    f"{place}.{old}": f"{place}.{group}.{new or old}"
+    for place, groups in _MOVED.items()
+    for group, names in groups.items()
+    for old, _, new in (name.partition(":") for name in names.split())
 }
 """Old key to new key, as on the command line. Some classes still have a key at its old place."""
 

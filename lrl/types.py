@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lrl.ranges import LeftOpenUnitInterval, NonNegativeFloat, PositiveInt, check_fields
 from lrl.turn_batch import Inputs, TurnBatch
 
 
@@ -23,24 +24,17 @@ from lrl.turn_batch import Inputs, TurnBatch
 class SamplingConfig:
     """Configures how tokens are sampled from the model's distribution."""
 
-    temperature: float = 1.0
+    temperature: NonNegativeFloat = 1.0
     """Divides the logits; 0 decodes greedily."""
-    top_k: int | None = None
+    top_k: PositiveInt | None = None
     """Keep only the k most probable tokens (evaluation only)."""
-    top_p: float | None = None
+    top_p: LeftOpenUnitInterval | None = None
     """Keep the smallest set of tokens whose probability reaches p (evaluation only)."""
-    max_new_tokens: int = 32
+    max_new_tokens: PositiveInt = 32
     """A turn is cut after this many tokens."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"sampling.temperature is {self.temperature}; it must be 0 (greedy) or positive.")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"sampling.top_k is {self.top_k}; it must be at least 1, or null.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"sampling.top_p is {self.top_p}; it must be in (0, 1], or null.")
-        if self.max_new_tokens < 1:
-            raise ValueError(f"sampling.max_new_tokens is {self.max_new_tokens}; it must be at least 1.")
+        check_fields(self, "sampling")
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
 """Configurations that were written with names of before."""
 
 import importlib
+import sys
 
 import pytest
 import torch
 import yaml
 from tiny_runs import save_tiny_model, text_policy
 
+import lrl.cli.main
 from lrl.algorithms.grpo import GRPOModule
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.algorithms.trpo import TRPOModule
@@ -47,6 +49,18 @@ def test_a_moved_key_is_found_with_or_without_init_args():
     new = "model.init_args.optimizer.lr"
     assert moved_key("model.lr") == moved_key("model.init_args.lr") == new
     assert moved_key("data.lr") is None
+
+
+@pytest.mark.parametrize("arguments", [["--model.optimizer", "torch.optim.SGD"], ["--model.lr", "0.1"], ["--config"]])
+def test_an_optimiser_at_its_old_place_is_sent_to_the_new_one(arguments, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    overlay = tmp_path / "overlay.yaml"
+    overlay.write_text("model:\n  class_path: GRPOModule\n  init_args: {optimizer: {class_path: torch.optim.SGD}}\n")
+    arguments = [*arguments, str(overlay)] if arguments == ["--config"] else arguments
+    with pytest.raises(SystemExit):
+        lrl.cli.main.run(["fit", "--config", "configs/frozen_lake/grpo.yaml", *arguments])
+    new = "lr" if arguments[0] == "--model.lr" else "factory"
+    assert f"it is now model.init_args.optimizer.{new}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", MOVED_KEYS.values())

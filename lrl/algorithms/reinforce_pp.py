@@ -14,6 +14,8 @@ Departures from the paper:
 2. ``group_baseline`` subtracts the mean return of an episode's group before the normalisation, as the paper's variant
    with baseline does; the KL term stays a penalty in the rewards.
 3. ``clip_range_high`` clips asymmetrically (DAPO, arXiv:2503.14476).
+4. Nothing follows an episode that is truncated, by its environment or by ``data.max_turns``: no critic could tell what.
+   Episodes that go on in the next collection (``data.num_steps``) are an error.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from lrl.functional.losses import clipped_surrogate, ratio_metrics
 from lrl.functional.masking import whiten
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
+from lrl.training.credit import check_episodes
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig
 from lrl.turn_batch import TurnBatch
@@ -68,6 +71,7 @@ class REINFORCEPlusPlusModule(GradientModule):
 
     def advantages(self, rollout: Rollout) -> Credit:
         """Sum the rewards from each token to the end of its episode, and scale the sums over the collection."""
+        check_episodes(rollout, "model.group_baseline" if self.group_baseline else "REINFORCE++", self.group_baseline)
         mask, zeros = rollout.response_mask, torch.zeros_like(rollout.logprobs)
         kl = zeros if rollout.ref_logprobs is None else (rollout.logprobs - rollout.ref_logprobs) * mask
         ends = (zeros[..., 0], rollout.terminated, rollout.cut)

@@ -62,6 +62,7 @@ from lrl.ranges import (
     check_fields,
 )
 from lrl.training.credit import CreditConfig
+from lrl.training.finite import FiniteSteps
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig, Schedule, learning_rate_factor
 from lrl.training.trust_region_checks import check_run, check_trainable
@@ -139,15 +140,14 @@ class TRPOModule(GradientModule):
         max_skipped_steps: NonNegativeInt = 10,
     ) -> None:
         check_arguments(TRPOModule.__init__, locals(), "model")
-        value_fit = ValueFit() if value_fit is None else value_fit
-        optimizer = OptimizerConfig(lr=value_fit.lr or 1.0, max_skipped_steps=max_skipped_steps)  # of the critic
-        super().__init__(policy, optimizer, init_from=init_from)
+        super().__init__(policy, OptimizerConfig(), init_from=init_from)
+        self.finite_steps = FiniteSteps(self, max_skipped_steps, "model.max_skipped_steps")
         self.automatic_optimization = False
         credit.check_policy(policy, "TRPO")
         self.credit, self.max_kl = credit, max_kl
         self.schedule: Schedule = schedule
         self.natural_gradient, self.line_search = natural_gradient, line_search
-        self.ent_coef, self.chunk_size, self.value_fit = ent_coef, chunk_size, value_fit
+        self.ent_coef, self.chunk_size, self.value_fit = ent_coef, chunk_size, value_fit or ValueFit()
 
     def advantages(self, rollout: Rollout) -> Credit:
         """Estimate the advantage of every token."""
@@ -189,9 +189,7 @@ class TRPOModule(GradientModule):
             start=start,
             expected=float(gradient @ full_step),
             max_kl=radius,
-            max_backtracks=self.line_search.max_backtracks,
-            backtrack_coeff=self.line_search.backtrack_coeff,
-            accept_ratio=self.line_search.accept_ratio,
+            **vars(self.line_search),
         )
         self.record("train/grad_norm", gradient.norm())
         self.record("train/expected_improvement", gradient @ full_step)
@@ -288,6 +286,7 @@ class TRPOModule(GradientModule):
         """Connect the policy with its environment, and check that the run allows a trust region."""
         super().setup(stage)
         if stage == "fit":
+            assert self.run_data is not None
             check_run(self.trainer, self.policy, self.run_data)
             _ = self.radius  # raises before anything is played
 

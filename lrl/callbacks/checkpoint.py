@@ -11,6 +11,7 @@ from typing import Literal
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
+from lrl.ranges import PositiveInt, check_arguments
 from lrl.training.finite import weights_are_finite
 from lrl.training.policy_module import PolicyModule
 
@@ -31,11 +32,10 @@ class CollectionCheckpoint(Checkpoint):
     """
 
     def __init__(
-        self, every_n_collections: int = 10, monitor: str | None = None, mode: Literal["max", "min"] = "max"
+        self, every_n_collections: PositiveInt = 10, monitor: str | None = None, mode: Literal["max", "min"] = "max"
     ) -> None:
+        check_arguments(CollectionCheckpoint.__init__, locals(), "CollectionCheckpoint")
         super().__init__()
-        if every_n_collections < 1:
-            raise ValueError(f"every_n_collections is {every_n_collections}; it must be at least 1.")
         self.every_n_collections, self.monitor, self.mode = every_n_collections, monitor, mode
         self.best: float | None = None
 

@@ -42,7 +42,7 @@ class VectorEnvRollouts(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Mend what Lightning 2.6.6 leaves out when it resumes a checkpoint that was written while collecting.
 
-        It still counts the parts of the collection before, and would train none of the new ones.
+        It still counts the minibatches of the collection before, and would train none of the new ones.
         """
         data, loop = rollout_data(trainer), trainer.fit_loop
         if data is None:
@@ -111,7 +111,7 @@ class VectorEnvRollouts(L.Callback):
         return self._fixed_horizon
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Count the parts that are trained."""
+        """Count the minibatches that are trained."""
         data = rollout_data(trainer)
         if data is not None:
             data.trained_minibatches += 1

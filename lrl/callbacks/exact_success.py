@@ -10,6 +10,7 @@ import numpy as np
 
 from lrl.evaluation.exact import Lake, exact_evaluation, is_frozen_lake, lakes_of, wrong_states
 from lrl.functional.distributed import unsharded
+from lrl.ranges import PositiveInt, check_arguments
 
 _SOLVED = 0.97
 """Fraction of the best stationary policy's success rate from which a map counts as solved."""
@@ -28,10 +29,8 @@ class ExactSuccess(L.Callback):
         samples: number of responses per state, sampled at temperature 1, for the probabilities in the final log.
     """
 
-    def __init__(self, num_maps: int = 100, samples: int = 64) -> None:
-        for name, value in (("num_maps", num_maps), ("samples", samples)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1.")
+    def __init__(self, num_maps: PositiveInt = 100, samples: PositiveInt = 64) -> None:
+        check_arguments(ExactSuccess.__init__, locals(), "ExactSuccess")
         self.num_maps, self.samples = num_maps, samples
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -11,9 +11,7 @@ from typing import Any
 
 import lightning as L
 
-from lrl.codecs.codec import InvalidActionError
 from lrl.policies.policy import Policy
-from lrl.prompts.response_format import get_response_format
 from lrl.types import Rollout
 
 _FIELDS: tuple[str, ...] = ("collection", "state", "episodes", "return_mean", "return_std", "action_entropy", "actions")
@@ -72,8 +70,4 @@ def group_rows(rollout: Rollout, policy: Policy | None) -> Iterator[dict[str, st
 def _action_text(policy: Policy | None, response: Any) -> str:
     if not isinstance(response, str) or policy is None or policy.codec is None or policy.response_format is None:
         return str(response)
-    try:
-        text = get_response_format(policy.response_format).extract(response)
-        return policy.codec.action_to_text(policy.codec.text_to_action(text))
-    except InvalidActionError:
-        return "invalid"
+    return policy.action_text(response) or "invalid"

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lrl.evaluation.exact import Lake, exact_evaluation, is_frozen_lake, lakes_of
 from lrl.functional.distributed import unsharded
+from lrl.ranges import PositiveInt, check_arguments
 from lrl.reports.pictures import draw_policy
 from lrl.reports.plots import Curve, aggregate, draw_curves, read_series
 
@@ -27,12 +28,11 @@ class PolicyPicture(L.Callback):
 
     def __init__(
         self,
-        samples: int = 64,
+        samples: PositiveInt = 64,
         metrics: Sequence[str] = ("rollout/success_rate", "val/exact_success"),
         clock: str = "env_steps",
     ) -> None:
-        if samples < 1:
-            raise ValueError(f"samples is {samples}; it must be at least 1.")
+        check_arguments(PolicyPicture.__init__, locals(), "PolicyPicture")
         self.samples, self.metrics, self.clock = samples, tuple(metrics), clock
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

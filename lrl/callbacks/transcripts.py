@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 
+from lrl.ranges import PositiveInt, check_arguments
 from lrl.types import Rollout
 
 
@@ -21,11 +22,8 @@ class Transcripts(L.Callback):
         episodes: number of episodes per collection.
     """
 
-    def __init__(self, every_n_collections: int = 10, episodes: int = 4) -> None:
-        if every_n_collections < 1 or episodes < 1:
-            raise ValueError(
-                f"every_n_collections is {every_n_collections} and episodes {episodes}; both must be at least 1."
-            )
+    def __init__(self, every_n_collections: PositiveInt = 10, episodes: PositiveInt = 4) -> None:
+        check_arguments(Transcripts.__init__, locals(), "Transcripts")
         self.every_n_collections, self.episodes = every_n_collections, episodes
         self._logged = False
 

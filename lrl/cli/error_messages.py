@@ -11,6 +11,7 @@ import sys
 import typing
 from argparse import ArgumentError
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -107,7 +108,6 @@ def in_a_sentence(message: str) -> str:
 
 def _wrong_value(key: str, lines: list[str], reason: str) -> str:
     """Return the sentence for a value out of its range or not among its names, as :mod:`lrl.ranges` writes it."""
-    place = lines.index(reason) if reason in lines else 0
     if reason.startswith("Unable to load config ") and moved_key(key):  # one value where there is a group of them now
         return f"{key} is {reason.removeprefix('Unable to load config ')}; it is now {moved_key(key)}."
     found = re.match(r"Expected a typing.Literal\[(.*)\]\. Got value: (.*)", reason)
@@ -116,9 +116,8 @@ def _wrong_value(key: str, lines: list[str], reason: str) -> str:
     found = re.match(r"Not of type (\w+): (.*)", reason)
     if found is None or found[1] not in RANGES:
         return ""
-    subtypes = [line for line in lines[:place] if line.startswith("Subtypes:")]
-    optional = ", or null" if subtypes and f".{found[1]}'" in subtypes[-1] and "NoneType" in subtypes[-1] else ""
-    given = next((line.removeprefix("Given value: ") for line in lines[place:] if line.startswith("Given value: ")), "")
+    subtypes, given = _subtypes_and_value(lines, reason)
+    optional = ", or null" if f".{found[1]}'" in subtypes and "NoneType" in subtypes else ""
     text, conforms, _ = found[2].partition("does not conform")
     value = (text.strip() or given) if conforms else text.rpartition(": ")[2]
     return f"{key} is {value}; it must be {RANGES[found[1]]}{optional}."
@@ -129,12 +128,18 @@ def _balanced(reason: str) -> str:
     return reason[:-1] if reason.endswith(")") and reason.count(")") > reason.count("(") else reason
 
 
-def _choices(lines: list[str], reason: str) -> str:
-    """Return the given value and the allowed names, where a report rejects a value that may be one of several names."""
+def _subtypes_and_value(lines: list[str], reason: str) -> tuple[str, str]:
+    """Return the types that a report names last before its reason, and the value that it names first after it."""
     place = lines.index(reason) if reason in lines else 0
     subtypes = [line for line in lines[:place] if line.startswith("Subtypes:")]
-    names = re.findall(r"Literal\[(.*?)\]", subtypes[-1]) if subtypes and reason.startswith("Expected a ") else []
-    given = next((line.removeprefix("Given value: ") for line in lines[place:] if line.startswith("Given value: ")), "")
+    given = (line.removeprefix("Given value: ") for line in lines[place:] if line.startswith("Given value: "))
+    return (subtypes or [""])[-1], next(given, "")
+
+
+def _choices(lines: list[str], reason: str) -> str:
+    """Return the given value and the allowed names, where a report rejects a value that may be one of several names."""
+    subtypes, given = _subtypes_and_value(lines, reason)
+    names = re.findall(r"Literal\[(.*?)\]", subtypes) if reason.startswith("Expected a ") else []
     known = list(dict.fromkeys(name.strip(" '") for group in names for name in group.split(",")))
     near = nearest(given, known)
     hint = f"; did you mean {near!r}?" if near else ""
@@ -162,7 +167,8 @@ def suggestion(report: str) -> str:
         *path, key = [*(found.groupdict().get("group") or "").split("."), *found["key"].split(".")]
         path = [part.lower() for part in path if part and part != "init_args"]
         owners = _OWNER.findall(before)
-        new = moved_key(".".join([*_PARSER_KEY.findall(before), *path, key]))
+        parts = ".".join([*_PARSER_KEY.findall(before), *path, key]).split(".")
+        new = moved_key(".".join(part for part, _ in groupby(parts)))  # a report may name the group twice
         if new is not None and (not owners or _has_part_of(new, owners[-1])):
             return f"; it is now {new}"
         known = _keys(owners[-1] if owners else None, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
@@ -14,40 +15,25 @@ import torch
 from jsonargparse import ActionConfigFile, Namespace  # pyright: ignore[reportPrivateImportUsage]
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
-import lrl.algorithms.grpo
-import lrl.algorithms.ppo
-import lrl.algorithms.reinforce_pp
-import lrl.algorithms.sft
-import lrl.algorithms.trpo
-import lrl.callbacks.checkpoint
-import lrl.callbacks.collect
-import lrl.callbacks.exact_success
-import lrl.callbacks.export
-import lrl.callbacks.group_statistics
-import lrl.callbacks.policy_picture
-import lrl.callbacks.progress
-import lrl.callbacks.transcripts
-import lrl.data.demonstrations.data_module
-import lrl.data.demonstrations.jsonl
-import lrl.data.rollout_buffer
-import lrl.envs.factory
-import lrl.envs.frozen_lake.csv_file
-import lrl.envs.frozen_lake.expert_rows
-import lrl.envs.prompt_env
-import lrl.policies.head
-import lrl.policies.mlp
-import lrl.policies.scoring
-import lrl.policies.text
-import lrl.rewards.expert_q
-import lrl.rewards.format  # noqa: F401  (imported so that configs can name classes without their module)
 from lrl.callbacks.evaluation_table import HeldOutTable
 from lrl.callbacks.export import ExportModel
 from lrl.cli.error_messages import in_a_sentence, user_errors
 from lrl.cli.quiet import silence_libraries
 from lrl.cli.run_directory import RunDirectory, experiment_name
-from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint
+from lrl.evaluation.checkpoint import checkpoint_file
+from lrl.functional.distributed import read_checkpoint
 from lrl.shipped import resolve_config, shipped
 from lrl.training.policy_module import PolicyModule
+
+for _name in (
+    *("algorithms.grpo", "algorithms.ppo", "algorithms.reinforce_pp", "algorithms.sft", "algorithms.trpo"),
+    *("callbacks.checkpoint", "callbacks.collect", "callbacks.exact_success", "callbacks.export"),
+    *("callbacks.group_statistics", "callbacks.policy_picture", "callbacks.progress", "callbacks.transcripts"),
+    *("data.demonstrations.data_module", "data.demonstrations.jsonl", "data.rollout_buffer"),
+    *("envs.factory", "envs.frozen_lake.csv_file", "envs.frozen_lake.expert_rows", "envs.prompt_env"),
+    *("policies.head", "policies.mlp", "policies.scoring", "policies.text", "rewards.expert_q", "rewards.format"),
+):  # so that configurations can name classes without their module
+    importlib.import_module(f"lrl.{_name}")
 
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
 
@@ -80,20 +66,10 @@ class SaveRunConfig(SaveConfigCallback):
     """Whether training or an evaluation has started."""
 
     def on_train_start(self, *args: Any) -> None:
-        """Note that training has started: from now on the run directory is kept, even after an error."""
+        """Note that the run has started: from now on its directory is kept, even after an error."""
         self.begun = True
 
-    def on_validation_start(self, *args: Any) -> None:
-        """Note that an evaluation has started, which counts as :meth:`on_train_start` does."""
-        self.begun = True
-
-    def on_test_start(self, *args: Any) -> None:
-        """Note that a test has started, which counts as :meth:`on_train_start` does."""
-        self.begun = True
-
-    def on_predict_start(self, *args: Any) -> None:
-        """Note that a prediction has started, which counts as :meth:`on_train_start` does."""
-        self.begun = True
+    on_validation_start = on_test_start = on_predict_start = on_train_start
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the configuration in the checkpoint, so that it can be loaded without the run directory."""
@@ -159,7 +135,7 @@ class LRLCLI(LightningCLI):
         experiment = experiment_name([str(path) for path in config.get("config") or []])
         resumed = config.get("ckpt_path")
         if resumed:
-            config.ckpt_path = str(checkpoint_file(resumed))
+            config.ckpt_path = str(checkpoint_file(Path(resumed), "ckpt_path"))
             check_ours(Path(config.ckpt_path))
         loggers = config.trainer.logger if isinstance(config.trainer.logger, list) else []
         for logger in loggers:
@@ -225,18 +201,6 @@ def set_data_parallel_size(trainer: Namespace) -> None:
     else:
         count = len(devices) if isinstance(devices, list) else int(devices)
     settings.data_parallel_size = count * trainer.num_nodes
-
-
-def checkpoint_file(path: str) -> Path:
-    """Return the path of a checkpoint, given the checkpoint or the run directory that holds it.
-
-    Raises:
-        ValueError: there is no checkpoint.
-    """
-    for candidate in (Path(path) / "checkpoints" / "last.ckpt", Path(path)):
-        if candidate.is_file() or is_sharded_checkpoint(candidate):
-            return candidate
-    raise ValueError(f"ckpt_path is {path!r}; it must be a checkpoint or a run directory with checkpoints/last.ckpt.")
 
 
 def check_wandb_login() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import lightning as L
 import torch
-from torch.utils.data import DataLoader
 
-from lrl.codecs.codec import TextCodec
+from lrl.data.run_data import MinibatchLoader, RunDataModule
 from lrl.data.validation import ValidationConfig
 from lrl.envs.factory import EnvFactory
 from lrl.functional.distributed import all_gather_objects, redistribute_lists, value_of_this_rank
@@ -19,10 +16,8 @@ from lrl.ranges import PositiveInt, check_arguments
 from lrl.turn_batch import TurnBatch
 from lrl.types import Rollout
 
-Clocks = dict[str, float]
 
-
-class RolloutDataModule(L.LightningDataModule):
+class RolloutDataModule(RunDataModule):
     """Streams online rollouts as minibatches of turns (:class:`~lrl.turn_batch.TurnBatch`).
 
     One Lightning epoch is one collection: :class:`lrl.callbacks.collect.VectorEnvRollouts` fills the buffer, then
@@ -61,7 +56,7 @@ class RolloutDataModule(L.LightningDataModule):
         seed: int = 0,
     ) -> None:
         check_arguments(RolloutDataModule.__init__, locals(), "data")
-        super().__init__()
+        super().__init__(env, validation, seed, "env_steps", "episodes", "tokens")
         if (num_groups is None) == (num_envs is None):
             raise ValueError(f"data.num_groups is {num_groups}, num_envs {num_envs}; one of them must be set.")
         if num_envs is not None and group_size > 1:
@@ -70,17 +65,14 @@ class RolloutDataModule(L.LightningDataModule):
             raise ValueError("data.share_noise is true with num_envs; only groups share anything.")
         if num_steps is not None and num_envs is None:
             raise ValueError(f"data.num_steps is {num_steps} with num_groups; groups play whole episodes.")
-        self.env, self.validation = env, validation
         self.num_groups: int = num_groups or num_envs or 0
         self.counted_as = "num_groups" if num_envs is None else "num_envs"
         self.group_size, self.num_steps = group_size, num_steps
         self.num_epochs, self.num_minibatches = num_epochs, num_minibatches
         self.share_noise, self.max_turns, self.max_env_steps = share_noise, max_turns, max_env_steps
-        self.seed = seed
         self.rollout: Rollout | None = None
         self.collection = -1
         self.trained_minibatches = 0
-        self.clocks: Clocks = {"env_steps": 0, "episodes": 0, "tokens": 0, "minutes": 0.0}
         self.running_episodes: Callable[[int], dict[str, Any]] | None = None
         """Returns the state of episodes that continue in the next collection, for checkpoints."""
         self.restored_episodes: dict[str, Any] | None = None
@@ -88,17 +80,6 @@ class RolloutDataModule(L.LightningDataModule):
         self._batch: TurnBatch | None = None
         self._counted: tuple[int, int, tuple[int, int]] = (-1, -1, (0, 0))
         """Collection, first minibatch and sizes of the optimiser step that was counted last."""
-        self._started = time.monotonic()
-
-    @property
-    def codec(self) -> TextCodec:
-        """Codec of the training environment."""
-        return self.env.codec
-
-    @property
-    def validation_env(self) -> EnvFactory:
-        """Environment of the held-out episodes."""
-        return self.validation.env or self.env
 
     @property
     def minibatches_per_collection(self) -> int:
@@ -121,12 +102,6 @@ class RolloutDataModule(L.LightningDataModule):
         self.collection, self.rollout, self._batch = collection, rollout, batch
         self.trained_minibatches = 0
 
-    @property
-    def position(self) -> int:
-        """Index of the next minibatch by Lightning's count, which every resume restores."""
-        assert self.trainer is not None
-        return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
-
     def minibatch(self, index: int) -> TurnBatch:
         """Return minibatch ``index`` of the collection, which belongs to pass ``index // num_minibatches``.
 
@@ -141,8 +116,8 @@ class RolloutDataModule(L.LightningDataModule):
     def _members(self, batch: TurnBatch, index: int) -> torch.Tensor:
         """Return the turns of minibatch ``index``, int64 ``(turn,)``."""
         order = self._order(batch, index // self.num_minibatches)
-        parts = torch.tensor_split(order, self.num_minibatches)
-        return parts[index % self.num_minibatches].to(batch.response_mask.device)
+        minibatches = torch.tensor_split(order, self.num_minibatches)
+        return minibatches[index % self.num_minibatches].to(batch.response_mask.device)
 
     def step_sizes(self, index: int, accumulated: int) -> tuple[int, int]:
         """Return this rank's numbers of turns and sampled tokens in the optimiser step of a minibatch.
@@ -155,8 +130,8 @@ class RolloutDataModule(L.LightningDataModule):
         start, batch = index - index % accumulated, self._batch
         if self._counted[:2] != (self.collection, start):
             limit = self.minibatches_per_collection if self.trainer is None else int(self.trainer.num_training_batches)
-            parts = range(start, min(start + accumulated, limit))
-            masks = [batch.response_mask[self._members(batch, part)] for part in parts]
+            step = range(start, min(start + accumulated, limit))
+            masks = [batch.response_mask[self._members(batch, minibatch)] for minibatch in step]
             sizes = sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
             self._counted = self.collection, start, sizes
         return self._counted[2]
@@ -173,20 +148,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> MinibatchLoader:
         """Return a loader of the minibatches, in order."""
-        return MinibatchLoader(self)
-
-    def val_dataloader(self) -> DataLoader:
-        """Return a loader of one item: the seeds of the held-out episodes, int64 ``(episode,)``."""
-        one_item: Any = [self.validation.seeds]
-        return DataLoader(one_item, batch_size=None, shuffle=False, num_workers=0)
-
-    def test_dataloader(self) -> DataLoader:
-        """Return the loader of :meth:`val_dataloader`."""
-        return self.val_dataloader()
-
-    def predict_dataloader(self) -> DataLoader:
-        """Return the loader of :meth:`val_dataloader`."""
-        return self.val_dataloader()
+        return MinibatchLoader(self, lambda: self.minibatches_per_collection, self.minibatch)
 
     @property
     def spent(self) -> bool:
@@ -195,16 +157,11 @@ class RolloutDataModule(L.LightningDataModule):
 
     def tick(self, env_steps: float, episodes: float, tokens: float) -> None:
         """Advance the clocks by the size of one collection, over all ranks."""
-        self.clocks["env_steps"] += env_steps
-        self.clocks["episodes"] += episodes
-        self.clocks["tokens"] += tokens
-        now = time.monotonic()
-        self.clocks["minutes"] += (now - self._started) / 60
-        self._started = now
+        self.advance(env_steps=env_steps, episodes=episodes, tokens=tokens)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the clocks; inside a collection also the turns of each rank and how many minibatches are trained."""
-        state: dict[str, Any] = {"clocks": dict(self.clocks), "collection": self.collection}
+        state = super().state_dict() | {"collection": self.collection}
         if self.num_steps is not None:
             tell = self.running_episodes
             running = self.restored_episodes if tell is None else tell(self.collection)
@@ -221,8 +178,8 @@ class RolloutDataModule(L.LightningDataModule):
         Raises:
             ValueError: the checkpoint is from inside a collection, and of another number of ranks.
         """
-        self.clocks, self.collection = dict(state_dict["clocks"]), state_dict["collection"]
-        self._started = time.monotonic()
+        super().load_state_dict(state_dict)
+        self.collection = state_dict["collection"]
         fits = self.trainer is None or self.trainer.state.fn == "fit"
         if state_dict.get("running_episodes") and fits:
             self.restored_episodes = redistribute_lists(state_dict["running_episodes"])
@@ -230,30 +187,3 @@ class RolloutDataModule(L.LightningDataModule):
             self._batch = TurnBatch(**value_of_this_rank(state_dict["batches"]))
             trained = state_dict.get("trained_minibatches", state_dict.get("trained_parts", 0))  # its older name
             self.trained_minibatches = int(trained)
-
-
-class MinibatchLoader:
-    """Yields the minibatches of a rollout buffer.
-
-    It is no ``DataLoader``, so that Lightning neither adds a distributed sampler nor asks for workers. Its length is
-    constant: without one, Lightning would prefetch from the empty buffer before the first collection. It has the
-    methods of a stateful loader, so that Lightning resumes it; the position is :attr:`RolloutDataModule.position`.
-    """
-
-    def __init__(self, data: RolloutDataModule) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return self.data.minibatches_per_collection
-
-    def __iter__(self) -> Iterator[TurnBatch]:
-        assert self.data.trainer is not None
-        while self.data.position < self.data.trainer.num_training_batches:  # a resumed epoch may be at its end
-            yield self.data.minibatch(self.data.position)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Do nothing: the position is Lightning's."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Do nothing: the position is Lightning's."""

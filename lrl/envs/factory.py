@@ -20,6 +20,7 @@ from lrl.envs.mujoco_warnings import redirect_mujoco_warnings
 from lrl.envs.native import NativeEnv
 from lrl.envs.processes import OnDeath, SupervisedAsyncVectorEnv
 from lrl.envs.text import TextEnv
+from lrl.ranges import PositiveInt, check_arguments
 
 _TIME_LIMITS = {"CliffWalking-v1": 500, "CliffWalkingSlippery-v1": 500}
 """Time limits of environments that are registered without one and that a policy may never finish."""
@@ -97,7 +98,7 @@ class GymnasiumEnvs(EnvFactory):
         id: str,
         kwargs: dict[str, Any] | None = None,
         invalid_penalty: float = -0.1,
-        max_invalid: int = 5,
+        max_invalid: PositiveInt = 5,
         vectorization: Literal["sync", "async"] = "sync",
         on_death: OnDeath = "fail",
         max_episode_steps: int | None = None,
@@ -106,18 +107,13 @@ class GymnasiumEnvs(EnvFactory):
         numbers: NumberFormat | None = None,
         reset_options: dict[str, Any] | None = None,
     ) -> None:
+        check_arguments(GymnasiumEnvs.__init__, locals(), "env")
         if codec is not None and numbers is not None:
             raise ValueError("env.codec and env.numbers are both set; numbers must be null with a custom codec.")
-        if vectorization not in ("sync", "async"):
-            raise ValueError(f"env.vectorization is {vectorization!r}; it must be sync or async.")
-        if max_invalid < 1:
-            raise ValueError(f"env.max_invalid is {max_invalid}; it must be at least 1.")
-        if on_death not in ("fail", "restart"):
-            raise ValueError(f"env.on_death is {on_death!r}; it must be fail or restart.")
         self.id = id
         self.kwargs = dict(kwargs or {})
         self.invalid_penalty = invalid_penalty
-        self.max_invalid = max_invalid
+        self.max_invalid = int(max_invalid)
         self.vectorization: Literal["sync", "async"] = vectorization
         self.on_death: OnDeath = on_death
         self.max_episode_steps = max_episode_steps

@@ -113,15 +113,6 @@ def success_probability(table: TransitionTable, policy: np.ndarray, steps: int =
     return success
 
 
-def greedy_success(table: TransitionTable, steps: int = 100, start: int = 0, gamma: float = 0.99) -> float:
-    """Compute the success probability of the policy found by value iteration; ties go to the first action.
-
-    It is slightly below :func:`optimal_success` (slippery 4x4: .7402), because the policy ignores the remaining time
-    and discounts.
-    """
-    return success_probability(table, optimal_q([table], gamma)[0].argmax(-1), steps, start)
-
-
 def optimal_success(table: TransitionTable, steps: int = 100, start: int = 0) -> float:
     """Compute the highest success probability of any policy, including policies that know the remaining time.
 

@@ -125,18 +125,26 @@ def env_id(env_factory: EnvFactory) -> str:
     return env_factory.id if isinstance(env_factory, GymnasiumEnvs) else type(env_factory).__name__
 
 
-def checkpoint_file(path: Path) -> Path:
+def last_checkpoint(path: Path) -> Path:
+    """Return the last checkpoint of a run directory, or the path itself if it is no run directory."""
+    last = path / "checkpoints" / "last.ckpt"
+    return last if last.exists() else path
+
+
+def checkpoint_file(path: Path, key: str = "--checkpoint") -> Path:
     """Return the checkpoint at a path, which may be a run directory.
+
+    Args:
+        path: as the user gave it.
+        key: the setting that it was given by.
 
     Raises:
         ValueError: there is no checkpoint.
     """
-    last = path / "checkpoints" / "last.ckpt"
-    if last.exists():
-        path = last
-    if path.is_file() or is_sharded_checkpoint(path):
-        return path
-    raise ValueError(f"--checkpoint is {str(path)!r}; it must be a checkpoint, or a run directory that holds one.")
+    file = last_checkpoint(path)
+    if file.is_file() or is_sharded_checkpoint(file):
+        return file
+    raise ValueError(f"{key} is {str(path)!r}; it must be a checkpoint, or a run directory that holds one.")
 
 
 def _build(kind: type, config: Mapping[str, Any], file: Path) -> Any:

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from lrl.codecs.codec import InvalidActionError, TextCodec
+from lrl.codecs.codec import TextCodec
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.text import text_of
 from lrl.policies.actor import Actor
-from lrl.prompts.response_format import get_response_format
 from lrl.rollouts.runner import EnvRunner
 from lrl.types import RandomKeys, SamplingConfig
 
@@ -87,7 +86,7 @@ def watch_episode(
                 observation=codec.observation_to_text(observation) if native else text_of(observation),
                 prompt=prompt,
                 response="" if native else response,
-                action=_action_text(policy, response),
+                action=policy.action_text(response),
                 reason=str(step.infos["invalid_reason"][0]),
                 reward=float(step.rewards[0]),
                 terminated=bool(step.terminated[0]),
@@ -199,14 +198,3 @@ def _render(envs: VectorEnv, render_mode: str | None) -> Picture:
 def _codec(policy: Actor) -> TextCodec:
     assert policy.codec is not None, "connect() comes first"
     return policy.codec
-
-
-def _action_text(policy: Actor, action: Any) -> str:
-    """Return the text of an action or response; empty if it is not legal."""
-    if policy.response_format is None:
-        return _codec(policy).action_to_text(action)
-    try:
-        native = _codec(policy).text_to_action(get_response_format(policy.response_format).extract(action))
-    except InvalidActionError:
-        return ""
-    return _codec(policy).action_to_text(native)

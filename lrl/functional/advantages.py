@@ -97,17 +97,9 @@ def nested_gae(
     Returns:
         Advantages and returns, each float ``(time, env, token)``, 0 where masked.
     """
-    _, returns = gae(
-        rewards,
-        values[..., 0],
-        final_values,
-        terminated,
-        cut,
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-        next_values=next_values,
-        local_penalties=local_penalties,
-    )
+    ends, discounts = (final_values, terminated, cut), {"gamma": gamma, "gae_lambda": gae_lambda}
+    options = {"next_values": next_values, "local_penalties": local_penalties}
+    _, returns = gae(rewards, values[..., 0], *ends, **discounts, **options)
     return _inside_turns(returns, token_rewards, values, mask, token_gamma, token_lambda)
 
 

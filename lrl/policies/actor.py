@@ -11,7 +11,8 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 from torch import nn
 
-from lrl.codecs.codec import TextCodec
+from lrl.codecs.codec import InvalidActionError, TextCodec
+from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
@@ -72,6 +73,17 @@ class Actor(nn.Module, ABC):
     def sampling_at(self, temperature: float) -> SamplingConfig:
         """Return the actor's own sampling at another temperature."""
         return replace(self.sampling, temperature=temperature)
+
+    def action_text(self, action: Any) -> str:
+        """Return the text of an action or response; empty if it is not legal."""
+        assert self.codec is not None, "connect() comes first"
+        if self.response_format is None:
+            return self.codec.action_to_text(action)
+        try:
+            text = get_response_format(self.response_format).extract(action)
+            return self.codec.action_to_text(self.codec.text_to_action(text))
+        except InvalidActionError:
+            return ""
 
     def prompt_text(self, observation: Any, history: History) -> str:
         """Return the prompt that a language model would read here; empty where there is none."""

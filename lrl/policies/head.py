@@ -18,6 +18,7 @@ from lrl.models.networks import RunningNorm, RunningWhitening, at_least_float32,
 from lrl.models.padding import pad_prompts
 from lrl.policies.policy import Policy
 from lrl.policies.trunk import LanguageModelTrunk, evaluating
+from lrl.ranges import LeftOpenUnitInterval, PositiveFloat, PositiveInt, check_arguments, check_fields
 from lrl.turn_batch import Inputs, TurnBatch
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig
 
@@ -33,14 +34,13 @@ class ObservationCriticConfig:
     """Sizes of its hidden layers; their activation is that of the head."""
     normalise_observations: bool = True
     """Whether observations are normalised by running mean and standard deviation."""
-    observation_clip: float = 5.0
+    observation_clip: PositiveFloat = 5.0
     """Largest absolute value of a normalised observation."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "policy.critic")
         if any(size < 1 for size in self.hidden_sizes):
             raise ValueError(f"policy.critic.hidden_sizes is {list(self.hidden_sizes)}; all must be positive.")
-        if self.observation_clip <= 0:
-            raise ValueError(f"policy.critic.observation_clip is {self.observation_clip}; it must be positive.")
 
 
 @final
@@ -75,22 +75,17 @@ class HeadPolicy(Policy):
         activation: str = "tanh",
         output_gain: float = 0.1,
         pooling: Literal["last", "mean"] = "last",
-        whiten_states: float | None = None,
-        max_text_tokens: int = 128,
+        whiten_states: LeftOpenUnitInterval | None = None,
+        max_text_tokens: PositiveInt = 128,
         freeze_trunk: bool = False,
         critic: ObservationCriticConfig | None = ObservationCriticConfig(),
         initial_log_std: float = 0.0,
         init_seed: int | None = None,
     ) -> None:
+        check_arguments(HeadPolicy.__init__, locals(), "policy")
         super().__init__()
         if any(size < 1 for size in hidden_sizes):
             raise ValueError(f"policy.hidden_sizes is {list(hidden_sizes)}; all must be positive.")
-        if pooling not in ("last", "mean"):
-            raise ValueError(f"policy.pooling is {pooling!r}; it must be last or mean.")
-        if max_text_tokens < 1:
-            raise ValueError(f"policy.max_text_tokens is {max_text_tokens}; it must be at least 1.")
-        if whiten_states is not None and not 0 < whiten_states <= 1:
-            raise ValueError(f"policy.whiten_states is {whiten_states}; it must be above 0 and at most 1, or null.")
         if freeze_trunk and language_model.lora is not None:
             raise ValueError("policy.freeze_trunk is true and language_model.lora set; unset one of them.")
         mlp((1, 1), activation)

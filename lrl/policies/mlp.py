@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lrl.models.action_heads import ActionHead, check_spaces, vector_size, vectors
 from lrl.models.networks import RunningNorm, at_least_float32, mlp, seeded_init, value_view
 from lrl.policies.policy import Policy
+from lrl.ranges import PositiveFloat, check_arguments
 from lrl.turn_batch import TurnBatch
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig
 
@@ -41,17 +42,16 @@ class MLPPolicy(Policy):
         hidden_sizes: Sequence[int] = (64, 64, 64),
         activation: str = "relu",
         normalise_observations: bool = False,
-        observation_clip: float = 10.0,
+        observation_clip: PositiveFloat = 10.0,
         shared_value_network: bool = False,
         initial_log_std: float = 0.0,
         critic: bool = True,
         init_seed: int | None = None,
     ) -> None:
+        check_arguments(MLPPolicy.__init__, locals(), "policy")
         super().__init__()
         if not hidden_sizes or min(hidden_sizes) < 1:
             raise ValueError(f"policy.hidden_sizes is {list(hidden_sizes)}; it must be one or more positive sizes.")
-        if observation_clip <= 0:
-            raise ValueError(f"policy.observation_clip is {observation_clip}; it must be positive.")
         mlp((1, 1), activation)
         self.observation_clip = observation_clip
         self.hidden_sizes, self.activation, self.init_seed = tuple(hidden_sizes), activation, init_seed

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lrl.ranges import PositiveFloat, check_arguments
 from lrl.rewards.reward import Reward
 from lrl.rewards.row import Row
 
@@ -72,10 +73,9 @@ class QGapReward(_ChosenActionReward):
 
     name = "q_gap"
 
-    def __init__(self, weight: float = 1.0, temperature: float = 0.2) -> None:
+    def __init__(self, weight: float = 1.0, temperature: PositiveFloat = 0.2) -> None:
+        check_arguments(QGapReward.__init__, locals(), "rewards")
         super().__init__(weight)
-        if temperature <= 0:
-            raise ValueError(f"rewards.temperature is {temperature}; it must be positive.")
         self.temperature = float(temperature)
 
     def _rewards(self, rows: Sequence[Row], chosen: np.ndarray) -> np.ndarray:

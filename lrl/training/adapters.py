@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 import yaml
-from torch import Tensor, nn
+from torch import Tensor
 
 from lrl.functional.distributed import read_checkpoint
-from lrl.models.language_model import LanguageModel
 from lrl.policies.policy import Policy
 from lrl.training.weights import canonical, initial_weights, locate, own_weights, take_weights
 
@@ -45,10 +44,10 @@ def start_from(policy: Policy, source: str) -> set[str]:
     return taken
 
 
-def lora_scale(policy: nn.Module) -> float | None:
+def lora_scale(policy: Policy) -> float | None:
     """Return alpha / r of a policy's adapters; None without."""
-    settings = [part.config.lora for part in policy.modules() if isinstance(part, LanguageModel)]
-    return next((lora.alpha / lora.r for lora in settings if lora is not None), None)
+    lora = policy.trunk and policy.trunk.language_model.config.lora
+    return lora and lora.alpha / lora.r
 
 
 def merge_adapters(policy: Policy, weights: dict[str, Tensor], source: str) -> tuple[dict[str, Tensor], bool]:
@@ -106,14 +105,14 @@ def _shape(name: str, tensor: Tensor) -> tuple[str, torch.Size]:
     return name, tensor.shape
 
 
-def _check_mergeable(policy: nn.Module, notes: Notes, source: str) -> float:
+def _check_mergeable(policy: Policy, notes: Notes, source: str) -> float:
     """Return the scale of adapters, and raise if they cannot be merged."""
-    for part in policy.modules():
-        if isinstance(part, LanguageModel) and part.config.quantization is not None:
-            raise ValueError(
-                f"model.init_from is {source!r}, whose adapter has another shape and would be merged into the base; "
-                f"language_model.quantization is {part.config.quantization!r}, it must be null, or lora the same."
-            )
+    quantization = policy.trunk and policy.trunk.language_model.config.quantization
+    if quantization is not None:
+        raise ValueError(
+            f"model.init_from is {source!r}, whose adapter has another shape and would be merged into the base; "
+            f"language_model.quantization is {quantization!r}, it must be null, or lora the same."
+        )
     if notes.scale is None:
         raise ValueError(
             f"model.init_from is {source!r}, whose adapter has another shape; it does not say its alpha, give the run "

@@ -87,11 +87,8 @@ class CreditConfig:
         per_turn = {"gamma": self.gamma, "gae_lambda": self.gae_lambda}
         per_token = {"token_gamma": self.token_gamma, "token_lambda": self.token_lambda}
         if self.kind == "bandit":
+            check_episodes(rollout, "bandit credit")
             ended = rollout.terminated | rollout.truncated
-            if bool((rollout.cut & ~ended).any()):
-                raise ValueError(
-                    "model.credit.kind is bandit, which needs whole episodes; data.num_steps must be null."
-                )
             return bandit(rollout.rewards, token_rewards, values, mask, ended, **per_token)
         assert rollout.final_values is not None
         ends = (rollout.final_values, rollout.terminated, rollout.cut)
@@ -104,6 +101,23 @@ class CreditConfig:
         rewards = rollout.rewards + token_rewards.sum(-1)
         advantages, returns = gae(rewards, values[..., 0], *ends, **per_turn, **options)
         return advantages[..., None] * mask, returns[..., None] * mask
+
+
+def check_episodes(rollout: Rollout, reader: str, grouped: bool = False) -> None:
+    """Raise unless each environment played one whole episode, if asked in groups of at least two.
+
+    Args:
+        rollout: to be credited.
+        reader: what needs whole episodes, as the first words of the reason.
+        grouped: whether episodes are compared with the others of their group.
+
+    Raises:
+        ValueError: an episode is not whole, or alone in its group.
+    """
+    if bool(((rollout.terminated | rollout.truncated).sum(0) != 1).any()):
+        raise ValueError(f"data.num_steps is {len(rollout.rewards)}; it must be null, {reader} needs whole episodes.")
+    if grouped and int(rollout.group.unique(return_counts=True)[1].min()) < 2:
+        raise ValueError(f"data.group_size is 1; it must be at least 2, {reader} compares the episodes of a group.")
 
 
 def _values(rollout: Rollout) -> Tensor:

@@ -24,15 +24,13 @@ class FiniteSteps:
     Args:
         module: whose trainer knows the collection and the minibatch.
         max_skipped: steps in a row that may be skipped.
-
-    Raises:
-        ValueError: ``max_skipped`` is negative.
+        key: what the configuration calls ``max_skipped``.
     """
 
-    def __init__(self, module: L.LightningModule, max_skipped: int) -> None:
-        if max_skipped < 0:
-            raise ValueError(f"model.max_skipped_steps is {max_skipped}; it must be 0 or positive.")
-        self._module, self._max_skipped = [module], max_skipped  # in a list: no submodule of itself
+    def __init__(
+        self, module: L.LightningModule, max_skipped: int, key: str = "model.optimizer.max_skipped_steps"
+    ) -> None:
+        self._module, self._max_skipped, self._key = [module], max_skipped, key  # in a list: no submodule of itself
         self._losses: list[tuple[int, Tensor]] = []
         self._skipped = self._in_a_row = 0
 
@@ -61,7 +59,7 @@ class FiniteSteps:
         if self._in_a_row > self._max_skipped:
             raise ValueError(
                 f"train/grad_norm is not finite in {self._place(self._minibatch)}, after {self._max_skipped} skipped "
-                f"steps in a row (model.max_skipped_steps); {_ADVICE}."
+                f"steps in a row ({self._key}); {_ADVICE}."
             )
         return False
 

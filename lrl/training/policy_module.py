@@ -5,15 +5,13 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import lightning as L
 import torch
 from torch import Tensor
 
-from lrl.codecs.codec import TextCodec
-from lrl.data.validation import ValidationConfig
-from lrl.envs.factory import EnvFactory
+from lrl.data.run_data import RunDataModule
 from lrl.evaluation.episodes import evaluate_policy, gather
 from lrl.evaluation.results import EpisodeMetrics, EpisodeResults
 from lrl.functional.distributed import all_gather_objects, unsharded, value_of_this_rank
@@ -26,25 +24,6 @@ from lrl.training.metrics import MetricMeans, State
 from lrl.training.resume import check_fingerprint, check_seed, mend_loops, read_whole
 
 
-class RunData(Protocol):
-    """Represents what a module reads of its data module, which it gets in :meth:`PolicyModule.setup`."""
-
-    env: EnvFactory
-    validation: ValidationConfig
-    seed: int
-    clocks: dict[str, Any]
-
-    @property
-    def codec(self) -> TextCodec:
-        """Codec of the training environment."""
-        ...
-
-    @property
-    def validation_env(self) -> EnvFactory:
-        """Environment of the held-out episodes."""
-        ...
-
-
 class PolicyModule(L.LightningModule, ABC):
     """Trains a policy, by gradients (:class:`~lrl.training.gradient_module.GradientModule`) or without.
 
@@ -55,7 +34,7 @@ class PolicyModule(L.LightningModule, ABC):
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         self.policy = policy
-        self.run_data: RunData | None = None
+        self.run_data: RunDataModule | None = None
         """The data module of the run; None before :meth:`setup`."""
         self.deferred_signals, self.interruption = DeferredSignals(), Interruption()
         self._means = MetricMeans()
@@ -74,7 +53,10 @@ class PolicyModule(L.LightningModule, ABC):
         """Connect the policy with its environment, and show it examples from there if its prompt wants some."""
         self.deferred_signals = DeferredSignals(requeue_signals(self.trainer))
         read_whole(self.trainer)
-        data = self.run_data = cast(RunData, self.trainer.datamodule)  # pyright: ignore[reportAttributeAccessIssue]
+        data = self.run_data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, RunDataModule):
+            name = type(data).__name__
+            raise ValueError(f"data is a {name}; it must be a RolloutDataModule or a DemonstrationsDataModule.")
         self.policy.connect(data.codec)
         if data.validation_env is not data.env:
             data.validation_env.check("data.validation.env", self.policy.response_format)

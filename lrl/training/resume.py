@@ -90,12 +90,12 @@ def mend_loops(loops: dict[str, Any], validated: int) -> None:
         validated: the last epoch whose validation was finished.
     """
     fit = loops["fit_loop"]
-    epochs, parts = fit["epoch_progress"]["total"], fit["epoch_loop.batch_progress"]
+    epochs, minibatches = fit["epoch_progress"]["total"], fit["epoch_loop.batch_progress"]
     inside = epochs["started"] == epochs["ready"] and epochs["processed"] == epochs["started"] - 1
-    trained = parts["is_last_batch"] and parts["current"]["processed"] == parts["current"]["ready"]
+    trained = minibatches["is_last_batch"] and minibatches["current"]["processed"] == minibatches["current"]["ready"]
     if not (inside and trained):
         return
-    for count in (parts["total"], parts["current"]):
+    for count in (minibatches["total"], minibatches["current"]):
         count["completed"] = count["processed"]
     if validated != fit["epoch_progress"]["current"]["processed"]:
         begun = {"ready": 1, "started": 1, "processed": 0, "completed": 0}  # what Lightning goes back to and finishes

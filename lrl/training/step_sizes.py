@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor
 
+from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.training.policy_module import PolicyModule
 
-def step_sizes(module: L.LightningModule, mask: Tensor) -> tuple[Tensor, Tensor]:
+
+def step_sizes(module: PolicyModule, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return the turns and sampled tokens of an optimiser step, averaged over ranks and over its minibatches.
 
     DDP averages the gradients of ranks, Lightning the losses of accumulated minibatches: divided by these sizes, all
@@ -24,7 +26,8 @@ def step_sizes(module: L.LightningModule, mask: Tensor) -> tuple[Tensor, Tensor]
     if trainer is None:
         return torch.tensor(float(sizes[0])), torch.tensor(float(sizes[1]))
     if trainer.accumulate_grad_batches > 1:
-        sizes = trainer.datamodule.step_sizes(trainer.fit_loop.epoch_loop.batch_idx, trainer.accumulate_grad_batches)
+        assert isinstance(module.run_data, RolloutDataModule)
+        sizes = module.run_data.step_sizes(trainer.fit_loop.epoch_loop.batch_idx, trainer.accumulate_grad_batches)
     totals = torch.tensor(sizes, dtype=torch.float32, device=mask.device) / trainer.accumulate_grad_batches
     turns, tokens = trainer.strategy.reduce(totals, reduce_op="mean")
     return turns, tokens

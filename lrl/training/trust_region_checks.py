@@ -8,12 +8,13 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lrl.data.run_data import RunDataModule
 from lrl.functional.distributed import shards_parameters
 from lrl.policies.policy import Policy
 from lrl.training.value_fit import check_separate_critic
 
 
-def check_run(trainer: L.Trainer, policy: Policy, data: object) -> None:
+def check_run(trainer: L.Trainer, policy: Policy, data: RunDataModule) -> None:
     """Raise if a run has no second derivatives, or does not train on whole collections.
 
     Args:
@@ -29,9 +30,9 @@ def check_run(trainer: L.Trainer, policy: Policy, data: object) -> None:
             f"trainer.max_steps is {trainer.max_steps}; TRPO counts collections, it must be -1 and trainer.max_epochs "
             "or data.max_env_steps end the run."
         )
-    for name in ("num_epochs", "num_minibatches"):
-        if getattr(data, name, 1) != 1:
-            raise ValueError(f"data.{name} is {getattr(data, name)}; TRPO takes a collection whole, it must be 1.")
+    for name, value in {"num_epochs": data.num_epochs, "num_minibatches": data.num_minibatches}.items():
+        if value != 1:
+            raise ValueError(f"data.{name} is {value}; TRPO takes a collection whole, it must be 1.")
     precision = str(trainer.precision)
     if not precision.startswith(("32", "64")):
         raise ValueError(

@@ -37,11 +37,11 @@ class ValueFit:
     """Minibatches in each pass of Adam; null takes 16."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "value_fit")
+        check_fields(self, "ValueFit")
         for name, default in _DEFAULTS.items():
             value, read = getattr(self, name), (name == "iterations") == (self.method == "lbfgs")
             if value is not None and not read:
-                raise ValueError(f"value_fit.{name} is {value}, which {self.method} does not read; it must be null.")
+                raise ValueError(f"ValueFit.{name} is {value}, which {self.method} does not read; it must be null.")
             if value is None:
                 object.__setattr__(self, name, default if read else None)
 

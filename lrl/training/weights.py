@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from lrl.evaluation.checkpoint import last_checkpoint
 from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint, shard
-from lrl.models.language_model import LanguageModel
-from lrl.models.value_head import ValueHead
+from lrl.policies.policy import Policy
 from lrl.shipped import resolve
 
 _PREFIX = "policy."
@@ -36,9 +36,7 @@ def locate(source: str) -> Path:
     Raises:
         ValueError: there is nothing of that kind.
     """
-    path = Path(resolve(source))
-    if (path / "checkpoints" / "last.ckpt").exists():
-        return path / "checkpoints" / "last.ckpt"
+    path = last_checkpoint(Path(resolve(source)))
     return path if path.exists() else _snapshot(source)
 
 
@@ -152,7 +150,7 @@ def _check_complete(policy: nn.Module, given: Mapping[str, Tensor], source: str)
         raise ValueError(f"model.init_from is {source!r}; it lacks {missing[:3]}, which this policy has.")
 
 
-def shard_weights(policy: nn.Module, mesh: DeviceMesh) -> None:
+def shard_weights(policy: Policy, mesh: DeviceMesh) -> None:
     """Spread language models and value heads over ranks, under ``ModelParallelStrategy``.
 
     Raises:
@@ -163,10 +161,9 @@ def shard_weights(policy: nn.Module, mesh: DeviceMesh) -> None:
             f"trainer.strategy.tensor_parallel_size is {mesh['tensor_parallel'].size()}; it must be 1, and "
             "data_parallel_size the number of devices."
         )
-    for part in list(policy.modules()):
-        if isinstance(part, LanguageModel):
-            part.shard(mesh["data_parallel"])
-        elif isinstance(part, ValueHead):
-            shard(part, mesh["data_parallel"])
+    if policy.trunk is not None:
+        policy.trunk.language_model.shard(mesh["data_parallel"])
+        if policy.trunk.value_head is not None:
+            shard(policy.trunk.value_head, mesh["data_parallel"])
     if any(weight.requires_grad and not isinstance(weight, DTensor) for weight in policy.parameters()):
         raise ValueError(f"trainer.strategy shards, which {type(policy).__name__} cannot be; it must be ddp.")

@@ -7,6 +7,7 @@ import torch
 from settings import made
 from tiny_runs import make_trainer, rollout_data, save_tiny_model, text_policy
 
+from lrl.algorithms.grpo import GRPOModule
 from lrl.algorithms.reinforce_pp import REINFORCEPlusPlusModule
 from lrl.turn_batch import TurnBatch
 from lrl.types import Evaluation, Rollout
@@ -70,6 +71,21 @@ def test_the_baseline_of_a_group_is_its_mean_return():
     advantages = module.advantages(two_turns()).advantages
     expected = scaled(3.0 - 4.0, 3.0 - 4.0, 5.0 - 4.0, 2.0 - 4.0)
     assert advantages[two_turns().response_mask].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_episode_that_goes_on_in_the_next_collection_is_an_error():
+    rollout = two_turns().replace(terminated=torch.tensor([[False, True], [False, False]]))
+    for module in (REINFORCEPlusPlusModule(Silent()), GRPOModule(Silent())):
+        with pytest.raises(ValueError, match="data.num_steps is 2; it must be null, .* needs whole episodes"):
+            module.advantages(rollout)
+
+
+def test_a_baseline_over_groups_of_one_is_an_error():
+    alone = two_turns().replace(group=torch.tensor([0, 1]))
+    REINFORCEPlusPlusModule(Silent()).advantages(alone)
+    for module in (REINFORCEPlusPlusModule(Silent(), group_baseline=True), GRPOModule(Silent())):
+        with pytest.raises(ValueError, match="data.group_size is 1; it must be at least 2"):
+            module.advantages(alone)
 
 
 def test_the_loss_is_the_formula_written_out():

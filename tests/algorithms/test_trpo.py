@@ -413,11 +413,11 @@ def test_settings_that_make_no_sense_are_named(settings, complaint):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"method": "sgd"}, "value_fit.method is 'sgd'"),
-        ({"l2": -1.0}, "value_fit.l2 is -1.0"),
-        ({"method": "adam", "lr": 0.0}, "value_fit.lr is 0.0; it must be positive"),
-        ({"method": "adam", "num_epochs": 0}, "value_fit.num_epochs is 0; it must be at least 1"),
-        ({"iterations": 0}, "value_fit.iterations is 0"),
+        ({"method": "sgd"}, "ValueFit.method is 'sgd'"),
+        ({"l2": -1.0}, "ValueFit.l2 is -1.0"),
+        ({"method": "adam", "lr": 0.0}, "ValueFit.lr is 0.0; it must be positive"),
+        ({"method": "adam", "num_epochs": 0}, "ValueFit.num_epochs is 0; it must be at least 1"),
+        ({"iterations": 0}, "ValueFit.iterations is 0"),
     ],
 )
 def test_fits_that_make_no_sense_are_named(changes, complaint):
@@ -482,8 +482,8 @@ def test_optimiser_steps_do_not_end_a_run_that_counts_collections(tmp_path):
 
 def test_settings_of_the_other_fit_are_named():
     for changes, complaint in (
-        ({"lr": 1e-2}, "value_fit.lr is 0.01, which lbfgs does not read"),
-        ({"method": "adam", "iterations": 5}, "value_fit.iterations is 5, which adam does not read"),
+        ({"lr": 1e-2}, "ValueFit.lr is 0.01, which lbfgs does not read"),
+        ({"method": "adam", "iterations": 5}, "ValueFit.iterations is 5, which adam does not read"),
     ):
         with pytest.raises(ValueError, match=complaint):
             ValueFit(**changes)

@@ -13,8 +13,9 @@ from jsonargparse import Namespace
 import lrl.cli.main
 import lrl.shipped
 from lrl.callbacks.export import ExportModel
-from lrl.cli.main import LRLCLI, base_config, check_ours, checkpoint_file, set_data_parallel_size
+from lrl.cli.main import LRLCLI, base_config, check_ours, set_data_parallel_size
 from lrl.cli.run_directory import RunDirectory, experiment_name
+from lrl.evaluation.checkpoint import checkpoint_file
 
 CONFIGS = sorted(
     path for path in Path("configs").rglob("*.yaml") if path.name != "base.yaml" and path.parent.name != "overlays"
@@ -174,10 +175,10 @@ def test_an_experiment_is_named_by_its_file_not_by_an_overlay():
 
 def test_a_checkpoint_is_found_in_a_run_directory(tmp_path):
     with pytest.raises(ValueError, match="ckpt_path"):
-        checkpoint_file(str(tmp_path))
+        checkpoint_file(tmp_path, "ckpt_path")
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt").touch()
-    assert checkpoint_file(str(tmp_path)).name == "last.ckpt"
+    assert checkpoint_file(tmp_path).name == "last.ckpt"
 
 
 @pytest.mark.distributed

@@ -9,7 +9,7 @@ from lrl.functional.advantages import group_advantages
 from lrl.functional.distributions import Categorical
 from lrl.functional.kl import kl_estimate
 from lrl.functional.losses import clipped_surrogate, normalise
-from lrl.functional.masking import masked_mean, selected_logprobs
+from lrl.functional.masking import selected_logprobs
 
 
 def test_group_advantages_are_centred_and_divided_by_the_groups_own_deviation():
@@ -76,13 +76,6 @@ def test_k1_and_k3_average_to_the_true_kl():
     for estimator in ("k1", "k3"):
         estimate = float((policy * kl_estimate(policy.log(), reference.log(), estimator)).sum())
         assert estimate == pytest.approx(true, abs=1e-6)
-
-
-def test_masked_mean_ignores_what_is_masked_and_survives_nothing():
-    values, mask = torch.tensor([[1.0, 100.0], [3.0, 5.0]]), torch.tensor([[True, False], [True, True]])
-    assert float(masked_mean(values, mask)) == 3.0
-    assert masked_mean(values, mask, dim=1).tolist() == [1.0, 4.0]
-    assert float(masked_mean(values, torch.zeros_like(mask))) == 0.0
 
 
 def test_logprobs_and_entropy_of_a_uniform_distribution():

@@ -91,7 +91,7 @@ def test_a_trust_region_step_whose_gradient_is_not_finite_is_skipped(folder, tmp
 
 def test_too_many_skipped_steps_in_a_row_end_the_run(folder, tmp_path):
     module, data = module_and_data("ppo", folder, max_skipped_steps=2)
-    sentence = r"train/grad_norm is not finite in minibatch 4 of collection 2, after 2 skipped steps in a row"
+    sentence = r"train/grad_norm .* in minibatch 4 of collection 2, after 2 .*\(model.optimizer.max_skipped_steps\)"
     with pytest.raises(ValueError, match=sentence):
         fit(module, data, tmp_path, Spoil("gradients", (1, 2, 3)))
     module, data = module_and_data("ppo", folder, max_skipped_steps=2)

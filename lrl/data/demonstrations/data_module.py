@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-import lightning as L
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
-from lrl.codecs.codec import TextCodec
 from lrl.data.demonstrations.sources import Demonstrations, LazyDemonstrations
+from lrl.data.run_data import MinibatchLoader, RunDataModule
 from lrl.data.validation import ValidationConfig
 from lrl.envs.factory import EnvFactory
 from lrl.functional.random import permutation
 from lrl.models.padding import pad_prompts
 from lrl.policies.policy import Policy
+from lrl.ranges import PositiveInt, check_arguments
 from lrl.turn_batch import TurnBatch
 from lrl.types import Demonstration
 
@@ -27,7 +25,7 @@ _MAX_CACHED_RESPONSES = 50_000
 """Number of tokenised responses after which the cache is emptied: a data set need not fit in memory."""
 
 
-class DemonstrationsDataModule(L.LightningDataModule):
+class DemonstrationsDataModule(RunDataModule):
     """Streams demonstrations as :class:`~lrl.turn_batch.TurnBatch`; one Lightning epoch is one pass over them.
 
     They are tokenised on the fly by the policy itself, so that training sees the prompts of the environment. The
@@ -45,42 +43,26 @@ class DemonstrationsDataModule(L.LightningDataModule):
         seed: seed of the order of the demonstrations.
     """
 
-    rollout = None
-
     def __init__(
         self,
         demonstrations: Demonstrations,
         env: EnvFactory,
-        batch_size: int = 64,
+        batch_size: PositiveInt = 64,
         loss_on: Literal["completion", "all"] = "completion",
         validation_demonstrations: Demonstrations | None = None,
         validation: ValidationConfig = ValidationConfig(),
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        if batch_size < 1:
-            raise ValueError(f"data.batch_size is {batch_size}; it must be at least 1.")
+        check_arguments(DemonstrationsDataModule.__init__, locals(), "data")
+        super().__init__(env, validation, seed, "tokens", "optimizer_steps")
         self.demonstrations, self.validation_demonstrations = demonstrations, validation_demonstrations
-        self.env, self.validation = env, validation
-        self.batch_size, self.seed = batch_size, seed
+        self.batch_size = batch_size
         self.loss_on: Literal["completion", "all"] = loss_on
-        self.clocks: dict[str, float] = {"tokens": 0, "optimizer_steps": 0, "minutes": 0.0}
         self._policy: Policy | None = None
         self._loaded: dict[Demonstrations, Sequence[Demonstration]] = {}
         self._response_ids: dict[str, list[int]] = {}
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
         self._windows: dict[tuple[int, int], np.ndarray] = {}
-        self._started = time.monotonic()
-
-    @property
-    def codec(self) -> TextCodec:
-        """Codec of the environment."""
-        return self.env.codec
-
-    @property
-    def validation_env(self) -> EnvFactory:
-        """Environment of the held-out episodes."""
-        return self.validation.env or self.env
 
     def prepare_data(self) -> None:
         """Download the demonstrations, once per machine."""
@@ -216,9 +198,13 @@ class DemonstrationsDataModule(L.LightningDataModule):
             self._order = (epoch, np.resize(order, self.num_batches() * self.batch_size))
         return self._order[1]
 
-    def train_dataloader(self) -> BatchLoader:
+    def train_dataloader(self) -> MinibatchLoader:
         """Return the batches of this rank."""
-        return BatchLoader(self)
+        return MinibatchLoader(self, self.num_batches, self._batch_of_this_rank)
+
+    def _batch_of_this_rank(self, index: int) -> TurnBatch:
+        assert self.trainer is not None
+        return self.batch(self.trainer.current_epoch, index, self.trainer.global_rank, self.trainer.world_size)
 
     def validation_batches(self, rank: int = 0, world_size: int = 1) -> Iterator[TurnBatch]:
         """Iterate over the held-out demonstrations of a rank; ranks may have different numbers of batches."""
@@ -234,29 +220,10 @@ class DemonstrationsDataModule(L.LightningDataModule):
                 prompts, responses = zip(*encoded, strict=True)
                 yield collate_demonstrations(prompts, responses)
 
-    def val_dataloader(self) -> DataLoader:
-        """Return a loader with one item: the seeds of the held-out episodes, int64 ``(episode,)``."""
-        one_item: Any = [self.validation.seeds]
-        return DataLoader(one_item, batch_size=None, shuffle=False, num_workers=0)
-
-    test_dataloader = predict_dataloader = val_dataloader
-
     def tick(self, epoch: int, index: int) -> None:
         """Advance the clocks by one batch over all ranks."""
-        self.clocks["tokens"] += self.num_tokens(epoch, index)
-        self.clocks["optimizer_steps"] += index == self._accumulated(index)[-1]
-        now = time.monotonic()
-        self.clocks["minutes"] += (now - self._started) / 60
-        self._started = now
-
-    def state_dict(self) -> dict[str, dict[str, float]]:
-        """Return the clocks; the order of the demonstrations follows from the seed."""
-        return {"clocks": dict(self.clocks)}
-
-    def load_state_dict(self, state_dict: dict[str, dict[str, float]]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.clocks = dict(state_dict["clocks"])
-        self._started = time.monotonic()
+        steps = int(index == self._accumulated(index)[-1])
+        self.advance(tokens=self.num_tokens(epoch, index), optimizer_steps=steps)
 
 
 def collate_demonstrations(
@@ -279,31 +246,3 @@ def collate_demonstrations(
         old_logprobs=torch.zeros_like(advantages),
         advantages=advantages,
     )
-
-
-class BatchLoader:
-    """Iterates over a rank's batches from the position that Lightning counts and restores in a resumed run.
-
-    It is no ``DataLoader``, so that Lightning neither adds a distributed sampler nor advises workers. Its empty state
-    tells Lightning that it can be resumed.
-    """
-
-    def __init__(self, data: DemonstrationsDataModule) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return self.data.num_batches()
-
-    def __iter__(self) -> Iterator[TurnBatch]:
-        trainer = self.data.trainer
-        assert trainer is not None
-        progress = trainer.fit_loop.epoch_loop.batch_progress
-        while (position := progress.current.ready) < trainer.num_training_batches:  # a resumed pass may be at its end
-            yield self.data.batch(trainer.current_epoch, position, trainer.global_rank, trainer.world_size)
-
-    def state_dict(self) -> dict[str, int]:
-        """Return an empty state."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Do nothing: the state is empty."""

@@ -16,6 +16,7 @@ from lrl.data.minari_storage import DatasetReader, download
 from lrl.envs.factory import EnvFactory
 from lrl.functional.random import counter_hash, permutation
 from lrl.policies.policy import Policy
+from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
 from lrl.types import Demonstration, PastTurn
 
 _BLOCK = 2**15
@@ -49,29 +50,23 @@ class MinariDemonstrations(Demonstrations):
         self,
         dataset_id: str,
         split: Literal["train", "validation", "all"] = "train",
-        validation_share: float = 0.1,
-        num_episodes: int | None = None,
-        num_rows: int | None = None,
+        validation_share: HalfOpenUnitInterval = 0.1,
+        num_episodes: PositiveInt | None = None,
+        num_rows: PositiveInt | None = None,
         reasoning: Sequence[str] = ("I see {seen}, I choose",),
-        copies: int = 1,
+        copies: PositiveInt = 1,
         symmetry: Symmetry | None = None,
         advised: bool = False,
         seed: int = 0,
     ) -> None:
+        check_arguments(MinariDemonstrations.__init__, locals(), "demonstrations")
         if (symmetry is None) != (copies == 1):
             given = "null" if symmetry is None else type(symmetry).__name__
             raise ValueError(
                 f"demonstrations.copies is {copies} and symmetry {given}; several copies need a symmetry, one null."
             )
-        if split not in ("train", "validation", "all"):
-            raise ValueError(f"demonstrations.split is {split!r}; it must be train, validation or all.")
-        if not 0 <= validation_share < 1:
-            raise ValueError(f"demonstrations.validation_share is {validation_share}; it must be in [0, 1).")
         if num_episodes is not None and num_rows is not None:
             raise ValueError("demonstrations.num_episodes and demonstrations.num_rows are both set; one must be null.")
-        for name, value in {"num_episodes": num_episodes, "num_rows": num_rows, "copies": copies}.items():
-            if value is not None and value < 1:
-                raise ValueError(f"demonstrations.{name} is {value}; it must be at least 1, or null.")
         self.dataset_id, self.validation_share, self.seed = dataset_id, validation_share, seed
         self.split: Literal["train", "validation", "all"] = split
         self.num_episodes, self.num_rows, self.reasoning = num_episodes, num_rows, Reasoning(reasoning)

@@ -12,6 +12,7 @@ from lrl.envs.factory import EnvFactory
 from lrl.envs.rows import RowSource
 from lrl.functional.random import counter_hash
 from lrl.policies.policy import Policy
+from lrl.ranges import PositiveInt, check_arguments
 from lrl.types import Demonstration
 
 
@@ -82,10 +83,13 @@ class ExpertDemonstrations(Demonstrations):
     """
 
     def __init__(
-        self, rows: RowSource, reasoning: Sequence[str] = ("I see {seen}, I choose",), repeat: int = 1, seed: int = 0
+        self,
+        rows: RowSource,
+        reasoning: Sequence[str] = ("I see {seen}, I choose",),
+        repeat: PositiveInt = 1,
+        seed: int = 0,
     ) -> None:
-        if repeat < 1:
-            raise ValueError(f"demonstrations.repeat is {repeat}; it must be at least 1.")
+        check_arguments(ExpertDemonstrations.__init__, locals(), "demonstrations")
         self.rows, self.reasoning, self.repeat, self.seed = rows, Reasoning(reasoning), repeat, seed
 
     def load(self, codec: TextCodec, policy: Policy) -> list[Demonstration]:
