@@ -65,7 +65,7 @@ class SaveRunConfig(SaveConfigCallback):
     begun = False
     """Whether training or an evaluation has started."""
 
-    def on_train_start(self, *args: Any) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note that the run has started: from now on its directory is kept, even after an error."""
         self.begun = True
 

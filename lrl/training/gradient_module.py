@@ -118,7 +118,7 @@ class GradientModule(PolicyModule, ABC):
         return no_op_loss(self.policy, batch) if self.skip_updates else self.step(batch)
 
     def step(self, batch: TurnBatch) -> Tensor | None:
-        """Return the loss of a minibatch for Lightning to differentiate; all ranks call it alike.
+        """Return the loss of a minibatch, ``()``, for Lightning to differentiate; all ranks call it alike.
 
         A rank without turns takes part in the same collective calls, in the same order.
         """
