@@ -9,12 +9,13 @@ from tiny_runs import make_trainer, rollout_data, save_tiny_model, text_policy
 from lrl.algorithms.grpo import GRPOModule
 from lrl.callbacks.group_statistics import GroupStatistics, group_rows
 from lrl.codecs.grid import FrozenLakeCodec
+from lrl.policies.actor import Actor
 
 
 class Reader:
     """Parses what it is given."""
 
-    codec, response_format = FrozenLakeCodec(), "direct"
+    codec, response_format, action_text = FrozenLakeCodec(), "direct", Actor.action_text
 
 
 def test_groups_with_one_action_and_with_several_have_different_statistics():
