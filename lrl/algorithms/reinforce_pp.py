@@ -27,7 +27,7 @@ from lrl.functional.losses import clipped_surrogate, ratio_metrics
 from lrl.functional.masking import whiten
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
-from lrl.training.credit import check_episodes
+from lrl.training.credit import check_episodes, check_groups
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig
 from lrl.turn_batch import TurnBatch
@@ -71,13 +71,14 @@ class REINFORCEPlusPlusModule(GradientModule):
 
     def advantages(self, rollout: Rollout) -> Credit:
         """Sum the rewards from each token to the end of its episode, and scale the sums over the collection."""
-        check_episodes(rollout, "model.group_baseline" if self.group_baseline else "REINFORCE++", self.group_baseline)
+        check_episodes(rollout, "REINFORCE++", single=self.group_baseline)
         mask, zeros = rollout.response_mask, torch.zeros_like(rollout.logprobs)
         kl = zeros if rollout.ref_logprobs is None else (rollout.logprobs - rollout.ref_logprobs) * mask
         ends = (zeros[..., 0], rollout.terminated, rollout.cut)
         undiscounted = {"gamma": 1.0, "gae_lambda": 1.0, "token_gamma": 1.0, "token_lambda": 1.0}
         advantages, _ = token_gae(rollout.rewards, -self.kl_coef * kl, zeros, mask, *ends, **undiscounted)
         if self.group_baseline:
+            check_groups(rollout.group, "model.group_baseline")
             baseline = rollout.returns - group_advantages(rollout.returns, rollout.group, "none")
             advantages = (advantages - baseline[:, None]) * mask
         metrics = {"train/kl_to_reference": rollout.flatten(kl).sum(-1)} if self.kl_coef else {}

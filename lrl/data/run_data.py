@@ -1,4 +1,4 @@
-"""What all data modules of a run share: the environment, held-out episodes, the clocks, and how batches are loaded."""
+"""The base class of the data modules: the environment, held-out episodes, clocks, and how batches are loaded."""
 
 from __future__ import annotations
 

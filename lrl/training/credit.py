@@ -103,20 +103,33 @@ class CreditConfig:
         return advantages[..., None] * mask, returns[..., None] * mask
 
 
-def check_episodes(rollout: Rollout, reader: str, grouped: bool = False) -> None:
-    """Raise unless each environment played one whole episode, if asked in groups of at least two.
+def check_episodes(rollout: Rollout, reader: str, single: bool = False) -> None:
+    """Raise unless all episodes are whole.
 
     Args:
         rollout: to be credited.
         reader: what needs whole episodes, as the first words of the reason.
-        grouped: whether episodes are compared with the others of their group.
+        single: whether each environment must have played one episode only.
 
     Raises:
-        ValueError: an episode is not whole, or alone in its group.
+        ValueError: an episode goes on in the next collection, or an environment has played several.
     """
-    if bool(((rollout.terminated | rollout.truncated).sum(0) != 1).any()):
+    ended = rollout.terminated | rollout.truncated
+    if bool((rollout.cut & ~ended).any()) or (single and bool((ended.sum(0) > 1).any())):
         raise ValueError(f"data.num_steps is {len(rollout.rewards)}; it must be null, {reader} needs whole episodes.")
-    if grouped and int(rollout.group.unique(return_counts=True)[1].min()) < 2:
+
+
+def check_groups(group: Tensor, reader: str) -> None:
+    """Raise if an episode is alone in its group, where its advantage would be 0.
+
+    Args:
+        group: int64 ``(episode,)``.
+        reader: what compares the episodes of a group, as the first words of the reason.
+
+    Raises:
+        ValueError: a group has one episode.
+    """
+    if int(group.unique(return_counts=True)[1].min()) < 2:
         raise ValueError(f"data.group_size is 1; it must be at least 2, {reader} compares the episodes of a group.")
 
 

@@ -203,7 +203,7 @@ def whole_weights(module):
 def outcome(trainer):
     """What is left of a run on this rank: whole weights, rows, what was answered last."""
     local = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in trainer.model.parameters()]
-    rollout = trainer.datamodule.rollout
+    rollout = getattr(trainer.datamodule, "rollout", None)
     return {
         "weights": whole_weights(trainer.lightning_module),
         "rows": trainer.logger.rows,

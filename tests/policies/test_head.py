@@ -189,7 +189,7 @@ def test_a_critic_normalises_what_it_reads_and_the_text_stays_as_it_is(folder):
         ({"pooling": "max"}, "policy.pooling is 'max'; it must be one of last, mean"),
         ({"hidden_sizes": (0,)}, "policy.hidden_sizes is [0]"),
         ({"max_text_tokens": 0}, "policy.max_text_tokens is 0"),
-        ({"whiten_states": 0.0}, "policy.whiten_states is 0.0; it must be in .0, 1., or null"),
+        ({"whiten_states": 0.0}, "policy.whiten_states is 0.0; it must be in (0, 1], or null"),
         ({"activation": "sine"}, "policy.activation is 'sine'"),
     ],
 )
