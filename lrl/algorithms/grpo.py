@@ -30,7 +30,7 @@ from lrl.functional.kl import kl_estimate
 from lrl.functional.losses import clipped_surrogate, ratio_metrics
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
-from lrl.training.credit import check_episodes, check_groups
+from lrl.training.credit import check_episodes
 from lrl.training.gradient_module import GradientModule
 from lrl.training.kl_coefficient import KLConfig
 from lrl.training.optimizer import OptimizerConfig
@@ -84,7 +84,6 @@ class GRPOModule(GradientModule):
         """Give every token of an episode the advantage of the episode's return over its group, across all ranks."""
         check_episodes(rollout, "GRPO", single=True)
         returns, group = (cast(Tensor, self.all_gather(own)).reshape(-1) for own in (rollout.returns, rollout.group))
-        check_groups(group, "GRPO")
         advantages = group_advantages(returns, group, self.advantage_scale, self.leave_one_out)
         start = self.global_rank * len(rollout.group)
         own = advantages[start : start + len(rollout.group)]

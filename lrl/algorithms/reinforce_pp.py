@@ -27,7 +27,7 @@ from lrl.functional.losses import clipped_surrogate, ratio_metrics
 from lrl.functional.masking import whiten
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
-from lrl.training.credit import check_episodes, check_groups
+from lrl.training.credit import check_episodes
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig
 from lrl.turn_batch import TurnBatch
@@ -78,7 +78,8 @@ class REINFORCEPlusPlusModule(GradientModule):
         undiscounted = {"gamma": 1.0, "gae_lambda": 1.0, "token_gamma": 1.0, "token_lambda": 1.0}
         advantages, _ = token_gae(rollout.rewards, -self.kl_coef * kl, zeros, mask, *ends, **undiscounted)
         if self.group_baseline:
-            check_groups(rollout.group, "model.group_baseline")
+            if int(rollout.group.unique(return_counts=True)[1].min()) < 2:
+                raise ValueError("data.group_size is 1; it must be at least 2 for model.group_baseline.")
             baseline = rollout.returns - group_advantages(rollout.returns, rollout.group, "none")
             advantages = (advantages - baseline[:, None]) * mask
         metrics = {"train/kl_to_reference": rollout.flatten(kl).sum(-1)} if self.kl_coef else {}

@@ -119,20 +119,6 @@ def check_episodes(rollout: Rollout, reader: str, single: bool = False) -> None:
         raise ValueError(f"data.num_steps is {len(rollout.rewards)}; it must be null, {reader} needs whole episodes.")
 
 
-def check_groups(group: Tensor, reader: str) -> None:
-    """Raise if an episode is alone in its group, where its advantage would be 0.
-
-    Args:
-        group: int64 ``(episode,)``.
-        reader: what compares the episodes of a group, as the first words of the reason.
-
-    Raises:
-        ValueError: a group has one episode.
-    """
-    if int(group.unique(return_counts=True)[1].min()) < 2:
-        raise ValueError(f"data.group_size is 1; it must be at least 2, {reader} compares the episodes of a group.")
-
-
 def _values(rollout: Rollout) -> Tensor:
     assert rollout.values is not None
     return rollout.values
