@@ -242,7 +242,8 @@ def environments_table(
         first = alike[0]
         row = [f"`{first['env_id']}`", *(str(first.get("env_kwargs", {}).get(name, "")) for name in settings)]
         if compared:
-            row += [_with_interval(report, figure) for report in alike]
+            known = {report["policy"]: _with_interval(report, figure) for report in alike}
+            row += [known.get(policy, "") for policy in policies]
         else:
             row += [_with_interval(first, name) for name in ("return", "length", "success")]
         lines.append(f"| {' | '.join(row)} |")
