@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: quickstart test test-fast test-all lint docs clean
+.PHONY: quickstart smollm2 test test-fast test-all lint docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -30,6 +30,9 @@ quickstart: $(VENV)/.installed
 	$(BIN)/python -m lrl fit --config configs/frozen_lake/grpo.yaml --run_directory $(RUN)
 	$(BIN)/python scripts/evaluate.py --checkpoint $(RUN)/checkpoints/last.ckpt --json $(RUN)/evaluation.json
 	@echo "Pictures, transcripts and metrics are in $(RUN)"
+
+smollm2: $(VENV)/.installed
+	$(BIN)/python -m lrl fetch smollm2
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """What scripts say to a user's mistake."""
 
 import io
+import json
 import runpy
 import sys
 
@@ -16,6 +17,10 @@ import pytest
         ("evaluate.py", "0 of --checkpoint, --model and --policy are given"),
         ("evaluate.py --policy random --checkpoint nowhere", "2 of --checkpoint, --model and --policy are given"),
         ("evaluate.py --policy mlp", "--policy is 'mlp', which needs weights"),
+        (
+            "evaluate.py --model assets/tiny-lm --choose --response_format think_answer",
+            "prompt.response_format is 'think_answer'; it must be direct",
+        ),
         ("evaluate.py --checkpoint nowhere --env_id CartPole-v1", "--checkpoint is 'nowhere'"),
         ('evaluate.py --checkpoint nowhere --reset_options {"low":0}', "--reset_options is given without --env_id"),
         ("watch.py --policy expert --env_id Pendulum-v1", "none is known for"),
@@ -35,6 +40,16 @@ def run_script(command, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", command.split(" "))
     runpy.run_path(f"scripts/{command.split(' ')[0]}", run_name="__main__")
     return capsys.readouterr().out
+
+
+def test_a_model_chooses_among_the_legal_actions(monkeypatch, capsys, tmp_path):
+    run_script(
+        f"evaluate.py --model assets/tiny-lm --choose --env_id CartPole-v1 --episodes 2 --json {tmp_path}/report.json",
+        monkeypatch,
+        capsys,
+    )
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["invalid_action_rate"] == 0 and report["episodes"] == 2 and report["policy"] == "assets/tiny-lm"
 
 
 def test_an_episode_is_followed_turn_by_turn(monkeypatch, capsys, tmp_path):

@@ -2,6 +2,7 @@
 
 lrl evaluate --checkpoint runs/frozen_lake/grpo/<run>
 lrl evaluate --model HuggingFaceTB/SmolLM2-135M-Instruct --env_id FrozenLake-v1 --episodes 20
+lrl evaluate --model smollm2-135m --dtype bfloat16 --choose --env_id CartPole-v1
 lrl evaluate --policy expert --json expert.json
 """
 
@@ -34,7 +35,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = command_parser(prog, __doc__)
     parser.add_argument("--checkpoint", help="a checkpoint or a run directory")
-    parser.add_argument("--model", help="any causal language model, untrained by lrl: hub name or folder")
+    parser.add_argument("--model", help="any causal LM, untrained by lrl: hub name, folder or GGUF file")
     parser.add_argument("--policy", help="a baseline: random, constant or expert; mlp: --checkpoint must hold an MLP")
     add_env_arguments(parser)
     parser.add_argument("--episodes", type=int, default=200)
@@ -47,11 +48,13 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--num_videos", type=int, default=3, help="with --capture_video")
     add_fabric_arguments(parser)
     model = parser.add_argument_group("with --model")
-    model.add_argument("--response_format", default="think_answer", help="direct, think_answer or final_answer")
+    model.add_argument("--choose", action="store_true", help="score the legal actions instead of writing one")
+    formats = "direct, think_answer or final_answer; default: think_answer, with --choose direct"
+    model.add_argument("--response_format", help=formats)
     model.add_argument("--num_examples", type=int, default=0, help="few-shot turns of the environment's expert")
     model.add_argument("--chat_template", default="auto", help="auto, plain, chatml or a file")
     model.add_argument("--dtype", default="float32")
-    model.add_argument("--max_new_tokens", type=int, default=64)
+    model.add_argument("--max_new_tokens", type=int, default=64, help="of a response; none are written with --choose")
     return parser
 
 
@@ -146,10 +149,12 @@ def load(arguments: argparse.Namespace) -> Loaded:
         return loaded
     if arguments.policy is not None:
         return load_baseline(arguments.policy, envs_of(arguments))
+    response_format = arguments.response_format or ("direct" if arguments.choose else "think_answer")
     return load_model(
         arguments.model,
         envs_of(arguments),
-        {"response_format": arguments.response_format, "num_examples": arguments.num_examples},
+        {"response_format": response_format, "num_examples": arguments.num_examples},
+        choose=arguments.choose,
         chat_template=arguments.chat_template,
         dtype=arguments.dtype,
         max_new_tokens=arguments.max_new_tokens,

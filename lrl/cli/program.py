@@ -15,6 +15,7 @@ TRAINER_COMMANDS = {
 }
 """Subcommands of LightningCLI."""
 COMMANDS = {
+    "fetch": "download and convert a pretrained language model",
     "evaluate": "play episodes with a checkpoint, any language model or a baseline, and print the results",
     "watch": "follow one episode turn by turn in the terminal, or play it yourself",
     "collect": "record episodes as a Minari data set, or export a data set as JSON lines",

@@ -84,22 +84,33 @@ def saved_numbers(path: str | Path, kind: str | None = None) -> NumberFormat | N
     return numbers
 
 
-def load_model(name: str, env_factory: EnvFactory, prompt: Mapping[str, Any], **model: Any) -> Loaded:
+def load_model(
+    name: str, env_factory: EnvFactory, prompt: Mapping[str, Any], choose: bool = False, **model: Any
+) -> Loaded:
     """Load a causal language model as a policy, without training.
 
     Args:
-        name: Hugging Face hub name or folder.
+        name: Hugging Face hub name, folder or GGUF file.
         env_factory: environment to evaluate in.
         prompt: fields of :class:`~lrl.prompts.template.PromptTemplate`.
+        choose: whether the model scores the legal actions instead of writing one.
         model: fields of :class:`~lrl.models.language_model.LanguageModelConfig`, and ``max_new_tokens`` of a response.
+
+    Raises:
+        ValueError: ``choose`` where actions are not finitely many or responses are not direct, or the model cannot be
+            loaded.
     """
     from lrl.models.language_model import LanguageModelConfig
+    from lrl.policies.scoring import ScoringPolicy
     from lrl.policies.text import TextPolicy
     from lrl.prompts.template import PromptTemplate
     from lrl.types import SamplingConfig
 
     sampling = SamplingConfig(max_new_tokens=model.pop("max_new_tokens", SamplingConfig.max_new_tokens))
-    policy = TextPolicy(LanguageModelConfig(name=name, **model), PromptTemplate(**prompt), sampling)
+    language_model, template = LanguageModelConfig(name=name, **model), PromptTemplate(**prompt)
+    policy: Policy = (
+        ScoringPolicy(language_model, template) if choose else TextPolicy(language_model, template, sampling)
+    )
     policy.connect(env_factory.codec)
     add_examples(policy, env_factory)
     policy.configure()

@@ -7,6 +7,7 @@ from pathlib import Path
 from lrl.functional.distributed import full_state_dict
 from lrl.functional.trainable_state import drop_frozen, frozen_parameter_names
 from lrl.models.language_model import LanguageModel
+from lrl.models.model_files import is_gguf
 
 
 def save_pretrained(language_model: LanguageModel, folder: Path, writes: bool = True) -> None:
@@ -43,3 +44,9 @@ def check_exportable(language_model: LanguageModel) -> None:
                 f"language_model.{key} is true, so that an exported adapter would name a base that it was not trained "
                 "on; it must be false, or lora null."
             )
+    name = language_model.config.name
+    if language_model.config.lora is not None and is_gguf(name):
+        raise ValueError(
+            f"language_model.name is {name!r}, a GGUF file, which an exported adapter cannot name as its base; it must "
+            "be a folder or hub name, or lora null."
+        )

@@ -14,12 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lrl.functional.distributed import shard
 from lrl.models.attention import attention_of, compute_dtype, is_halved, kernel_of, max_positions, use_kernel
+from lrl.models.availability import check_available
 from lrl.models.candidate_scoring import candidate_logprobs
 from lrl.models.forward import accepted, at_tokens, logits_of
 from lrl.models.loading import (
     add_critic_adapter,
     attach_lora,
-    check_available,
     fingerprint,
     freeze_second_adapter,
     load_base,

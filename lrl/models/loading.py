@@ -4,41 +4,19 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
 from torch import nn
 
+from lrl.models.availability import missing_model_message
 from lrl.models.model_config import DTYPES, LanguageModelConfig, LoRAConfig
-from lrl.shipped import resolve
-
-_HUB_TIMEOUT = 10
-"""Seconds to wait for the hub's first response."""
-
-
-def check_available(name: str) -> None:
-    """Raise if there is no model of this name, after one request: the libraries would retry for most of a minute.
-
-    Raises:
-        ValueError: it is no folder, not in the local cache, and the hub does not have it or cannot be reached.
-    """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    if Path(resolve(name)).is_dir():
-        return
-    try:
-        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-            get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_HUB_TIMEOUT)
-    except HFValidationError as error:
-        raise ValueError(f"language_model.name is {name!r}; there is no such folder, and it is no hub name.") from error
-    except Exception as error:  # the hub's own, the network's, and that the user asked to stay offline
-        raise ValueError(missing_model_message(name, error)) from error
+from lrl.models.model_files import sources
 
 
 def load_base(config: LanguageModelConfig) -> Any:
@@ -57,11 +35,7 @@ def load_base(config: LanguageModelConfig) -> Any:
     architecture = _architecture(config) if config.random_init else None
     try:
         if architecture is None:
-            quantization = _quantization(config)
-            model = AutoModelForCausalLM.from_pretrained(
-                resolve(config.name), use_safetensors=True, quantization_config=quantization, **options
-            )
-            return _keep_gradients(model).eval()
+            return _pretrained(config, options).eval()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.init_seed)
             return AutoModelForCausalLM.from_config(architecture, **options).eval()
@@ -74,6 +48,24 @@ def load_base(config: LanguageModelConfig) -> Any:
         raise ValueError(missing_model_message(config.name, error)) from error
 
 
+def _pretrained(config: LanguageModelConfig, options: dict[str, Any]) -> Any:
+    """Load a causal LM with its weights; those of a GGUF file become ordinary ones."""
+    import transformers
+
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    where, of_gguf = sources(config.name)
+    if not of_gguf:
+        return _keep_gradients(load(where, use_safetensors=True, quantization_config=_quantization(config), **options))
+    packed = getattr(transformers, "GgufConfig", None)  # versions without it unpack all weights anyway
+    dense = {} if packed is None else {"quantization_config": packed(dequantize=True)}
+    with redirect_stderr(io.StringIO()):  # a progress bar
+        model: Any = load(where, **of_gguf, **dense, **options)
+    model.hf_quantizer = None  # else transformers would neither train nor save the model
+    for attribute in ("quantization_config", "_pre_quantization_dtype"):
+        model.config.__dict__.pop(attribute, None)
+    return model
+
+
 def _other_attention(unsupported: str) -> str:
     """Return the settings left for a model that does not support ``unsupported``: without sdpa there is only eager."""
     return "auto or eager" if unsupported == "sdpa" else "auto, sdpa or eager"
@@ -83,7 +75,8 @@ def _architecture(config: LanguageModelConfig) -> Any:
     from transformers import AutoConfig
 
     try:
-        architecture = AutoConfig.from_pretrained(resolve(config.name), trust_remote_code=config.trust_remote_code)
+        where, of_gguf = sources(config.name)
+        architecture = AutoConfig.from_pretrained(where, trust_remote_code=config.trust_remote_code, **of_gguf)
     except (OSError, ValueError) as error:
         raise ValueError(missing_model_message(config.name, error)) from error
     unknown = [key for key in config.config_overrides if not hasattr(architecture, key)]
@@ -92,18 +85,6 @@ def _architecture(config: LanguageModelConfig) -> Any:
         raise ValueError(f"config_overrides names {unknown[0]!r}, which {config.name} does not have; it has {known}.")
     architecture.update(dict(config.config_overrides))
     return architecture
-
-
-def missing_model_message(name: str, error: Exception) -> str:
-    """Return a sentence on why ``name`` could not be loaded."""
-    text = str(error).strip()
-    reason = text.splitlines()[0][:200] if text else type(error).__name__
-    if Path(resolve(name)).is_dir():
-        return f"language_model.name is {name!r}, a folder that holds no causal LM in safetensors ({reason})."
-    return (
-        f"language_model.name is {name!r}; there is no local folder of that name, and the hub did not give it either, "
-        f"check the spelling and the network ({reason})."
-    )
 
 
 def _quantization(config: LanguageModelConfig) -> Any:

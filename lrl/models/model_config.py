@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from lrl.models.model_files import is_gguf
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -40,7 +42,7 @@ class LanguageModelConfig:
     """Configuration of a causal LM: which one, and how it is loaded."""
 
     name: str = "assets/tiny-lm"
-    """Hub name or local folder."""
+    """Hub name, local folder or GGUF file; ``smollm2-135m`` is what ``lrl fetch smollm2`` fetched, else on the hub."""
     dtype: str = "float32"
     """``float32``, ``bfloat16``, ``float16`` or ``float64``."""
     attention: str = "auto"
@@ -78,6 +80,11 @@ class LanguageModelConfig:
             raise ValueError(f"language_model.quantization is {self.quantization!r}; it must be nf4 or null.")
         if self.quantization and self.lora is None:
             raise ValueError("language_model.quantization is nf4 and lora null; 4 bits are trained by LoRA only.")
+        if self.quantization and is_gguf(self.name):
+            raise ValueError(
+                f"language_model.quantization is nf4 and language_model.name {self.name!r}, a GGUF file, whose weights "
+                "are 16 or 32 bits wide once loaded; unset quantization."
+            )
         if self.quantization and self.random_init:
             raise ValueError("language_model.quantization is nf4 and random_init true; unset one of them.")
         if self.quantization and self.ordered_numbers:

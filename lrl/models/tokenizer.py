@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lrl.codecs.codec import TextCodec
+from lrl.models.model_files import sources
 from lrl.prompts.template import Message, PromptTemplate
 from lrl.shipped import resolve
 from lrl.types import History
@@ -54,7 +55,7 @@ class ChatTokenizer:
 
     @classmethod
     def from_pretrained(cls, name: str, chat_template: str = "auto", trust_remote_code: bool = False) -> ChatTokenizer:
-        """Load the tokenizer of a hub name or local folder.
+        """Load the tokenizer of a hub name, local folder or GGUF file.
 
         Raises:
             ValueError: there is none.
@@ -62,11 +63,13 @@ class ChatTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(resolve(name), trust_remote_code=trust_remote_code)
+            where, of_gguf = sources(name)
+            tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, **of_gguf)
         except (OSError, ValueError, KeyError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ValueError(
-                f"language_model.name is {name!r}; it must be a hub name or a local folder with a tokenizer ({reason})."
+                f"language_model.name is {name!r}; it must be a hub name or a local folder or GGUF file with a "
+                f"tokenizer ({reason})."
             ) from error
         return cls(tokenizer, chat_template)
 

@@ -8,7 +8,8 @@ kinds:
 - ``configs``: every configuration, with its result.
 - ``algorithms``: every algorithm, with the lines of its loss and its advantages.
 - ``benchmarks`` and ``speed NAME:NUMBER ...``: all comparisons, or single ones, counted from 0.
-- ``environments NAME``, ``baselines``, ``text_cost``: what policies reach in environments, and what text costs there.
+- ``environments NAME [FIGURE]``, ``baselines``, ``text_cost``: what policies reach in environments, and what text
+  costs there.
 """
 
 from __future__ import annotations
@@ -171,7 +172,8 @@ def _benchmarks(words: Sequence[str], results: Results, page: Path) -> str:
 
 def _environments(names: Sequence[str], results: Results, page: Path) -> str:
     result = _named(names[0], results)
-    return environments_table(result["environments"], figure=result.get("figure", "success"))
+    figure = names[1] if len(names) > 1 else result.get("figure", "success")
+    return environments_table(result["environments"], figure=figure)
 
 
 def _baselines(words: Sequence[str], results: Results, page: Path) -> str:

