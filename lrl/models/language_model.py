@@ -16,17 +16,8 @@ from lrl.functional.distributed import shard
 from lrl.models.attention import attention_of, compute_dtype, is_halved, kernel_of, max_positions, use_kernel
 from lrl.models.candidate_scoring import candidate_logprobs
 from lrl.models.forward import accepted, at_tokens, logits_of
-from lrl.models.loading import (
-    add_critic_adapter,
-    attach_lora,
-    check_available,
-    fingerprint,
-    freeze_second_adapter,
-    load_base,
-    recompute_activations,
-    recomputed,
-    use_adapter,
-)
+from lrl.models.loading import check_available, fingerprint, load_base, recompute_activations, recomputed
+from lrl.models.lora import add_critic_adapter, attach_lora, freeze_second_adapter, use_adapter
 from lrl.models.model_config import LanguageModelConfig, LoRAConfig
 from lrl.models.number_embeddings import order_number_embeddings
 from lrl.models.packing import pack
@@ -202,16 +193,9 @@ class LanguageModel(nn.Module):
         """Add an adapter for the critic, of the shape of the actor's; a second call does nothing.
 
         Raises:
-            ValueError: the actor has no adapter, or gradient checkpointing is on: the backward pass would compute the
-                critic's layers again with the actor's adapter.
+            ValueError: the actor has no adapter, or gradient checkpointing is on.
         """
-        if self.config.lora is None:
-            raise ValueError("value_head.adapter is true and language_model.lora null; set lora, or adapter false.")
-        if self.config.gradient_checkpointing:
-            raise ValueError(
-                "value_head.adapter and language_model.gradient_checkpointing are both true; one of them must be false."
-            )
-        add_critic_adapter(self.model, self.config.init_seed + 1)
+        add_critic_adapter(self.model, self.config)
         self.has_critic_adapter = True
 
     def critic_parameters(self) -> list[nn.Parameter]:
