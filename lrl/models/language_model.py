@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from lrl.functional.distributed import shard
-from lrl.models.attention import attention_of, compute_dtype, is_halved, kernel_of, max_positions, use_kernel
+from lrl.models.attention import attention_of, compute_dtype, is_halved, kernel_of, max_positions, set_kernel
 from lrl.models.candidate_scoring import candidate_logprobs
-from lrl.models.forward import accepted, at_tokens, logits_of
+from lrl.models.forward import accepted, at_tokens, logits_of, started_above
 from lrl.models.loading import check_available, fingerprint, load_base, recompute_activations, recomputed
 from lrl.models.lora import add_critic_adapter, attach_lora, freeze_second_adapter, use_adapter
+from lrl.models.lower_layers import LowerLayers, Turns, lower_layers, turns_of
 from lrl.models.model_config import LanguageModelConfig, LoRAConfig
 from lrl.models.number_embeddings import order_number_embeddings
 from lrl.models.packing import pack
@@ -38,6 +39,7 @@ class LanguageModel(nn.Module):
     Attributes:
         share: whether turns may share a row; set by :meth:`configure`.
         cached: whether prompts may be padded on the left before a KV cache; set by :meth:`configure`.
+        lower: keeps the states below the lowest adapter; None if there are none to keep.
     """
 
     model: Any
@@ -52,6 +54,7 @@ class LanguageModel(nn.Module):
         self._reference: list[Any] = []
         self.has_critic_adapter = False
         self._warned_of_kernel = False
+        self.lower: LowerLayers | None = None
 
     def configure(self) -> None:
         """Load tokenizer and weights, and attach adapters; a second call does nothing."""
@@ -71,6 +74,8 @@ class LanguageModel(nn.Module):
             recompute_activations(self.model)
         self.model.eval()
         self.share, self.cached = self._check_attention()
+        if self.config.lora is not None and self.config.lora.last_layers is not None:
+            self.lower = lower_layers(self.model, self.config.state_cache_mb, attention_of(self.model))
         self.model.train(self.training)
 
     @property
@@ -92,15 +97,8 @@ class LanguageModel(nn.Module):
         return verdict == "exact" and self.config.share_prompts, verdict != "inexact"
 
     def _set_kernel(self, model: Any) -> None:
-        """Choose the attention kernel with which sampled and teacher-forced log-probabilities agree.
-
-        In 16 bits on a CPU the rounding of SDPA depends on the shape of the batch and of its mask, that of eager
-        attention does not. Called before each pass: weights or autocast may have changed to 16 bits since loading.
-        """
-        halved_on_cpu = self.device.type == "cpu" and is_halved(model)
-        if self.config.attention == "auto":
-            use_kernel(model, "eager" if halved_on_cpu else self.kernel)
-        elif self.config.attention == "sdpa" and halved_on_cpu and not self._warned_of_kernel:
+        """Choose the attention kernel, see :func:`lrl.models.attention.set_kernel`; warn once of a bad one."""
+        if set_kernel(model, self.config.attention, self.kernel) and not self._warned_of_kernel:
             self._warned_of_kernel = True
             logging.getLogger("lrl").warning(
                 "language_model.attention is sdpa, which in 16 bits on a CPU rounds differently while sampling than in "
@@ -136,10 +134,19 @@ class LanguageModel(nn.Module):
         if self.max_positions is not None:
             self._check_positions(int((inputs["prompt_mask"].sum(1) + response_mask.sum(1)).max()))
         if not self.cached:
-            return lay_out_alone(*turns)
-        if pack_tokens is not None and self.share:
-            return pack(*turns, pack_tokens)
-        return lay_out(*turns, self.share)
+            layout = lay_out_alone(*turns)
+        elif pack_tokens is not None and self.share:
+            layout = pack(*turns, pack_tokens)
+        else:
+            layout = lay_out(*turns, self.share)
+        return self._with_lower_states(layout, lambda: turns_of(*turns))
+
+    def _with_lower_states(self, layout: Layout, turns: Callable[[], Turns]) -> Layout:
+        """Return a layout with the states below the lowest adapter, if these are kept; ``turns`` are its texts."""
+        if self.lower is None or (self.model.training and self.lower.random_in_training):
+            return layout
+        self._set_kernel(self.model)
+        return self.lower.fill(self.model, layout, *turns())
 
     def _check_positions(self, tokens: int, or_sampled: str = "") -> None:
         if self.max_positions is not None and tokens > self.max_positions:
@@ -185,7 +192,12 @@ class LanguageModel(nn.Module):
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         padding = None if bool(mask.all()) else mask.long()
         given = {"input_ids": ids, "attention_mask": padding, "position_ids": positions, "use_cache": False}
-        with head_inputs(model, last_only=True) as states, recomputed(model, self.config.gradient_checkpointing):
+        lower = None
+        if self.lower is not None:
+            turns = ids, mask, ids[:, :0], mask[:, :0]
+            lower = self._with_lower_states(lay_out_alone(*turns, width=ids.shape[1]), lambda: turns_of(*turns)).lower
+        again = recomputed(model, self.config.gradient_checkpointing)
+        with head_inputs(model, last_only=True) as states, again, started_above(model, lower):
             model(**accepted(model, given))
         return states[0]
 
@@ -260,6 +272,12 @@ class LanguageModel(nn.Module):
                 f"language_model.quantization is {self.config.quantization!r}, which FSDP2 cannot shard; "
                 "it must be null, or trainer.strategy ddp."
             )
+        if self.lower is not None:  # ranks would gather the weights of the lower layers at different times
+            logging.getLogger("lrl").warning(
+                "lora.last_layers is set and the weights are sharded (FSDP2); the layers below are computed in every "
+                "pass, their states are not kept."
+            )
+            self.lower = None
         for model in (self.model, *self._reference):
             shard(model, mesh)
 

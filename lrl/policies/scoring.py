@@ -145,9 +145,10 @@ class ScoringPolicy(Policy):
         prompts = [self.encode(*row) for row in zip(observations, memory, strict=True)]
         inputs = pad_prompts(prompts, self.language_model.device)
         with evaluating(self):
-            if self.language_model.share and not (sampling is None and self.language_model.recomputes):
+            model = self.language_model
+            if model.share and model.lower is None and not (sampling is None and model.recomputes):
                 ids, mask = self._candidates()
-                sums, states = self.language_model.candidate_logprobs(prompts, ids, mask, self.length_groups)
+                sums, states = model.candidate_logprobs(prompts, ids, mask, self.length_groups)
                 scores = sums / self._divisors(mask)
             else:
                 scores, states = self._scores_and_states(inputs["prompt_ids"], inputs["prompt_mask"])
