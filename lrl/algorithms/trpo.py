@@ -142,6 +142,7 @@ class TRPOModule(GradientModule):
         value_fit = ValueFit() if value_fit is None else value_fit
         optimizer = OptimizerConfig(lr=value_fit.lr or 1.0, max_skipped_steps=max_skipped_steps)  # of the critic
         super().__init__(policy, optimizer, init_from=init_from)
+        policy.needs_distribution = True
         self.automatic_optimization = False
         credit.check_policy(policy, "TRPO")
         self.credit, self.max_kl = credit, max_kl

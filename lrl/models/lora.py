@@ -72,7 +72,7 @@ def decoder_layers(model: Any) -> tuple[str, nn.ModuleList]:
 
 
 def _places(model: Any, lora: LoRAConfig, wanted: Sequence[str]) -> dict[str, Any]:
-    """Return peft's settings for where adapters go; peft refuses ``all-linear`` in some of the layers only.
+    """Return peft's settings for where adapters go; peft does not take ``all-linear`` for some of the layers.
 
     Args:
         model: without adapters.

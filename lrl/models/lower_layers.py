@@ -13,7 +13,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -24,22 +24,11 @@ from lrl.models.forward import logits_of
 from lrl.models.lora import decoder_layers
 from lrl.models.prompt_sharing import Layout, Lower, additive_mask, lay_out_alone
 from lrl.models.skipped_layers import skipped
+from lrl.models.turn_texts import Continuation, turns_of
 
 _MIB = 2**20
 
 
-class Continuation(NamedTuple):
-    """The tokens after a prompt: a response, or the prefixes of several candidates."""
-
-    ids: tuple[int, ...]
-    places: tuple[int, ...]
-    """Position of each token, counted from the end of the prompt."""
-    visible: tuple[tuple[bool, ...], ...] | None = None
-    """Which of the others each token attends to; None is all earlier ones."""
-
-
-Turns = tuple[Sequence[Sequence[int]], Sequence[Continuation]]
-"""The prompts of turns, and what follows them."""
 _Key = tuple[Any, ...]
 
 
@@ -196,21 +185,6 @@ def _joined(
     pairs = [(tuple(prompt), after) for prompt, after in zip(prompts, continuations, strict=True)]
     starts = [[start[(*mark, prompt)] for prompt, _ in pairs], [start.get((*mark, *pair), 0) for pair in pairs]]
     return torch.cat(parts), torch.tensor(starts, device=some.device)
-
-
-def turns_of(prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor, response_mask: Tensor) -> Turns:
-    """Return the prompts of turns as lists, and their responses.
-
-    Args:
-        prompt_ids: int64 ``(turn, prompt)``, right-padded.
-        prompt_mask: bool ``(turn, prompt)``.
-        response_ids: int64 ``(turn, token)``, right-padded.
-        response_mask: bool ``(turn, token)``, a prefix of each row.
-    """
-    lengths, sizes = prompt_mask.sum(1).tolist(), response_mask.sum(1).tolist()
-    prompts = [row[:length] for row, length in zip(prompt_ids.tolist(), lengths, strict=True)]
-    responses = [row[:size] for row, size in zip(response_ids.tolist(), sizes, strict=True)]
-    return prompts, [Continuation(tuple(row), tuple(range(len(row)))) for row in responses]
 
 
 def _size(states: Tensor) -> int:

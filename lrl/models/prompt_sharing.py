@@ -21,7 +21,7 @@ _CANDIDATES = (1, 2, 4, 8, 16, 32)
 
 
 class Places(NamedTuple):
-    """Where each column comes from, each int64 ``(row, column)``."""
+    """Holds the origin of each column, each int64 ``(row, column)``."""
 
     turn: Tensor
     """One of the turns whose text it belongs to; -1 for padding."""
@@ -58,6 +58,9 @@ class Layout:
     places: Places
     lower: Lower | None = None
     """None starts from the embeddings."""
+    tree: Tensor | None = None
+    """bool ``(segment, segment)``: which segments each of a row's segments attends to, besides itself; None is the
+    prompt."""
 
     def attention_mask(self, dtype: torch.dtype) -> Tensor:
         """Return an int64 mask ``(row, column)`` for the plain pass, else an additive ``(row, 1, column, column)``."""
@@ -65,6 +68,8 @@ class Layout:
             return (self.segments >= 0).long()
         query, key = self.segments[:, :, None], self.segments[:, None, :]
         seen = ((key == 0) & (query >= 0)) | (key == query)
+        if self.tree is not None:
+            seen |= self.tree[query.clamp(min=0), key.clamp(min=0)] & (query >= 0) & (key >= 0)
         columns = torch.arange(self.segments.shape[1], device=seen.device)
         allowed = seen & (columns[None, :] <= columns[:, None])
         return additive_mask(allowed, dtype)

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint, shard
 from lrl.models.language_model import LanguageModel
+from lrl.models.sharding import shard_language_model
 from lrl.models.value_head import ValueHead
 from lrl.shipped import resolve
 
@@ -165,7 +166,7 @@ def shard_weights(policy: nn.Module, mesh: DeviceMesh) -> None:
         )
     for part in list(policy.modules()):
         if isinstance(part, LanguageModel):
-            part.shard(mesh["data_parallel"])
+            shard_language_model(part, mesh["data_parallel"])
         elif isinstance(part, ValueHead):
             shard(part, mesh["data_parallel"])
     if any(weight.requires_grad and not isinstance(weight, DTensor) for weight in policy.parameters()):
