@@ -71,7 +71,8 @@ def token_logprobs(
         vocabulary: its size.
     """
     if len(ids) == 0:
-        return (states.sum(-1).float(),) * 2
+        none = states.sum(-1).float()
+        return none, none
 
     def chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(states)
