@@ -269,6 +269,6 @@ def test_the_reference_after_a_resume_is_the_policy_that_the_run_started_from(wh
     model = trainer.lightning_module.policy.language_model
     fresh = grpo(folder).policy
     fresh.configure()
-    kept = model._reference[0].state_dict()
+    kept = model.copied_reference[0].state_dict()
     assert all(torch.equal(kept[name], weight) for name, weight in fresh.language_model.model.state_dict().items())
     assert not torch.equal(kept["lm_head.weight"], model.model.lm_head.weight)

@@ -108,6 +108,26 @@ def use_kernel(model: Any, name: str) -> None:
         bare(model).set_attn_implementation(name)
 
 
+def set_kernel(model: Any, setting: str, loaded: str) -> bool:
+    """Choose the attention kernel with which sampled and teacher-forced log-probabilities agree.
+
+    In 16 bits on a CPU the rounding of SDPA depends on the shape of the batch and of its mask, that of eager attention
+    does not. Called before each pass: weights or autocast may have changed to 16 bits since loading.
+
+    Args:
+        model: a Hugging Face causal LM.
+        setting: ``language_model.attention``.
+        loaded: the kernel that the model was loaded with.
+
+    Returns:
+        Whether the setting is one with which they do not agree.
+    """
+    halved_on_cpu = bare(model).get_input_embeddings().weight.device.type == "cpu" and is_halved(model)
+    if setting == "auto":
+        use_kernel(model, "eager" if halved_on_cpu else loaded)
+    return setting == "sdpa" and halved_on_cpu
+
+
 def _finite_eager_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Any:
     """Return transformers' mask of eager attention ``(row, 1, query, key)``, but finite in float32.
 

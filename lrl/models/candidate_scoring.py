@@ -1,7 +1,8 @@
-"""Log-probabilities of a few texts after each prompt, where no gradient is needed.
+"""Log-probabilities of a few texts after each prompt.
 
-The common prefix of the prompts is computed once, each prompt once, and after it each prefix of the candidates once:
-for ``turn left``, ``turn right`` and ``drop`` that is ``turn`` alone, since the last token of a text predicts nothing::
+Each prompt is computed once, and after it each prefix of the candidates once; where no gradient is needed, the common
+prefix of the prompts is computed once as well. For ``turn left``, ``turn right`` and ``drop`` the only prefix is
+``turn``, since the last token of a text predicts nothing::
 
     [common prefix][rest of prompt 1][prefix 1][prefix 2] ...
                    [rest of prompt 2][prefix 1][prefix 2] ...
@@ -18,14 +19,14 @@ import torch
 from torch import Tensor
 
 from lrl.models.prefill import Prefilled, distinct_prompts, prefill
-from lrl.models.prompt_sharing import additive_mask
+from lrl.models.prompt_sharing import Layout, Places, additive_mask
 from lrl.models.sampling import sampling_dtype
 
 Normalisation = Literal["sum", "token", "word"]
 
 
 @final
-class _Prefixes:
+class Prefixes:
     """The distinct prefixes of the candidates: 0 is the empty prefix, the others are numbered from 1.
 
     Attributes:
@@ -70,21 +71,64 @@ def candidate_logprobs(
     place[torch.tensor(by_length, device=ids.device)] = torch.arange(len(unique), device=ids.device)
     parts = [part.tolist() for part in torch.tensor(by_length).tensor_split(groups) if len(part)]
     candidates = [row[:size] for row, size in zip(ids.tolist(), mask.sum(1).tolist(), strict=True)]
-    prefixes = _Prefixes(candidates, ids.shape[1], ids.device)
+    prefixes = Prefixes(candidates, ids.shape[1], ids.device)
     sums, states = [], []
     for part in parts:
         filled = prefill(model, [unique[row] for row in part], share=True)
         logits = filled.logits[:, None]
         if len(prefixes.ids):
             logits = torch.cat([logits, _prefix_logits(model, filled, prefixes, mask_dtype)], dim=1)
-        logprobs = torch.log_softmax(logits.to(sampling_dtype(logits)), dim=-1)
-        sums.append((logprobs[:, prefixes.before, ids] * mask).sum(-1))
+        sums.append(prefix_sums(logits, prefixes, ids, mask))
         states.append(filled.states)
     row = place[index]
     return torch.cat(sums)[row], torch.cat(states)[row]
 
 
-def _prefix_logits(model: Any, filled: Prefilled, prefixes: _Prefixes, mask_dtype: torch.dtype) -> Tensor:
+def prefix_sums(logits: Tensor, prefixes: Prefixes, ids: Tensor, mask: Tensor) -> Tensor:
+    """Return the sums ``(prompt, candidate)`` of the log-probabilities of the candidates' tokens.
+
+    Args:
+        logits: ``(prompt, prefix, vocabulary)`` after each prefix, the empty one first.
+        prefixes: of the candidates.
+        ids: the candidates' tokens, int64 ``(candidate, token)``.
+        mask: bool ``(candidate, token)``.
+    """
+    logprobs = torch.log_softmax(logits.to(sampling_dtype(logits)), dim=-1)
+    return (logprobs[:, prefixes.before, ids] * mask).sum(-1)
+
+
+def lay_out_candidates(prompts: Tensor, mask: Tensor, prefixes: Prefixes) -> Layout:
+    """Arrange each prompt in a row, with the prefixes of the candidates after it: the training pass over candidates.
+
+    The logits ``(prompt, prefix, vocabulary)`` of this layout are those after each prefix, the empty one first.
+
+    Args:
+        prompts: int64 ``(prompt, token)``, right-padded.
+        mask: bool ``(prompt, token)``.
+        prefixes: of the candidates, at least one of which is not empty.
+    """
+    rows, width, count = *prompts.shape, len(prefixes.ids)
+    lengths, number = mask.sum(1, keepdim=True), torch.arange(rows, device=prompts.device)[:, None]
+    column = torch.arange(width, device=prompts.device) - (width - lengths)
+    seen, after = column >= 0, torch.arange(count + 1, device=prompts.device)
+    column = column.clamp(min=0)
+    own = torch.cat([torch.where(seen, 0, -1), after[1:].expand(rows, -1)], dim=1)
+    tree = torch.nn.functional.pad(prefixes.visible, (1, 0, 1, 0))
+    tree[:, 0] = True
+    return Layout(
+        input_ids=torch.cat([prompts.gather(1, column) * seen, prefixes.ids.expand(rows, -1)], dim=1),
+        position_ids=torch.cat([column, lengths + prefixes.depths - 1], dim=1),
+        segments=own,
+        completions_per_row=count + 1,
+        logit_columns=width - 1 + after,
+        row=number[:, 0],
+        kept=after.expand(rows, -1),
+        places=Places(torch.where(own < 0, -1, number), torch.cat([column, lengths + after[:-1]], dim=1)),
+        tree=tree,
+    )
+
+
+def _prefix_logits(model: Any, filled: Prefilled, prefixes: Prefixes, mask_dtype: torch.dtype) -> Tensor:
     """Compute the logits ``(prompt, prefix, vocabulary)`` after each prefix but the empty one."""
     rows, count = len(filled.mask), len(prefixes.ids)
     seen = [filled.mask[:, None].expand(-1, count, -1), prefixes.visible.expand(rows, -1, -1)]

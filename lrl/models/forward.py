@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -10,7 +12,9 @@ import torch
 from torch import Tensor
 
 from lrl.models.attention import bare, compute_dtype
-from lrl.models.prompt_sharing import Layout
+from lrl.models.lora import decoder_layers
+from lrl.models.prompt_sharing import Layout, Lower
+from lrl.models.skipped_layers import skipped
 
 
 def logits_of(model: Any, layout: Layout, dtype: torch.dtype | None = None) -> Tensor:
@@ -28,7 +32,23 @@ def logits_of(model: Any, layout: Layout, dtype: torch.dtype | None = None) -> T
         "logits_to_keep": layout.logit_columns,
         "use_cache": False,
     }
-    return at_tokens(model(**accepted(model, given)).logits, layout)
+    with started_above(model, layout.lower):
+        return at_tokens(model(**accepted(model, given)).logits, layout)
+
+
+@contextmanager
+def started_above(model: Any, lower: Lower | None) -> Iterator[None]:
+    """Let passes inside a ``with`` block start from given states, and leave out the layers below; None changes nothing.
+
+    Args:
+        model: a Hugging Face causal LM, which peft may have wrapped.
+        lower: the states, for one pass of their shape.
+    """
+    if lower is None:
+        yield
+        return
+    with skipped(decoder_layers(model)[1][: lower.depth], lower.states):
+        yield
 
 
 def at_tokens(columns: Tensor, layout: Layout) -> Tensor:

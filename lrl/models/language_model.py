@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
-from lrl.functional.distributed import shard
-from lrl.models.attention import attention_of, compute_dtype, is_halved, kernel_of, max_positions, use_kernel
+from lrl.models.attention import attention_of, is_halved, kernel_of, max_positions, set_kernel
 from lrl.models.availability import check_available
-from lrl.models.candidate_scoring import candidate_logprobs
-from lrl.models.forward import accepted, at_tokens, logits_of
-from lrl.models.loading import (
-    add_critic_adapter,
-    attach_lora,
-    fingerprint,
-    freeze_second_adapter,
-    load_base,
-    recompute_activations,
-    recomputed,
-    use_adapter,
-)
+from lrl.models.candidate_scoring import Prefixes, lay_out_candidates
+from lrl.models.forward import accepted, at_tokens, logits_of, started_above
+from lrl.models.loading import fingerprint, load_base, recompute_activations, recomputed
+from lrl.models.lora import add_critic_adapter, attach_lora, freeze_second_adapter, use_adapter
+from lrl.models.lower_layers import LowerLayers, lower_layers
 from lrl.models.model_config import LanguageModelConfig, LoRAConfig
 from lrl.models.number_embeddings import order_number_embeddings
 from lrl.models.packing import pack
 from lrl.models.prefill import head_inputs
 from lrl.models.prompt_sharing import Layout, lay_out, lay_out_alone
 from lrl.models.sharing_check import check_sharing
+from lrl.models.token_logprobs import AT_ONCE, can_chunk, head_logits, token_logprobs, without_logits
 from lrl.models.tokenizer import ChatTokenizer
+from lrl.models.turn_texts import Turns, continued, turns_of
 
 __all__ = ["LanguageModel", "LanguageModelConfig", "LoRAConfig"]
 
@@ -47,6 +41,9 @@ class LanguageModel(nn.Module):
     Attributes:
         share: whether turns may share a row; set by :meth:`configure`.
         cached: whether prompts may be padded on the left before a KV cache; set by :meth:`configure`.
+        lower: keeps the states below the lowest adapter; None if there are none to keep.
+        copied_reference: the reference where it is a copy of the whole model, else empty.
+        chunks: whether many logits are computed in chunks, outside of the model; set by :meth:`configure`.
     """
 
     model: Any
@@ -58,9 +55,11 @@ class LanguageModel(nn.Module):
         self.model = None
         self._tokenizer: ChatTokenizer | None = None
         self.fingerprint = ""
-        self._reference: list[Any] = []
+        self.copied_reference: list[Any] = []
         self.has_critic_adapter = False
         self._warned_of_kernel = False
+        self.lower: LowerLayers | None = None
+        self.chunks = False
 
     def configure(self) -> None:
         """Load tokenizer and weights, and attach adapters; a second call does nothing."""
@@ -80,6 +79,9 @@ class LanguageModel(nn.Module):
             recompute_activations(self.model)
         self.model.eval()
         self.share, self.cached = self._check_attention()
+        self.chunks = can_chunk(self.model)
+        if self.config.lora is not None and self.config.lora.last_layers is not None:
+            self.lower = lower_layers(self.model, self.config.state_cache_mb, attention_of(self.model))
         self.model.train(self.training)
 
     @property
@@ -101,15 +103,8 @@ class LanguageModel(nn.Module):
         return verdict == "exact" and self.config.share_prompts, verdict != "inexact"
 
     def _set_kernel(self, model: Any) -> None:
-        """Choose the attention kernel with which sampled and teacher-forced log-probabilities agree.
-
-        In 16 bits on a CPU the rounding of SDPA depends on the shape of the batch and of its mask, that of eager
-        attention does not. Called before each pass: weights or autocast may have changed to 16 bits since loading.
-        """
-        halved_on_cpu = self.device.type == "cpu" and is_halved(model)
-        if self.config.attention == "auto":
-            use_kernel(model, "eager" if halved_on_cpu else self.kernel)
-        elif self.config.attention == "sdpa" and halved_on_cpu and not self._warned_of_kernel:
+        """Choose the attention kernel, see :func:`lrl.models.attention.set_kernel`; warn once of a bad one."""
+        if set_kernel(model, self.config.attention, self.kernel) and not self._warned_of_kernel:
             self._warned_of_kernel = True
             logging.getLogger("lrl").warning(
                 "language_model.attention is sdpa, which in 16 bits on a CPU rounds differently while sampling than in "
@@ -121,6 +116,19 @@ class LanguageModel(nn.Module):
         """Whether the log-probabilities of sampled tokens are computed again, by the pass that training uses."""
         wanted = self.config.recompute_logprobs
         return is_halved(self.model) if wanted is None else wanted
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the model has logits for."""
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    def in_chunks(self, mask: Tensor) -> bool:
+        """Return whether the logits of the tokens of ``mask`` ``(turn, token)`` are too many to be computed at once."""
+        return self.chunks and int(mask.sum()) * self.vocabulary > AT_ONCE
+
+    def token_logprobs(self, states: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Compute log-probabilities and entropies in chunks, see :func:`lrl.models.token_logprobs.token_logprobs`."""
+        return token_logprobs(partial(head_logits, self.model), states, ids, temperature, self.vocabulary)
 
     @property
     def device(self) -> torch.device:
@@ -145,10 +153,25 @@ class LanguageModel(nn.Module):
         if self.max_positions is not None:
             self._check_positions(int((inputs["prompt_mask"].sum(1) + response_mask.sum(1)).max()))
         if not self.cached:
-            return lay_out_alone(*turns)
-        if pack_tokens is not None and self.share:
-            return pack(*turns, pack_tokens)
-        return lay_out(*turns, self.share)
+            layout = lay_out_alone(*turns)
+        elif pack_tokens is not None and self.share:
+            layout = pack(*turns, pack_tokens)
+        else:
+            layout = lay_out(*turns, self.share)
+        return self._with_lower_states(layout, lambda: turns_of(*turns))
+
+    def lay_out_candidates(self, prompts: Tensor, mask: Tensor, prefixes: Prefixes) -> Layout:
+        """Arrange prompts with the prefixes of candidates, see :mod:`lrl.models.candidate_scoring`."""
+        self._check_positions(int(mask.sum(1).max() + prefixes.depths.max()))
+        layout = lay_out_candidates(prompts, mask, prefixes)
+        return self._with_lower_states(layout, lambda: continued(prompts, mask, prefixes))
+
+    def _with_lower_states(self, layout: Layout, turns: Callable[[], Turns]) -> Layout:
+        """Return a layout with the states below the lowest adapter, if these are kept; ``turns`` are its texts."""
+        if self.lower is None or (self.model.training and self.lower.random_in_training):
+            return layout
+        self._set_kernel(self.model)
+        return self.lower.fill(self.model, layout, *turns())
 
     def _check_positions(self, tokens: int, or_sampled: str = "") -> None:
         if self.max_positions is not None and tokens > self.max_positions:
@@ -165,20 +188,29 @@ class LanguageModel(nn.Module):
             return logits_of(model, layout)
 
     def logits_and_states(self, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Compute :meth:`logits`, and the hidden states ``(turn, token, hidden)`` that they are computed from.
+        """Compute :meth:`logits`, and the hidden states ``(turn, token, hidden)`` that the critic reads.
 
-        If the critic has an adapter, the states are those of a second pass with that adapter.
+        These are what the logits are computed from, unless the critic has an adapter.
         """
         with head_inputs(self.model) as states:
             logits = self.logits(layout)
-        if self.has_critic_adapter:
-            use_adapter(self.model, "critic")
-            try:
-                with head_inputs(self.model) as states:
-                    self.logits(layout)
-            finally:
-                use_adapter(self.model, "default")
-        return logits, at_tokens(states[0], layout)
+        own = None if self.has_critic_adapter else at_tokens(states[0], layout)
+        return logits, self.critic_states(layout) if own is None else own
+
+    def token_states(self, layout: Layout, model: Any = None) -> Tensor:
+        """Compute the hidden states ``(turn, token, hidden)`` that logits are computed from, without these."""
+        model = self.model if model is None else model
+        with without_logits(model) as states:
+            self.logits(layout, model)
+        return at_tokens(states[0], layout)
+
+    def critic_states(self, layout: Layout) -> Tensor:
+        """Compute hidden states ``(turn, token, hidden)`` with the critic's adapter."""
+        use_adapter(self.model, "critic")
+        try:
+            return self.token_states(layout)
+        finally:
+            use_adapter(self.model, "default")
 
     def states(self, ids: Tensor, mask: Tensor, model: Any = None) -> Tensor:
         """Compute the last hidden states ``(row, column, hidden)`` of texts.
@@ -194,7 +226,12 @@ class LanguageModel(nn.Module):
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         padding = None if bool(mask.all()) else mask.long()
         given = {"input_ids": ids, "attention_mask": padding, "position_ids": positions, "use_cache": False}
-        with head_inputs(model, last_only=True) as states, recomputed(model, self.config.gradient_checkpointing):
+        lower = None
+        if self.lower is not None:
+            turns = ids, mask, ids[:, :0], mask[:, :0]
+            lower = self._with_lower_states(lay_out_alone(*turns, width=ids.shape[1]), lambda: turns_of(*turns)).lower
+        again = recomputed(model, self.config.gradient_checkpointing)
+        with head_inputs(model, last_only=True) as states, again, started_above(model, lower):
             model(**accepted(model, given))
         return states[0]
 
@@ -202,16 +239,9 @@ class LanguageModel(nn.Module):
         """Add an adapter for the critic, of the shape of the actor's; a second call does nothing.
 
         Raises:
-            ValueError: the actor has no adapter, or gradient checkpointing is on: the backward pass would compute the
-                critic's layers again with the actor's adapter.
+            ValueError: the actor has no adapter, or gradient checkpointing is on.
         """
-        if self.config.lora is None:
-            raise ValueError("value_head.adapter is true and language_model.lora null; set lora, or adapter false.")
-        if self.config.gradient_checkpointing:
-            raise ValueError(
-                "value_head.adapter and language_model.gradient_checkpointing are both true; one of them must be false."
-            )
-        add_critic_adapter(self.model, self.config.init_seed + 1)
+        add_critic_adapter(self.model, self.config)
         self.has_critic_adapter = True
 
     def critic_parameters(self) -> list[nn.Parameter]:
@@ -234,18 +264,6 @@ class LanguageModel(nn.Module):
         self._check_positions(prompt_tokens + new_tokens, f", {new_tokens} of them to be sampled")
         self._set_kernel(self.model)
 
-    def candidate_logprobs(
-        self, prompts: Sequence[Sequence[int]], ids: Tensor, mask: Tensor, groups: int = 1
-    ) -> tuple[Tensor, Tensor]:
-        """Compute log-probabilities ``(row, candidate)`` of texts after prompts, no gradient; only if :attr:`share`.
-
-        Also returns the hidden states ``(row, hidden)`` at the prompts' last tokens. See
-        :func:`lrl.models.candidate_scoring.candidate_logprobs` for the arguments.
-        """
-        self._check_positions(max(len(prompt) for prompt in prompts) + ids.shape[1])
-        self._set_kernel(self.model)
-        return candidate_logprobs(self.model, prompts, ids, mask, compute_dtype(self.model), groups)
-
     def build_reference(self, warm_started: bool) -> None:
         """Keep the current weights as the reference.
 
@@ -256,28 +274,9 @@ class LanguageModel(nn.Module):
             warm_started: whether the weights came from another run.
         """
         if self.config.lora is None:
-            self._reference = [copy.deepcopy(self.model).requires_grad_(False).eval()]
+            self.copied_reference = [copy.deepcopy(self.model).requires_grad_(False).eval()]
         elif warm_started:
             freeze_second_adapter(self.model)
-
-    def shard(self, mesh: DeviceMesh) -> None:
-        """Shard the weights, and those of a copied reference, over the ranks of ``mesh`` (FSDP2).
-
-        Raises:
-            ValueError: the weights are quantised, whose 4-bit blocks cannot be split, or the critic has an adapter: the
-                gradients of a block are reduced once, and actor and critic both pass through it.
-        """
-        if self.has_critic_adapter:
-            raise ValueError(
-                "value_head.adapter is true, which FSDP2 cannot shard; it must be false, or the strategy ddp."
-            )
-        if self.config.quantization is not None:
-            raise ValueError(
-                f"language_model.quantization is {self.config.quantization!r}, which FSDP2 cannot shard; "
-                "it must be null, or trainer.strategy ddp."
-            )
-        for model in (self.model, *self._reference):
-            shard(model, mesh)
 
     def reference_logits(self, layout: Layout) -> Tensor:
         """Compute the reference's logits ``(turn, token, vocabulary)``, as :meth:`logits`; no gradient."""
@@ -288,8 +287,8 @@ class LanguageModel(nn.Module):
     def reference(self) -> Iterator[Any]:
         """Provide the reference model inside a ``with`` block, without gradient."""
         with torch.no_grad():
-            if self._reference:
-                yield self._reference[0].to(self.device)
+            if self.copied_reference:
+                yield self.copied_reference[0].to(self.device)
             elif "reference" in self.model.peft_config:
                 use_adapter(self.model, "reference")
                 yield self.model

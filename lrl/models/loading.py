@@ -1,12 +1,10 @@
-"""Load a causal LM: from the hub or a folder, with random weights, in 4 bits, with adapters."""
+"""Load a causal LM: from the hub or a folder, with random weights, in 4 bits."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import io
 import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
@@ -15,7 +13,7 @@ import torch
 from torch import nn
 
 from lrl.models.availability import missing_model_message
-from lrl.models.model_config import DTYPES, LanguageModelConfig, LoRAConfig
+from lrl.models.model_config import DTYPES, LanguageModelConfig
 from lrl.models.model_files import sources
 
 
@@ -105,99 +103,6 @@ def _keep_gradients(model: Any) -> Any:
         if hasattr(part, "support_avx512bf16_for_cpu"):
             part.support_avx512bf16_for_cpu = False
     return model
-
-
-def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
-    """Wrap ``model`` with trainable adapters and freeze the base.
-
-    Raises:
-        ValueError: ``target_modules`` match nothing (the message lists the names that exist), or match tied weights.
-    """
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    import peft
-
-    lora = config.lora
-    assert lora is not None
-    wanted, saved = _layers(model, lora)
-    tied = _tied_layers(model)
-    if tied & set(wanted):
-        raise ValueError(
-            f"lora.target_modules names {sorted(tied & set(wanted))}, whose weights are tied: merging would add the "
-            "adapter twice; put them into lora.modules_to_save."
-        )
-    adapters = peft.LoraConfig(
-        task_type="CAUSAL_LM",
-        r=lora.r,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules="all-linear" if wanted == ["all-linear"] else wanted,
-        modules_to_save=saved or None,
-        ensure_weight_tying=bool(tied & set(saved)),
-        fan_in_fan_out=any(type(part).__name__ == "Conv1D" for part in model.modules()),
-    )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft asks transformers for it
-        torch.manual_seed(config.init_seed)
-        return peft.get_peft_model(model, adapters, autocast_adapter_dtype=False)
-
-
-def _layers(model: nn.Module, lora: LoRAConfig) -> tuple[list[str], list[str]]:
-    """Return the names of the layers that get an adapter, and of those that are trained in full.
-
-    Raises:
-        ValueError: a layer does not exist.
-    """
-    wanted = [lora.target_modules] if isinstance(lora.target_modules, str) else list(lora.target_modules)
-    saved = list(lora.modules_to_save or [])
-    every = {name.rsplit(".", 1)[-1]: type(part).__name__ for name, part in model.named_modules()}
-    linear = sorted(name for name, kind in every.items() if "Linear" in kind or "Conv1D" in kind)
-    for name in [*wanted, *saved]:
-        if name != "all-linear" and name not in every:
-            key = "modules_to_save" if name in saved else "target_modules"
-            raise ValueError(f"lora.{key} names {name!r}, which no layer is called; there are {', '.join(linear)}.")
-    return wanted, saved
-
-
-def _tied_layers(model: Any) -> set[str]:
-    """Return the names of input and output embeddings if they are one tensor, else nothing."""
-    ends = model.get_input_embeddings(), model.get_output_embeddings()
-    if ends[1] is None or ends[0].weight is not ends[1].weight:
-        return set()
-    return {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if part in ends}
-
-
-def freeze_second_adapter(model: Any) -> None:
-    """Copy the adapter ``default`` to a frozen adapter ``reference``."""
-    if "reference" not in model.peft_config:
-        with warnings.catch_warnings():  # a copy that is never trained need not be tied
-            warnings.filterwarnings("ignore", "You have requested `ensure_weight_tying`")
-            model.add_adapter("reference", copy.deepcopy(model.peft_config["default"]))
-    state = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, parameter in state.items():
-            parts = name.split(".")
-            if "reference" in parts:
-                parameter.copy_(state[".".join("default" if part == "reference" else part for part in parts)])
-    use_adapter(model, "default")
-
-
-def add_critic_adapter(model: Any, seed: int) -> None:
-    """Add an adapter ``critic`` of the same shape as ``default``, which starts at zero as well."""
-    if "critic" in model.peft_config:
-        return
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model.add_adapter("critic", copy.deepcopy(model.peft_config["default"]))
-    use_adapter(model, "default")
-
-
-def use_adapter(model: Any, name: str) -> None:
-    """Activate one adapter. All but ``reference`` stay trainable: peft would freeze the inactive ones."""
-    model.set_adapter(name)
-    for parameter_name, parameter in model.named_parameters():
-        adapters = set(parameter_name.split(".")) & set(model.peft_config)
-        if adapters:
-            parameter.requires_grad_("reference" not in adapters)
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -27,12 +27,22 @@ class LoRAConfig:
     """Names of layers that get an adapter, or ``all-linear``."""
     modules_to_save: Sequence[str] | None = None
     """Names of layers that are trained in full besides the adapters."""
+    last_layers: int | None = None
+    """Adapt only this many layers, the last ones; null adapts all. Layers below the lowest adapter are computed once
+    per turn and kept, see ``language_model.state_cache_mb``."""
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    """Ranks other than ``r``, by the name of a module, the end of its path, or a regular expression for that."""
 
     def __post_init__(self) -> None:
         if self.r < 1:
             raise ValueError(f"lora.r is {self.r}; it must be at least 1.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"lora.dropout is {self.dropout}; it must be a probability in [0, 1).")
+        if self.last_layers is not None and self.last_layers < 1:
+            raise ValueError(f"lora.last_layers is {self.last_layers}; it must be at least 1, or null.")
+        for name, rank in self.rank_pattern.items():
+            if rank < 1:
+                raise ValueError(f"lora.rank_pattern gives {name!r} the rank {rank}; it must be at least 1.")
         if not self.target_modules:
             raise ValueError(f"lora.target_modules is {self.target_modules!r}; it must name layers, or be all-linear.")
 
@@ -68,6 +78,9 @@ class LanguageModelConfig:
     recompute_logprobs: bool | None = None
     """Compute the log-probabilities of sampled tokens again, by one more forward pass like that of training, so that
     the first ratio is 1 whatever the rounding of attention; null does so in 16 bits only."""
+    state_cache_mb: int = 512
+    """Memory, in MiB, for the states below the lowest adapter (``lora.last_layers``), which do not change in training:
+    the least recently used are dropped. 0 keeps none and computes the same numbers again in every pass."""
     gradient_checkpointing: bool = False
     """Trade compute for activation memory."""
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -76,6 +89,8 @@ class LanguageModelConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"language_model.dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}.")
+        if self.state_cache_mb < 0:
+            raise ValueError(f"language_model.state_cache_mb is {self.state_cache_mb}; it must not be negative.")
         if self.quantization not in (None, "nf4"):
             raise ValueError(f"language_model.quantization is {self.quantization!r}; it must be nf4 or null.")
         if self.quantization and self.lora is None:

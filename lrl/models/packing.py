@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lrl.models.prompt_sharing import Layout, ragged
+from lrl.models.prompt_sharing import Layout, Places, ragged
 
 _PREFIX, _REST, _RESPONSE = range(3)
 
@@ -48,6 +48,8 @@ def pack(
     position_ids, segments = torch.zeros_like(input_ids), torch.full_like(input_ids, -1)
     input_ids[rows, columns], position_ids[rows, columns] = ids, positions
     segments[rows, columns] = torch.where(area == _PREFIX, 0, turn + 1)
+    source = torch.full_like(segments, -1)
+    source[rows, columns] = turn
 
     predicts = area == _RESPONSE
     first = int(columns[predicts].min())
@@ -61,6 +63,7 @@ def pack(
         logit_columns=torch.arange(first, width, device=row.device),
         row=row,
         kept=kept,
+        places=Places(source, position_ids),
     )
 
 

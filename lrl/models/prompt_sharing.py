@@ -12,11 +12,30 @@ the log-probabilities are those of the plain pass. One completion per row *is* t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 _CANDIDATES = (1, 2, 4, 8, 16, 32)
+
+
+class Places(NamedTuple):
+    """Holds the origin of each column, each int64 ``(row, column)``."""
+
+    turn: Tensor
+    """One of the turns whose text it belongs to; -1 for padding."""
+    column: Tensor
+    """Its place among the tokens of that turn's prompt and response."""
+
+
+class Lower(NamedTuple):
+    """The states that a forward pass starts from, above some layers (:mod:`lrl.models.lower_layers`)."""
+
+    depth: int
+    """Number of layers that are left out."""
+    states: Tensor
+    """``(row, column, hidden)``: the output of the last of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +55,12 @@ class Layout:
     """int64 ``(turn,)``: the row of each turn."""
     kept: Tensor
     """int64 ``(turn, token)``: which kept column predicts each response token."""
+    places: Places
+    lower: Lower | None = None
+    """None starts from the embeddings."""
+    tree: Tensor | None = None
+    """bool ``(segment, segment)``: which segments each of a row's segments attends to, besides itself; None is the
+    prompt."""
 
     def attention_mask(self, dtype: torch.dtype) -> Tensor:
         """Return an int64 mask ``(row, column)`` for the plain pass, else an additive ``(row, 1, column, column)``."""
@@ -43,6 +68,8 @@ class Layout:
             return (self.segments >= 0).long()
         query, key = self.segments[:, :, None], self.segments[:, None, :]
         seen = ((key == 0) & (query >= 0)) | (key == query)
+        if self.tree is not None:
+            seen |= self.tree[query.clamp(min=0), key.clamp(min=0)] & (query >= 0) & (key >= 0)
         columns = torch.arange(self.segments.shape[1], device=seen.device)
         allowed = seen & (columns[None, :] <= columns[:, None])
         return additive_mask(allowed, dtype)
@@ -85,7 +112,9 @@ def lay_out(
     return _build(prompt_ids, lengths, response_ids, response_mask.sum(1), row, slot, per_row)
 
 
-def lay_out_alone(prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor, response_mask: Tensor) -> Layout:
+def lay_out_alone(
+    prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor, response_mask: Tensor, width: int | None = None
+) -> Layout:
     """Give every turn a row of its own, padded on the right only.
 
     No token attends to padding in any causal model, however it handles masks and positions; logits are computed from
@@ -96,9 +125,10 @@ def lay_out_alone(prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor,
         prompt_mask: bool ``(turn, prompt)``.
         response_ids: int64 ``(turn, token)``, right-padded.
         response_mask: bool ``(turn, token)``, a prefix of each row.
+        width: number of columns; None takes as many as the longest turn has tokens.
     """
     lengths, sizes = prompt_mask.sum(1), response_mask.sum(1)
-    width, first = int((lengths + sizes).max()), int(lengths.min()) - 1
+    width, first = width or int((lengths + sizes).max()), int(lengths.min()) - 1
     columns = torch.arange(width, device=prompt_ids.device)
     input_ids = torch.zeros(len(lengths), width, dtype=torch.long, device=prompt_ids.device)
     turn, column = ragged(lengths)
@@ -115,7 +145,14 @@ def lay_out_alone(prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor,
         logit_columns=torch.arange(first, max(width - 1, first + 1), device=prompt_ids.device),
         row=torch.arange(len(lengths), device=prompt_ids.device),
         kept=kept,
+        places=_places_alone(columns, lengths + sizes),
     )
+
+
+def _places_alone(columns: Tensor, lengths: Tensor) -> Places:
+    """Return where columns ``(column,)`` come from, in rows that hold one turn of ``lengths`` ``(turn,)`` each."""
+    turn = torch.arange(len(lengths), device=columns.device)[:, None]
+    return Places(torch.where(columns < lengths[:, None], turn, -1), columns.expand(len(lengths), -1))
 
 
 def _cheapest(counts: Tensor, prompt: int, response: int) -> int:
@@ -177,16 +214,17 @@ def _build(
     width = prompt_width + int(slot_sizes.sum(1).max())
     input_ids = torch.zeros(num_rows, width, dtype=torch.long, device=device)
     position_ids = torch.zeros_like(input_ids)
-    segments = torch.full_like(input_ids, -1)
+    segments, source = torch.full_like(input_ids, -1), torch.full_like(input_ids, -1)
 
     turn, column = ragged(lengths)
     target = (row[turn], prompt_width - lengths[turn] + column)
+    source[target] = turn
     input_ids[target], position_ids[target], segments[target] = prompt_ids[turn, column], column, 0
     turn, column = ragged(sizes)
     offset = starts[row[turn], slot[turn]] + column
     target = (row[turn], offset)
     input_ids[target], segments[target] = response_ids[turn, column], slot[turn] + 1
-    position_ids[target] = lengths[turn] + column
+    position_ids[target], source[target] = lengths[turn] + column, turn
 
     kept = torch.zeros_like(response_ids)
     # The token before the first completion is the prompt's last; before the others, the completion's own.
@@ -199,6 +237,7 @@ def _build(
         logit_columns=torch.arange(prompt_width - 1, max(width - 1, prompt_width), device=device),
         row=row,
         kept=kept,
+        places=Places(source, position_ids),
     )
 
 

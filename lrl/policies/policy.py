@@ -31,6 +31,10 @@ class Policy(Actor):
     demonstration_losses: Sequence[Literal["completion", "all"]] = ()
     """The values of ``data.loss_on`` under which demonstrations can train the policy; none where they cannot."""
 
+    needs_distribution: bool = False
+    """Whether :meth:`evaluate` must return the distribution of each token, which takes memory for the whole vocabulary;
+    set by algorithms that read it."""
+
     @abstractmethod
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Compute log-probabilities and entropy of the turns of a batch, with gradient, each ``(turn, token)``.

@@ -17,10 +17,18 @@ from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.functional.distributions import Categorical
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_bits
-from lrl.models.candidate_scoring import Normalisation, check_distinct, divisors
+from lrl.models.attention import compute_dtype
+from lrl.models.candidate_scoring import (
+    Normalisation,
+    Prefixes,
+    candidate_logprobs,
+    check_distinct,
+    divisors,
+    prefix_sums,
+)
 from lrl.models.language_model import LanguageModelConfig
 from lrl.models.padding import pad_prompts
-from lrl.models.sampling import sample_tokens, sampling_dtype, sampling_logprobs
+from lrl.models.sampling import sample_tokens, sampling_logprobs
 from lrl.models.value_head import ValueHead, ValueHeadConfig
 from lrl.policies.policy import Policy
 from lrl.policies.trunk import LanguageModelTrunk, evaluating
@@ -46,6 +54,8 @@ class ScoringPolicy(Policy):
             (TWOSOME), which does not favour short texts.
         max_prompt_tokens: a longer prompt loses its oldest history first.
         length_groups: forward passes that prompts are sorted into by length, to save padding.
+        pack_tokens: evaluate several prompts per row of this many tokens, so that what they begin with is computed
+            once per row; for candidates of one token. Null computes every prompt in a row of its own.
         value_head: a critic on the hidden states; null has none.
     """
 
@@ -63,6 +73,7 @@ class ScoringPolicy(Policy):
         normalisation: Normalisation = "sum",
         max_prompt_tokens: int = 1024,
         length_groups: int = 1,
+        pack_tokens: int | None = None,
         value_head: ValueHeadConfig | None = None,
     ) -> None:
         super().__init__()
@@ -76,9 +87,11 @@ class ScoringPolicy(Policy):
             raise ValueError(f"policy.normalisation is {normalisation!r}; it must be sum, token or word.")
         if length_groups < 1:
             raise ValueError(f"policy.length_groups is {length_groups}; it must be at least 1.")
+        if pack_tokens is not None and pack_tokens < 1:
+            raise ValueError(f"policy.pack_tokens is {pack_tokens}; it must be at least 1, or null.")
         self.trunk = LanguageModelTrunk(language_model, max_prompt_tokens, value_head)
         self.language_model, self.value_head = self.trunk.language_model, self.trunk.value_head
-        self.prompt, self.length_groups = prompt, length_groups
+        self.prompt, self.length_groups, self.pack_tokens = prompt, length_groups, pack_tokens
         self.normalisation: Normalisation = normalisation
         self.sampling = SamplingConfig(temperature=temperature, max_new_tokens=1)
         self.has_critic = value_head is not None
@@ -145,9 +158,12 @@ class ScoringPolicy(Policy):
         prompts = [self.encode(*row) for row in zip(observations, memory, strict=True)]
         inputs = pad_prompts(prompts, self.language_model.device)
         with evaluating(self):
-            if self.language_model.share and not (sampling is None and self.language_model.recomputes):
+            model = self.language_model
+            if model.share and model.lower is None and not (sampling is None and model.recomputes):
                 ids, mask = self._candidates()
-                sums, states = self.language_model.candidate_logprobs(prompts, ids, mask, self.length_groups)
+                model.prepare_decoding(max(len(prompt) for prompt in prompts), ids.shape[1])
+                dtype = compute_dtype(model.model)
+                sums, states = candidate_logprobs(model.model, prompts, ids, mask, dtype, self.length_groups)
                 scores = sums / self._divisors(mask)
             else:
                 scores, states = self._scores_and_states(inputs["prompt_ids"], inputs["prompt_mask"])
@@ -202,27 +218,28 @@ class ScoringPolicy(Policy):
         ids, mask = self._candidates()
         lengths, prompts, count = unique[:, 0], unique[:, 1 : 1 + int(unique[:, 0].max())], len(ids)
         columns = torch.arange(prompts.shape[1], device=prompts.device)[None] < lengths[:, None]
+        model, prefixes, response = self.language_model, Prefixes(self._tokens, ids.shape[1], ids.device), None
         if ids.shape[1] == 1:  # the logits at the prompt's last column are enough
-            response, response_mask = prompts.new_zeros(len(prompts), 1), columns.new_zeros(len(prompts), 1)
+            none = {"prompt_ids": prompts, "prompt_mask": columns, "response_ids": prompts.new_zeros(len(prompts), 1)}
+            layout = model.lay_out(none, columns.new_zeros(len(prompts), 1), self.pack_tokens)
+        elif model.share:
+            layout = model.lay_out_candidates(prompts, columns, prefixes)
         else:
-            prompts, columns = prompts.repeat_interleave(count, 0), columns.repeat_interleave(count, 0)
             response, response_mask = ids.repeat(len(unique), 1), mask.repeat(len(unique), 1)
-        inputs = {"prompt_ids": prompts, "prompt_mask": columns, "response_ids": response}
-        layout = self.language_model.lay_out(inputs, response_mask)
+            repeated = {"prompt_ids": prompts.repeat_interleave(count, 0), "response_ids": response}
+            layout = model.lay_out(repeated | {"prompt_mask": columns.repeat_interleave(count, 0)}, response_mask)
         states = None
         if reference:
-            logits = self.language_model.reference_logits(layout)
+            logits = model.reference_logits(layout)
         elif self.value_head is None:
-            logits = self.language_model.logits(layout)
+            logits = model.logits(layout)
         else:
-            logits, states = self.language_model.logits_and_states(layout)
+            logits, states = model.logits_and_states(layout)
             states = states.view(len(unique), -1, *states.shape[1:])[:, 0, 0]
-        if ids.shape[1] == 1:
-            sums = torch.log_softmax(logits[:, 0].to(sampling_dtype(logits)), dim=-1)[:, ids[:, 0]]
-        else:
-            each = selected_logprobs(logits, response) * response_mask
-            sums = each.sum(-1).view(len(unique), count)
-        return sums, states
+        if response is None:
+            return prefix_sums(logits, prefixes, ids, mask), states
+        each = selected_logprobs(logits, response) * response_mask
+        return each.sum(-1).view(len(unique), count), states
 
     def _candidates(self) -> tuple[Tensor, Tensor]:
         """Return ids (int64) and mask (bool) of the actions' texts, each ``(candidate, token)``."""

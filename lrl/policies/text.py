@@ -124,15 +124,28 @@ class TextPolicy(Policy):
             inputs: prompts and responses, each ``(turn, ...)``.
             mask: of the responses, bool ``(turn, token)``.
         """
-        vocabulary = self.language_model.model.get_output_embeddings().weight.shape[0]
+        vocabulary = self.language_model.vocabulary
         size = max(1, _LOGITS // (vocabulary * mask.shape[1]))
         chunks = []
         for start in range(0, len(mask), size):
             chunk = {name: tensor[start : start + size] for name, tensor in inputs.items()}
             chunk_mask = mask[start : start + size]
-            logits = self.language_model.logits(self._layout(chunk, chunk_mask)) / self.sampling.temperature
-            chunks.append(selected_logprobs(logits, chunk["response_ids"][:, : chunk_mask.shape[1]]))
+            chunks.append(self._logprobs(self._layout(chunk, chunk_mask), chunk["response_ids"], chunk_mask))
         return torch.cat(chunks) * mask
+
+    def _logprobs(self, layout: Layout, ids: Tensor, mask: Tensor, model: Any = None) -> Tensor:
+        """Compute log-probabilities ``(turn, token)`` without gradient, maybe by another model."""
+        ids = ids[:, : mask.shape[1]]
+        if self.language_model.in_chunks(mask):
+            return self._in_chunks(self.language_model.token_states(layout, model), ids, mask)[0]
+        logits = self.language_model.logits(layout, model) / self.sampling.temperature
+        return selected_logprobs(logits, ids)
+
+    def _in_chunks(self, states: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute log-probabilities and entropies, each ``(turn, token)``, from states ``(turn, token, hidden)``."""
+        picked = self.language_model.token_logprobs(states[mask], ids[mask], self.sampling.temperature)
+        logprobs, entropy = (part.new_zeros(mask.shape).masked_scatter(mask, part) for part in picked)
+        return logprobs, entropy
 
     def _layout(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Layout:
         return self.language_model.lay_out(inputs, mask, pack_tokens=self.pack_tokens)
@@ -145,6 +158,15 @@ class TextPolicy(Policy):
         self.train(dropout_seed is not None)
         layout = self._layout(batch.inputs, batch.response_mask)
         mask, values = batch.response_mask, None
+        ids = batch.inputs["response_ids"][:, : mask.shape[1]]
+        if not self.needs_distribution and self.language_model.in_chunks(mask):
+            with seeded(dropout_seed, self.language_model.device):
+                states = self.language_model.token_states(layout)
+                if self.value_head is not None:
+                    critic = self.language_model.has_critic_adapter
+                    values = self.value_head(self.language_model.critic_states(layout) if critic else states, mask)
+            logprobs, entropy = self._in_chunks(states, ids, mask)
+            return Evaluation(logprobs=logprobs, entropy=entropy, values=values)
         with seeded(dropout_seed, self.language_model.device):
             if self.value_head is None:
                 logits = self.language_model.logits(layout)
@@ -152,7 +174,7 @@ class TextPolicy(Policy):
                 logits, states = self.language_model.logits_and_states(layout)
                 values = self.value_head(states, mask)
         distribution = Categorical(logits / self.sampling.temperature)
-        logprobs = distribution.logprobs(batch.inputs["response_ids"][:, : mask.shape[1]])
+        logprobs = distribution.logprobs(ids)
         return Evaluation(
             logprobs=logprobs * mask, entropy=distribution.entropy() * mask, values=values, distribution=distribution
         )
@@ -169,12 +191,14 @@ class TextPolicy(Policy):
     @torch.no_grad()
     def _states(self, batch: TurnBatch) -> Tensor:
         """Compute the hidden states ``(turn, token, hidden)`` that predict each token."""
-        return self.language_model.logits_and_states(self._layout(batch.inputs, batch.response_mask))[1]
+        return self.language_model.token_states(self._layout(batch.inputs, batch.response_mask))
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
         """Compute the log-probabilities ``(turn, token)`` under the policy at the start of this run."""
         self.eval()
         layout = self.language_model.lay_out(batch.inputs, batch.response_mask)
-        logits = self.language_model.reference_logits(layout) / self.sampling.temperature
-        return selected_logprobs(logits, batch.inputs["response_ids"]) * batch.response_mask
+        with self.language_model.reference() as model:
+            return (
+                self._logprobs(layout, batch.inputs["response_ids"], batch.response_mask, model) * batch.response_mask
+            )

@@ -23,10 +23,20 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 class Notes(NamedTuple):
     """Holds what is known about adapters besides their weights."""
 
+    alpha: float | None = None
+    """``B A`` is scaled by alpha / rank, where ranks may differ (``lora.rank_pattern``)."""
     scale: float | None = None
-    """Factor of ``B A``; None if it was not saved."""
+    """Factor of all ``B A``, from checkpoints that do not have alpha."""
     fingerprint: str | None = None
     """Fingerprint of the base that they were trained on."""
+    root: bool = False
+    """Whether alpha is divided by the square root of the rank instead (rsLoRA)."""
+
+    def scale_of(self, rank: int) -> float | None:
+        """Return the factor of ``B A`` for an adapter of this rank; None if it was not saved."""
+        if self.alpha is None:
+            return self.scale
+        return self.alpha / (math.sqrt(rank) if self.root else rank)
 
 
 def start_from(policy: Policy, source: str) -> set[str]:
@@ -44,10 +54,10 @@ def start_from(policy: Policy, source: str) -> set[str]:
     return taken
 
 
-def lora_scale(policy: Policy) -> float | None:
-    """Return alpha / r of a policy's adapters; None without."""
+def lora_alpha(policy: Policy) -> float | None:
+    """Return alpha of a policy's adapters; None without."""
     lora = policy.trunk and policy.trunk.language_model.config.lora
-    return lora and lora.alpha / lora.r
+    return lora and float(lora.alpha)
 
 
 def merge_adapters(policy: Policy, weights: dict[str, Tensor], source: str) -> tuple[dict[str, Tensor], bool]:
@@ -74,9 +84,11 @@ def merge_adapters(policy: Policy, weights: dict[str, Tensor], source: str) -> t
     same_shape = {_shape(name, tensor) for name, tensor in given.items() if _is_adapter(name)} == {
         _shape(name, tensor) for name, (_, tensor) in own.items() if _is_adapter(name)
     }
-    if same_shape and notes.scale in (None, lora_scale(policy)):
+    ranks = {given[layer + _A].shape[0] for layer in layers}
+    alpha = lora_alpha(policy)
+    if same_shape and all(notes.scale_of(rank) in (None, alpha and alpha / rank) for rank in ranks):
         return weights, False
-    scale = _check_mergeable(policy, notes, source)
+    _check_mergeable(policy, notes, source)
     kept = {name: tensor for name, tensor in weights.items() if not _is_adapter(canonical(name))}
     by_name = {canonical(name): name for name in kept}
     for layer in layers:
@@ -85,12 +97,14 @@ def merge_adapters(policy: Policy, weights: dict[str, Tensor], source: str) -> t
             reason = "which this policy lacks" if name is None else "whose weights are tied in this policy"
             raise ValueError(f"model.init_from is {source!r}; it has an adapter on {layer!r}, {reason}.")
         start = kept.pop(by_name[f"{layer}.weight"]) if f"{layer}.weight" in by_name else base.detach()
+        scale = notes.scale_of(given[layer + _A].shape[0])
+        assert scale is not None
         added = scale * (given[layer + _B].double().cpu() @ given[layer + _A].double().cpu())
         if type(policy.get_submodule(name.removesuffix(".weight"))).__name__ == "Conv1D":  # keeps its weight transposed
             added = added.T
         kept[name] = (start.double().cpu() + added).to(base.dtype)
-    rank = given[layers[0] + _A].shape[0]
-    message = "merged the adapter of rank %d in %s into %d layers of the base, beneath the one that is trained now"
+    rank = " and ".join(str(rank) for rank in sorted(ranks))
+    message = "merged the adapter of rank %s in %s into %d layers of the base, beneath the one that is trained now"
     logging.getLogger("lrl").info(message, rank, source, len(layers))
     if notes.fingerprint not in (None, policy.fingerprint):
         logging.getLogger("lrl").warning("%s was trained on another base, or on one of another data type", source)
@@ -105,45 +119,44 @@ def _shape(name: str, tensor: Tensor) -> tuple[str, torch.Size]:
     return name, tensor.shape
 
 
-def _check_mergeable(policy: Policy, notes: Notes, source: str) -> float:
-    """Return the scale of adapters, and raise if they cannot be merged."""
+def _check_mergeable(policy: Policy, notes: Notes, source: str) -> None:
+    """Raise if adapters cannot be merged."""
     quantization = policy.trunk and policy.trunk.language_model.config.quantization
     if quantization is not None:
         raise ValueError(
             f"model.init_from is {source!r}, whose adapter has another shape and would be merged into the base; "
             f"language_model.quantization is {quantization!r}, it must be null, or lora the same."
         )
-    if notes.scale is None:
+    if notes.alpha is None and notes.scale is None:
         raise ValueError(
             f"model.init_from is {source!r}, whose adapter has another shape; it does not say its alpha, give the run "
             "directory or the exported folder."
         )
-    return notes.scale
 
 
 def _notes(source: str) -> Notes:
     """Read the notes on adapters from a checkpoint, or from the configuration next to exported weights."""
     path = locate(source)
     if (path / "adapter_config.json").is_file():
-        return Notes(_exported_scale(path, source))
+        return _exported_notes(path, source)
     if path.is_dir() and not (path / ".metadata").exists():
         return Notes()
     saved = read_checkpoint(path, weights=False).get("lrl", {})
-    scale = saved.get("lora_scale")
-    if scale is None and saved.get("config"):  # written before the scale was
+    alpha, scale = saved.get("lora_alpha"), saved.get("lora_scale")
+    if alpha is None and scale is None and saved.get("config"):  # written before both were
         config: Any = yaml.safe_load(saved["config"])
         policy = config["model"]["init_args"]["policy"]["init_args"]
         lora = (policy.get("language_model") or {}).get("lora")
-        scale = lora["alpha"] / lora["r"] if lora else None
-    return Notes(scale, saved.get("fingerprint"))
+        alpha = lora["alpha"] if lora else None
+    return Notes(alpha, scale, saved.get("fingerprint"))
 
 
-def _exported_scale(folder: Path, source: str) -> float:
+def _exported_notes(folder: Path, source: str) -> Notes:
     config: Mapping[str, Any] = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    for key in ("use_dora", "rank_pattern", "alpha_pattern"):
+    for key in ("use_dora", "alpha_pattern"):
         if config.get(key):
             raise ValueError(
                 f"model.init_from is {source!r}, whose adapter_config.json has {key}: {config[key]}; only plain LoRA "
                 "can be merged."
             )
-    return config["lora_alpha"] / (math.sqrt(config["r"]) if config.get("use_rslora") else config["r"])
+    return Notes(config["lora_alpha"], root=bool(config.get("use_rslora")))

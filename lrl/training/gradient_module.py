@@ -15,7 +15,7 @@ from lrl.functional.losses import normalise
 from lrl.models.loading import fingerprint
 from lrl.models.networks import at_least_float32
 from lrl.policies.policy import Policy
-from lrl.training.adapters import lora_scale, start_from
+from lrl.training.adapters import lora_alpha, start_from
 from lrl.training.finite import FiniteSteps, gradient_norm, whole_number
 from lrl.training.no_op_step import no_op_loss
 from lrl.training.optimizer import OptimizerConfig
@@ -171,7 +171,7 @@ class GradientModule(PolicyModule, ABC):
         super().on_save_checkpoint(checkpoint)
         checkpoint["lrl"] |= {
             "start": self._start,
-            "lora_scale": lora_scale(self.policy),
+            "lora_alpha": lora_alpha(self.policy),
             "skip_updates": self.skip_updates,
             "skipped_steps": self.finite_steps.state(),
         }

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from lrl.evaluation.checkpoint import last_checkpoint
 from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint, shard
+from lrl.models.sharding import shard_language_model
 from lrl.policies.policy import Policy
 from lrl.shipped import resolve
 
@@ -162,7 +163,7 @@ def shard_weights(policy: Policy, mesh: DeviceMesh) -> None:
             "data_parallel_size the number of devices."
         )
     if policy.trunk is not None:
-        policy.trunk.language_model.shard(mesh["data_parallel"])
+        shard_language_model(policy.trunk.language_model, mesh["data_parallel"])
         if policy.trunk.value_head is not None:
             shard(policy.trunk.value_head, mesh["data_parallel"])
     if any(weight.requires_grad and not isinstance(weight, DTensor) for weight in policy.parameters()):

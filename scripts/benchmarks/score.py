@@ -19,6 +19,8 @@ from torch import Tensor
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.results import EpisodeResults
+from lrl.models.attention import compute_dtype
+from lrl.models.candidate_scoring import candidate_logprobs
 from lrl.models.language_model import LanguageModelConfig
 from lrl.models.padding import pad_prompts
 from lrl.policies.scoring import ScoringPolicy
@@ -95,7 +97,8 @@ class Both:
         rows = np.arange(count)
         keys = RandomKeys(seed=0, purpose="check", collection=0, env=rows, turn=np.zeros_like(rows))
         theirs = torch.softmax(self.repeated(*pad_prompts(prompts, torch.device("cpu")).values()), -1)
-        acting, _ = self.policy.language_model.candidate_logprobs(prompts, self.candidates, self.mask)
+        model = self.policy.language_model.model
+        acting, _ = candidate_logprobs(model, prompts, self.candidates, self.mask, compute_dtype(model))
         decisions = self.policy.act(texts, [()] * count, keys)
         with torch.no_grad():
             evaluating = self.policy.scores(decisions.inputs["prompt_ids"], decisions.inputs["prompt_mask"])

@@ -8,6 +8,7 @@ from tiny_runs import batch_of, save_tiny_model, text_policy
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.language_model import LanguageModelConfig, LoRAConfig
 from lrl.models.padding import pad_prompts
+from lrl.models.sharding import shard_language_model
 from lrl.models.value_head import ValueHead, ValueHeadConfig
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts.template import PromptTemplate
@@ -192,6 +193,6 @@ def test_a_critics_adapter_needs_lora_and_no_second_forward_pass(folder):
     with pytest.raises(ValueError, match="gradient_checkpointing are both true; one of them must be false"):
         with_adapter(folder, "text", gradient_checkpointing=True)
     with pytest.raises(ValueError, match="value_head.adapter is true, which FSDP2 cannot shard"):
-        with_adapter(folder, "text").language_model.shard(None)
+        shard_language_model(with_adapter(folder, "text").language_model, None)
     with pytest.raises(ValueError, match="the adapter would learn nothing"):
         ValueHeadConfig(adapter=True, detach=True)

@@ -48,12 +48,19 @@ def ready(
     system="",
     value_head=None,
     length_groups=1,
+    pack_tokens=None,
     **model,
 ):
     prompt = PromptTemplate(response_format="direct", system=system, history=history)
     model = LanguageModelConfig(name=folder, **{"dtype": "float64"} | model)
     policy = ScoringPolicy(
-        model, prompt, temperature, normalisation, length_groups=length_groups, value_head=value_head
+        model,
+        prompt,
+        temperature,
+        normalisation,
+        length_groups=length_groups,
+        pack_tokens=pack_tokens,
+        value_head=value_head,
     )
     policy.connect(codec or Sentences())
     policy.configure()
@@ -206,6 +213,51 @@ def test_what_prompts_and_candidates_begin_with_is_computed_once(folder, monkeyp
     assert rest[0] == len(prompts) and further == (len(prompts), len(beginnings)) and kept == len(beginnings)
 
 
+def test_in_training_each_prefix_of_the_candidates_is_computed_once(folder, monkeypatch):
+    policy = ready(folder)
+    decisions = act(policy)
+    seen, prompts = watch(policy, monkeypatch), {tuple(policy.encode(text, ())) for text in OBSERVATIONS}
+    policy.evaluate(batch_of(decisions))
+    prefixes = 4  # LEFT, UP, UP UP, DOWN
+    assert seen == [((len(prompts), max(map(len, prompts)) + prefixes), 1 + prefixes)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("codec", [Sentences(), FrozenLakeCodec()], ids=["sentences", "words"])
+def test_kept_states_below_the_last_layers_change_no_bit(folder, codec, dtype):
+    lora, results = LoRAConfig(r=2, last_layers=1), []
+    for size in (64, 0):
+        policy = ready(folder, codec, history=1, lora=lora, dtype=dtype, state_cache_mb=size)
+        disturb(policy)
+        policy.build_reference(warm_started=False)
+        decisions = act(policy, memory=[(), (PastTurn("0", "UP"),), (), (PastTurn("0 1", "LEFT"),), (), ()])
+        for part in (batch_of(decisions), *batch_of(decisions).split(2)):
+            out = policy.evaluate(part)
+            assert float((out.logprobs - part.old_logprobs).detach().abs().max()) <= 1e-2
+            (out.logprobs - policy.reference_logprobs(part)).square().sum().backward()
+            results.append(torch.cat([w.grad.flatten() for w in policy.parameters() if w.requires_grad]))
+    half = len(results) // 2
+    assert all(torch.equal(*pair) and pair[0].any() for pair in zip(results[:half], results[half:], strict=True))
+
+
+@pytest.mark.parametrize("pack_tokens", [1, 60, 1000])
+def test_packed_prompts_have_the_same_scores_and_gradients(folder, monkeypatch, pack_tokens):
+    plain, packed = (
+        ready(folder, FrozenLakeCodec(), system=LONG, pack_tokens=number, value_head=ValueHeadConfig())
+        for number in (None, pack_tokens)
+    )
+    packed.load_state_dict(plain.state_dict())
+    decisions, results = act(plain), []
+    seen = watch(packed, monkeypatch)
+    for policy in (plain, packed):
+        out = policy.evaluate(batch_of(decisions))
+        (out.logprobs + out.values).sum().backward()
+        results.append([out.logprobs, out.values, *(weight.grad for weight in policy.parameters())])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+    assert (seen[0][0][0] == 1) == (pack_tokens == 1000)
+
+
 def test_past_choices_stand_in_the_prompt_as_far_as_the_window_goes(folder):
     policy = ready(folder, history=1)
     first = act(policy)
@@ -242,6 +294,7 @@ def test_the_reference_is_the_policy_that_the_run_started_from(folder, lora):
     [
         ({"prompt": PromptTemplate()}, "prompt.response_format is 'think_answer'"),
         ({"temperature": 0.0}, "policy.temperature is 0.0"),
+        ({"pack_tokens": 0}, "policy.pack_tokens is 0"),
         ({"normalisation": "letter"}, "policy.normalisation is 'letter'"),
     ],
 )

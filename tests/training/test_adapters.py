@@ -137,7 +137,7 @@ def quantised(policy):
 def test_a_checkpoint_without_a_note_of_its_scale_is_read_by_its_config(folders, sources, tmp_path):
     saved = read_checkpoint(sources["llama-plain"][0] / "checkpoints" / "last.ckpt")
     policy = {"init_args": {"language_model": {"lora": {"r": 2, "alpha": 8}}}}
-    del saved["lrl"]["lora_scale"]
+    del saved["lrl"]["lora_alpha"]
     saved["lrl"]["config"] = yaml.safe_dump({"model": {"init_args": {"policy": policy}}})
     torch.save(saved, tmp_path / "old.ckpt")
     module = started(grpo(folders["llama"], model={"lora": OTHER}, init_from=str(tmp_path / "old.ckpt")))

@@ -77,7 +77,7 @@ def test_a_run_starts_from_the_weights_of_another_whatever_the_algorithm(folder,
     given = saved(runs / source.split("/")[0])["state_dict"]
     own = module.state_dict()
     assert sorted(own) == sorted(given) and all(torch.equal(own[name], tensor) for name, tensor in given.items())
-    reference = module.policy.language_model._reference[0].state_dict()
+    reference = module.policy.language_model.copied_reference[0].state_dict()
     assert all(torch.equal(reference[n.removeprefix("policy.language_model.model.")], t) for n, t in given.items())
     assert all(weight.requires_grad for weight in module.parameters())
 

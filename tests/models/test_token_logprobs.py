@@ -1,0 +1,131 @@
+"""Logits in chunks: the same log-probabilities, entropies and gradients, and a fraction of the memory."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_architectures import LORA, load, turns
+from tiny_runs import batch_of, save_tiny_model, text_policy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lrl.codecs.grid import FrozenLakeCodec, render_map
+from lrl.functional.distributions import Categorical
+from lrl.models import token_logprobs as chunks
+from lrl.models.token_logprobs import can_chunk, token_logprobs
+from lrl.models.value_head import ValueHeadConfig
+from lrl.types import RandomKeys
+
+
+class Peak(TorchDispatchMode):
+    """Counts the bytes of the storages that are alive, and the most there ever were."""
+
+    def __init__(self):
+        super().__init__()
+        self.alive, self.now, self.most = {}, 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        return out
+
+    def _count(self, storage):
+        import weakref
+
+        key = storage._cdata
+        if key in self.alive:
+            return
+        self.alive[key] = weakref.ref(storage)
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._free, key, storage.nbytes())
+
+    def _free(self, key, size):
+        self.alive.pop(key, None)
+        self.now -= size
+
+
+def loss_of(logprobs, entropy):
+    return (logprobs * torch.linspace(-1, 1, len(logprobs))).sum() + 0.3 * entropy.square().sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_chunks_change_neither_values_nor_gradients(dtype, temperature):
+    torch.manual_seed(0)
+    head = torch.nn.Linear(8, 300).to(dtype)
+    states, ids = torch.randn(90, 8).to(dtype).requires_grad_(), torch.randint(300, (90,))
+    whole = Categorical(head(states)[None] / temperature)
+    want = whole.logprobs(ids[None])[0], whole.entropy()[0]
+    got = token_logprobs(head, states, ids, temperature, 300)
+    limit = {"atol": 1e-12 if dtype == torch.float64 else 1e-5, "rtol": 0}
+    torch.testing.assert_close(got, want, **limit)
+    gradients = [torch.autograd.grad(loss_of(*given), [states, *head.parameters()]) for given in (want, got)]
+    for one, other in zip(*gradients, strict=True):
+        near = 2e-2 if dtype == torch.bfloat16 else 1e-5
+        assert float((one - other).norm()) <= near * float(one.norm()) and one.dtype == dtype
+    with torch.no_grad():
+        assert torch.equal(token_logprobs(head, states, ids, temperature, 300)[0], got[0])
+
+
+@pytest.mark.parametrize("vocabulary", [49152, 256000])
+def test_the_loss_needs_at_most_a_quarter_of_the_memory_of_all_logits(vocabulary):
+    head, tokens = torch.nn.Linear(4, vocabulary, bias=False).bfloat16(), 192
+    head.weight.requires_grad_(False)
+    states, ids = torch.randn(tokens, 4).bfloat16().requires_grad_(), torch.arange(tokens)
+    with Peak() as peak:
+        loss_of(*token_logprobs(head, states, ids, 1.0, vocabulary)).backward()
+    assert states.grad.any()
+    assert vocabulary * 8 * 4 < peak.most <= tokens * vocabulary * 4 / 4
+
+
+def test_no_tokens_have_no_logprobs():
+    head = torch.nn.Linear(8, 30)
+    logprobs, entropy = token_logprobs(head, torch.randn(0, 8), torch.zeros(0, dtype=torch.long), 1.0, 30)
+    assert logprobs.shape == entropy.shape == (0,)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tied", tie_word_embeddings=True)
+
+
+@pytest.mark.parametrize("critic", [None, ValueHeadConfig(), ValueHeadConfig(adapter=True)])
+def test_a_policy_says_the_same_in_chunks(folder, monkeypatch, critic):
+    policy = text_policy(folder, max_new_tokens=4, value_head=critic, lora=LORA)
+    policy.connect(FrozenLakeCodec())
+    policy.configure()
+    policy.build_reference(warm_started=False)
+    maps = [render_map(state, ("SFFF", "FHFH", "FFFH", "HFFG")) for state in (0, 1, 4, 9, 0)]
+    rows = np.arange(5)
+    keys = RandomKeys(seed=0, purpose="test", collection=0, env=rows, turn=0 * rows)
+    batch, results = batch_of(policy.act(maps, [()] * 5, keys)), []
+    for chunked in (False, True):
+        policy.language_model.chunks = chunked
+        monkeypatch.setattr("lrl.models.language_model.AT_ONCE", 10)
+        out = policy.evaluate(batch)
+        assert (out.distribution is None) == chunked
+        (out.logprobs.sum() + out.entropy.sum() + (0 if critic is None else out.values.sum())).backward()
+        grads = torch.cat([w.grad.flatten() for w in policy.parameters() if w.grad is not None])
+        policy.zero_grad()
+        results.append((out.logprobs, out.entropy, out.values, policy.reference_logprobs(batch), grads))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    policy.needs_distribution = True
+    assert policy.evaluate(batch).distribution is not None
+
+
+def test_only_large_vocabularies_and_plain_heads_are_computed_in_chunks(folder, tmp_path, monkeypatch):
+    model = load(folder)
+    assert not model.chunks and not can_chunk(model.model)
+    monkeypatch.setattr(chunks, "_LARGE", 1)
+    assert can_chunk(model.model)
+    capped = load(save_tiny_model(tmp_path / "gemma2", "gemma2", final_logit_softcapping=0.5))
+    assert capped.chunks
+    layout = capped.lay_out(*turns())
+    states = capped.token_states(layout)
+    torch.testing.assert_close(chunks.head_logits(capped.model, states), capped.logits(layout))
+    capped.model.get_output_embeddings().register_forward_hook(lambda *given: given[2] * 2)
+    assert can_chunk(capped.model)
+    capped.model.register_forward_hook(lambda _, given, out: out.__setitem__("logits", out.logits * 2) or out)
+    assert not can_chunk(capped.model)
