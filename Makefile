@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: quickstart smollm2 test test-fast test-all lint docs clean
+.PHONY: quickstart quickstart-smollm2 smollm2 test test-fast test-all lint docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -33,6 +33,12 @@ quickstart: $(VENV)/.installed
 
 smollm2: $(VENV)/.installed
 	$(BIN)/python -m lrl fetch smollm2
+
+quickstart-smollm2: smollm2
+	rm -rf $(RUN)-smollm2
+	$(BIN)/python -m lrl fit --config configs/frozen_lake/grpo_smollm2.yaml --run_directory $(RUN)-smollm2
+	$(BIN)/python scripts/evaluate.py --checkpoint $(RUN)-smollm2/checkpoints/last.ckpt --json $(RUN)-smollm2/evaluation.json
+	@echo "Pictures, transcripts and metrics are in $(RUN)-smollm2"
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ COMMANDS = {
     "compare": "compare runs with baseline runs, paired by seed",
     "run_seeds": "train one experiment on several seeds that follow a rule",
     "results": "summarise runs as JSON, and write the documentation's tables and figures from the summaries",
+    "zero_shot": "evaluate an untrained language model in several environments, beside random actions",
     "success_table": "evaluate policies in several environments, and print a Markdown table",
     "expert_q": "write the Q-values of a FrozenLake expert as CSV",
 }

@@ -1,0 +1,34 @@
+"""Untrained models beside random actions: every row once, a second call adds what is missing."""
+
+import json
+
+import pytest
+
+from lrl.cli.zero_shot import main
+
+
+def test_a_second_call_evaluates_only_what_is_missing(tmp_path, capsys):
+    file = tmp_path / "report.json"
+    args = ["--model", "assets/tiny-lm", "--episodes", "2", "--max_new_tokens", "3", "--json", str(file), "--policies"]
+    main("lrl zero_shot", [*args, "random", "chooses"])
+    first = json.loads(file.read_text())
+    assert [row["policy"] for row in first["environments"]] == ["random", "chooses"]
+    assert first["command"].startswith("lrl zero_shot --model ")
+    assert all(row["episodes"] == 2 and len(row["failed_seeds"]) <= 2 for row in first["environments"])
+    capsys.readouterr()
+    main("lrl zero_shot", [*args, "chooses", "writes"])
+    second = json.loads(file.read_text())
+    assert second["environments"][:2] == first["environments"] and second["environments"][2]["policy"] == "writes"
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_a_model_that_cannot_be_had_is_one_sentence(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(
+            "lrl zero_shot",
+            ["--model", "no/such/file.gguf", "--policies", "chooses", "--json", str(tmp_path / "a.json")],
+        )
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == (
+        "lrl zero_shot: language_model.name is 'no/such/file.gguf'; there is no such GGUF file, it must be a local one.\n"
+    )
