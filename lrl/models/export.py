@@ -38,7 +38,7 @@ def check_exportable(language_model: LanguageModel) -> None:
     Raises:
         ValueError: the weights of the base are not those of the model that the adapter names.
     """
-    for key in ("random_init", "ordered_numbers"):
+    for key in ("random_init", "ordered_numbers", "number_tokens"):
         if language_model.config.lora is not None and getattr(language_model.config, key):
             raise ValueError(
                 f"language_model.{key} is true, so that an exported adapter would name a base that it was not trained "

@@ -66,6 +66,8 @@ class LanguageModelConfig:
     """Take only the architecture from ``name`` and initialise the weights from ``init_seed``."""
     init_seed: int = 0
     """Seed of ``random_init``, of ``ordered_numbers`` and of new adapters."""
+    number_tokens: bool = False
+    """Add a token for every number from 10 to 999 that the tokenizer splits into digits."""
     ordered_numbers: bool = False
     """Initialise the embeddings of numbers of up to three digits in order, as those of pretrained models are; for
     weights that are random or have seen little text, as the embedded model's."""
@@ -102,7 +104,8 @@ class LanguageModelConfig:
             )
         if self.quantization and self.random_init:
             raise ValueError("language_model.quantization is nf4 and random_init true; unset one of them.")
-        if self.quantization and self.ordered_numbers:
-            raise ValueError("language_model.quantization is nf4 and ordered_numbers true; unset one of them.")
+        for key in ("ordered_numbers", "number_tokens"):
+            if self.quantization and getattr(self, key):
+                raise ValueError(f"language_model.quantization is nf4 and {key} true; unset one of them.")
         if self.config_overrides and not self.random_init:
             raise ValueError("language_model.config_overrides is set; it needs random_init: true.")

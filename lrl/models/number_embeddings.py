@@ -1,4 +1,4 @@
-"""Initialise the embeddings of numbers in order, as those of pretrained language models are."""
+"""Give numbers tokens of their own, and initialise their embeddings in order, as those of pretrained models are."""
 
 from __future__ import annotations
 
@@ -8,14 +8,81 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lrl.models.model_config import LanguageModelConfig
+
 _HALF_PERIODS = 6
 """Half periods of the fastest wave over the numbers from 0 to 999; the slowest has one."""
+
+_PLACES = torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64)
+"""Weights of the digits' embeddings in that of a number, the first digit first."""
+
+
+def prepare_numbers(model: Any, tokenizer: Any, config: LanguageModelConfig) -> None:
+    """Add tokens of numbers and order their embeddings, as configured; see the two functions for what they raise.
+
+    Args:
+        model: a causal LM, without adapters.
+        tokenizer: its Hugging Face tokenizer.
+        config: what is asked for.
+    """
+    if config.number_tokens:
+        add_number_tokens(model, tokenizer, config.init_seed if config.random_init else None)
+    if config.ordered_numbers:
+        order_number_embeddings(model, tokenizer.get_vocab(), config.init_seed)
 
 
 def number_tokens(vocabulary: dict[str, int]) -> dict[int, int]:
     """Map the ids of tokens of one to three digits, with or without a space before them (``Ġ``, ``▁``), to numbers."""
     bare = ((token.lstrip("Ġ▁ "), index) for token, index in vocabulary.items())
     return {index: int(text) for text, index in bare if len(text) <= 3 and text.isascii() and text.isdigit()}
+
+
+@torch.no_grad()
+def add_number_tokens(model: Any, tokenizer: Any, seed: int | None = None) -> int:
+    """Add a token for every number from 10 to 999 that the tokenizer splits, so that an integer is one token.
+
+    The embedding of a number starts as the mean of its digits' embeddings with weights 4, 2 and 1, so that 502 differs
+    from 205 and is close to 503. Weights that are random have no digits to start from and get random numbers.
+
+    Args:
+        model: a causal LM.
+        tokenizer: a Hugging Face tokenizer, which is changed.
+        seed: of random weights with the mean and standard deviation of the others; None starts from the digits.
+
+    Returns:
+        How many tokens were added.
+
+    Raises:
+        ValueError: a digit is no token.
+    """
+    vocabulary = tokenizer.get_vocab()
+    if missing := [digit for digit in "0123456789" if digit not in vocabulary]:
+        raise ValueError(
+            f"language_model.number_tokens is true, but {missing[0]!r} is no token of the tokenizer; it must be false."
+        )
+    added = [str(number) for number in range(10, 1000) if str(number) not in vocabulary]
+    if not added:
+        return 0
+    tokenizer.add_tokens(added)
+    vocabulary = tokenizer.get_vocab()
+    with torch.random.fork_rng(devices=[]):
+        model.resize_token_embeddings(
+            max(len(tokenizer), len(model.get_input_embeddings().weight)), mean_resizing=False
+        )
+    index = torch.tensor([vocabulary[text] for text in added])
+    digits = torch.tensor([[vocabulary[digit] for digit in text.ljust(3, "0")] for text in added])
+    places = torch.tensor([[True] * len(text) + [False] * (3 - len(text)) for text in added]) * _PLACES
+    places = places / places.sum(1, keepdim=True)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    parts = model.get_input_embeddings(), model.get_output_embeddings()
+    for table in {id(part.weight): part.weight for part in parts}.values():  # one where they are tied
+        if generator is None:
+            start = (table[digits.to(table.device)].double() * places.to(table.device)[..., None]).sum(1)
+        else:
+            old = table[: int(index.min())].double()
+            start = old.mean() + old.std() * torch.randn(len(added), table.shape[1], generator=generator).double()
+        table[index.to(table.device)] = start.to(table)
+    return len(added)
 
 
 @torch.no_grad()
@@ -39,7 +106,7 @@ def order_number_embeddings(model: Any, vocabulary: dict[str, int], seed: int) -
     if len(found) < 100:
         raise ValueError(
             f"language_model.ordered_numbers is true, but the vocabulary has {len(found)} numerals of up to three "
-            "digits; it must be false for a model that reads digit by digit."
+            "digits; number_tokens must be true for a model that reads digit by digit, or ordered_numbers false."
         )
     table: Tensor = model.get_input_embeddings().weight
     index = torch.tensor(list(found), device=table.device)

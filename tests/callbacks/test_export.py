@@ -107,7 +107,7 @@ def test_a_template_of_ones_own_is_exported_with_the_tokenizer(folder, tmp_path)
 
 
 def test_an_adapter_that_could_not_be_loaded_raises_before_training(folder, tmp_path):
-    for key in ("random_init", "ordered_numbers"):
+    for key in ("random_init", "ordered_numbers", "number_tokens"):
         with pytest.raises(ValueError, match=f"{key} is true"):
             fit(tmp_path, folder, model={"lora": LORA, key: True})
     whole = grpo(folder)

@@ -24,11 +24,8 @@ def test_a_second_call_evaluates_only_what_is_missing(tmp_path, capsys):
 
 def test_a_model_that_cannot_be_had_is_one_sentence(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
-        main(
-            "lrl zero_shot",
-            ["--model", "no/such/file.gguf", "--policies", "chooses", "--json", str(tmp_path / "a.json")],
-        )
+        main("lrl zero_shot", ["--model", "no/such.gguf", "--policies", "chooses", "--json", str(tmp_path / "a.json")])
     assert stop.value.code == 2
     assert capsys.readouterr().err == (
-        "lrl zero_shot: language_model.name is 'no/such/file.gguf'; there is no such GGUF file, it must be a local one.\n"
+        "lrl zero_shot: language_model.name is 'no/such.gguf'; there is no such GGUF file, it must be a local one.\n"
     )
