@@ -3,6 +3,7 @@
 lrl evaluate --checkpoint runs/frozen_lake/grpo/<run>
 lrl evaluate --model HuggingFaceTB/SmolLM2-135M-Instruct --env_id FrozenLake-v1 --episodes 20
 lrl evaluate --model smollm2-135m --dtype bfloat16 --choose --env_id CartPole-v1
+lrl evaluate --checkpoint runs/frozen_lake/grpo/<run> --rephrase assets/rephrased/frozen_lake.yaml
 lrl evaluate --policy expert --json expert.json
 """
 
@@ -46,6 +47,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="log the figures in this folder")
     parser.add_argument("--capture_video", type=Path, metavar="FOLDER", help="write an mp4 of the first episodes")
     parser.add_argument("--num_videos", type=int, default=3, help="with --capture_video")
+    parser.add_argument("--rephrase", metavar="FILE", help="play again with the prompts that a YAML file rephrases")
     add_fabric_arguments(parser)
     model = parser.add_argument_group("with --model")
     model.add_argument("--choose", action="store_true", help="score the legal actions instead of writing one")
@@ -94,18 +96,41 @@ def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> N
             continue  # this environment has no such baseline
         if name not in rows:
             rows[name] = play(fabric, baseline, arguments)
+    exact = [exact_line(loaded)]
+    other_words = play_rephrased(fabric, loaded, arguments)
+    for name, (results, line) in other_words.items():
+        rows[f"{subject}, {name}"] = results
+        exact.append(f"{name}: {line}" if line else "")
     if fabric.is_global_zero:
         seeds = f"seeds {arguments.seed} to {arguments.seed + arguments.episodes - 1}"
         what = f"{loaded.info['name']} in {loaded.info['env_id']}"
         title = f"{what}\n{arguments.episodes} episodes ({seeds}), 95% intervals"
-        Console().print(results_table(rows, title, exact_line(loaded)))
+        Console().print(results_table(rows, title, "\n".join(filter(None, exact))))
         if arguments.json is not None:
-            report = rows[subject].report(loaded.info["env_id"], loaded.info["name"])
+            env_id, policy = loaded.info["env_id"], loaded.info["name"]
+            report = rows[subject].report(env_id, policy)
+            if other_words:
+                report["rephrased"] = {name: row.report(env_id, policy) for name, (row, _) in other_words.items()}
             write_json(report, arguments.json)
         if arguments.tensorboard is not None:
             log_figures(rows[subject], loaded, arguments.tensorboard)
         if arguments.capture_video is not None:
             capture(loaded, arguments)
+
+
+def play_rephrased(
+    fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace
+) -> dict[str, tuple[EpisodeResults, str]]:
+    """Play with the prompts in the other words of ``--rephrase``; by name the episodes and the exact success."""
+    if arguments.rephrase is None:
+        return {}
+    from lrl.evaluation.rephrased import read_phrasings, rephrased
+
+    played: dict[str, tuple[EpisodeResults, str]] = {}
+    for name, phrasing in read_phrasings(arguments.rephrase).items():
+        with rephrased(loaded, phrasing) as changed:
+            played[name] = play(fabric, changed, arguments), exact_line(changed)
+    return played
 
 
 def log_figures(results: EpisodeResults, loaded: Loaded, folder: Path) -> None:

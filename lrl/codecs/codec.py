@@ -29,6 +29,11 @@ class TextCodec(ABC):
     """Whether observations are enclosed in ``<observation></observation>``."""
 
     @property
+    def unwrapped(self) -> TextCodec:
+        """The codec itself, or the one whose texts it rephrases (:class:`~lrl.codecs.rephrased.RephrasedCodec`)."""
+        return self
+
+    @property
     @abstractmethod
     def description(self) -> str:
         """Description of the environment, its observations and its actions, for the system message."""

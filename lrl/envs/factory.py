@@ -129,6 +129,12 @@ class GymnasiumEnvs(EnvFactory):
             env.close()
         return self._codec
 
+    def with_codec(self, codec: TextCodec) -> GymnasiumEnvs:
+        """Return a copy with another codec."""
+        factory = copy.copy(self)
+        factory._codec = codec
+        return factory
+
     def make_native(self) -> gym.Env:
         """Create one native environment with its time limit, without text.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lrl.codecs.codec import InvalidActionError
-from lrl.codecs.grid import Desc, FrozenLakeCodec, get_desc, render_map
+from lrl.codecs.grid import Desc, FrozenLakeCodec, get_desc
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.tabular import TransitionTable, optimal_q, optimal_success, reachable_states, success_probability
 from lrl.policies.actor import Actor
@@ -145,7 +145,7 @@ def wrong_states(lake: Lake, greedy: np.ndarray, sampled: np.ndarray) -> list[Wr
 
 def is_frozen_lake(envs: EnvFactory) -> bool:
     """Return whether a policy can be evaluated exactly in this environment."""
-    return isinstance(envs, GymnasiumEnvs) and isinstance(envs.codec, FrozenLakeCodec)
+    return isinstance(envs, GymnasiumEnvs) and isinstance(envs.codec.unwrapped, FrozenLakeCodec)
 
 
 def lakes_of(envs: EnvFactory, num_maps: int = 1, seed: int = 10_000) -> list[Lake]:
@@ -159,7 +159,7 @@ def lakes_of(envs: EnvFactory, num_maps: int = 1, seed: int = 10_000) -> list[La
     Raises:
         ValueError: the environment is not FrozenLake.
     """
-    if not isinstance(envs, GymnasiumEnvs) or not isinstance(envs.codec, FrozenLakeCodec):
+    if not isinstance(envs, GymnasiumEnvs) or not isinstance(envs.codec.unwrapped, FrozenLakeCodec):
         name = getattr(envs, "id", type(envs).__name__)
         raise ValueError(f"env is {name!r}, which has no transition table; exact success needs a FrozenLake.")
     native, lakes = envs.make_native(), dict[Desc, Lake]()
@@ -189,7 +189,8 @@ def exact_evaluation(
         seed: seed of the responses.
     """
     states = [(number, state) for number, lake in enumerate(lakes) for state in lake.states]
-    texts = [render_map(state, lakes[number].desc) for number, state in states]
+    assert policy.codec is not None
+    texts = [policy.codec.observation_to_text(state, lakes[number].desc) for number, state in states]
     actions = _actions(policy, [text for text in texts for _ in range(samples)], sampling, samples, seed)
     decisions = [np.zeros((lake.table.num_states, lake.table.num_actions)) for lake in lakes]
     for place, action in enumerate(actions):

@@ -1,12 +1,10 @@
 """Exact success on FrozenLake."""
 
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 import pytest
 
-from lrl.codecs.codec import TextCodec
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake.maps import map_split
 from lrl.envs.tabular import success_probability
@@ -81,7 +79,7 @@ def test_a_fixed_map_is_one_map_however_many_are_wanted() -> None:
 
 
 def test_other_environments_have_no_exact_figure() -> None:
-    cart = GymnasiumEnvs("CartPole-v1", codec=cast(TextCodec, object()))
+    cart = GymnasiumEnvs("CartPole-v1")
     assert is_frozen_lake(LAKE) and is_frozen_lake(RANDOM_MAPS) and not is_frozen_lake(cart)
     with pytest.raises(ValueError, match="env is 'CartPole-v1'"):
         lakes_of(cart)
