@@ -142,8 +142,7 @@ class TRPOModule(GradientModule):
         check_arguments(TRPOModule.__init__, locals(), "model")
         super().__init__(policy, OptimizerConfig(), init_from=init_from)
         self.finite_steps = FiniteSteps(self, max_skipped_steps, "model.max_skipped_steps")
-        policy.needs_distribution = True
-        self.automatic_optimization = False
+        self.automatic_optimization, policy.needs_distribution = False, True
         credit.check_policy(policy, "TRPO")
         self.credit, self.max_kl = credit, max_kl
         self.schedule: Schedule = schedule

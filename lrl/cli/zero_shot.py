@@ -67,7 +67,14 @@ def main(prog: str, args: Sequence[str]) -> None:
 
 def _extend_report(arguments: argparse.Namespace, command: str) -> None:
     """Evaluate what the report lacks, and write it after each row."""
-    report = json.loads(arguments.json.read_text()) if arguments.json.exists() else new_report(arguments)
+    report = read_report(arguments)
+    settings = {name: getattr(arguments, name) for name in ("model", "dtype", "episodes", "seed", "max_new_tokens")}
+    for name, value in settings.items():
+        if report.setdefault("settings", settings).get(name) != value:
+            raise ValueError(
+                f"--{name} is {value!r}, but {arguments.json} was measured with {report['settings'].get(name)!r}; give "
+                "another file."
+            )
     report["command"] = " && ".join(dict.fromkeys([*filter(None, [report["command"]]), command]))
     known = {(row["env_id"], json.dumps(row["env_kwargs"]), row["policy"]) for row in report["environments"]}
     for env_id, env_kwargs, label in product(arguments.env_id, arguments.env_kwargs, arguments.policies):
@@ -78,8 +85,17 @@ def _extend_report(arguments: argparse.Namespace, command: str) -> None:
             write_json(report, arguments.json)
 
 
-def new_report(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return a report without rows."""
+def read_report(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the report that is to be extended, or one without rows.
+
+    Raises:
+        ValueError: the file is something else.
+    """
+    if arguments.json.exists():
+        report = json.loads(arguments.json.read_text())
+        if "environments" not in report:
+            raise ValueError(f"--json is {str(arguments.json)!r}, which `lrl zero_shot` did not write.")
+        return report
     return {"command": "", "commit": commit(), "machine": arguments.machine, "figure": "success", "environments": []}
 
 

@@ -26,7 +26,10 @@ def read_phrasings(path: str) -> dict[str, Phrasing]:
     file = Path(resolve(path))
     if not file.is_file():
         raise ValueError(f"--rephrase is {path!r}; there is no such file.")
-    content: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+    try:
+        content: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"--rephrase is {path!r}, which is no YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, Mapping) or not content:
         raise ValueError(f"--rephrase is {path!r}; it must map names to phrasings.")
     phrasings: dict[str, Phrasing] = {}
@@ -35,6 +38,10 @@ def read_phrasings(path: str) -> dict[str, Phrasing]:
         unknown = sorted(set(fields) - set(known)) if isinstance(fields, Mapping) else [fields]
         if unknown:
             raise ValueError(f"--rephrase {path}: {name} has {unknown[0]!r}; it must be one of {', '.join(known)}.")
+        for key, kind in (("actions", dict), ("observations", dict), ("order", list)):
+            if key in fields and not isinstance(fields[key], kind):
+                what = "a list" if kind is list else "a mapping"
+                raise ValueError(f"--rephrase {path}: {key} of {name} is {fields[key]!r}; it must be {what}.")
         phrasings[str(name)] = Phrasing(**fields)
     return phrasings
 

@@ -79,8 +79,9 @@ class LanguageModel(nn.Module):
         self.model.eval()
         self.share, self.cached = self._check_attention()
         self.chunks = can_chunk(self.model)
-        if self.config.lora is not None and self.config.lora.last_layers is not None:
-            self.lower = lower_layers(self.model, self.config.state_cache_mb, attention_of(self.model))
+        lora, size = self.config.lora, self.config.state_cache_mb
+        if lora is not None and lora.last_layers is not None and size is not None:
+            self.lower = lower_layers(self.model, size, attention_of(self.model))
         self.model.train(self.training)
 
     @property
@@ -125,9 +126,9 @@ class LanguageModel(nn.Module):
         """Return whether the logits of the tokens of ``mask`` ``(turn, token)`` are too many to be computed at once."""
         return self.chunks and int(mask.sum()) * self.vocabulary > AT_ONCE
 
-    def token_logprobs(self, states: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Compute log-probabilities and entropies in chunks, see :func:`lrl.models.token_logprobs.token_logprobs`."""
-        return token_logprobs(partial(head_logits, self.model), states, ids, temperature, self.vocabulary)
+    def token_logprobs(self, states: Tensor, ids: Tensor, temperature: float, model: Any = None) -> tuple[Tensor, ...]:
+        """Compute log-probabilities and entropies in chunks, maybe by another model's head; both ``(token,)``."""
+        return token_logprobs(partial(head_logits, model or self.model), states, ids, temperature, self.vocabulary)
 
     @property
     def device(self) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,10 @@ class LoRAConfig:
         if self.last_layers is not None and self.last_layers < 1:
             raise ValueError(f"lora.last_layers is {self.last_layers}; it must be at least 1, or null.")
         for name, rank in self.rank_pattern.items():
+            try:
+                re.compile(name)
+            except re.error as error:
+                raise ValueError(f"lora.rank_pattern has {name!r}, which is no regular expression: {error}.") from error
             if rank < 1:
                 raise ValueError(f"lora.rank_pattern gives {name!r} the rank {rank}; it must be at least 1.")
         if not self.target_modules:
@@ -80,9 +85,10 @@ class LanguageModelConfig:
     recompute_logprobs: bool | None = None
     """Compute the log-probabilities of sampled tokens again, by one more forward pass like that of training, so that
     the first ratio is 1 whatever the rounding of attention; null does so in 16 bits only."""
-    state_cache_mb: int = 512
+    state_cache_mb: int | None = 512
     """Memory, in MiB, for the states below the lowest adapter (``lora.last_layers``), which do not change in training:
-    the least recently used are dropped. 0 keeps none and computes the same numbers again in every pass."""
+    the least recently used are dropped, and computed again, one turn at a time. null computes all turns of a batch
+    together in every pass, as without ``last_layers``."""
     gradient_checkpointing: bool = False
     """Trade compute for activation memory."""
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -91,8 +97,8 @@ class LanguageModelConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"language_model.dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}.")
-        if self.state_cache_mb < 0:
-            raise ValueError(f"language_model.state_cache_mb is {self.state_cache_mb}; it must not be negative.")
+        if self.state_cache_mb is not None and self.state_cache_mb < 0:
+            raise ValueError(f"language_model.state_cache_mb is {self.state_cache_mb}; it must be 0 or more, or null.")
         if self.quantization not in (None, "nf4"):
             raise ValueError(f"language_model.quantization is {self.quantization!r}; it must be nf4 or null.")
         if self.quantization and self.lora is None:

@@ -12,19 +12,23 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from lrl.models.attention import bare
 from lrl.models.prefill import head_inputs
 from lrl.models.sampling import sampling_dtype
+from lrl.models.skipped_layers import replaced_forward
 
-AT_ONCE = 2**22
+AT_ONCE = 2**25
 """So many logits are computed at once; more of them in chunks."""
+_CHUNK = 2**21
+"""Logits of a chunk: a twentieth of what is computed in chunks at least, and enough that the head is not read often."""
 _LARGE = 2**13
 """With a smaller vocabulary all logits are computed at once."""
-_CHUNKS, _LEAST = 20, 8
+_LEAST = 8
+"""Tokens of a chunk at least."""
 
 
 class _Pick(torch.autograd.Function):
@@ -78,7 +82,7 @@ def token_logprobs(
         logits = head(states)
         return _Pick.apply(logits if temperature == 1 else logits / temperature, ids)  # pyright: ignore
 
-    size = max(_LEAST, min(AT_ONCE // vocabulary, len(ids) // _CHUNKS))
+    size = max(_LEAST, _CHUNK // vocabulary)
     again = partial(checkpoint, chunk, use_reentrant=False, preserve_rng_state=False)
     compute = again if torch.is_grad_enabled() else chunk
     parts = [compute(*part) for part in zip(states.split(size), ids.split(size), strict=True)]
@@ -94,12 +98,8 @@ def without_logits(model: Any) -> Iterator[list[Tensor]]:
         model: a Hugging Face causal LM, which peft may have wrapped; it gives the first number of each state as logits.
     """
     head = model.get_output_embeddings()
-    with head_inputs(model) as states:
-        head.forward = lambda states: states[..., :1]
-        try:
-            yield states
-        finally:
-            vars(head).pop("forward", None)
+    with head_inputs(model) as states, replaced_forward(head, lambda states: states[..., :1]):
+        yield states
 
 
 def head_logits(model: Any, states: Tensor) -> Tensor:
@@ -115,6 +115,8 @@ def can_chunk(model: Any) -> bool:
     head = model.get_output_embeddings()
     if head.weight.shape[0] < _LARGE:
         return False
+    if any(isinstance(part, nn.Dropout) and part.p > 0 for part in head.modules()):
+        return False  # chunks are computed again in the backward pass, with other random numbers
     ids = torch.arange(1, 5, device=head.weight.device)[None]
     with head_inputs(model) as states:
         wanted = model(input_ids=ids, use_cache=False).logits

@@ -7,6 +7,7 @@ id is the index of the chosen action.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, cast, final
 
@@ -128,6 +129,10 @@ class ScoringPolicy(Policy):
         self.value_head = self.trunk.value_head
         self._tokens = [self.language_model.tokenizer.encode_text(text) for text in self.action_texts]
         check_distinct(self.action_texts, self._tokens, self.language_model.config.name)
+        if self.pack_tokens is not None and (max(map(len, self._tokens)) > 1 or not self.language_model.share):
+            logging.getLogger("lrl").warning(
+                "policy.pack_tokens is ignored: an action has several tokens, or turns cannot share rows here."
+            )
 
     def encode_response(self, response: str) -> list[int]:
         """Return the id of a response: the index of its action among the candidates.

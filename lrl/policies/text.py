@@ -125,7 +125,7 @@ class TextPolicy(Policy):
             mask: of the responses, bool ``(turn, token)``.
         """
         vocabulary = self.language_model.vocabulary
-        size = max(1, _LOGITS // (vocabulary * mask.shape[1]))
+        size = len(mask) if self.language_model.chunks else max(1, _LOGITS // (vocabulary * mask.shape[1]))
         chunks = []
         for start in range(0, len(mask), size):
             chunk = {name: tensor[start : start + size] for name, tensor in inputs.items()}
@@ -137,13 +137,13 @@ class TextPolicy(Policy):
         """Compute log-probabilities ``(turn, token)`` without gradient, maybe by another model."""
         ids = ids[:, : mask.shape[1]]
         if self.language_model.in_chunks(mask):
-            return self._in_chunks(self.language_model.token_states(layout, model), ids, mask)[0]
+            return self._in_chunks(self.language_model.token_states(layout, model), ids, mask, model)[0]
         logits = self.language_model.logits(layout, model) / self.sampling.temperature
         return selected_logprobs(logits, ids)
 
-    def _in_chunks(self, states: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def _in_chunks(self, states: Tensor, ids: Tensor, mask: Tensor, model: Any = None) -> tuple[Tensor, Tensor]:
         """Compute log-probabilities and entropies, each ``(turn, token)``, from states ``(turn, token, hidden)``."""
-        picked = self.language_model.token_logprobs(states[mask], ids[mask], self.sampling.temperature)
+        picked = self.language_model.token_logprobs(states[mask], ids[mask], self.sampling.temperature, model)
         logprobs, entropy = (part.new_zeros(mask.shape).masked_scatter(mask, part) for part in picked)
         return logprobs, entropy
 

@@ -82,7 +82,8 @@ class LanguageModelTrunk:
         inputs["response_ids"] = inputs["prompt_ids"].new_zeros(len(prompts), 1)
         mask = torch.ones(len(prompts), 1, dtype=torch.bool, device=model.device)
         with evaluating(model):
-            _, states = model.logits_and_states(model.lay_out(inputs, mask))
+            layout = model.lay_out(inputs, mask & (model.lower is None))  # a token after the prompt changes nothing
+            states = model.critic_states(layout) if model.has_critic_adapter else model.token_states(layout)
         return self.value_head(states, mask)[:, 0]
 
 

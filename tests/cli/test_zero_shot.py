@@ -29,3 +29,16 @@ def test_a_model_that_cannot_be_had_is_one_sentence(tmp_path, capsys):
     assert capsys.readouterr().err == (
         "lrl zero_shot: language_model.name is 'no/such.gguf'; there is no such GGUF file, it must be a local one.\n"
     )
+
+
+def test_a_file_holds_one_model_with_one_setting(tmp_path, capsys):
+    file = tmp_path / "report.json"
+    args = ["--model", "assets/tiny-lm", "--json", str(file), "--policies", "random", "--episodes"]
+    main("lrl zero_shot", [*args, "2"])
+    with pytest.raises(SystemExit):
+        main("lrl zero_shot", [*args, "3"])
+    assert "--episodes is 3, but" in capsys.readouterr().err
+    file.write_text("{}")
+    with pytest.raises(SystemExit):
+        main("lrl zero_shot", [*args, "2"])
+    assert "which `lrl zero_shot` did not write" in capsys.readouterr().err

@@ -170,11 +170,36 @@ def test_memory_is_bounded_and_the_least_recently_used_go_first(folder):
     prompts = [turns([(number, 1)]) for number in range(3)]
     for inputs, mask in prompts:
         model.lay_out(inputs, mask[:, :0])
-    assert model.lower._bytes == (4 + 6) * size and model.lower.computed_tokens == 19
+    assert model.lower._kept.bytes == (4 + 6) * size and model.lower.computed_tokens == 19
     model.lay_out(prompts[1][0], prompts[1][1][:, :0])
     assert model.lower.computed_tokens == 19
     model.lay_out(prompts[0][0], prompts[0][1][:, :0])
-    assert model.lower._bytes == (4 + 9) * size and model.lower.computed_tokens == 28
+    assert model.lower._kept.bytes == (4 + 9) * size and model.lower.computed_tokens == 28
+
+
+def test_keys_and_values_of_a_prompt_that_comes_back_are_kept_and_change_no_bit(folder):
+    keeping, again = (disturbed(load(folder, lora=LAST, state_cache_mb=mb)) for mb in (64, 0))
+    batches = [turns([(0, 5), (1, 2)], seed=seed) for seed in range(3)]
+    batches = [(inputs | {"prompt_ids": batches[0][0]["prompt_ids"]}, mask) for inputs, mask in batches]
+    counts = []
+    for inputs, mask in batches:
+        one, other = (model.lay_out(inputs, mask).lower.states for model in (keeping, again))
+        assert torch.equal(one, other)
+        counts.append(keeping.lower.computed_tokens)
+    prompts, responses = 9 + 4, 5 + 2
+    assert counts == [prompts + responses, 2 * (prompts + responses), 2 * (prompts + responses) + responses]
+    assert len(keeping.lower._prompts) == 2 and len(again.lower._prompts) == 0
+    with torch.no_grad():
+        keeping.model.get_submodule("base_model.model.model.layers.0.mlp.up_proj").weight.mul_(2)
+    keeping.lay_out(*batches[0])
+    assert len(keeping.lower._prompts) == 0
+
+
+def test_null_computes_all_turns_together(folder):
+    model = load(folder, lora=LAST, state_cache_mb=None)
+    assert model.lower is None
+    with pytest.raises(ValueError, match="state_cache_mb is -1; it must be 0 or more, or null"):
+        load(folder, state_cache_mb=-1)
 
 
 def test_states_are_forgotten_when_a_weight_below_changes(folder):
