@@ -14,14 +14,13 @@ import shlex
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lrl.cli.arguments import command_parser, exit_on_user_error
-from lrl.cli.run_directory import commit
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.evaluation.checkpoint import Loaded, load_baseline, load_model
-from lrl.evaluation.episodes import evaluate_policy
-from lrl.reports.table import write_json
+
+if TYPE_CHECKING:
+    from lrl.evaluation.checkpoint import Loaded
 
 POLICIES = {
     "random": None,
@@ -67,6 +66,8 @@ def main(prog: str, args: Sequence[str]) -> None:
 
 def _extend_report(arguments: argparse.Namespace, command: str) -> None:
     """Evaluate what the report lacks, and write it after each row."""
+    from lrl.reports.table import write_json
+
     report = read_report(arguments)
     settings = {name: getattr(arguments, name) for name in ("model", "dtype", "episodes", "seed", "max_new_tokens")}
     for name, value in settings.items():
@@ -96,11 +97,15 @@ def read_report(arguments: argparse.Namespace) -> dict[str, Any]:
         if "environments" not in report:
             raise ValueError(f"--json is {str(arguments.json)!r}, which `lrl zero_shot` did not write.")
         return report
+    from lrl.cli.run_directory import commit
+
     return {"command": "", "commit": commit(), "machine": arguments.machine, "figure": "success", "environments": []}
 
 
 def evaluated(label: str, env_id: str, env_kwargs: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
     """Evaluate one policy in one environment; of the episodes only the failed seeds are kept."""
+    from lrl.evaluation.episodes import evaluate_policy
+
     envs = GymnasiumEnvs(env_id, env_kwargs)
     policy = loaded(label, envs, arguments).policy
     sampling = policy.sampling_at(0.0)
@@ -112,6 +117,8 @@ def evaluated(label: str, env_id: str, env_kwargs: dict[str, Any], arguments: ar
 
 def loaded(label: str, envs: GymnasiumEnvs, arguments: argparse.Namespace) -> Loaded:
     """Load the policy of a label."""
+    from lrl.evaluation.checkpoint import load_baseline, load_model
+
     settings = POLICIES[label]
     if settings is None:
         return load_baseline(label, envs)

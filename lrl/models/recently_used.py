@@ -49,6 +49,6 @@ class RecentlyUsed(Generic[Value]):
             self.bytes -= self._kept.popitem(last=False)[1][1]
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all values."""
         self._kept.clear()
         self.bytes = 0
