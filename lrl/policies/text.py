@@ -12,6 +12,7 @@ from lrl.functional.distributions import Categorical
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_bits
 from lrl.models.decode_loop import DecodeLoop
+from lrl.models.distinct_turns import distinct_turns
 from lrl.models.generator import Generator
 from lrl.models.language_model import LanguageModelConfig
 from lrl.models.padding import pad_prompts
@@ -153,8 +154,21 @@ class TextPolicy(Policy):
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Compute teacher-forced log-probabilities at the sampling temperature.
 
-        The module stays in the mode set here: with gradient checkpointing, layers run again in the backward pass.
+        Turns with the same text are computed once. The module stays in the mode set here: with gradient checkpointing,
+        layers run again in the backward pass.
         """
+        distinct = None
+        if dropout_seed is None and not self.needs_distribution:
+            distinct = distinct_turns(batch.inputs, batch.response_mask)
+        if distinct is not None:
+            found = self._evaluate(batch[distinct.first], None)
+            values = None if found.values is None else found.values[distinct.index]
+            return Evaluation(
+                logprobs=found.logprobs[distinct.index], entropy=found.entropy[distinct.index], values=values
+            )
+        return self._evaluate(batch, dropout_seed)
+
+    def _evaluate(self, batch: TurnBatch, dropout_seed: int | None) -> Evaluation:
         self.train(dropout_seed is not None)
         layout = self._layout(batch.inputs, batch.response_mask)
         mask, values = batch.response_mask, None
@@ -197,6 +211,12 @@ class TextPolicy(Policy):
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
         """Compute the log-probabilities ``(turn, token)`` under the policy at the start of this run."""
         self.eval()
+        distinct = distinct_turns(batch.inputs, batch.response_mask)
+        if distinct is not None:
+            return self._reference_logprobs(batch[distinct.first])[distinct.index]
+        return self._reference_logprobs(batch)
+
+    def _reference_logprobs(self, batch: TurnBatch) -> Tensor:
         layout = self.language_model.lay_out(batch.inputs, batch.response_mask)
         with self.language_model.reference() as model:
             return (
