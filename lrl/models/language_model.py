@@ -24,6 +24,7 @@ from lrl.models.number_embeddings import prepare_numbers
 from lrl.models.packing import pack
 from lrl.models.prefill import head_inputs
 from lrl.models.prompt_sharing import Layout, lay_out, lay_out_alone
+from lrl.models.response_trees import lay_out_trees
 from lrl.models.sharing_check import check_sharing
 from lrl.models.token_logprobs import AT_ONCE, can_chunk, head_logits, token_logprobs, without_logits
 from lrl.models.tokenizer import ChatTokenizer
@@ -80,7 +81,7 @@ class LanguageModel(nn.Module):
         self.share, self.cached = self._check_attention()
         self.chunks = can_chunk(self.model)
         lora, size = self.config.lora, self.config.state_cache_mb
-        if lora is not None and lora.last_layers is not None and size is not None:
+        if lora and lora.last_layers is not None and size is not None:
             self.lower = lower_layers(self.model, size, attention_of(self.model))
         self.model.train(self.training)
 
@@ -138,8 +139,9 @@ class LanguageModel(nn.Module):
     def lay_out(self, inputs: Mapping[str, Tensor], response_mask: Tensor, pack_tokens: int | None = None) -> Layout:
         """Arrange turns in rows for one forward pass.
 
-        They are packed if ``pack_tokens`` is given and the model's attention allows it (:mod:`lrl.models.packing`),
-        else equal prompts are shared where that pays (:mod:`lrl.models.prompt_sharing`).
+        They are packed by ``pack_tokens`` (:mod:`lrl.models.packing`), else share prompts where that pays
+        (:mod:`lrl.models.prompt_sharing`) or, without dropout, also the beginnings of responses
+        (:mod:`lrl.models.response_trees`), if the model's attention allows it.
 
         Args:
             inputs: ``prompt_ids`` and ``prompt_mask`` ``(turn, prompt)``, and ``response_ids`` ``(turn, token)``.
@@ -150,12 +152,13 @@ class LanguageModel(nn.Module):
             ValueError: a turn has more tokens than the model has positions.
         """
         turns = inputs["prompt_ids"], inputs["prompt_mask"], inputs["response_ids"], response_mask
-        if self.max_positions is not None:
-            self._check_positions(int((inputs["prompt_mask"].sum(1) + response_mask.sum(1)).max()))
+        self._check_positions(int((inputs["prompt_mask"].sum(1) + response_mask.sum(1)).max()))
         if not self.cached:
             layout = lay_out_alone(*turns)
         elif pack_tokens is not None and self.share:
             layout = pack(*turns, pack_tokens)
+        elif self.share and not self.training and (trees := lay_out_trees(*turns)) is not None:
+            return self._with_lower_states(trees[0], lambda: trees[1])
         else:
             layout = lay_out(*turns, self.share)
         return self._with_lower_states(layout, lambda: turns_of(*turns))
@@ -194,8 +197,7 @@ class LanguageModel(nn.Module):
         """
         with head_inputs(self.model) as states:
             logits = self.logits(layout)
-        own = None if self.has_critic_adapter else at_tokens(states[0], layout)
-        return logits, self.critic_states(layout) if own is None else own
+        return logits, self.critic_states(layout) if self.has_critic_adapter else at_tokens(states[0], layout)
 
     def token_states(self, layout: Layout, model: Any = None) -> Tensor:
         """Compute the hidden states ``(turn, token, hidden)`` that logits are computed from, without these."""

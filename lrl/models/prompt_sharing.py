@@ -59,8 +59,8 @@ class Layout:
     lower: Lower | None = None
     """None starts from the embeddings."""
     tree: Tensor | None = None
-    """bool ``(segment, segment)``: which segments each of a row's segments attends to, besides itself; None is the
-    prompt."""
+    """bool ``(segment, segment)``, or ``(row, segment, segment)``: which segments each of a row's segments attends to,
+    besides itself; None is the prompt."""
 
     def attention_mask(self, dtype: torch.dtype) -> Tensor:
         """Return an int64 mask ``(row, column)`` for the plain pass, else an additive ``(row, 1, column, column)``."""
@@ -69,7 +69,9 @@ class Layout:
         query, key = self.segments[:, :, None], self.segments[:, None, :]
         seen = ((key == 0) & (query >= 0)) | (key == query)
         if self.tree is not None:
-            seen |= self.tree[query.clamp(min=0), key.clamp(min=0)] & (query >= 0) & (key >= 0)
+            tree = self.tree.expand(len(query), -1, -1)
+            row = torch.arange(len(query), device=seen.device)[:, None, None]
+            seen |= tree[row, query.clamp(min=0), key.clamp(min=0)] & (query >= 0) & (key >= 0)
         columns = torch.arange(self.segments.shape[1], device=seen.device)
         allowed = seen & (columns[None, :] <= columns[:, None])
         return additive_mask(allowed, dtype)

@@ -12,7 +12,6 @@ from lrl.functional.distributions import Categorical
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_bits
 from lrl.models.decode_loop import DecodeLoop
-from lrl.models.distinct_turns import distinct_turns
 from lrl.models.generator import Generator
 from lrl.models.language_model import LanguageModelConfig
 from lrl.models.padding import pad_prompts
@@ -138,14 +137,25 @@ class TextPolicy(Policy):
         """Compute log-probabilities ``(turn, token)`` without gradient, maybe by another model."""
         ids = ids[:, : mask.shape[1]]
         if self.language_model.in_chunks(mask):
-            return self._in_chunks(self.language_model.token_states(layout, model), ids, mask, model)[0]
+            return self._in_chunks(self.language_model.token_states(layout, model), layout, ids, mask, model)[0]
         logits = self.language_model.logits(layout, model) / self.sampling.temperature
         return selected_logprobs(logits, ids)
 
-    def _in_chunks(self, states: Tensor, ids: Tensor, mask: Tensor, model: Any = None) -> tuple[Tensor, Tensor]:
-        """Compute log-probabilities and entropies, each ``(turn, token)``, from states ``(turn, token, hidden)``."""
-        picked = self.language_model.token_logprobs(states[mask], ids[mask], self.sampling.temperature, model)
-        logprobs, entropy = (part.new_zeros(mask.shape).masked_scatter(mask, part) for part in picked)
+    def _in_chunks(
+        self, states: Tensor, layout: Layout, ids: Tensor, mask: Tensor, model: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute log-probabilities and entropies, each ``(turn, token)``, from states ``(turn, token, hidden)``.
+
+        The same token after the same column is computed once.
+        """
+        places = (layout.row[:, None] * layout.input_ids.shape[1] + layout.kept)[mask] * self.language_model.vocabulary
+        distinct, index = torch.unique(places + ids[mask], return_inverse=True)
+        number = torch.arange(len(index), device=index.device)
+        first = number.new_full((len(distinct),), len(index)).scatter_reduce(0, index, number, "amin")
+        picked = self.language_model.token_logprobs(
+            states[mask][first], ids[mask][first], self.sampling.temperature, model
+        )
+        logprobs, entropy = (part.new_zeros(mask.shape).masked_scatter(mask, part[index]) for part in picked)
         return logprobs, entropy
 
     def _layout(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Layout:
@@ -154,21 +164,8 @@ class TextPolicy(Policy):
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Compute teacher-forced log-probabilities at the sampling temperature.
 
-        Turns with the same text are computed once. The module stays in the mode set here: with gradient checkpointing,
-        layers run again in the backward pass.
+        The module stays in the mode set here: with gradient checkpointing, layers run again in the backward pass.
         """
-        distinct = None
-        if dropout_seed is None and not self.needs_distribution:
-            distinct = distinct_turns(batch.inputs, batch.response_mask)
-        if distinct is not None:
-            found = self._evaluate(batch[distinct.first], None)
-            values = None if found.values is None else found.values[distinct.index]
-            return Evaluation(
-                logprobs=found.logprobs[distinct.index], entropy=found.entropy[distinct.index], values=values
-            )
-        return self._evaluate(batch, dropout_seed)
-
-    def _evaluate(self, batch: TurnBatch, dropout_seed: int | None) -> Evaluation:
         self.train(dropout_seed is not None)
         layout = self._layout(batch.inputs, batch.response_mask)
         mask, values = batch.response_mask, None
@@ -179,7 +176,7 @@ class TextPolicy(Policy):
                 if self.value_head is not None:
                     critic = self.language_model.has_critic_adapter
                     values = self.value_head(self.language_model.critic_states(layout) if critic else states, mask)
-            logprobs, entropy = self._in_chunks(states, ids, mask)
+            logprobs, entropy = self._in_chunks(states, layout, ids, mask)
             return Evaluation(logprobs=logprobs, entropy=entropy, values=values)
         with seeded(dropout_seed, self.language_model.device):
             if self.value_head is None:
@@ -211,12 +208,6 @@ class TextPolicy(Policy):
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
         """Compute the log-probabilities ``(turn, token)`` under the policy at the start of this run."""
         self.eval()
-        distinct = distinct_turns(batch.inputs, batch.response_mask)
-        if distinct is not None:
-            return self._reference_logprobs(batch[distinct.first])[distinct.index]
-        return self._reference_logprobs(batch)
-
-    def _reference_logprobs(self, batch: TurnBatch) -> Tensor:
         layout = self.language_model.lay_out(batch.inputs, batch.response_mask)
         with self.language_model.reference() as model:
             return (

@@ -1,0 +1,155 @@
+"""Responses as a tree: which prefixes there are, who sees whom, and that nothing comes out differently."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_architectures import LORA, load
+from tiny_runs import WORDS, batch_of, save_tiny_model, text_policy
+
+from lrl.codecs.grid import FrozenLakeCodec, render_map
+from lrl.functional.masking import selected_logprobs
+from lrl.models import response_trees
+from lrl.models.language_model import LoRAConfig
+from lrl.models.prompt_sharing import lay_out
+from lrl.models.response_trees import find_prefixes, lay_out_trees
+from lrl.models.value_head import ValueHeadConfig
+from lrl.types import RandomKeys
+
+
+def padded(rows, width):
+    mask = torch.tensor([[column < len(row) for column in range(width)] for row in rows])
+    return torch.tensor([[*row, *[9] * (width - len(row))] for row in rows]), mask
+
+
+def turns(prompts, responses):
+    (ids, prompt_mask), (response, mask) = padded(prompts, 4), padded(responses, 5)
+    return ids, prompt_mask, response, mask
+
+
+def test_prefixes_are_numbered_by_length_and_the_last_token_is_none():
+    ids, mask = padded([[5, 6, 7], [5, 6, 8], [5], [5, 4], [5, 6, 7]], 5)
+    found = find_prefixes(torch.tensor([0, 0, 0, 0, 1]), ids, mask.sum(1))
+    assert sorted(zip(found.prompt.tolist(), found.ids.tolist(), found.depth.tolist(), strict=True)) == [
+        (0, 5, 1), (0, 6, 2), (1, 5, 1), (1, 6, 2)
+    ]  # fmt: skip
+    named = [(found.prompt[n].item(), found.depth[n].item()) for n in range(4)]
+    before = [
+        [None if n < 0 else named[n] for n in row[:size]] for row, size in zip(found.before.tolist(), mask.sum(1))
+    ]
+    assert before[0] == before[1] == [None, (0, 1), (0, 2)]
+    assert before[2] == [None] and before[3] == [None, (0, 1)] and before[4] == [None, (1, 1), (1, 2)]
+    for number, parent in enumerate(found.parent.tolist()):
+        assert (parent == -1) == (found.depth[number] == 1)
+        if parent >= 0:
+            assert found.prompt[parent] == found.prompt[number] and found.depth[parent] == found.depth[number] - 1
+
+
+def test_a_row_holds_each_prefix_once_and_each_sees_its_own():
+    layout, (prompts, after) = lay_out_trees(
+        *turns([[1, 2]] * 4 + [[3]], [[5, 6, 7], [5, 6, 8], [5, 4, 7], [5, 6], [5]])
+    )
+    assert prompts == [[3], [1, 2]] and after[0].ids == ()
+    assert layout.input_ids[1].tolist()[:3] == [1, 2, 5] and sorted(layout.input_ids[1].tolist()[3:]) == [4, 6]
+    assert layout.input_ids[0].tolist() == [0, 3, 0, 0, 0]
+    assert layout.position_ids[1].tolist() == [0, 1, 2, 3, 3]
+    mask = layout.attention_mask(torch.float32)[:, 0] == 0
+    assert mask[1].int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0],
+        [1, 1, 1, 0, 1],
+    ]
+    assert mask[0, 1].int().tolist() == [0, 1, 0, 0, 0]
+    assert layout.kept[3, :2].tolist() == [0, 1] and layout.kept[0, :3].tolist() == [0, 1, layout.kept[1, 2].item()]
+
+
+def test_there_is_no_tree_where_responses_differ():
+    assert lay_out_trees(*turns([[1]] * 2, [[5, 6], [7, 6]])) is None
+    assert lay_out_trees(*turns([[1]], [[5, 6]])) is None
+    assert lay_out_trees(*turns([[1], [2]], [[5, 6], [5, 6]])) is None
+    assert lay_out_trees(*turns([[1]] * 4, [[5]] * 4)) is None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return save_tiny_model(root / "tied", tie_word_embeddings=True, num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def models(folder):
+    last = LoRAConfig(r=2, alpha=8, last_layers=2)
+    made = [load(folder, dtype="float64"), load(folder, dtype="float64", lora=last)]
+    for weight in (weight for model in made for weight in model.parameters() if weight.requires_grad):
+        with torch.no_grad():
+            weight.add_(0.1 * torch.ones_like(weight).cumsum(-1).sin())
+    return [model.eval() for model in made]
+
+
+RESPONSES = st.lists(st.sampled_from([4, 5]), min_size=1, max_size=5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), RESPONSES), min_size=6, max_size=12))
+def test_logprobs_and_gradients_are_those_of_the_plain_pass(models, drawn):
+    prompts = [[[6, 7, 8, 4], [5], [8, 8]][number] for number, _ in drawn]
+    ids, prompt_mask, response, mask = turns(prompts, [tokens for _, tokens in drawn])
+    trees = lay_out_trees(ids, prompt_mask, response, mask)
+    assert max(max(tokens) for _, tokens in drawn) < len(WORDS)
+    for model in models:
+        results = []
+        plain = lay_out(ids, prompt_mask, response, mask, share=False)
+        inputs = {"prompt_ids": ids, "prompt_mask": prompt_mask, "response_ids": response}
+        for layout in (plain, model.lay_out(inputs, mask)):
+            logprobs = selected_logprobs(model.logits(layout), response)
+            (logprobs * mask * torch.linspace(-1, 1, mask.numel()).view(mask.shape)).sum().backward()
+            grads = torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.requires_grad])
+            model.zero_grad()
+            results.append(((logprobs * mask).detach(), grads))
+        for one, other in zip(*results, strict=True):  # norms and softmax are in float32
+            assert float((one - other).norm()) <= 1e-5 * float(one.norm())
+    if trees is not None:
+        assert trees[0].input_ids.numel() <= plain.input_ids.numel()
+
+
+@pytest.mark.parametrize(("critic", "lora"), [(None, LORA), (ValueHeadConfig(), LORA), (None, None)])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_policy_and_its_reference_say_the_same_with_and_without_trees(folder, monkeypatch, critic, lora, chunked):
+    policy = text_policy(folder, max_new_tokens=4, value_head=critic, lora=lora)
+    policy.connect(FrozenLakeCodec())
+    policy.configure()
+    policy.build_reference(warm_started=False)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            if weight.requires_grad:
+                weight.add_(0.1 * torch.ones_like(weight).cumsum(-1).sin())
+    maps = [render_map(state, ("SFFF", "FHFH", "FFFH", "HFFG")) for state in (0, 1)]
+    rows = np.arange(2)
+    keys = RandomKeys(seed=0, purpose="test", collection=0, env=rows, turn=0 * rows)
+    batch, results = batch_of(policy.act(maps, [()] * 2, keys))[torch.tensor([0, 1, 1, 0, 0, 1])], []
+    policy.language_model.chunks = chunked
+    monkeypatch.setattr("lrl.models.language_model.AT_ONCE", 10)
+    tokens = []
+    for share in (0.5, 0.0):
+        monkeypatch.setattr(response_trees, "_SHARE", share)
+        tokens.append(policy.eval()._layout(batch.inputs, batch.response_mask).input_ids.numel())
+        out = policy.evaluate(batch)
+        weights = torch.linspace(-1, 1, 6)[:, None] * batch.response_mask
+        (weights * (out.logprobs + out.entropy) + (0 if critic is None else weights * out.values)).sum().backward()
+        grads = torch.cat([weight.grad.flatten() for weight in policy.parameters() if weight.grad is not None])
+        policy.zero_grad()
+        results.append((out.logprobs, out.entropy, out.values, policy.reference_logprobs(batch), grads))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    assert tokens[0] < tokens[1] and not torch.allclose(results[0][0], results[0][3], atol=1e-2)
+
+
+def test_there_are_no_trees_with_dropout(folder):
+    model = load(folder)
+    ids, prompt_mask, response, mask = turns([[5]] * 4, [[5, 6, 7]] * 4)
+    inputs = {"prompt_ids": ids, "prompt_mask": prompt_mask, "response_ids": response}
+    assert model.eval().lay_out(inputs, mask).tree is not None
+    assert model.train().lay_out(inputs, mask).tree is None
