@@ -1,8 +1,8 @@
 """The built-in generator: decode token by token with the weights that are trained.
 
-As in the training pass (:mod:`lrl.models.prompt_sharing`), responses to one prompt share one row of the KV cache, and
-each attends to the prompt and to itself. Every step computes one token of each unfinished response; finished responses
-leave the batch.
+As in the training pass (:mod:`lrl.models.response_trees`), responses to one prompt share rows of the KV cache, and each
+attends to the prompt and to its own tokens. Every step computes one token of each distinct unfinished text in a row, so
+responses cost little until they differ; finished responses leave the batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from lrl.types import SamplingConfig
 _COMPACT = 0.75
 """Finished rows are dropped from the cache when the unfinished share is below this: dropping copies the cache."""
 _CANDIDATES = (1, 2, 4, 8, 16, 32)
-_PADDING, _PROMPT, _IDLE = -1, 0, -2
 
 
 @final
@@ -143,7 +142,10 @@ def responses_per_row(counts: Tensor, prompt: int, response: int) -> int:
 
 @final
 class _CacheRows:
-    """Bookkeeping of the cache: which response wrote which column, and the unfinished responses, sorted by row.
+    """Bookkeeping of the cache: its rows, the unfinished responses, and the distinct texts that these have so far.
+
+    Responses of a row with the same tokens so far are one text, which is computed once. Texts and responses are sorted
+    by row.
 
     Args:
         prompt_of: which distinct prompt each response has, int64 ``(response,)``.
@@ -153,13 +155,15 @@ class _CacheRows:
 
     def __init__(self, prompt_of: Tensor, mask: Tensor, per_row: int) -> None:
         counts = torch.bincount(prompt_of)
-        row, slot = assign_rows(prompt_of, counts, per_row)
+        row, _ = assign_rows(prompt_of, counts, per_row)
         self.turn = torch.argsort(row, stable=True)
-        self.row, self.slot = row[self.turn], slot[self.turn] + 1
+        self.row = row[self.turn]
+        self.text = self.row
+        """The text of each response so far, int64 ``(response,)``; at first that of its row's prompt."""
         self.prompt = torch.repeat_interleave(torch.arange(len(counts), device=mask.device), -(-counts // per_row))
-        self.lengths = mask.sum(1)[self.prompt]
-        self.owner = torch.where(mask, _PROMPT, _PADDING)[self.prompt]
-        """int64 ``(row, column)``: padding, prompt, or the slot that wrote the column."""
+        self.lengths, self.mask = mask.sum(1)[self.prompt], mask[self.prompt]
+        self.seen = torch.zeros(len(self.prompt), 0, dtype=torch.bool, device=mask.device)
+        """bool ``(text, column)``: the columns after the prompt that each text consists of."""
 
     def keep(self, unfinished: Tensor, cache: DynamicCache) -> None:
         """Drop finished responses, and rows without responses where copying the cache pays.
@@ -168,31 +172,38 @@ class _CacheRows:
             unfinished: bool ``(response,)``, of those that were unfinished before.
             cache: keys and values of the rows.
         """
-        self.row, self.slot, self.turn = self.row[unfinished], self.slot[unfinished], self.turn[unfinished]
+        self.row, self.text, self.turn = self.row[unfinished], self.text[unfinished], self.turn[unfinished]
         stay, row = torch.unique(self.row, return_inverse=True)
-        if len(stay) < _COMPACT * len(self.owner):
+        if len(stay) < _COMPACT * len(self.mask):
             cache.batch_select_indices(stay)
-            self.row, self.lengths, self.owner = row, self.lengths[stay], self.owner[stay]
+            self.row, self.lengths, self.mask = row, self.lengths[stay], self.mask[stay]
 
     def append(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Append one token ``(response,)`` to each response.
+        """Append one token ``(response,)`` to each response; texts with different next tokens part.
 
         Returns:
-            The ids and the slots of the new columns, each int64 ``(row, place)``, and the place of each response in
-            its row, int64 ``(response,)``.
+            The ids of the new columns, int64 ``(row, place)``, the columns that each attends to, bool ``(row, place,
+            column)``, and the place of each response in its row, int64 ``(response,)``.
         """
-        counts = torch.bincount(self.row, minlength=len(self.owner))
-        place = torch.arange(len(token), device=token.device) - (counts.cumsum(0) - counts)[self.row]
-        ids = torch.zeros(len(self.owner), int(counts.max()), dtype=torch.long, device=token.device)
-        slots = torch.full_like(ids, _IDLE)
-        ids[self.row, place], slots[self.row, place] = token, self.slot
-        self.owner = torch.cat([self.owner, slots], dim=1)
-        return ids, slots, place
+        keys = self.text * (int(token.max()) + 1) + token
+        parent, (distinct, self.text) = self.text, torch.unique(keys, return_inverse=True)
+        texts, before = len(distinct), self.seen.shape[1]
+        response = parent.new_zeros(texts).scatter_(0, self.text, torch.arange(len(token), device=token.device))
+        row = self.row[response]
+        counts = torch.bincount(row, minlength=len(self.mask))
+        place = torch.arange(texts, device=token.device) - (counts.cumsum(0) - counts)[row]
+        ids = torch.zeros(len(self.mask), int(counts.max()), dtype=torch.long, device=token.device)
+        ids[row, place] = token[response]
+        self.seen = torch.cat([self.seen[parent[response]], self.seen.new_zeros(texts, ids.shape[1])], dim=1)
+        self.seen[torch.arange(texts, device=token.device), before + place] = True
+        visible = self.mask[:, None].expand(-1, ids.shape[1], -1)
+        visible = torch.cat([visible, self.seen.new_zeros(*ids.shape, self.seen.shape[1])], dim=2)
+        visible[row, place, self.mask.shape[1] :] = self.seen
+        return ids, visible, place[self.text]
 
-    def visible(self, slots: Tensor) -> Tensor:
-        """Return which columns each new token ``(row, place)`` attends to, bool ``(row, place, column)``."""
-        owner = self.owner[:, None]
-        return (owner == _PROMPT) | (owner == slots[:, :, None])
+    def attended(self) -> Tensor:
+        """Return the columns that hold a token, bool ``(row, column)``, where every row has one response."""
+        return torch.cat([self.mask, self.seen.new_ones(len(self.mask), self.seen.shape[1])], dim=1)
 
 
 @final
@@ -236,11 +247,8 @@ class _CachedDecoding:
         """
         rows = self.rows
         rows.keep(unfinished, self.cache)
-        ids, slots, place = rows.append(token[unfinished])
-        if self.share:
-            attention = additive_mask(rows.visible(slots), compute_dtype(self.model))
-        else:
-            attention = (rows.owner != _PADDING).long()
+        ids, visible, place = rows.append(token[unfinished])
+        attention = additive_mask(visible, compute_dtype(self.model)) if self.share else rows.attended().long()
         out = self.model(
             input_ids=ids,
             attention_mask=attention,

@@ -19,7 +19,7 @@ from torch import Tensor
 from lrl.models.prompt_sharing import Layout, Places, ragged
 from lrl.models.turn_texts import Continuation, Turns
 
-_SHARE = 0.5
+_SHARE = 0.75
 """Trees are used if they have at most this share of the tokens: each row needs a mask of its own."""
 
 

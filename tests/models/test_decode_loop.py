@@ -70,6 +70,24 @@ def test_answers_to_one_prompt_are_the_same_however_many_share_a_row(model, monk
         torch.testing.assert_close(together.logprobs[row, :size], alone.logprobs[0], atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_equal_texts_of_a_row_are_computed_once(model, monkeypatch, share):
+    monkeypatch.setattr("lrl.models.decode_loop.responses_per_row", lambda *_: 8)
+    computed = []
+    handle = model.register_forward_pre_hook(
+        lambda _, args, given: computed.append(given["input_ids"].numel()), with_kwargs=True
+    )
+    bits = token_bits(keys(np.arange(8)), 6)
+    sharp, usual = (SamplingConfig(max_new_tokens=6, temperature=value) for value in (1e-6, 0.02))
+    decode(model, [PROMPTS[0]] * 8, bits, sharp, stop_ids=set(), share=share)
+    agreed = computed[-5:]
+    out = decode(model, [PROMPTS[0]] * 8, bits, usual, stop_ids=set(), share=share)
+    handle.remove()
+    assert agreed == ([1] * 5 if share else [8] * 5)
+    texts = [len(out.ids[:, :size].unique(dim=0)) for size in range(1, 6)]
+    assert computed[-5:] == (texts if share else [8] * 5) and 1 < texts[0] < 8
+
+
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_prompts_with_a_common_beginning_are_answered_as_if_alone(model, temperature):
     beginning = [7, 3, 1, 4, 4, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
