@@ -1,4 +1,4 @@
-"""The codec that says the same in other words, to test whether a trained policy reads or has learned a string."""
+"""Rewords the texts of a codec, to evaluate how a trained policy generalises to prompts that it has not seen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lrl.codecs.codec import InvalidActionError, TextCodec
 
 @dataclass(frozen=True, kw_only=True)
 class Phrasing:
-    """Other words for the texts of a codec; what is left out stays as it is."""
+    """Specifies other wording for the texts of a codec; fields that are not given leave their texts unchanged."""
 
     description: str | None = None
     """Description of the environment, in which the system message lists the actions."""
@@ -27,7 +27,7 @@ class Phrasing:
 
 
 class RephrasedCodec(TextCodec):
-    """Codec that writes and reads the texts of another codec in other words.
+    """Wraps a codec so that its prompts and action names are worded differently.
 
     Args:
         codec: The codec whose texts are rephrased; its actions have names.

@@ -1,4 +1,4 @@
-"""Evaluate a trained policy on prompts in other words, with other names of actions, or with these in another order."""
+"""Evaluate a trained policy on reworded prompts, renamed actions, or actions that are listed in another order."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from transformers import DynamicCache
 from lrl.models.attention import Attention, bare, compute_dtype, is_exact, is_halved, kernel_of
 from lrl.models.forward import logits_of
 from lrl.models.lora import decoder_layers
+from lrl.models.lru_cache import LRUCache
 from lrl.models.prompt_sharing import Layout, Lower, additive_mask, lay_out_alone
-from lrl.models.recently_used import RecentlyUsed
 from lrl.models.skipped_layers import skipped
 from lrl.models.turn_texts import Continuation, turns_of
 
@@ -50,8 +50,8 @@ class LowerLayers:
         """Tokens that went through the lower layers so far."""
         self.random_in_training = _has_dropout(model, depth)
         """Whether the lower layers apply dropout in training mode, in which their states cannot be kept."""
-        self._kept = RecentlyUsed[Tensor](max_bytes)
-        self._prompts = RecentlyUsed[_KeysAndValues](max_bytes // 2)
+        self._kept = LRUCache[Tensor](max_bytes)
+        self._prompts = LRUCache[_KeysAndValues](max_bytes // 2)
         self._weights: tuple[Any, ...] = ()
 
     def fill(

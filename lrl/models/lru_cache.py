@@ -1,4 +1,4 @@
-"""A memory of bounded size that forgets what was not used for the longest time."""
+"""A least-recently-used (LRU) cache that is bounded by bytes instead of by entries."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Value = TypeVar("Value")
 
 
 @final
-class RecentlyUsed(Generic[Value]):
-    """Keeps values by key within a number of bytes; the least recently used are dropped.
+class LRUCache(Generic[Value]):
+    """Caches values by key within a number of bytes; the least recently used are evicted.
 
     Args:
         max_bytes: most that all values together may have; 0 keeps none.
@@ -43,7 +43,7 @@ class RecentlyUsed(Generic[Value]):
         self.shrink()
 
     def shrink(self, max_bytes: int | None = None) -> None:
-        """Drop values until all together have at most ``max_bytes``, by default the memory's own limit."""
+        """Drop values until all together have at most ``max_bytes``, by default the cache's own limit."""
         limit = self.max_bytes if max_bytes is None else max_bytes
         while self.bytes > limit:
             self.bytes -= self._kept.popitem(last=False)[1][1]

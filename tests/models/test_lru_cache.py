@@ -1,10 +1,10 @@
-"""A memory of bounded size."""
+"""A least-recently-used cache that is bounded by bytes."""
 
-from lrl.models.recently_used import RecentlyUsed
+from lrl.models.lru_cache import LRUCache
 
 
 def test_the_least_recently_used_go_first():
-    memory = RecentlyUsed[str](10)
+    memory = LRUCache[str](10)
     for key in "abc":
         memory.put(key, key.upper(), 3)
     assert memory.get("a") == "A" and memory.bytes == 9
@@ -22,6 +22,6 @@ def test_the_least_recently_used_go_first():
 
 
 def test_a_size_of_0_keeps_nothing():
-    memory = RecentlyUsed[int](0)
+    memory = LRUCache[int](0)
     memory.put("a", 1, 1)
     assert memory.get("a") is None
