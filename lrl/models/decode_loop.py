@@ -18,7 +18,7 @@ from lrl.models.attention import compute_dtype
 from lrl.models.generator import Responses
 from lrl.models.language_model import LanguageModel
 from lrl.models.prefill import distinct_prompts, prefill
-from lrl.models.prompt_sharing import additive_mask, assign_rows
+from lrl.models.prompt_sharing import additive_mask
 from lrl.models.sampling import sample_tokens, sampling_dtype, sampling_logprobs
 from lrl.models.uncached_decoding import UncachedDecoding
 from lrl.types import SamplingConfig
@@ -106,10 +106,10 @@ def decode(
     out_logprobs = torch.zeros(num_rows, steps, dtype=sampling_dtype(logits), device=device)
     step = 0
     for step in range(steps):
-        turn, logprobs = decoding.turn, sampling_logprobs(logits, sampling)
-        token = sample_tokens(logprobs, uniforms[turn, step])
+        turn, text, logprobs = decoding.turn, decoding.text, sampling_logprobs(logits, sampling)
+        token = sample_tokens(logprobs, uniforms[turn, step], text)
         out_ids[turn, step], out_mask[turn, step] = token, True  # the mask covers the stop token as well
-        out_logprobs[turn, step] = logprobs.gather(-1, token[:, None]).squeeze(-1)
+        out_logprobs[turn, step] = logprobs[text, token]
         unfinished = ~torch.isin(token, stop)
         if stops is not None:
             ended = [stops(ids) for ids in out_ids[turn, : step + 1].tolist()]
@@ -121,10 +121,10 @@ def decode(
     return Responses(ids=out_ids[:, :width], mask=out_mask[:, :width], logprobs=out_logprobs[:, :width])
 
 
-def responses_per_row(counts: Tensor, prompt: int, response: int) -> int:
-    """Return how many responses should share one row of the cache: the cheapest, by what was measured on a CPU.
+def texts_per_row(counts: Tensor, prompt: int, response: int) -> int:
+    """Return how many texts should share one row of the cache: the cheapest, by what was measured on a CPU.
 
-    A row costs reading its columns; a response costs the layers' products, and attending to the row's columns.
+    All responses are assumed to differ. A row costs reading its columns; a text costs the layers' products, and attending to the row's columns.
 
     Args:
         counts: responses to each distinct prompt, int64 ``(prompt,)``.
@@ -144,23 +144,23 @@ def responses_per_row(counts: Tensor, prompt: int, response: int) -> int:
 class _CacheRows:
     """Bookkeeping of the cache: its rows, the unfinished responses, and the distinct texts that these have so far.
 
-    Responses of a row with the same tokens so far are one text, which is computed once. Texts and responses are sorted
-    by row.
+    Responses to one prompt with the same tokens so far are one text, which is computed once. The texts of a prompt share
+    a row until there are too many, and are then spread over copies of it. Texts and responses are sorted by row.
 
     Args:
         prompt_of: which distinct prompt each response has, int64 ``(response,)``.
-        mask: bool ``(prompt, column)``: the columns of each prompt that hold a token.
-        per_row: responses that share a row.
+        mask: bool ``(prompt, column)``, False at padding.
+        most: the maximum number of texts in a row; null gives every response a row from the beginning.
     """
 
-    def __init__(self, prompt_of: Tensor, mask: Tensor, per_row: int) -> None:
-        counts = torch.bincount(prompt_of)
-        row, _ = assign_rows(prompt_of, counts, per_row)
-        self.turn = torch.argsort(row, stable=True)
-        self.row = row[self.turn]
+    def __init__(self, prompt_of: Tensor, mask: Tensor, most: int | None) -> None:
+        self.turn = torch.argsort(prompt_of, stable=True)
+        prompts = torch.arange(len(mask), device=mask.device)
+        self.prompt = prompt_of[self.turn] if most is None else prompts
+        self.row = torch.arange(len(self.turn), device=mask.device) if most is None else prompt_of[self.turn]
+        self.most = most or 1
         self.text = self.row
         """The text of each response so far, int64 ``(response,)``; at first that of its row's prompt."""
-        self.prompt = torch.repeat_interleave(torch.arange(len(counts), device=mask.device), -(-counts // per_row))
         self.lengths, self.mask = mask.sum(1)[self.prompt], mask[self.prompt]
         self.seen = torch.zeros(len(self.prompt), 0, dtype=torch.bool, device=mask.device)
         """bool ``(text, column)``: the columns after the prompt that each text consists of."""
@@ -175,31 +175,46 @@ class _CacheRows:
         self.row, self.text, self.turn = self.row[unfinished], self.text[unfinished], self.turn[unfinished]
         stay, row = torch.unique(self.row, return_inverse=True)
         if len(stay) < _COMPACT * len(self.mask):
-            cache.batch_select_indices(stay)
-            self.row, self.lengths, self.mask = row, self.lengths[stay], self.mask[stay]
+            self.row = row
+            self._take(stay, cache)
 
-    def append(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def append(self, token: Tensor, cache: DynamicCache) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Append one token ``(response,)`` to each response; texts with different next tokens part.
 
         Returns:
             The ids of the new columns, int64 ``(row, place)``, the columns that each attends to, bool ``(row, place,
-            column)``, and the place of each response in its row, int64 ``(response,)``.
+            column)``, and the row of each text and its place there, each int64 ``(text,)``.
         """
         keys = self.text * (int(token.max()) + 1) + token
         parent, (distinct, self.text) = self.text, torch.unique(keys, return_inverse=True)
         texts, before = len(distinct), self.seen.shape[1]
         response = parent.new_zeros(texts).scatter_(0, self.text, torch.arange(len(token), device=token.device))
-        row = self.row[response]
-        counts = torch.bincount(row, minlength=len(self.mask))
-        place = torch.arange(texts, device=token.device) - (counts.cumsum(0) - counts)[row]
-        ids = torch.zeros(len(self.mask), int(counts.max()), dtype=torch.long, device=token.device)
+        row, place = self._spread(self.row[response], cache)
+        self.row = row[self.text]
+        ids = torch.zeros(len(self.mask), int(place.max()) + 1, dtype=torch.long, device=token.device)
         ids[row, place] = token[response]
         self.seen = torch.cat([self.seen[parent[response]], self.seen.new_zeros(texts, ids.shape[1])], dim=1)
         self.seen[torch.arange(texts, device=token.device), before + place] = True
         visible = self.mask[:, None].expand(-1, ids.shape[1], -1)
         visible = torch.cat([visible, self.seen.new_zeros(*ids.shape, self.seen.shape[1])], dim=2)
         visible[row, place, self.mask.shape[1] :] = self.seen
-        return ids, visible, place[self.text]
+        return ids, visible, (row, place)
+
+    def _spread(self, row: Tensor, cache: DynamicCache) -> tuple[Tensor, Tensor]:
+        """Return row and place of each text, each int64 ``(text,)``, given its row so far; rows that are full part."""
+        counts = torch.bincount(row, minlength=len(self.mask))
+        place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+        if int(counts.max()) > self.most:
+            copies = (-(-counts // self.most)).clamp(min=1)  # a row without responses stays until it is dropped
+            row = (copies.cumsum(0) - copies)[row] + place // self.most
+            place = place % self.most
+            self._take(torch.repeat_interleave(torch.arange(len(copies), device=row.device), copies), cache)
+        return row, place
+
+    def _take(self, rows: Tensor, cache: DynamicCache) -> None:
+        """Make these the rows of the cache, int64 ``(row,)``; a row may be taken several times."""
+        cache.batch_select_indices(rows)
+        self.lengths, self.mask = self.lengths[rows], self.mask[rows]
 
     def attended(self) -> Tensor:
         """Return the columns that hold a token, bool ``(row, column)``, where every row has one response."""
@@ -223,23 +238,28 @@ class _CachedDecoding:
         logits, mask, self.cache, _ = prefill(model, unique, share)
         prompt_of = torch.tensor(index, device=mask.device)
         counts = torch.bincount(prompt_of)
-        per_row = responses_per_row(counts, mask.shape[1], steps) if share else 1
-        self.rows = _CacheRows(prompt_of, mask, per_row)
-        if len(self.rows.prompt) > len(mask):
+        most = texts_per_row(counts, mask.shape[1], steps) if share else None
+        self.rows = _CacheRows(prompt_of, mask, most)
+        if most is None:
             self.cache.batch_select_indices(self.rows.prompt)
-        if share:
+        else:
             for layer in self.cache.layers:
-                layer.reserve(steps * min(per_row, int(counts.max())))  # pyright: ignore[reportAttributeAccessIssue]
-        self.logits = logits[self.rows.prompt[self.rows.row]]
-        """``(response, vocabulary)`` of each response's first token."""
+                layer.reserve(steps * min(most, int(counts.max())))  # pyright: ignore[reportAttributeAccessIssue]
+        self.logits = logits[self.rows.prompt]
+        """``(text, vocabulary)`` of the first token."""
 
     @property
     def turn(self) -> Tensor:
         """Which responses are unfinished, int64 ``(response,)``."""
         return self.rows.turn
 
+    @property
+    def text(self) -> Tensor:
+        """Which of the distinct texts each unfinished response has so far, int64 ``(response,)``."""
+        return self.rows.text
+
     def append(self, token: Tensor, unfinished: Tensor) -> Tensor:
-        """Append a token to each unfinished response and return the logits of the next, ``(response, vocabulary)``.
+        """Append a token to each unfinished response and return the logits of the next, ``(text, vocabulary)``.
 
         Args:
             token: int64 ``(response,)``.
@@ -247,7 +267,7 @@ class _CachedDecoding:
         """
         rows = self.rows
         rows.keep(unfinished, self.cache)
-        ids, visible, place = rows.append(token[unfinished])
+        ids, visible, (row, place) = rows.append(token[unfinished], self.cache)
         attention = additive_mask(visible, compute_dtype(self.model)) if self.share else rows.attended().long()
         out = self.model(
             input_ids=ids,
@@ -257,4 +277,4 @@ class _CachedDecoding:
             use_cache=True,
         )
         self.step += 1
-        return out.logits[rows.row, place]
+        return out.logits[row, place]

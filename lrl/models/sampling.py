@@ -40,8 +40,8 @@ def sampling_logprobs(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     return torch.log_softmax(logits, dim=-1)
 
 
-def sample_tokens(logprobs: Tensor, uniforms: Tensor) -> Tensor:
-    """Sample one token per row by two exponential races (the Gumbel-max trick): among blocks of ids, then inside one.
+def sample_tokens(logprobs: Tensor, uniforms: Tensor, row: Tensor | None = None) -> Tensor:
+    """Sample tokens by two exponential races (the Gumbel-max trick): among blocks of ids, then inside one.
 
     Of exponential clocks with rates ``p`` the first to ring is a sample of ``p``. Rounding moves probabilities with the
     shape of the batch; then a race changes its winner in proportion to their total variation distance. Inverting the
@@ -50,17 +50,20 @@ def sample_tokens(logprobs: Tensor, uniforms: Tensor) -> Tensor:
 
     Args:
         logprobs: ``(row, vocabulary)``; -inf is never sampled.
-        uniforms: int64 ``(row,)``, 64 uniformly distributed bits each.
+        uniforms: int64 ``(sample,)``, 64 uniformly distributed bits each.
+        row: the distribution of each sample, int64 ``(sample,)``; null samples once from each.
 
     Returns:
-        int64 ``(row,)``.
+        int64 ``(sample,)``.
     """
     size = logprobs.shape[-1]
+    if row is None:
+        row = torch.arange(len(logprobs), device=logprobs.device)
     if size <= _SMALLEST_BLOCK:  # one race is enough
-        return (logprobs.exp() / exponentials(uniforms, size)).argmax(-1)
+        return (logprobs.exp()[row] / exponentials(uniforms, size)).argmax(-1)
     block = max(_SMALLEST_BLOCK, 1 << (size.bit_length() // 2))
     rates = pad(logprobs.exp(), (0, -size % block)).unflatten(-1, (-1, block))
     of_blocks, of_tokens = exponentials(uniforms, rates.shape[1] + block).split([rates.shape[1], block], dim=-1)
-    chosen = (rates.sum(-1) / of_blocks).argmax(-1)
-    inside = rates[torch.arange(len(chosen), device=chosen.device), chosen]
+    chosen = (rates.sum(-1)[row] / of_blocks).argmax(-1)
+    inside = rates[row, chosen]
     return chosen * block + (inside / of_tokens).argmax(-1)

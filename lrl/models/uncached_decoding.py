@@ -29,6 +29,11 @@ class UncachedDecoding:
         self.logits = self._next_logits()
         """``(response, vocabulary)`` of each response's first token."""
 
+    @property
+    def text(self) -> Tensor:
+        """Which row of logits each unfinished response has, int64 ``(response,)``: its own."""
+        return torch.arange(len(self.rows), device=self.device)
+
     def append(self, token: Tensor, unfinished: Tensor) -> Tensor:
         """Append a token to each unfinished response and return the logits of the next, ``(response, vocabulary)``.
 

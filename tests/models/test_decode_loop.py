@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import exponentials, token_bits
-from lrl.models.decode_loop import decode, responses_per_row
+from lrl.models.decode_loop import decode, texts_per_row
 from lrl.models.prefill import common_prefix
 from lrl.models.sampling import sample_tokens, sampling_logprobs
 from lrl.types import RandomKeys, SamplingConfig
@@ -58,7 +58,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(model):
 
 @pytest.mark.parametrize("per_row", [1, 2, 4, 32])
 def test_answers_to_one_prompt_are_the_same_however_many_share_a_row(model, monkeypatch, per_row):
-    monkeypatch.setattr("lrl.models.decode_loop.responses_per_row", lambda *_: per_row)
+    monkeypatch.setattr("lrl.models.decode_loop.texts_per_row", lambda *_: per_row)
     index = [0, 1, 0, 0, 3, 0, 1, 0, 0, 1, 0, 0]
     bits, sampling = token_bits(keys(np.arange(12)), 30), SamplingConfig(max_new_tokens=30, temperature=0.9)
     together = decode(model, [PROMPTS[i] for i in index], bits, sampling, stop_ids=STOP, share=True)
@@ -72,7 +72,7 @@ def test_answers_to_one_prompt_are_the_same_however_many_share_a_row(model, monk
 
 @pytest.mark.parametrize("share", [True, False])
 def test_equal_texts_of_a_row_are_computed_once(model, monkeypatch, share):
-    monkeypatch.setattr("lrl.models.decode_loop.responses_per_row", lambda *_: 8)
+    monkeypatch.setattr("lrl.models.decode_loop.texts_per_row", lambda *_: 8)
     computed = []
     handle = model.register_forward_pre_hook(
         lambda _, args, given: computed.append(given["input_ids"].numel()), with_kwargs=True
@@ -111,8 +111,8 @@ def test_the_common_prefix_leaves_every_prompt_a_token(prompts, length):
 
 
 def test_many_answers_to_a_long_prompt_share_rows_and_single_ones_do_not():
-    assert responses_per_row(torch.tensor([8] * 8), prompt=300, response=24) > 1
-    assert responses_per_row(torch.tensor([1] * 64), prompt=300, response=24) == 1
+    assert texts_per_row(torch.tensor([8] * 8), prompt=300, response=24) > 1
+    assert texts_per_row(torch.tensor([1] * 64), prompt=300, response=24) == 1
 
 
 def test_the_mask_ends_with_the_stop_token(model):
