@@ -14,6 +14,7 @@ BENCHMARKS = {
     "grpo": "one GRPO step against TRL's GRPOTrainer: completions per second",
     "sft": "supervised fine-tuning against TRL's SFTTrainer: tokens per second, padding not counted",
     "evaluate": "batched evaluation against one episode at a time: env steps per second",
+    "decode": "decoding against Hugging Face generate: responses per second",
     "score": "scoring all legal actions at once against a row per action: env steps per second",
     "ppo_mlp": "a whole PPO run of a small network against Stable-Baselines3: env steps per second",
     "trpo_mlp": "whole TRPO runs of a small network against sb3-contrib: env steps per second, and returns",

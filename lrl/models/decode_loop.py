@@ -1,7 +1,7 @@
 """The built-in generator: decode token by token with the weights that are trained.
 
 As in the training pass (:mod:`lrl.models.response_trees`), responses to one prompt share rows of the KV cache, and each
-attends to the prompt and to its own tokens. Every step computes one token of each distinct unfinished text in a row, so
+attends to the prompt and to its own tokens. Every step computes one token of each distinct unfinished text, so
 responses cost little until they differ; finished responses leave the batch.
 """
 
@@ -124,7 +124,8 @@ def decode(
 def texts_per_row(counts: Tensor, prompt: int, response: int) -> int:
     """Return how many texts should share one row of the cache: the cheapest, by what was measured on a CPU.
 
-    All responses are assumed to differ. A row costs reading its columns; a text costs the layers' products, and attending to the row's columns.
+    All responses are assumed to differ. A row costs reading its columns; a text costs the layers' products, and
+    attending to the row's columns.
 
     Args:
         counts: responses to each distinct prompt, int64 ``(prompt,)``.
@@ -144,8 +145,8 @@ def texts_per_row(counts: Tensor, prompt: int, response: int) -> int:
 class _CacheRows:
     """Bookkeeping of the cache: its rows, the unfinished responses, and the distinct texts that these have so far.
 
-    Responses to one prompt with the same tokens so far are one text, which is computed once. The texts of a prompt share
-    a row until there are too many, and are then spread over copies of it. Texts and responses are sorted by row.
+    Responses to one prompt with the same tokens so far are one text, which is computed once. The texts of a prompt
+    share a row until there are too many, and are then spread over copies of it. Texts and responses are sorted by row.
 
     Args:
         prompt_of: which distinct prompt each response has, int64 ``(response,)``.

@@ -34,24 +34,34 @@ def as_turns(inputs: dict[str, Tensor]) -> TurnBatch:
     return TurnBatch(inputs=ours, response_mask=mask, old_logprobs=nothing, advantages=advantages)
 
 
+def trained(model: Any) -> list[Tensor]:
+    """Return the weights that are trained: all, or those of adapters."""
+    return [weight for weight in model.parameters() if weight.requires_grad]
+
+
 @contextmanager
 def moved(*models: Any, size: float = 0.01) -> Iterator[None]:
     """Shift the weights of both models away from reference and sampling policy, and restore them afterwards."""
-    kept = [[weight.detach().clone() for weight in model.parameters()] for model in models]
+    kept = [[weight.detach().clone() for weight in trained(model)] for model in models]
     with torch.no_grad():
         for model in models:
             generator = torch.Generator().manual_seed(0)
-            for weight in model.parameters():
+            for weight in trained(model):
                 weight.add_(size * torch.randn(weight.shape, generator=generator))
     yield
     with torch.no_grad():
         for model, weights in zip(models, kept, strict=True):
-            for weight, old in zip(model.parameters(), weights, strict=True):
+            for weight, old in zip(trained(model), weights, strict=True):
                 weight.copy_(old)
 
 
-def compare_first_batch(module: GRPOModule, trainer: Any) -> dict[str, float]:
-    """Compare loss and gradient on TRL's first batch, with weights slightly off those that sampled it.
+def compare_first_batch(module: GRPOModule, trainer: Any, tolerance: float = 1e-5) -> dict[str, float]:
+    """Compare loss and gradient on TRL's first batch, with trained weights slightly off those that sampled it.
+
+    Args:
+        module: the algorithm of lrl.
+        trainer: that of TRL, with the same weights.
+        tolerance: of the loss, and of the gradient's direction.
 
     Raises:
         AssertionError: they differ.
@@ -67,9 +77,12 @@ def compare_first_batch(module: GRPOModule, trainer: Any) -> dict[str, float]:
     with moved(*models):
         losses: Any = module.training_step(batch), trainer.compute_loss(models[1], inputs)
         grads = [
-            torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+            torch.cat([g.flatten() for g in torch.autograd.grad(loss, trained(model))])
             for loss, model in zip(losses, models, strict=True)
         ]
-    torch.testing.assert_close(losses[0], losses[1], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(grads[0], grads[1], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(losses[0], losses[1], atol=tolerance, rtol=tolerance)
+    if tolerance > 1e-5:  # in 16 bits single entries of the gradient differ more
+        assert torch.cosine_similarity(*grads, dim=0) > 1 - tolerance
+    else:
+        torch.testing.assert_close(grads[0], grads[1], atol=tolerance, rtol=10 * tolerance)
     return {"loss_ours": losses[0].item(), "loss_theirs": losses[1].item(), "gradient_norm": grads[0].norm().item()}

@@ -1,7 +1,8 @@
 """One GRPO step, rollout and update, against TRL's ``GRPOTrainer``.
 
 Both start from the same weights and see the same prompts, in groups of 8, with the KL term and its reference, one
-optimiser step per rollout, float32. TRL runs through its own ``train()``, with Hugging Face's ``generate``, and with
+optimiser step per rollout, float32 unless ``--dtype`` says otherwise; with ``--lora_r`` both train the same adapters,
+in all layers or in the last ones. TRL runs through its own ``train()``, with Hugging Face's ``generate``, and with
 all that costs time switched off: checkpointing of activations, bfloat16 (slow on most CPUs), logging, saving. Ours runs
 through Lightning's ``fit()``. Rates are taken from the end of the first step to the end of the last.
 """
@@ -9,6 +10,7 @@ through Lightning's ``fit()``. Rates are taken from the end of the first step to
 from __future__ import annotations
 
 import argparse
+import copy
 import tempfile
 import time
 from collections.abc import Sequence
@@ -28,6 +30,8 @@ from lrl.envs.frozen_lake.maps import named_map
 from lrl.envs.prompt_env import PromptEnvs
 from lrl.envs.rows import RowSource
 from lrl.models.language_model import LanguageModelConfig
+from lrl.models.loading import load_base
+from lrl.models.model_config import LoRAConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
@@ -94,13 +98,20 @@ class Clock(L.Callback):
         self.times.append(time.perf_counter())
 
 
+def adapters(options: argparse.Namespace) -> LoRAConfig | None:
+    """Return the adapters of lrl; None where all weights are trained."""
+    if options.lora_r is None:
+        return None
+    return LoRAConfig(r=options.lora_r, alpha=2 * options.lora_r, last_layers=options.last_layers)
+
+
 class Ours:
     """Runs of lrl."""
 
     def __init__(self, options: argparse.Namespace, tokens: int) -> None:
         self.options, self.states = options, States(options.num_groups, tokens)
         policy = TextPolicy(
-            LanguageModelConfig(name=options.model),
+            LanguageModelConfig(name=options.model, dtype=options.dtype, lora=adapters(options)),
             self.states.prompt(),
             SamplingConfig(max_new_tokens=options.max_new_tokens),
             max_prompt_tokens=2048,
@@ -145,9 +156,9 @@ class Ours:
 class Theirs:
     """Runs of TRL."""
 
-    def __init__(self, options: argparse.Namespace, prompts: list[str]) -> None:
+    def __init__(self, options: argparse.Namespace, ours: Ours) -> None:
         from datasets import Dataset  # pyright: ignore[reportMissingImports]
-        from transformers import AutoTokenizer, PrinterCallback
+        from transformers import PrinterCallback
         from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
         from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
@@ -156,7 +167,7 @@ class Theirs:
         arguments = GRPOConfig(
             output_dir=tempfile.mkdtemp(),
             use_cpu=True,
-            bf16=False,
+            bf16=options.dtype == "bfloat16",
             activation_checkpointing=False,
             report_to="none",
             per_device_train_batch_size=batch,
@@ -178,18 +189,23 @@ class Theirs:
             logging_strategy="no",
             save_strategy="no",
             dataloader_pin_memory=False,
-            model_init_kwargs={"dtype": "float32"},
         )
-        tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
+        language_model: Any = ours.module.policy.language_model  # type: ignore
+        tokenizer = copy.deepcopy(language_model.tokenizer.tokenizer)
+        tokenizer.padding_side = "left"
+        base = load_base(LanguageModelConfig(name=options.model, dtype=options.dtype))
         self.trainer: Any = GRPOTrainer(
-            model=options.model,
+            model=base,
+            peft_config=copy.deepcopy(language_model.model.peft_config["default"]) if options.lora_r else None,
             args=arguments,
             callbacks=[self.clock],
             reward_funcs=[vowels],  # pyright: ignore[reportArgumentType]
-            train_dataset=Dataset.from_dict({"prompt": prompts}),
+            train_dataset=Dataset.from_dict({"prompt": ours.prompts}),
             processing_class=tokenizer,
         )
         self.trainer.remove_callback(PrinterCallback)
+        if options.lora_r:
+            self.trainer.model.load_state_dict(language_model.model.state_dict())
         self.clock.metrics = self.trainer._metrics["train"]
 
     @property
@@ -226,8 +242,9 @@ def _clock_callback() -> Any:
 def compare(options: argparse.Namespace, tokens: int) -> Comparison:
     """Run the comparison at one prompt length."""
     ours = Ours(options, tokens)
-    theirs = Theirs(options, ours.prompts)
-    notes: dict[str, Any] = compare_first_batch(ours.module, theirs.trainer)
+    theirs = Theirs(options, ours)
+    tolerance = 1e-5 if options.dtype == "float32" else 1e-2
+    notes: dict[str, Any] = compare_first_batch(ours.module, theirs.trainer, tolerance)
     rates = alternate(ours.rate, theirs.rate, options.repeats)
     lengths = [len(ours.module.policy.encode(row.observation, ())) for row in ours.states.rows()]  # type: ignore
     notes |= {
@@ -247,6 +264,9 @@ def compare(options: argparse.Namespace, tokens: int) -> Comparison:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``benchmark.py grpo``."""
     parser.add_argument("--model", default="assets/tiny-lm")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--lora_r", type=int, default=None, help="train adapters of this rank instead of all weights")
+    parser.add_argument("--last_layers", type=int, default=None, help="give adapters to this many layers only")
     parser.add_argument("--prompt_tokens", type=int, nargs="+", default=[100, 30, 300])
     parser.add_argument("--num_groups", type=int, default=8, help="prompts per step")
     parser.add_argument("--group_size", type=int, default=8)
@@ -265,6 +285,7 @@ def main(options: argparse.Namespace) -> None:
             f"{comparison.name}: first loss {notes['loss_ours']:.7f} = {notes['loss_theirs']:.7f}, completions of "
             f"{notes['response_tokens_ours']:.1f} and {notes['response_tokens_theirs']:.1f} tokens"
         )
-    settings = {name: getattr(options, name) for name in ("num_groups", "group_size", "max_new_tokens", "steps")}
-    notes = {"title": "GRPO step against TRL", "settings": settings | {"kl_coef": KL_COEF, "dtype": "float32"}}
+    names = ("model", "dtype", "lora_r", "last_layers", "num_groups", "group_size", "max_new_tokens", "steps")
+    settings = {name: getattr(options, name) for name in names}
+    notes = {"title": "GRPO step against TRL", "settings": settings | {"kl_coef": KL_COEF}}
     finish(comparisons, bar=3.0, path=options.json, **notes)

@@ -1,0 +1,101 @@
+"""Greedy decoding, or sampling, against Hugging Face's ``generate``, prefill included.
+
+Several prompts, each of which a group answers with as many tokens as are allowed: no token ends a response. Equal
+prompts have equal greedy responses, which lrl computes once; ``--temperature 1`` compares where all of them differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+import torch
+from benchmarks.timing import Comparison, alternate, finish, quiet
+from transformers import GenerationConfig
+
+from lrl.functional.random import token_bits
+from lrl.models.decode_loop import decode
+from lrl.models.language_model import LanguageModel, LanguageModelConfig
+from lrl.types import RandomKeys, SamplingConfig
+
+SHAPES = {"4 prompts, groups of 8": (4, 8), "32 prompts": (32, 1)}
+
+
+class Decoding:
+    """The same prompts for both implementations.
+
+    Args:
+        options: of the command line.
+        prompts: number of distinct prompts.
+        group: responses to each.
+    """
+
+    def __init__(self, options: argparse.Namespace, prompts: int, group: int) -> None:
+        self.options, self.model = options, LanguageModel(LanguageModelConfig(name=options.model, dtype=options.dtype))
+        self.model.configure()
+        self.model.model.generation_config = GenerationConfig(eos_token_id=None, pad_token_id=0)
+        words = np.random.default_rng(0).integers(100, self.model.vocabulary - 100, (prompts, options.prompt_tokens))
+        self.prompts = [row for row in words.tolist() for _ in range(group)]
+        self.sampling = SamplingConfig(temperature=options.temperature, max_new_tokens=options.max_new_tokens)
+        self.calls = 0
+
+    def ours(self) -> float:
+        """Return responses per second of lrl."""
+        self.calls += 1
+        number = np.arange(len(self.prompts))
+        keys = RandomKeys(seed=0, purpose="benchmark", collection=self.calls, env=number, turn=0 * number)
+        bits = token_bits(keys, self.sampling.max_new_tokens)
+        started = time.perf_counter()
+        model = self.model
+        model.prepare_decoding(self.options.prompt_tokens, self.sampling.max_new_tokens)
+        out = decode(model.model, self.prompts, bits, self.sampling, stop_ids=set(), share=model.share)
+        self.ids = out.ids
+        return len(self.prompts) / (time.perf_counter() - started)
+
+    def theirs(self) -> float:
+        """Return responses per second of ``generate``."""
+        sample = {"do_sample": True, "temperature": self.sampling.temperature, "top_k": 0, "top_p": 1.0}
+        settings = sample if self.sampling.temperature else {"do_sample": False}
+        ids = torch.tensor(self.prompts)
+        started = time.perf_counter()
+        with torch.no_grad():
+            out = self.model.model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=self.sampling.max_new_tokens, **settings
+            )
+        self.their_ids = out[:, ids.shape[1] :]
+        return len(self.prompts) / (time.perf_counter() - started)
+
+    def agreement(self) -> float:
+        """Return the share of tokens on which both agree."""
+        return float((self.ids == self.their_ids).float().mean())
+
+
+def compare(options: argparse.Namespace, name: str) -> Comparison:
+    """Run the comparison with one number of prompts."""
+    decoding = Decoding(options, *SHAPES[name])
+    rates = alternate(decoding.ours, decoding.theirs, options.repeats)
+    notes = {} if options.temperature else {"equal_tokens": decoding.agreement()}
+    return Comparison(name=name, unit="responses", ours=rates[0], theirs=rates[1], notes=notes)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``benchmark.py decode``."""
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
+    parser.add_argument("--prompt_tokens", type=int, default=100)
+    parser.add_argument("--max_new_tokens", type=int, default=32)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--repeats", type=int, default=5)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Run the comparison, and print and write its result."""
+    quiet()
+    comparisons = [compare(options, name) for name in SHAPES]
+    for comparison in comparisons:
+        if comparison.notes:
+            print(f"{comparison.name}: {comparison.notes['equal_tokens']:.1%} of the tokens are equal")
+    names = ("model", "dtype", "prompt_tokens", "max_new_tokens", "temperature")
+    notes = {"title": "Decoding against generate", "settings": {name: getattr(options, name) for name in names}}
+    finish(comparisons, bar=2.0, path=options.json, **notes)
