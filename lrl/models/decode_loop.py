@@ -207,8 +207,9 @@ class _CacheRows:
         place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
         if int(counts.max()) > self.most:
             copies = (-(-counts // self.most)).clamp(min=1)  # a row without responses stays until it is dropped
-            row = (copies.cumsum(0) - copies)[row] + place // self.most
-            place = place % self.most
+            size = (-(-counts // copies))[row]
+            row = (copies.cumsum(0) - copies)[row] + place // size
+            place = place % size
             self._take(torch.repeat_interleave(torch.arange(len(copies), device=row.device), copies), cache)
         return row, place
 
