@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from lrl.models.availability import missing_model_message
+from lrl.models.lora import decoder_layers
 from lrl.models.model_config import DTYPES, LanguageModelConfig
 from lrl.models.model_files import sources
 
@@ -33,10 +34,11 @@ def load_base(config: LanguageModelConfig) -> Any:
     architecture = _architecture(config) if config.random_init else None
     try:
         if architecture is None:
-            return _pretrained(config, options).eval()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.init_seed)
-            return AutoModelForCausalLM.from_config(architecture, **options).eval()
+            model = _pretrained(config, options)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(config.init_seed)
+                model = AutoModelForCausalLM.from_config(architecture, **options)
     except (OSError, ValueError, ImportError) as error:
         if any(mark in str(error) for mark in ("attn_implementation", "attention implementation", "FlashAttention")):
             raise ValueError(
@@ -44,6 +46,22 @@ def load_base(config: LanguageModelConfig) -> Any:
                 f"it must be {_other_attention(config.attention)}."
             ) from error
         raise ValueError(missing_model_message(config.name, error)) from error
+    if config.first_layers is not None:
+        _drop_layers(model, config)
+    return model.eval()
+
+
+def _drop_layers(model: Any, config: LanguageModelConfig) -> None:
+    """Keep the first layers of a model only, in place; what follows the layers stays."""
+    layers, count = decoder_layers(model, "language_model.first_layers")[1], config.first_layers
+    assert count is not None
+    if count > len(layers):
+        raise ValueError(f"language_model.first_layers is {count}; {config.name} has {len(layers)} layers.")
+    text = model.config.get_text_config()
+    del layers[count:]
+    text.num_hidden_layers = count
+    if getattr(text, "layer_types", None) is not None:
+        text.layer_types = text.layer_types[:count]
 
 
 def _pretrained(config: LanguageModelConfig, options: dict[str, Any]) -> Any:

@@ -55,8 +55,12 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
     return wrapped
 
 
-def decoder_layers(model: Any) -> tuple[str, nn.ModuleList]:
+def decoder_layers(model: Any, key: str = "lora.last_layers") -> tuple[str, nn.ModuleList]:
     """Return the decoder layers of a causal LM, first to last, and the name of their list.
+
+    Args:
+        model: with adapters or without.
+        key: the option that needs them, for the error.
 
     Raises:
         ValueError: the model has no list of as many modules as its configuration counts layers.
@@ -66,9 +70,7 @@ def decoder_layers(model: Any) -> tuple[str, nn.ModuleList]:
     for name, part in model.named_modules():
         if isinstance(part, nn.ModuleList) and len(part) == count:
             return name, part
-    raise ValueError(
-        f"lora.last_layers is set; it must be null, the layers of a {type(model).__name__} were not found."
-    )
+    raise ValueError(f"{key} is set; it must be null, the layers of a {type(model).__name__} were not found.")
 
 
 def _places(model: Any, lora: LoRAConfig, wanted: Sequence[str]) -> dict[str, Any]:

@@ -71,6 +71,8 @@ class LanguageModelConfig:
     """Take only the architecture from ``name`` and initialise the weights from ``init_seed``."""
     init_seed: int = 0
     """Seed of ``random_init``, of ``ordered_numbers`` and of new adapters."""
+    first_layers: int | None = None
+    """Keep only this many layers, the first ones, as a cheaper trunk of a head; null keeps all."""
     number_tokens: bool = False
     """Add a token for every number from 10 to 999 that the tokenizer splits into digits."""
     ordered_numbers: bool = False
@@ -99,6 +101,8 @@ class LanguageModelConfig:
             raise ValueError(f"language_model.dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}.")
         if self.state_cache_mb is not None and self.state_cache_mb < 0:
             raise ValueError(f"language_model.state_cache_mb is {self.state_cache_mb}; it must be 0 or more, or null.")
+        if self.first_layers is not None and self.first_layers < 1:
+            raise ValueError(f"language_model.first_layers is {self.first_layers}; it must be at least 1, or null.")
         if self.quantization not in (None, "nf4"):
             raise ValueError(f"language_model.quantization is {self.quantization!r}; it must be nf4 or null.")
         if self.quantization and self.lora is None:

@@ -76,6 +76,33 @@ def test_the_architecture_of_random_weights_can_be_changed_by_names_that_exist(f
         LanguageModelConfig(config_overrides={"num_hidden_layers": 1})
 
 
+# -- fewer layers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("architecture", "layers"), [("llama", "model.layers"), ("gpt2", "transformer.h")])
+def test_the_first_layers_alone_compute_the_states_after_them(folders, tmp_path, architecture, layers):
+    whole, cut = load(folders(architecture)), load(folders(architecture), first_layers=1)
+    assert len(cut.model.get_submodule(layers)) == 1
+    ids = torch.arange(1, 9)[None]
+    wanted = whole.model(input_ids=ids, output_hidden_states=True).hidden_states[1]
+    found = []
+    handle = cut.model.get_submodule(layers)[0].register_forward_hook(lambda _, args, out: found.append(out))
+    cut.model(input_ids=ids)
+    handle.remove()
+    torch.testing.assert_close(found[0][0] if isinstance(found[0], tuple) else found[0], wanted)
+    cut.model.save_pretrained(tmp_path / "cut")
+    cut.tokenizer.tokenizer.save_pretrained(tmp_path / "cut")
+    again = load(str(tmp_path / "cut"))
+    assert torch.equal(again.model(input_ids=ids).logits, cut.model(input_ids=ids).logits)
+
+
+def test_more_layers_than_there_are_is_an_error(folders):
+    with pytest.raises(ValueError, match=r"language_model.first_layers is 9; .* has 2 layers."):
+        load(folders("llama"), first_layers=9)
+    with pytest.raises(ValueError, match=r"first_layers is 0; it must be at least 1, or null."):
+        LanguageModelConfig(first_layers=0)
+
+
 # -- adapters ---------------------------------------------------------------------------------------------------------
 
 
