@@ -146,7 +146,7 @@ class _CacheRows:
     """Bookkeeping of the cache: its rows, the unfinished responses, and the distinct texts that these have so far.
 
     Responses to one prompt with the same tokens so far are one text, which is computed once. The texts of a prompt
-    share a row until there are too many, and are then spread over copies of it. Texts and responses are sorted by row.
+    share a row until there are too many, and are then spread over copies of it. Texts are sorted by row.
 
     Args:
         prompt_of: which distinct prompt each response has, int64 ``(response,)``.
@@ -180,7 +180,7 @@ class _CacheRows:
             self._take(stay, cache)
 
     def append(self, token: Tensor, cache: DynamicCache) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """Append one token ``(response,)`` to each response; texts with different next tokens part.
+        """Append one token ``(response,)`` to each response; texts with different next tokens separate.
 
         Returns:
             The ids of the new columns, int64 ``(row, place)``, the columns that each attends to, bool ``(row, place,
@@ -202,7 +202,7 @@ class _CacheRows:
         return ids, visible, (row, place)
 
     def _spread(self, row: Tensor, cache: DynamicCache) -> tuple[Tensor, Tensor]:
-        """Return row and place of each text, each int64 ``(text,)``, given its row so far; rows that are full part."""
+        """Return row and place of each text, each int64 ``(text,)``, given its row so far; full rows are split."""
         counts = torch.bincount(row, minlength=len(self.mask))
         place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
         if int(counts.max()) > self.most:

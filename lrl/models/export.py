@@ -38,11 +38,13 @@ def check_exportable(language_model: LanguageModel) -> None:
     Raises:
         ValueError: the weights of the base are not those of the model that the adapter names.
     """
-    for key in ("random_init", "ordered_numbers", "number_tokens"):
-        if language_model.config.lora is not None and getattr(language_model.config, key):
+    for key in ("random_init", "ordered_numbers", "number_tokens", "first_layers"):
+        value = getattr(language_model.config, key)
+        if language_model.config.lora is not None and value:
+            unset, given = ("false", "true") if value is True else ("null", value)
             raise ValueError(
-                f"language_model.{key} is true, so that an exported adapter would name a base that it was not trained "
-                "on; it must be false, or lora null."
+                f"language_model.{key} is {given}, so that an exported adapter would name a base that it was not "
+                f"trained on; it must be {unset}, or lora null."
             )
     name = language_model.config.name
     if language_model.config.lora is not None and is_gguf(name):

@@ -24,7 +24,7 @@ from lrl.models.number_embeddings import prepare_numbers
 from lrl.models.packing import pack
 from lrl.models.prefill import head_inputs
 from lrl.models.prompt_sharing import Layout, lay_out, lay_out_alone
-from lrl.models.response_trees import lay_out_trees
+from lrl.models.response_trees import lay_out_distinct, lay_out_trees
 from lrl.models.sharing_check import check_sharing
 from lrl.models.token_logprobs import AT_ONCE, can_chunk, head_logits, token_logprobs, without_logits
 from lrl.models.tokenizer import ChatTokenizer
@@ -140,8 +140,8 @@ class LanguageModel(nn.Module):
         """Arrange turns in rows for one forward pass.
 
         They are packed by ``pack_tokens`` (:mod:`lrl.models.packing`), else share prompts where that pays
-        (:mod:`lrl.models.prompt_sharing`) or, without dropout, also the beginnings of responses
-        (:mod:`lrl.models.response_trees`), if the model's attention allows it.
+        (:mod:`lrl.models.prompt_sharing`) or the common beginnings of responses (:mod:`lrl.models.response_trees`), if
+        the model's attention allows it. Except in training mode, which may have dropout, equal turns are arranged once.
 
         Args:
             inputs: ``prompt_ids`` and ``prompt_mask`` ``(turn, prompt)``, and ``response_ids`` ``(turn, token)``.
@@ -153,14 +153,12 @@ class LanguageModel(nn.Module):
         """
         turns = inputs["prompt_ids"], inputs["prompt_mask"], inputs["response_ids"], response_mask
         self._check_positions(int((inputs["prompt_mask"].sum(1) + response_mask.sum(1)).max()))
-        if not self.cached:
-            layout = lay_out_alone(*turns)
-        elif pack_tokens is not None and self.share:
-            layout = pack(*turns, pack_tokens)
-        elif self.share and not self.training and (trees := lay_out_trees(*turns)) is not None:
-            return self._with_lower_states(trees[0], lambda: trees[1])
-        else:
-            layout = lay_out(*turns, self.share)
+        arrange, trees = partial(lay_out, share=self.share) if self.cached else lay_out_alone, None
+        if self.cached and self.share and pack_tokens is not None:
+            arrange = partial(pack, max_row_tokens=pack_tokens)
+        elif self.cached and self.share and not self.training:
+            trees = lay_out_trees(*turns)
+        layout = trees or (arrange(*turns) if self.training else lay_out_distinct(arrange, *turns))
         return self._with_lower_states(layout, lambda: turns_of(*turns))
 
     def lay_out_candidates(self, prompts: Tensor, mask: Tensor, prefixes: Prefixes) -> Layout:

@@ -109,7 +109,7 @@ def lay_out(
     else:
         prompt_of = torch.arange(len(prompt_ids), device=prompt_ids.device)
         counts = torch.ones_like(prompt_of)
-    per_row = _cheapest(counts, prompt_width, response_width)
+    per_row, _ = cheapest(counts, prompt_width, response_width)
     row, slot = assign_rows(prompt_of, counts, per_row)
     return _build(prompt_ids, lengths, response_ids, response_mask.sum(1), row, slot, per_row)
 
@@ -157,8 +157,8 @@ def _places_alone(columns: Tensor, lengths: Tensor) -> Places:
     return Places(torch.where(columns < lengths[:, None], turn, -1), columns.expand(len(lengths), -1))
 
 
-def _cheapest(counts: Tensor, prompt: int, response: int) -> int:
-    """Return the number of completions per row that costs least, attention's quadratic part included.
+def cheapest(counts: Tensor, prompt: int, response: int) -> tuple[int, float]:
+    """Return the number of completions per row that costs least, and its cost (see :func:`cost_of`).
 
     Args:
         counts: turns with each distinct prompt, int64 ``(prompt,)``.
@@ -168,10 +168,15 @@ def _cheapest(counts: Tensor, prompt: int, response: int) -> int:
 
     def cost(per_row: int) -> float:
         rows = int(((counts + per_row - 1) // per_row).sum())
-        width = prompt + min(per_row, int(counts.max())) * response
-        return rows * width * (1 + width / 1024)
+        return cost_of(rows, prompt + min(per_row, int(counts.max())) * response)
 
-    return min(_CANDIDATES, key=cost)
+    per_row = min(_CANDIDATES, key=cost)
+    return per_row, cost(per_row)
+
+
+def cost_of(rows: int, width: int) -> float:
+    """Return the cost of a forward pass in tokens, attention's quadratic part included."""
+    return rows * width * (1 + width / 1024)
 
 
 def assign_rows(prompt_of: Tensor, counts: Tensor, per_row: int) -> tuple[Tensor, Tensor]:

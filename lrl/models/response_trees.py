@@ -1,4 +1,4 @@
-"""Responses to one prompt as a tree: what they begin with alike is computed once.
+"""Responses to one prompt as a tree: their common beginnings are computed once.
 
 The responses ``up now``, ``up then`` and ``down now`` to one prompt share a row, in which every column but the prompt's
 is a prefix of one of them; the last token of a response predicts nothing and is left out::
@@ -11,16 +11,17 @@ pass. Groups whose responses have a common format, or agree, have far fewer pref
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lrl.models.prompt_sharing import Layout, Places, ragged
-from lrl.models.turn_texts import Continuation, Turns
+from lrl.models.prompt_sharing import Layout, Places, cheapest, cost_of, ragged
 
 _SHARE = 0.75
-"""Trees are used if they have at most this share of the tokens: each row needs a mask of its own."""
+"""Trees are used if they cost at most this share of rows without them: each tree needs a mask of its own."""
 
 
 class Prefixes(NamedTuple):
@@ -28,6 +29,8 @@ class Prefixes(NamedTuple):
 
     prompt: Tensor
     """Which prompt each belongs to, int64 ``(prefix,)``."""
+    turn: Tensor
+    """One of the turns whose response begins with it, int64 ``(prefix,)``."""
     ids: Tensor
     """The last token of each, int64 ``(prefix,)``."""
     depth: Tensor
@@ -57,20 +60,21 @@ def find_prefixes(prompt_of: Tensor, response_ids: Tensor, sizes: Tensor) -> Pre
         keys = (here[turns] + len(prompt_of)) * vocabulary + response_ids[turns, column]
         distinct, number = torch.unique(keys, return_inverse=True)
         first = turns.new_zeros(len(distinct)).scatter_(0, number, turns)  # any turn with that prefix
-        parts.append((prompt_of[first], response_ids[first, column], torch.full_like(first, column + 1), here[first]))
+        depth = torch.full_like(first, column + 1)
+        parts.append((prompt_of[first], first, response_ids[first, column], depth, here[first]))
         here = here.clone()
         here[turns] = count + number
         count += len(distinct)
     if sizes.numel():
         before[torch.arange(len(sizes), device=device), sizes - 1] = here
     none = torch.zeros(0, dtype=torch.long, device=device)
-    prompt, ids, depth, parent = (torch.cat(part) for part in zip(*parts, strict=True)) if parts else (none,) * 4
-    return Prefixes(prompt, ids, depth, parent.clamp(min=-1), before.clamp(min=-1))
+    prompt, turn, ids, depth, parent = (torch.cat(part) for part in zip(*parts, strict=True)) if parts else (none,) * 5
+    return Prefixes(prompt, turn, ids, depth, parent.clamp(min=-1), before.clamp(min=-1))
 
 
 def lay_out_trees(
     prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor, response_mask: Tensor
-) -> tuple[Layout, Turns] | None:
+) -> Layout | None:
     """Arrange each distinct prompt in a row, with the prefixes of its responses after it; None where it does not pay.
 
     Args:
@@ -78,29 +82,25 @@ def lay_out_trees(
         prompt_mask: bool ``(turn, prompt)``.
         response_ids: int64 ``(turn, token)``, right-padded.
         response_mask: bool ``(turn, token)``, a prefix of each row; no response is empty.
-
-    Returns:
-        The layout, and the texts of its rows.
     """
     sizes = response_mask.sum(1)
-    if len(sizes) < 2 or int(sizes.min()) < 1:
+    if len(sizes) < 2 or int(sizes.min()) < 1 or int(sizes.max()) < 2:
         return None
     keyed = torch.cat([prompt_mask.sum(1, keepdim=True), prompt_ids * prompt_mask], dim=1)
-    unique, prompt_of = torch.unique(keyed, dim=0, return_inverse=True)
+    unique, prompt_of, turns = torch.unique(keyed, dim=0, return_inverse=True, return_counts=True)
     found = find_prefixes(prompt_of, response_ids, sizes)
-    if len(found.ids) > _SHARE * int((sizes - 1).sum()) or not len(found.ids):
+    counts = torch.bincount(found.prompt, minlength=len(unique))
+    prompt, most = int(unique[:, 0].max()), int(counts.max())
+    _, without = cheapest(turns, prompt, int(sizes.max()) - 1)
+    if cost_of(len(unique), prompt + most) > _SHARE * without:
         return None
-    rows, lengths = len(unique), unique[:, 0]
-    counts = torch.bincount(found.prompt, minlength=rows)
     order = torch.argsort(found.prompt, stable=True)
     place = torch.empty_like(order)
     place[order] = ragged(counts)[1]
-    return _build(unique[:, 1:], lengths, prompt_of, found, place, int(counts.max()))
+    return _build(unique[:, 1:], unique[:, 0], prompt_of, found, place, most)
 
 
-def _build(
-    prompts: Tensor, lengths: Tensor, prompt_of: Tensor, found: Prefixes, place: Tensor, most: int
-) -> tuple[Layout, Turns]:
+def _build(prompts: Tensor, lengths: Tensor, prompt_of: Tensor, found: Prefixes, place: Tensor, most: int) -> Layout:
     """Build the rows, given the place of each prefix after its prompt.
 
     Args:
@@ -122,7 +122,7 @@ def _build(
     target = found.prompt, width + place
     input_ids[target], segments[target] = found.ids, place + 1
     position_ids[target] = lengths[found.prompt] + found.depth - 1
-    column_of[target] = lengths[found.prompt] + place
+    column_of[target] = position_ids[target]
 
     seen = torch.zeros(rows, most + 1, most + 1, dtype=torch.bool, device=device)  # the prompt first, then prefixes
     seen[:, :, 0] = True
@@ -133,8 +133,10 @@ def _build(
         seen[of, own] |= seen[of, above]
         seen[of, own, own] = True
 
-    number = torch.arange(rows, device=device)[:, None]
-    layout = Layout(
+    turn = torch.empty_like(lengths).scatter_(0, prompt_of, torch.arange(len(prompt_of), device=device))
+    turn_of = torch.where(segments < 0, -1, turn[:, None])
+    turn_of[found.prompt, width + place] = found.turn
+    return Layout(
         input_ids=input_ids,
         position_ids=position_ids,
         segments=segments,
@@ -142,20 +144,29 @@ def _build(
         logit_columns=torch.arange(width - 1, width + most, device=device),
         row=prompt_of,
         kept=torch.where(found.before < 0, 0, place[found.before.clamp(min=0)] + 1),
-        places=Places(torch.where(segments < 0, -1, number), column_of),
+        places=Places(turn_of, column_of),
         tree=seen,
     )
-    return layout, _texts(prompts, lengths, found, place, seen)
 
 
-def _texts(prompts: Tensor, lengths: Tensor, found: Prefixes, place: Tensor, seen: Tensor) -> Turns:
-    """Return the prompts as lists, and the prefixes after each, in their places."""
-    texts = [row[:size] for row, size in zip(prompts.tolist(), lengths.tolist(), strict=True)]
-    after: list[Continuation] = []
-    for number in range(len(texts)):
-        own = (found.prompt == number).nonzero()[:, 0]
-        own = own[torch.argsort(place[own])]
-        visible = seen[number, 1 : len(own) + 1, 1 : len(own) + 1].tolist()
-        ids, places = tuple(found.ids[own].tolist()), tuple((found.depth[own] - 1).tolist())
-        after.append(Continuation(ids, places, tuple(map(tuple, visible))))
-    return texts, after
+def lay_out_distinct(arrange: Callable[[Tensor, Tensor, Tensor, Tensor], Layout], *turns: Tensor) -> Layout:
+    """Arrange turns, those with the same text once.
+
+    Args:
+        arrange: takes ``turns`` and returns their layout.
+        turns: as :func:`lay_out_trees` takes them.
+    """
+    prompt_ids, prompt_mask, response_ids, response_mask = turns
+    sizes = torch.stack([prompt_mask.sum(1), response_mask.sum(1)], dim=1)
+    responses = response_ids[:, : response_mask.shape[1]] * response_mask
+    keyed = torch.cat([sizes, prompt_ids * prompt_mask, responses], dim=1)
+    unique, index = torch.unique(keyed, dim=0, return_inverse=True)
+    if len(unique) == len(keyed):
+        return arrange(*turns)
+    number = torch.arange(len(keyed), device=keyed.device)
+    first = number.new_full((len(unique),), len(keyed)).scatter_reduce(0, index, number, "amin")
+    first, order = first.sort()
+    layout = arrange(*(part[first] for part in turns))
+    index, turn = torch.argsort(order)[index], layout.places.turn
+    places = Places(torch.where(turn < 0, -1, first[turn.clamp(min=0)]), layout.places.column)
+    return replace(layout, row=layout.row[index], kept=layout.kept[index], places=places)

@@ -266,10 +266,15 @@ def comparisons_table(comparisons: Sequence[tuple[dict[str, Any], dict[str, Any]
     """Markdown: one row per comparison, each given with the report that it is from."""
     lines = ["| comparison | ours | theirs | ratio (repeats) |", "|---|---|---|---|"]
     for report, one in comparisons:
-        ours, theirs = np.median(one["ours"]), np.median(one["theirs"])
+        ours, theirs = (_rate(float(np.median(one[side]))) for side in ("ours", "theirs"))
         ratios = f"{one['ratio']:.2f} ({one['ratio_min']:.2f} to {one['ratio_max']:.2f})"
-        lines.append(f"| {report['title']}, {one['name']} | {ours:.0f} {one['unit']} | {theirs:.0f} | {ratios} |")
+        lines.append(f"| {report['title']}, {one['name']} | {ours} {one['unit']} | {theirs} | {ratios} |")
     return "\n".join(lines)
+
+
+def _rate(rate: float) -> str:
+    """Return a rate without decimals, or with two digits below 10."""
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def text_cost_table(report: dict[str, Any]) -> str:

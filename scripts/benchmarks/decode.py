@@ -1,6 +1,6 @@
 """Greedy decoding, or sampling, against Hugging Face's ``generate``, prefill included.
 
-Several prompts, each of which a group answers with as many tokens as are allowed: no token ends a response. Equal
+Several prompts, to each of which a group responds with as many tokens as are allowed: no token ends a response. Equal
 prompts have equal greedy responses, which lrl computes once; ``--temperature 1`` compares where all of them differ.
 """
 
@@ -17,6 +17,7 @@ from transformers import GenerationConfig
 from lrl.functional.random import token_bits
 from lrl.models.decode_loop import decode
 from lrl.models.language_model import LanguageModel, LanguageModelConfig
+from lrl.models.loading import load_base
 from lrl.types import RandomKeys, SamplingConfig
 
 SHAPES = {"4 prompts, groups of 8": (4, 8), "32 prompts": (32, 1)}
@@ -34,7 +35,8 @@ class Decoding:
     def __init__(self, options: argparse.Namespace, prompts: int, group: int) -> None:
         self.options, self.model = options, LanguageModel(LanguageModelConfig(name=options.model, dtype=options.dtype))
         self.model.configure()
-        self.model.model.generation_config = GenerationConfig(eos_token_id=None, pad_token_id=0)
+        self.their_model = load_base(self.model.config)  # with the attention that transformers chooses
+        self.their_model.generation_config = GenerationConfig(eos_token_id=None, pad_token_id=0)
         words = np.random.default_rng(0).integers(100, self.model.vocabulary - 100, (prompts, options.prompt_tokens))
         self.prompts = [row for row in words.tolist() for _ in range(group)]
         self.sampling = SamplingConfig(temperature=options.temperature, max_new_tokens=options.max_new_tokens)
@@ -60,7 +62,7 @@ class Decoding:
         ids = torch.tensor(self.prompts)
         started = time.perf_counter()
         with torch.no_grad():
-            out = self.model.model.generate(
+            out = self.their_model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=self.sampling.max_new_tokens, **settings
             )
         self.their_ids = out[:, ids.shape[1] :]
@@ -97,5 +99,7 @@ def main(options: argparse.Namespace) -> None:
         if comparison.notes:
             print(f"{comparison.name}: {comparison.notes['equal_tokens']:.1%} of the tokens are equal")
     names = ("model", "dtype", "prompt_tokens", "max_new_tokens", "temperature")
-    notes = {"title": "Decoding against generate", "settings": {name: getattr(options, name) for name in names}}
+    how = "greedy" if options.temperature == 0 else "sampled"
+    title = f"decoding against generate, {options.model}, {options.dtype}, {how}"
+    notes = {"title": title, "settings": {name: getattr(options, name) for name in names}}
     finish(comparisons, bar=2.0, path=options.json, **notes)

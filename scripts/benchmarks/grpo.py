@@ -3,7 +3,7 @@
 Both start from the same weights and see the same prompts, in groups of 8, with the KL term and its reference, one
 optimiser step per rollout, float32 unless ``--dtype`` says otherwise; with ``--lora_r`` both train the same adapters,
 in all layers or in the last ones. TRL runs through its own ``train()``, with Hugging Face's ``generate``, and with
-all that costs time switched off: checkpointing of activations, bfloat16 (slow on most CPUs), logging, saving. Ours runs
+all that costs time switched off: checkpointing of activations, logging, saving. Ours runs
 through Lightning's ``fit()``. Rates are taken from the end of the first step to the end of the last.
 """
 
@@ -275,6 +275,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=4)
 
 
+def title(options: argparse.Namespace) -> str:
+    """Return what is compared, for tables: model and adapters where they are not the default."""
+    words = ["GRPO step against TRL"]
+    if options.lora_r is not None:
+        layers = "all layers" if options.last_layers is None else f"the last {options.last_layers} layers"
+        words += [options.model, options.dtype, f"LoRA on {layers}"]
+    return ", ".join(words)
+
+
 def main(options: argparse.Namespace) -> None:
     """Run the comparison at every prompt length, and print and write its result."""
     quiet()
@@ -287,5 +296,5 @@ def main(options: argparse.Namespace) -> None:
         )
     names = ("model", "dtype", "lora_r", "last_layers", "num_groups", "group_size", "max_new_tokens", "steps")
     settings = {name: getattr(options, name) for name in names}
-    notes = {"title": "GRPO step against TRL", "settings": settings | {"kl_coef": KL_COEF}}
+    notes = {"title": title(options), "settings": settings | {"kl_coef": KL_COEF}}
     finish(comparisons, bar=3.0, path=options.json, **notes)
