@@ -11,7 +11,8 @@ import tempfile
 from pathlib import Path
 
 from settings import made
-from tiny_runs import grpo, make_trainer, network, ppo, rollout_data, save_tiny_model, sft, text_policy, trpo
+from tiny_runs import FEW_ITERATIONS, grpo, make_trainer, network, ppo, rollout_data, save_tiny_model, sft, text_policy
+from tiny_runs import trpo as trpo_of
 
 GOLDEN = Path(__file__).parent / "golden" / "first_updates.json"
 NAMES = ("loss", "value_loss", "approx_kl", "kl", "kl_to_reference", "ratio_error", "entropy", "improvement")
@@ -23,6 +24,11 @@ def reinforce_pp(folder):
     from lrl.algorithms.reinforce_pp import REINFORCEPlusPlusModule
 
     return made(REINFORCEPlusPlusModule, text_policy(folder), lr=1e-2, kl_coef=0.1)
+
+
+def trpo(folder):
+    """TRPO with two iterations in float64: ten iterations of conjugate gradients amplify rounding to three digits."""
+    return trpo_of(folder, **FEW_ITERATIONS)
 
 
 RUNS = {
