@@ -24,16 +24,14 @@ from typing import Any
 
 import yaml
 
+from lrl.reports.benchmark_tables import benchmark_table, comparisons_table, text_cost_table
 from lrl.reports.results import (
     baselines_table,
-    benchmark_table,
-    comparisons_table,
     environments_table,
     figure_text,
     learning_table,
     minutes_text,
     seeds_text,
-    text_cost_table,
 )
 from lrl.reports.source_lines import definition_line
 

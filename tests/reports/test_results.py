@@ -3,8 +3,8 @@ import json
 import numpy as np
 import pytest
 
+from lrl.reports.benchmark_tables import benchmark_table
 from lrl.reports.results import (
-    benchmark_table,
     command_of,
     environments_table,
     final_values,
