@@ -203,7 +203,7 @@ class Rollout:
 
     @property
     def cut(self) -> Tensor:
-        """Whether the episode continues after this turn, but not in this rollout, bool ``(time, env)``.
+        """Return whether the episode continues after this turn, but not in this rollout, bool ``(time, env)``.
 
         The turn was truncated, or it is the last of its environment and its episode has not ended.
         """

@@ -77,7 +77,7 @@ class GRPOModule(GradientModule):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the policy at the start of the run must be kept: if the KL term counts."""
+        """Return whether the policy at the start of the run must be kept: if the KL term counts."""
         return self.kl.coef > 0
 
     def advantages(self, rollout: Rollout) -> Credit:

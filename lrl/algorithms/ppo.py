@@ -127,7 +127,7 @@ class PPOValueHeadModule(GradientModule):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the policy at the start of the run must be kept: if the KL penalty counts."""
+        """Return whether the policy at the start of the run must be kept: if the KL penalty counts."""
         return self.kl.coef > 0
 
     def advantages(self, rollout: Rollout) -> Credit:

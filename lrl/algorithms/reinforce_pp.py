@@ -66,7 +66,7 @@ class REINFORCEPlusPlusModule(GradientModule):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the policy at the start of the run must be kept: if the KL penalty counts."""
+        """Return whether the policy at the start of the run must be kept: if the KL penalty counts."""
         return self.kl_coef > 0
 
     def advantages(self, rollout: Rollout) -> Credit:

@@ -88,7 +88,7 @@ class RolloutDataModule(RunDataModule):
 
     @property
     def filled(self) -> bool:
-        """Whether there are minibatches left to train on."""
+        """Return whether there are minibatches left to train on."""
         return self._batch is not None and self.trained_minibatches < self.minibatches_per_collection
 
     def fill(self, collection: int, rollout: Rollout, batch: TurnBatch) -> None:
@@ -152,7 +152,7 @@ class RolloutDataModule(RunDataModule):
 
     @property
     def spent(self) -> bool:
-        """Whether ``max_env_steps`` is reached."""
+        """Return whether ``max_env_steps`` is reached."""
         return self.max_env_steps is not None and self.clocks["env_steps"] >= self.max_env_steps
 
     def tick(self, env_steps: float, episodes: float, tokens: float) -> None:

@@ -121,7 +121,7 @@ class WorkerPipe:
 
     @property
     def closed(self) -> bool:
-        """Whether the pipe is closed."""
+        """Return whether the pipe is closed."""
         return self._pipe.closed
 
     @property

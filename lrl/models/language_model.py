@@ -114,7 +114,7 @@ class LanguageModel(nn.Module):
 
     @property
     def recomputes(self) -> bool:
-        """Whether the log-probabilities of sampled tokens are computed again, by the pass that training uses."""
+        """Return whether the log-probabilities of sampled tokens are computed again, by the pass that training uses."""
         wanted = self.config.recompute_logprobs
         return is_halved(self.model) if wanted is None else wanted
 

@@ -24,7 +24,7 @@ _SHARE = 0.75
 """Trees are used if they cost at most this share of rows without them: each tree needs a mask of its own."""
 
 
-class Prefixes(NamedTuple):
+class ResponsePrefixes(NamedTuple):
     """The distinct prefixes of the responses to some prompts, numbered from 0, shorter ones first."""
 
     prompt: Tensor
@@ -41,15 +41,15 @@ class Prefixes(NamedTuple):
     """The prefix before each response token, int64 ``(turn, token)``; -1 is the prompt alone."""
 
 
-def find_prefixes(prompt_of: Tensor, response_ids: Tensor, sizes: Tensor) -> Prefixes:
+def find_prefixes(prompt_of: Tensor, response_ids: Tensor, sizes: Tensor) -> ResponsePrefixes:
     """Find the distinct prefixes of responses that predict a token.
 
     Args:
         prompt_of: the prompt of each turn, int64 ``(turn,)``.
         response_ids: int64 ``(turn, token)``.
-        sizes: lengths of the responses, int64 ``(turn,)``.
+        sizes: lengths of the responses, at least one of which has two tokens, int64 ``(turn,)``.
     """
-    device, vocabulary = response_ids.device, int(response_ids.max()) + 1
+    vocabulary = int(response_ids.max()) + 1
     before = torch.full_like(response_ids, -1)
     here = -1 - prompt_of  # the prompts alone, each with a number of its own
     parts: list[tuple[Tensor, ...]] = []
@@ -62,14 +62,11 @@ def find_prefixes(prompt_of: Tensor, response_ids: Tensor, sizes: Tensor) -> Pre
         first = turns.new_zeros(len(distinct)).scatter_(0, number, turns)  # any turn with that prefix
         depth = torch.full_like(first, column + 1)
         parts.append((prompt_of[first], first, response_ids[first, column], depth, here[first]))
-        here = here.clone()
         here[turns] = count + number
         count += len(distinct)
-    if sizes.numel():
-        before[torch.arange(len(sizes), device=device), sizes - 1] = here
-    none = torch.zeros(0, dtype=torch.long, device=device)
-    prompt, turn, ids, depth, parent = (torch.cat(part) for part in zip(*parts, strict=True)) if parts else (none,) * 5
-    return Prefixes(prompt, turn, ids, depth, parent.clamp(min=-1), before.clamp(min=-1))
+    before[torch.arange(len(sizes), device=sizes.device), sizes - 1] = here
+    prompt, turn, ids, depth, parent = (torch.cat(part) for part in zip(*parts, strict=True))
+    return ResponsePrefixes(prompt, turn, ids, depth, parent.clamp(min=-1), before.clamp(min=-1))
 
 
 def lay_out_trees(
@@ -100,7 +97,9 @@ def lay_out_trees(
     return _build(unique[:, 1:], unique[:, 0], prompt_of, found, place, most)
 
 
-def _build(prompts: Tensor, lengths: Tensor, prompt_of: Tensor, found: Prefixes, place: Tensor, most: int) -> Layout:
+def _build(
+    prompts: Tensor, lengths: Tensor, prompt_of: Tensor, found: ResponsePrefixes, place: Tensor, most: int
+) -> Layout:
     """Build the rows, given the place of each prefix after its prompt.
 
     Args:
@@ -150,7 +149,7 @@ def _build(prompts: Tensor, lengths: Tensor, prompt_of: Tensor, found: Prefixes,
 
 
 def lay_out_distinct(arrange: Callable[[Tensor, Tensor, Tensor, Tensor], Layout], *turns: Tensor) -> Layout:
-    """Arrange turns, those with the same text once.
+    """Arrange turns in rows, and those with the same text only once.
 
     Args:
         arrange: takes ``turns`` and returns their layout.

@@ -48,7 +48,7 @@ class Policy(Actor):
 
     @property
     def has_critic_adapter(self) -> bool:
-        """Whether the critic reads the language model through an adapter of its own."""
+        """Return whether the critic reads the language model through an adapter of its own."""
         return self.trunk is not None and self.trunk.language_model.has_critic_adapter
 
     def critic_parameters(self) -> list[nn.Parameter]:

@@ -43,7 +43,7 @@ class Step:
 
     @property
     def ended(self) -> np.ndarray:
-        """Whether the turn ended its episode, bool ``(row,)``."""
+        """Return whether the turn ended its episode, bool ``(row,)``."""
         return self.terminated | self.truncated
 
 

@@ -68,7 +68,7 @@ class GradientModule(PolicyModule, ABC):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the policy at the start of the run must be kept."""
+        """Return whether the policy at the start of the run must be kept."""
         return False
 
     def advantages(self, rollout: Rollout) -> Credit:

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from tiny_architectures import load, logprobs, trainable
-from tiny_runs import grpo, make_trainer, rollout_data, save_tiny_model
+from tiny_runs import grpo, make_trainer, rollout_data
 
 from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.models.export import save_pretrained
@@ -13,12 +13,6 @@ from lrl.models.language_model import LoRAConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft under transformers 5
 LAST = LoRAConfig(r=2, alpha=8, last_layers=2, rank_pattern={"mlp.down_proj": 3, r"3\.self_attn\.q_proj": 1})
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    return save_tiny_model(root / "tied", tie_word_embeddings=True, num_hidden_layers=4)
 
 
 @pytest.mark.parametrize("wanted", ["all-linear", ["q_proj", "down_proj"]])

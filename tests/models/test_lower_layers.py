@@ -17,12 +17,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:Futu
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    return save_tiny_model(root / "tied", tie_word_embeddings=True, num_hidden_layers=4)
-
-
-@pytest.fixture(scope="module")
 def pairs(folder):
     """Models that keep states and that compute them again, by dtype and options."""
     made = {}

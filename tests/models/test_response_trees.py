@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_architectures import LORA, load
-from tiny_runs import WORDS, batch_of, save_tiny_model, text_policy
+from tiny_runs import WORDS, batch_of, text_policy
 
 from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.functional.masking import selected_logprobs
@@ -109,12 +109,6 @@ def test_equal_turns_are_arranged_once_and_refer_to_their_own_text(models):
         for model in models:
             plain = selected_logprobs(model.logits(lay_out(ids, prompt_mask, response, mask, share=False)), response)
             torch.testing.assert_close(selected_logprobs(model.logits(layout), response) * mask, plain * mask)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    return save_tiny_model(root / "tied", tie_word_embeddings=True, num_hidden_layers=4)
 
 
 @pytest.fixture(scope="module")
