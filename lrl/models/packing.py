@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lrl.models.prompt_sharing import Layout, Places, ragged
+from lrl.models.prompt_sharing import Layout, Places, common_prefix, ragged
 
 _PREFIX, _REST, _RESPONSE = range(3)
 
@@ -35,7 +35,7 @@ def pack(
         max_row_tokens: the width to which rows are filled.
     """
     prompts, responses = prompt_mask.sum(1), response_mask.sum(1).clamp(min=1)
-    prefix = _common_prefix(prompt_ids, prompts)
+    prefix = common_prefix(prompt_ids, prompts)
     own_row = spread((prompts - prefix + responses - 1).tolist(), max_row_tokens - prefix)
     row = torch.tensor(own_row, device=prompt_ids.device)
     tokens = _tokens(prompt_ids, prompts, response_ids, responses, row, prefix)
@@ -65,18 +65,6 @@ def pack(
         kept=kept,
         places=Places(source, position_ids),
     )
-
-
-def _common_prefix(prompt_ids: Tensor, lengths: Tensor) -> int:
-    """Return the length of the longest common prefix that leaves every prompt at least one token.
-
-    Args:
-        prompt_ids: int64 ``(turn, prompt)``, right-padded.
-        lengths: int64 ``(turn,)``.
-    """
-    shortest = int(lengths.min()) - 1
-    differs = (prompt_ids[:, :shortest] != prompt_ids[:1, :shortest]).any(0)
-    return int(differs.int().argmax()) if bool(differs.any()) else shortest
 
 
 def _tokens(

@@ -248,6 +248,18 @@ def _build(
     )
 
 
+def common_prefix(prompt_ids: Tensor, lengths: Tensor) -> int:
+    """Return the length of the longest common prefix that leaves every prompt at least one token.
+
+    Args:
+        prompt_ids: int64 ``(turn, prompt)``, right-padded.
+        lengths: int64 ``(turn,)``.
+    """
+    shortest = int(lengths.min()) - 1
+    differs = (prompt_ids[:, :shortest] != prompt_ids[:1, :shortest]).any(0)
+    return int(differs.int().argmax()) if bool(differs.any()) else shortest
+
+
 def ragged(lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Return item and position, each int64 ``(element,)``, of all elements of items of ``lengths`` ``(item,)``."""
     item = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)

@@ -71,6 +71,25 @@ def test_a_row_holds_each_prefix_once_and_each_sees_its_own():
     assert layout.kept[3, :2].tolist() == [0, 1] and layout.kept[0, :3].tolist() == [0, 1, layout.kept[1, 2].item()]
 
 
+def test_prompts_with_a_common_prefix_are_in_one_row_and_logits_only_where_a_token_is_predicted(monkeypatch):
+    monkeypatch.setattr(response_trees, "_MIN_PREFIX", 2)
+    groups = turns([[1, 2, 3, 4]] * 3 + [[1, 2, 5]] * 3, [[6, 7], [6, 8], [7], [6, 7], [6, 7], [8]])
+    layout = lay_out_trees(*groups)
+    assert layout.input_ids.shape[0] == 1 and layout.input_ids[0].tolist()[:2] == [1, 2]
+    assert sorted(layout.input_ids[0].tolist()[2:]) == [3, 4, 5, 6, 6]
+    seen = layout.attention_mask(torch.float32)[0, 0] == 0
+    texts = {}
+    for column, ids in enumerate(layout.input_ids[0].tolist()):
+        text = [layout.input_ids[0, other].item() for other in range(column) if seen[column, other]] + [ids]
+        assert layout.position_ids[0, column] == len(text) - 1
+        texts[layout.logit_columns.tolist().index(column) if column in layout.logit_columns else -1 - column] = text
+    ids, prompt_mask, response, mask = groups
+    for turn, place in mask.nonzero().tolist():
+        before = [*ids[turn][prompt_mask[turn]].tolist(), *response[turn, :place].tolist()]
+        assert texts[layout.kept[turn, place].item()] == before
+    assert {len(text) for number, text in texts.items() if number < 0} == {1, 3}  # but for column 1, of padding
+
+
 def test_there_is_no_tree_where_responses_differ():
     assert lay_out_trees(*turns([[1]] * 2, [[5, 6, 7, 8, 4], [7, 6, 7, 8, 4]])) is None
     assert lay_out_trees(*turns([[1]], [[5, 6]])) is None
@@ -112,6 +131,14 @@ def test_equal_turns_are_arranged_once_and_refer_to_their_own_text(models):
 
 
 @pytest.fixture(scope="module")
+def short_prefixes():
+    """Let prompts share a single tree from two common tokens on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(response_trees, "_MIN_PREFIX", 2)
+        yield
+
+
+@pytest.fixture(scope="module")
 def models(folder):
     last = LoRAConfig(r=2, alpha=8, last_layers=2)
     made = [load(folder, dtype="float64"), load(folder, dtype="float64", lora=last)]
@@ -124,10 +151,13 @@ def models(folder):
 RESPONSES = st.lists(st.sampled_from([4, 5]), min_size=1, max_size=5)
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), RESPONSES), min_size=6, max_size=12))
-def test_logprobs_and_gradients_are_those_of_the_plain_pass(models, drawn):
-    prompts = [[[6, 7, 8, 4], [5], [8, 8]][number] for number, _ in drawn]
+PROMPTS = [[[6, 7, 8, 4], [5], [8, 8]], [[6, 7, 8, 4], [6, 7, 8], [6, 7, 4]]]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 1), st.lists(st.tuples(st.integers(0, 2), RESPONSES), min_size=6, max_size=12))
+def test_logprobs_and_gradients_are_those_of_the_plain_pass(models, short_prefixes, which, drawn):
+    prompts = [PROMPTS[which][number] for number, _ in drawn]
     ids, prompt_mask, response, mask = turns(prompts, [tokens for _, tokens in drawn])
     trees = lay_out_trees(ids, prompt_mask, response, mask)
     assert max(max(tokens) for _, tokens in drawn) < len(WORDS)
