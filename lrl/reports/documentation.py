@@ -10,6 +10,7 @@ kinds:
 - ``benchmarks`` and ``speed NAME:NUMBER ...``: all comparisons, or single ones, counted from 0.
 - ``environments NAME [FIGURE]``, ``baselines``, ``text_cost``: what policies reach in environments, and what text
   costs there.
+- ``rephrased NAME``: success of trained policies on rephrased prompts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import yaml
 
 from lrl.reports.benchmark_tables import benchmark_table, comparisons_table, text_cost_table
+from lrl.reports.rephrased_table import rephrased_table
 from lrl.reports.results import (
     baselines_table,
     environments_table,
@@ -182,6 +184,10 @@ def _text_cost(words: Sequence[str], results: Results, page: Path) -> str:
     return text_cost_table(_named("benchmark_text", results))
 
 
+def _rephrased(names: Sequence[str], results: Results, page: Path) -> str:
+    return rephrased_table(_named(names[0], results)["rephrased"])
+
+
 def _config_of(result: dict[str, Any]) -> Path:
     """Return the configuration that a result's command trains."""
     found = re.search(r"--config (\S+)", result["command"])
@@ -213,4 +219,5 @@ _KINDS: dict[str, Callable[[Sequence[str], Results, Path], str]] = {
     "environments": _environments,
     "baselines": _baselines,
     "text_cost": _text_cost,
+    "rephrased": _rephrased,
 }
