@@ -16,7 +16,7 @@ from lrl.cli.arguments import command_parser, exit_on_user_error
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = command_parser(prog, __doc__)
-    parser.add_argument("--temperatures", type=float, nargs="*", default=[0.05, 0.01], help="of softmax policies")
+    parser.add_argument("--temperatures", type=float, nargs="*", default=[0.1, 0.03], help="of softmax policies")
     parser.add_argument("--num_groups", type=int, default=128, help="groups per seed")
     parser.add_argument("--group_size", type=int, default=16, help="episodes per group")
     parser.add_argument("--seeds", type=int, default=10, help="number of seeds, from 0 on")

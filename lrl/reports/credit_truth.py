@@ -45,7 +45,7 @@ _WITH_CRITIC: tuple[Literal["turn", "token", "nested", "bandit"], ...] = ("turn"
 class TruthConfig:
     """Sizes of the comparison."""
 
-    temperatures: tuple[float, ...] = (0.05, 0.01)
+    temperatures: tuple[float, ...] = (0.1, 0.03)
     """Policies beside the uniform one: softmax of the optimal Q-values divided by each of these."""
     num_groups: PositiveInt = 128
     """Groups per seed."""
