@@ -55,7 +55,9 @@ def run(arguments: argparse.Namespace, command: str) -> None:
     about = {"title": "Advantages scored against the truth", "command": command, "commit": commit()}
     result = about | {"machine": arguments.machine, "settings": vars(config)} | measure(config)
     for tokens in TOKENS:
-        print(f"{tokens} token{'s' * (tokens > 1)} per turn\n\n{credit_table(result, tokens)}\n")
+        heading = f"{tokens} token{'s' * (tokens > 1)} per turn"
+        print(f"{heading}\n\n{credit_table(result, tokens)}\n")
+        print(f"{heading}, averaged\n\n{credit_table(result, tokens, averaged=True)}\n")
     if arguments.json is not None:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(result_text(result), encoding="utf-8")

@@ -31,6 +31,8 @@ class ExactRollout:
     advantages: Tensor
     """``Q(prefix and token) - V(prefix)`` for the policy that played, given the turns that are left, float64
     ``(time, env, token)``; 0 where masked."""
+    choice: Tensor
+    """int64 ``(time, env, token)``: the same number for the same token after the same prefix in the same state."""
 
 
 def sample_rollout(
@@ -71,7 +73,11 @@ def sample_rollout(
         final_values=torch.zeros_like(tensors["rewards"]),
         **tensors,
     )
-    return ExactRollout(rollout=rollout, advantages=torch.from_numpy(np.diff(values, axis=-1)))
+    position, action = np.arange(tokens), played["action"][..., None]
+    prefix = action // 2 * (position == 0) + action * (position > 0) if tokens > 1 else action
+    choice = (played["state"][..., None] * lake.table.num_actions + prefix) * tokens + position
+    advantages = torch.from_numpy(np.diff(values, axis=-1))
+    return ExactRollout(rollout=rollout, advantages=advantages, choice=torch.from_numpy(choice))
 
 
 def _play(lake: Lake, policy: np.ndarray, episodes: int, rng: np.random.Generator) -> dict[str, np.ndarray]:

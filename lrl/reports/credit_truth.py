@@ -1,7 +1,8 @@
 """How close estimated advantages are to the true ones, which are known on FrozenLake.
 
 A policy that does not learn plays groups of episodes. Each estimator of :mod:`lrl.training` turns the rewards into
-advantages, and these are compared with the exact ``A(s, a)`` of that policy, over all tokens that were sampled.
+advantages, and these are compared with the exact ``A(s, a)`` of that policy, over all tokens that were sampled: each by
+itself, and after averaging over the tokens that are the same choice in the same state.
 """
 
 from __future__ import annotations
@@ -70,22 +71,39 @@ class Score:
     """Pearson's; 0 where the estimates do not vary."""
     error_variance: float
     """Variance of the error that is left when the estimates are rescaled linearly in the best way."""
+    averaged_correlation: float
+    """Pearson's, between means over all tokens of the collection that are the same choice, weighted by their number:
+    what an update by the whole collection goes by."""
 
 
-def score(estimated: Tensor, true: Tensor) -> Score:
+def score(estimated: Tensor, true: Tensor, choice: Tensor) -> Score:
     """Compare estimates with the truth.
 
     Args:
         estimated: ``(token,)``.
         true: ``(token,)``.
+        choice: int64 ``(token,)``; equal numbers are the same choice.
     """
+    index = torch.unique(choice, return_inverse=True)[1]
+    averaged, _ = _compared(_means(estimated, index), _means(true, index))
+    correlation, left = _compared(estimated, true)
+    return Score(correlation=correlation, error_variance=left, averaged_correlation=averaged)
+
+
+def _means(values: Tensor, index: Tensor) -> Tensor:
+    """Return for each value the mean of those with the same index, float64 ``(token,)``."""
+    count = torch.bincount(index).double()
+    return (torch.zeros_like(count).index_add(0, index, values.double()) / count)[index]
+
+
+def _compared(estimated: Tensor, true: Tensor) -> tuple[float, float]:
+    """Return the correlation and the error variance of estimates ``(token,)``."""
     estimated, true = estimated.double() - estimated.double().mean(), true.double() - true.double().mean()
     covariance, spread, variance = ((a * b).mean() for a, b in ((estimated, true), (estimated,) * 2, (true,) * 2))
     if float(spread) <= 1e-20 or float(variance) <= 1e-20:
-        return Score(correlation=0.0, error_variance=float(variance))
-    slope = covariance / spread
-    left = (true - slope * estimated).square().mean()
-    return Score(correlation=float(covariance / (spread * variance).sqrt()), error_variance=float(left))
+        return 0.0, float(variance)
+    left = (true - covariance / spread * estimated).square().mean()
+    return float(covariance / (spread * variance).sqrt()), float(left)
 
 
 def estimates(sample: ExactRollout, gamma: float, gae_lambda: float) -> dict[str, Tensor]:
@@ -156,67 +174,80 @@ def _scores_of(lake: Lake, policy: np.ndarray, tokens: int, seed: int, config: T
     sample = sample_rollout(lake, policy, *sizes, tokens=tokens, gamma=config.gamma, seed=seed)
     mask, found = sample.rollout.response_mask, estimates(sample, config.gamma, config.gae_lambda)
     found["truth"] = torch.zeros_like(sample.advantages)
-    return {name: score(advantages[mask], sample.advantages[mask]) for name, advantages in found.items()}
+    true, choice = sample.advantages[mask], sample.choice[mask]
+    return {name: score(advantages[mask], true, choice) for name, advantages in found.items()}
 
 
 def _summary(seeds: Sequence[Score]) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for name in ("correlation", "error_variance"):
+    for name in ("correlation", "averaged_correlation", "error_variance"):
         values = [getattr(one, name) for one in seeds]
         bounds = list(bootstrap_interval(values)) if len(values) > 1 else [values[0]] * 2
         row |= {name: float(np.mean(values)), f"{name}_ci95": bounds, f"{name}_seeds": values}
     return row
 
 
-def credit_table(result: Mapping[str, Any], tokens: int) -> str:
-    """Return a Markdown table of correlations and error variances, one row per estimator, with intervals over seeds.
+def credit_table(result: Mapping[str, Any], tokens: int, averaged: bool = False) -> str:
+    """Return a Markdown table of correlations with intervals over seeds, one row per estimator.
 
     Args:
         result: what :func:`measure` returned, or the file that holds it.
         tokens: tokens per turn.
+        averaged: whether correlations are those of averages, else those of single tokens, beside error variances.
     """
-    names = [policy["policy"] for policy in result["policies"]]
-    heads = [f"{p['policy']}, success {p['success']:.3f}: correlation | error variance" for p in result["policies"]]
-    lines = [f"| estimator | {' | '.join(heads)} |", "|---" * (2 * len(names) + 1) + "|"]
+    names, key = (
+        [policy["policy"] for policy in result["policies"]],
+        "averaged_correlation" if averaged else "correlation",
+    )
+    heads = [f"{policy['policy']} (success {policy['success']:.3f})" for policy in result["policies"]]
+    if not averaged:
+        heads = [cell for head in heads for cell in (head, "error variance")]
+    lines = [f"| estimator | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     rows: dict[str, dict[str, str]] = {}
     for row in result["scores"]:
         if row["tokens"] == tokens:
-            low, high = row["correlation_ci95"]
-            cell = f"{row['correlation']:.3f} ({low:.3f} to {high:.3f}) | {row['error_variance']:.2e}"
+            low, high = row[f"{key}_ci95"]
+            cell = f"{row[key]:.3f} ({low:.3f} to {high:.3f})"
+            cell += "" if averaged else f" | {row['error_variance']:.3e}"
             rows.setdefault(row["estimator"], {})[row["policy"]] = cell
     lines += [f"| {name} | {' | '.join(cells[policy] for policy in names)} |" for name, cells in rows.items()]
-    nothing = (f"0 | {policy[f'truth_variance_{tokens}']:.2e}" for policy in result["policies"])
-    return "\n".join([*lines, f"| no estimate | {' | '.join(nothing)} |"])
+    if not averaged:
+        nothing = (f"0 | {policy[f'truth_variance_{tokens}']:.3e}" for policy in result["policies"])
+        lines.append(f"| no estimate | {' | '.join(nothing)} |")
+    return "\n".join(lines)
 
 
 def draw_scores(result: Mapping[str, Any], path: Path) -> None:
-    """Draw the correlation of each estimator with its interval to a PNG; open markers have three tokens per turn.
+    """Draw the correlations of each estimator with their intervals to a PNG; open markers have three tokens per turn.
 
     Args:
         result: what :func:`measure` returned, or the file that holds it.
         path: the PNG; missing folders are created.
     """
-    figure, axes = new_figure(8, 7.5)
+    figure, axes = new_figure(11, 7)
+    axes.remove()
+    left, right = figure.subplots(1, 2, sharey=True)
     estimators = list(dict.fromkeys(row["estimator"] for row in result["scores"]))
-    for number, policy in enumerate(result["policies"]):
+    names = [policy["policy"] for policy in result["policies"]]
+    for axes, key in ((left, "correlation"), (right, "averaged_correlation")):
         for row in result["scores"]:
-            if row["policy"] == policy["policy"]:
-                _draw_score(axes, row, estimators.index(row["estimator"]), number)
-        axes.plot([], [], "o", color=f"C{number}", label=f"{policy['policy']}, success {policy['success']:.3f}")
+            _draw_score(axes, row, key, estimators.index(row["estimator"]), names.index(row["policy"]))
+        axes.axvline(0, color="0.6", linewidth=0.8)
+        axes.grid(alpha=0.3)
+    left.set_yticks(range(len(estimators)), estimators)
+    left.invert_yaxis()
+    left.set_xlabel("correlation with the true advantage, single tokens")
+    right.set_xlabel("the same, averaged over a state's equal choices")
+    for number, policy in enumerate(result["policies"]):
+        right.plot([], [], "o", color=f"C{number}", label=f"{policy['policy']}, success {policy['success']:.3f}")
     for tokens, filled in zip(TOKENS, ("full", "none"), strict=True):
-        label = f"{tokens} token{'s' * (tokens > 1)} per turn"
-        axes.plot([], [], "o", color="0.4", fillstyle=filled, label=label)
-    axes.set_yticks(range(len(estimators)), estimators)
-    axes.invert_yaxis()
-    axes.axvline(0, color="0.6", linewidth=0.8)
-    axes.set_xlabel("correlation with the true advantage")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=9)
+        right.plot([], [], "o", color="0.4", fillstyle=filled, label=f"{tokens} token{'s' * (tokens > 1)} per turn")
+    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     save_figure(figure, path)
 
 
-def _draw_score(axes: Axes, row: Mapping[str, Any], height: int, policy: int) -> None:
+def _draw_score(axes: Axes, row: Mapping[str, Any], key: str, height: int, policy: int) -> None:
     several = row["tokens"] > 1
     at = height + 0.22 * (policy - 1) + 0.09 * several
-    axes.plot(row["correlation_ci95"], [at, at], color=f"C{policy}", linewidth=1.2)
-    axes.plot(row["correlation"], at, "o", color=f"C{policy}", markersize=4.5, fillstyle="none" if several else "full")
+    axes.plot(row[f"{key}_ci95"], [at, at], color=f"C{policy}", linewidth=1.2)
+    axes.plot(row[key], at, "o", color=f"C{policy}", markersize=4.5, fillstyle="none" if several else "full")

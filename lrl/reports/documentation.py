@@ -8,7 +8,7 @@ kinds:
 - ``configs``: every configuration, with its result.
 - ``algorithms``: every algorithm, with the lines of its loss and its advantages.
 - ``benchmarks`` and ``speed NAME:NUMBER ...``: all comparisons, or single ones, counted from 0.
-- ``credit NAME TOKENS``: advantages compared with the exact ones, at a number of tokens per turn.
+- ``credit NAME TOKENS [averaged]``: advantages compared with the exact ones, at a number of tokens per turn.
 - ``environments NAME [FIGURE]``, ``baselines``, ``text_cost``: what policies reach in environments, and what text
   costs there.
 """
@@ -171,7 +171,7 @@ def _benchmarks(words: Sequence[str], results: Results, page: Path) -> str:
 
 
 def _credit(words: Sequence[str], results: Results, page: Path) -> str:
-    return credit_table(_named(words[0], results), int(words[1]))
+    return credit_table(_named(words[0], results), int(words[1]), "averaged" in words)
 
 
 def _environments(names: Sequence[str], results: Results, page: Path) -> str:

@@ -55,3 +55,11 @@ def test_the_advantages_of_a_turns_tokens_sum_to_that_of_the_turn():
 def test_another_number_of_tokens_is_an_error():
     with pytest.raises(ValueError, match="tokens is 2; it must be one of 1, 3"):
         sample_rollout(LAKE, POLICY, 1, 1, tokens=2, seed=0)
+
+
+def test_equal_choices_have_equal_true_advantages_at_the_same_turn():
+    for tokens, most in ((1, 4), (3, 2 + 4 + 4)):
+        sample = sample_rollout(LAKE, softmax(1.0), 20, 10, tokens=tokens, seed=4)
+        choice, true = sample.choice[0].flatten(), sample.advantages[0].flatten()
+        of_choice = {number: true[choice == number] for number in choice.unique().tolist()}
+        assert len(of_choice) == most and all(float(same.max() - same.min()) < 1e-12 for same in of_choice.values())

@@ -13,15 +13,22 @@ from lrl.reports.credit_truth import TruthConfig, credit_table, estimates, polic
 
 
 def test_scores_by_hand():
-    true = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    exact = score(5 - 2 * true, true)
-    assert exact.correlation == pytest.approx(-1) and exact.error_variance == pytest.approx(0, abs=1e-12)
-    partial = score(torch.tensor([1.0, 0.0, 0.0, 1.0]), true)
+    true, apart = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.arange(4)
+    exact = score(5 - 2 * true, true, apart)
+    assert exact.correlation == exact.averaged_correlation == pytest.approx(-1)
+    assert exact.error_variance == pytest.approx(0, abs=1e-12)
+    partial = score(torch.tensor([1.0, 0.0, 0.0, 1.0]), true, apart)
     assert partial.correlation == pytest.approx(0) and partial.error_variance == pytest.approx(1.25)
-    half = score(torch.tensor([0.0, 0.0, 1.0, 1.0]), true)
+    half = score(torch.tensor([0.0, 0.0, 1.0, 1.0]), true, apart)
     assert half.correlation == pytest.approx(2 / 5**0.5) and half.error_variance == pytest.approx(0.25)
-    nothing = score(torch.zeros(4), true)
+    nothing = score(torch.zeros(4), true, apart)
     assert (nothing.correlation, nothing.error_variance) == (0, pytest.approx(1.25))
+
+
+def test_averages_over_equal_choices_count_as_often_as_these_were_made():
+    true, estimated = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0]), torch.tensor([4.0, -2.0, 0.5, -0.5, 0.0])
+    found = score(estimated, true, torch.tensor([7, 7, 3, 3, 3]))
+    assert found.averaged_correlation == pytest.approx(1) and found.correlation < 0.5
 
 
 def sampled(tokens, slippery=True, gamma=0.9, groups=8, size=16):
@@ -34,7 +41,7 @@ def test_one_step_of_an_exact_critic_is_the_truth_where_nothing_slips():
     sample = sampled(1, slippery=False)
     found = estimates(sample, gamma=0.9, gae_lambda=0.0)
     torch.testing.assert_close(found["turn, exact critic"], sample.advantages)
-    assert score(found["episode groups (GRPO)"][sample.rollout.response_mask], _true(sample)).correlation < 0.9
+    assert _score(sample, found["episode groups (GRPO)"]).correlation < 0.9
 
 
 def test_an_exact_critic_is_right_on_average_and_groups_that_share_a_state_come_closer_than_episodes():
@@ -42,9 +49,14 @@ def test_an_exact_critic_is_right_on_average_and_groups_that_share_a_state_come_
     found, mask = estimates(sample, gamma=1.0, gae_lambda=0.0), sample.rollout.response_mask
     true, estimated = _true(sample), found["turn, exact critic"][mask]
     assert float((true * estimated).mean() / true.square().mean()) == pytest.approx(1, abs=0.1)
-    correlation = {name: score(one[mask], true).correlation for name, one in found.items()}
+    correlation = {name: _score(sample, one).correlation for name, one in found.items()}
     assert correlation["turn, exact critic"] > 2 * correlation["episode groups, not scaled"] > 0
     assert correlation["grouped GAE, not scaled"] > 2 * correlation["episode groups, not scaled"]
+
+
+def _score(sample, estimated):
+    mask = sample.rollout.response_mask
+    return score(estimated[mask], sample.advantages[mask], sample.choice[mask])
 
 
 def _true(sample):
@@ -70,7 +82,13 @@ def test_a_seed_of_numbers_a_table_and_a_figure(tmp_path, capsys):
         low, high = row["correlation_ci95"]
         assert -1 <= low <= row["correlation"] <= high <= 1 and len(row["correlation_seeds"]) == 2
     table = credit_table(result, 3)
-    assert table in capsys.readouterr().out and table.count("\n") == 16 and "| no estimate | 0 | " in table
+    said = capsys.readouterr().out
+    assert (
+        table in said
+        and credit_table(result, 1, averaged=True) in said
+        and table.count("\n") == 16
+        and "| no estimate | 0 | " in table
+    )
 
 
 @pytest.mark.parametrize(
