@@ -45,7 +45,8 @@ def run(arguments: argparse.Namespace, command: str) -> None:
     """Measure, print the tables, and write the files that the options name."""
     from lrl.cli.run_directory import commit
     from lrl.evaluation.tabular_rollouts import TOKENS
-    from lrl.reports.credit_truth import TruthConfig, credit_table, draw_scores, measure
+    from lrl.reports.credit_scores import credit_table, draw_scores
+    from lrl.reports.credit_truth import TruthConfig, measure
     from lrl.reports.results import result_text
 
     names = ("num_groups", "group_size", "seeds", "gamma", "gae_lambda")

@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 from lrl.reports.benchmark_tables import benchmark_table, comparisons_table, text_cost_table
-from lrl.reports.credit_truth import credit_table
+from lrl.reports.credit_scores import credit_table
 from lrl.reports.results import (
     baselines_table,
     environments_table,

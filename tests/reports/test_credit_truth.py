@@ -9,7 +9,8 @@ from lrl.cli.credit_truth import main
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.exact import lakes_of
 from lrl.evaluation.tabular_rollouts import sample_rollout
-from lrl.reports.credit_truth import TruthConfig, credit_table, estimates, policies, score
+from lrl.reports.credit_scores import credit_table
+from lrl.reports.credit_truth import TruthConfig, estimates, policies, score
 
 
 def test_scores_by_hand():
