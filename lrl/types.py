@@ -185,6 +185,9 @@ class Rollout:
     """``(time, env)`` value of the state after a turn that is cut (see :attr:`cut`); 0 elsewhere."""
     ref_logprobs: Tensor | None = None
     """``(time, env, token)`` of the reference policy, if the algorithm needs one."""
+    state: Tensor | None = None
+    """int64 ``(time, env)``: the same number wherever the same was observed before a turn; None unless the algorithm
+    compares states. 0 where inactive."""
 
     @property
     def num_turns(self) -> int:

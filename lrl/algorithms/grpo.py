@@ -16,6 +16,9 @@ Departures from the paper:
 4. An entropy bonus, exact over the vocabulary. A group that agrees on a wrong action keeps advantage 0: only the
    bonus and the KL term, which apply where advantages are 0 as well, make the other actions probable again.
 5. The KL term is estimated by k3 at the sampled tokens, as in the paper; k1 and k2 can be chosen.
+6. ``credit`` can tell the turns of an episode apart without a critic, where turns of a group observe the same state:
+   ``step`` adds a comparison of these turns (GiGPO, arXiv:2505.10978), ``grouped_gae`` takes their mean return as the
+   value of the state (GAGPO, arXiv:2605.13217).
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
 from lrl.training.credit import check_episodes
 from lrl.training.gradient_module import GradientModule
+from lrl.training.group_credit import GroupCreditConfig
 from lrl.training.kl_coefficient import KLConfig
 from lrl.training.optimizer import OptimizerConfig
 from lrl.turn_batch import TurnBatch
@@ -48,6 +52,7 @@ class GRPOModule(GradientModule):
         clip_range_high: how far the ratio may rise above 1; null takes ``clip_range``.
         kl: the KL term to the policy at the start of this run.
         ent_coef: weight of the entropy bonus, in nats per token.
+        credit: how the turns of an episode share in its advantage.
         advantage_scale: what centred returns are divided by.
         leave_one_out: the baseline of an episode is the mean of the others in its group.
         loss_normalisation: ``sequence`` (GRPO), ``token`` (DAPO) or ``constant`` (Dr. GRPO).
@@ -63,6 +68,7 @@ class GRPOModule(GradientModule):
         clip_range_high: PositiveFloat | None = None,
         kl: KLConfig = KLConfig(),
         ent_coef: NonNegativeFloat = 0.0,
+        credit: GroupCreditConfig = GroupCreditConfig(),
         advantage_scale: Literal["group_std", "batch_std", "none"] = "group_std",
         leave_one_out: bool = False,
         loss_normalisation: Literal["sequence", "token", "constant"] = "sequence",
@@ -71,8 +77,9 @@ class GRPOModule(GradientModule):
     ) -> None:
         check_arguments(GRPOModule.__init__, locals(), "model")
         super().__init__(policy, optimizer, loss_normalisation, target_kl, init_from)
+        credit.check_baseline(leave_one_out)
         self.clip_low, self.clip_high = clip_range, clip_range_high or clip_range
-        self.kl, self.ent_coef = kl, ent_coef
+        self.kl, self.ent_coef, self.credit = kl, ent_coef, credit
         self.advantage_scale, self.leave_one_out = advantage_scale, leave_one_out
 
     @property
@@ -80,16 +87,24 @@ class GRPOModule(GradientModule):
         """Return whether the policy at the start of the run must be kept: if the KL term counts."""
         return self.kl.coef > 0
 
+    @property
+    def needs_states(self) -> bool:
+        """Return whether turns are compared by their observations: unless they all carry their episode's advantage."""
+        return self.credit.kind != "episode"
+
     def advantages(self, rollout: Rollout) -> Credit:
-        """Give every token of an episode the advantage of the episode's return over its group, across all ranks."""
+        """Give every token the advantage of its episode's return over its group, or of its turn, across all ranks."""
         check_episodes(rollout, "GRPO", single=True)
         returns, group = (cast(Tensor, self.all_gather(own)).reshape(-1) for own in (rollout.returns, rollout.group))
         advantages = group_advantages(returns, group, self.advantage_scale, self.leave_one_out)
         start = self.global_rank * len(rollout.group)
         own = advantages[start : start + len(rollout.group)]
+        metrics = {"rollout/group_return_std": group_std(rollout.returns, rollout.group)}
+        if not self.needs_states:
+            return Credit(advantages=own[None, :, None] * rollout.response_mask, metrics=metrics)
+        turns = self.credit.estimate(rollout, own, self.advantage_scale, self.leave_one_out, self.reduce_sum)
         return Credit(
-            advantages=own[None, :, None] * rollout.response_mask,
-            metrics={"rollout/group_return_std": group_std(rollout.returns, rollout.group)},
+            advantages=turns[..., None] * rollout.response_mask, metrics=metrics | self.credit.metrics(rollout)
         )
 
     def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:

@@ -76,6 +76,7 @@ class VectorEnvRollouts(L.Callback):
             share_noise=data.share_noise,
             max_turns=data.max_turns,
             num_steps=data.num_steps,
+            states=pl_module.needs_states,
         )
         pl_module.policy.settle_statistics(trainer.current_epoch)
         pl_module.forget()

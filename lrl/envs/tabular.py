@@ -91,6 +91,29 @@ def optimal_q(tables: Sequence[TransitionTable], gamma: float = 0.99, tolerance:
             return q
 
 
+def policy_values(
+    table: TransitionTable, policy: np.ndarray, steps: int = 100, gamma: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the exact values of a stationary policy at each turn of an episode with a time limit.
+
+    Args:
+        table: The transition table.
+        policy: Action probabilities, ``(state, action)``.
+        steps: Time limit; nothing follows it.
+        gamma: Discount factor.
+
+    Returns:
+        Q-values, float64 ``(turn, state, action)``, and values, float64 ``(turn, state)``.
+    """
+    rewards, transitions = table.dynamics
+    q, values = np.zeros((steps, *rewards.shape)), np.zeros((steps, len(rewards)))
+    after = np.zeros(len(rewards))
+    for turn in reversed(range(steps)):
+        q[turn] = rewards + gamma * transitions @ after
+        after = values[turn] = (policy * q[turn]).sum(-1)
+    return q, values
+
+
 def success_probability(table: TransitionTable, policy: np.ndarray, steps: int = 100, start: int = 0) -> float:
     """Compute the probability that a stationary policy receives a positive reward, without sampling.
 

@@ -10,8 +10,12 @@ With one token per turn, :func:`gae`, :func:`nested_gae` and :func:`token_gae` a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+from lrl.functional.masking import variance
 
 
 def gae(
@@ -219,7 +223,12 @@ def value_before_last_token(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def group_advantages(
-    returns: Tensor, group: Tensor, scale: str = "group_std", leave_one_out: bool = False, eps: float = 1e-4
+    returns: Tensor,
+    group: Tensor,
+    scale: str = "group_std",
+    leave_one_out: bool = False,
+    eps: float = 1e-4,
+    reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Advantage of each episode over its group: the critic-free baseline of GRPO.
 
@@ -233,6 +242,7 @@ def group_advantages(
             arXiv:2503.20783).
         leave_one_out: baseline without the episode itself; needs groups of at least two.
         eps: added to the standard deviation.
+        reduce: sums a tensor over ranks, where each holds whole groups; None is for the episodes of all ranks.
 
     Returns:
         float ``(episode,)``.
@@ -252,10 +262,18 @@ def group_advantages(
     if scale == "none":
         return centred
     if scale == "batch_std":
-        std = returns.std(correction=1) if len(returns) > 1 else torch.zeros_like(centred)
+        std = _std(returns, reduce)
     elif scale == "group_std":
         std = (squares / (count - 1).clamp(min=1)).sqrt()[index]
     else:
         raise ValueError(f"advantage_scale is {scale!r}; it must be group_std, batch_std or none.")
     agrees = squares[index] <= (1e-6 * returns.abs().clamp(min=1)).square()
     return torch.where(agrees, torch.zeros_like(centred), centred / (std + eps))
+
+
+def _std(values: Tensor, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
+    """Return the standard deviation of values ``(n,)``, by n - 1; ``reduce`` sums over ranks. 0 for a single value."""
+    if reduce is None:
+        return values.std(correction=1) if len(values) > 1 else torch.zeros_like(values)
+    count = reduce(values.new_tensor(float(len(values)), dtype=torch.float64))
+    return (variance(values, reduce) * count / (count - 1).clamp(min=1)).sqrt().to(values.dtype)

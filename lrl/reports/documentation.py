@@ -8,6 +8,7 @@ kinds:
 - ``configs``: every configuration, with its result.
 - ``algorithms``: every algorithm, with the lines of its loss and its advantages.
 - ``benchmarks`` and ``speed NAME:NUMBER ...``: all comparisons, or single ones, counted from 0.
+- ``credit NAME TOKENS [averaged]``: advantages compared with the exact ones, at a number of tokens per turn.
 - ``environments NAME [FIGURE]``, ``baselines``, ``text_cost``: what policies reach in environments, and what text
   costs there.
 - ``rephrased NAME``: success of trained policies on rephrased prompts.
@@ -26,6 +27,7 @@ from typing import Any
 import yaml
 
 from lrl.reports.benchmark_tables import benchmark_table, comparisons_table, text_cost_table
+from lrl.reports.credit_scores import credit_table
 from lrl.reports.rephrased_table import rephrased_table
 from lrl.reports.results import (
     baselines_table,
@@ -170,6 +172,10 @@ def _benchmarks(words: Sequence[str], results: Results, page: Path) -> str:
     return benchmark_table([result for result in results.values() if "comparisons" in result])
 
 
+def _credit(words: Sequence[str], results: Results, page: Path) -> str:
+    return credit_table(_named(words[0], results), int(words[1]), "averaged" in words)
+
+
 def _environments(names: Sequence[str], results: Results, page: Path) -> str:
     result = _named(names[0], results)
     figure = names[1] if len(names) > 1 else result.get("figure", "success")
@@ -216,6 +222,7 @@ _KINDS: dict[str, Callable[[Sequence[str], Results, Path], str]] = {
     "algorithms": _algorithms,
     "benchmarks": _benchmarks,
     "speed": _speed,
+    "credit": _credit,
     "environments": _environments,
     "baselines": _baselines,
     "text_cost": _text_cost,

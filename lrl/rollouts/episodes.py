@@ -35,6 +35,8 @@ class CollectionPlan:
     """Truncates episodes after this many turns; None leaves it to the environment."""
     num_steps: int | None = None
     """Turns per environment, where episodes continue in the next collection; None plays whole episodes."""
+    states: bool = False
+    """Whether whole episodes number their observations, as :attr:`Rollout.state <lrl.types.Rollout.state>`."""
 
     @property
     def num_envs(self) -> int:
@@ -94,4 +96,4 @@ class EpisodeCollector:
             steps.append(step)
             values.append(final_values(self.policy, runner, step))
             active[rows] = ~step.ended
-        return stack_steps(steps, plan.group, values if self.policy.has_critic else None)
+        return stack_steps(steps, plan.group, values if self.policy.has_critic else None, plan.states)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lrl.envs.text import text_of
+from lrl.envs.text import AdvisedObservation, text_of
 from lrl.policies.policy import Policy
 from lrl.rollouts.runner import EnvRunner, Step
 from lrl.types import Rollout
@@ -35,13 +36,16 @@ def final_values(policy: Policy, runner: EnvRunner, step: Step, last: bool = Fal
     return values
 
 
-def stack_steps(steps: Sequence[Step], group: np.ndarray, values: Sequence[Tensor] | None) -> Rollout:
+def stack_steps(
+    steps: Sequence[Step], group: np.ndarray, values: Sequence[Tensor] | None, states: bool = False
+) -> Rollout:
     """Stack steps along the time axis.
 
     Args:
         steps: at least one.
         group: global group index of each environment, int64 ``(env,)``.
         values: of :func:`final_values` for each step, or None without a critic.
+        states: whether to number the observations, by :func:`observation_key`.
 
     Returns:
         A rollout whose tensors are ``(time, env, ...)``, zero where an environment took no turn.
@@ -67,6 +71,7 @@ def stack_steps(steps: Sequence[Step], group: np.ndarray, values: Sequence[Tenso
         responses=[_spread(step.rows, step.decisions.actions, num_envs) for step in steps],
         metrics=turn_metrics(steps),
         final_values=None if values is None else stack(values),
+        state=stack([_keys(step.observations) for step in steps]) if states else None,
     )
 
 
@@ -100,6 +105,37 @@ def turn_metrics(steps: Sequence[Step]) -> dict[str, Tensor]:
         for name, column in reported.items():
             columns[name].append(column[step.ended] if name in _OF_EPISODES else column)
     return {name: torch.from_numpy(np.concatenate(columns[name])).float() for name in sorted(columns)}
+
+
+def observation_key(observation: Any) -> int:
+    """Return a 64-bit number that is the same for equal observations, in every process and on every machine.
+
+    Args:
+        observation: a text, a number, an array, or a dict or tuple of those.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for part in _parts(observation):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return int.from_bytes(digest.digest(), "big", signed=True)
+
+
+def _parts(observation: Any) -> Iterator[bytes]:
+    """Yield what makes up an observation, in an order that does not depend on how it was put together."""
+    if isinstance(observation, (str, AdvisedObservation)):
+        yield text_of(observation).encode()
+    elif isinstance(observation, Mapping):
+        for name in sorted(observation):
+            yield str(name).encode()
+            yield from _parts(observation[name])
+    elif isinstance(observation, tuple):
+        for part in observation:
+            yield from _parts(part)
+    else:
+        yield (np.asarray(observation) + 0).tobytes()  # -0.0 equals 0.0
+
+
+def _keys(observations: Sequence[Any]) -> Tensor:
+    return torch.tensor([observation_key(observation) for observation in observations], dtype=torch.int64)
 
 
 def _spread(rows: np.ndarray, items: Sequence[Any], num_envs: int) -> list[Any]:

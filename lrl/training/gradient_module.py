@@ -71,6 +71,11 @@ class GradientModule(PolicyModule, ABC):
         """Return whether the policy at the start of the run must be kept."""
         return False
 
+    @property
+    def needs_states(self) -> bool:
+        """Return whether :meth:`advantages` compares turns by their observations."""
+        return False
+
     def advantages(self, rollout: Rollout) -> Credit:
         """Estimate the advantage of every token of a rollout.
 

@@ -10,6 +10,7 @@ from lrl.envs.tabular import (
     TransitionTable,
     optimal_q,
     optimal_success,
+    policy_values,
     q_learning,
     reachable_states,
     success_probability,
@@ -125,3 +126,19 @@ def test_actions_with_different_numbers_of_outcomes_are_padded() -> None:
         }
     )
     np.testing.assert_allclose(optimal_q([table], gamma=0.5)[0], [[1.0, 2.0], [0, 0]])
+
+
+def test_the_values_of_a_policy_within_a_time_limit_by_hand() -> None:
+    corridor = transition_table(("SFG",), is_slippery=False)
+    policy = np.tile([0.5, 0.0, 0.5, 0.0], (3, 1))  # left or right
+    q, values = policy_values(corridor, policy, steps=3, gamma=0.5)
+    np.testing.assert_allclose(values[:, :2], [[0.15625, 0.53125], [0.125, 0.5], [0, 0.5]])
+    np.testing.assert_allclose(q[0, 1, [0, 2]], [0.0625, 1])
+    np.testing.assert_allclose(q[0, 0, [0, 2]], [0.0625, 0.25])
+
+
+@pytest.mark.parametrize("steps", [1, 20, 100])
+def test_the_value_of_the_start_is_the_probability_of_success(steps) -> None:
+    policy = np.random.default_rng(0).dirichlet(np.ones(4), 16)
+    _, values = policy_values(SLIPPERY, policy, steps)
+    assert values[0, 0] == pytest.approx(success_probability(SLIPPERY, policy, steps), abs=1e-12)

@@ -1,0 +1,66 @@
+"""Compare estimated advantages with the exact ones on FrozenLake, and write the table, the numbers and a figure.
+
+lrl credit_truth --json assets/results/credit_truth.json --figure assets/pictures/credit_truth.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from lrl.cli.arguments import command_parser, exit_on_user_error
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = command_parser(prog, __doc__)
+    parser.add_argument("--temperatures", type=float, nargs="*", default=[0.1, 0.03], help="of softmax policies")
+    parser.add_argument("--num_groups", type=int, default=128, help="groups per seed")
+    parser.add_argument("--group_size", type=int, default=16, help="episodes per group")
+    parser.add_argument("--seeds", type=int, default=10, help="number of seeds, from 0 on")
+    parser.add_argument("--gamma", type=float, default=1.0, help="discount per turn")
+    parser.add_argument("--gae_lambda", type=float, default=0.95, help="per turn")
+    parser.add_argument("--machine", default="2-core x86-64 virtual machine", help="its description, for the file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the correlations to a PNG")
+    return parser
+
+
+def main(prog: str, args: Sequence[str]) -> None:
+    """Measure, and print the tables; a user's error is printed as one sentence, with exit status 2.
+
+    Args:
+        prog: name of the program, for its help and its errors.
+        args: the words of the command line after that name.
+    """
+    parser = make_parser(prog)
+    arguments = parser.parse_args(args)
+    with exit_on_user_error(parser):
+        run(arguments, f"python -m lrl credit_truth {shlex.join(args)}".strip())
+
+
+def run(arguments: argparse.Namespace, command: str) -> None:
+    """Measure, print the tables, and write the files that the options name."""
+    from lrl.cli.run_directory import commit
+    from lrl.evaluation.tabular_rollouts import TOKENS
+    from lrl.reports.credit_scores import credit_table, draw_scores
+    from lrl.reports.credit_truth import TruthConfig, measure
+    from lrl.reports.results import result_text
+
+    names = ("num_groups", "group_size", "seeds", "gamma", "gae_lambda")
+    config = TruthConfig(
+        temperatures=tuple(arguments.temperatures), **{name: getattr(arguments, name) for name in names}
+    )
+    about = {"title": "Advantages scored against the truth", "command": command, "commit": commit()}
+    result = about | {"machine": arguments.machine, "settings": vars(config)} | measure(config)
+    for tokens in TOKENS:
+        heading = f"{tokens} token{'s' * (tokens > 1)} per turn"
+        print(f"{heading}\n\n{credit_table(result, tokens)}\n")
+        print(f"{heading}, averaged\n\n{credit_table(result, tokens, averaged=True)}\n")
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(result_text(result), encoding="utf-8")
+    if arguments.figure is not None:
+        draw_scores(result, arguments.figure)

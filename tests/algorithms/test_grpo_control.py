@@ -1,0 +1,139 @@
+"""GRPO on small networks with native actions, and credit by turns that share a state."""
+
+import re
+
+import numpy as np
+import pytest
+import tiny_runs
+import torch
+from settings import made
+
+from lrl.algorithms.grpo import GRPOModule
+from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.text import AdvisedObservation
+from lrl.functional.advantages import group_advantages
+from lrl.functional.step_groups import grouped_gae, step_advantages
+from lrl.policies.mlp import MLPPolicy
+from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
+from lrl.rollouts.stacking import observation_key
+from lrl.training.group_credit import GroupCreditConfig
+
+LAKE = GymnasiumEnvs("FrozenLake-v1", kwargs={"desc": ["SFF", "HFG"], "is_slippery": False})
+
+
+def module_and_data(env, sizes=None, **settings):
+    policy = MLPPolicy(hidden_sizes=(16,), activation="tanh", critic=False, init_seed=0)
+    module = made(GRPOModule, policy, **{"lr": 1e-2} | settings)
+    return module, made(RolloutDataModule, env, **{"num_groups": 2, "group_size": 4} | (sizes or {}))
+
+
+def fitted(folder, env, collections=2, sizes=None, **settings):
+    module, data = module_and_data(env, sizes, **settings)
+    trainer = tiny_runs.make_trainer(folder, max_epochs=collections, enable_checkpointing=False)
+    trainer.fit(module, datamodule=data)
+    return module, data, trainer
+
+
+def collected(env, states, **plan):
+    """A module that is ready to credit, and a rollout of its policy."""
+    module, _ = module_and_data(env)
+    module.policy.connect(env.codec)
+    module.policy.connect_spaces(*env.spaces)
+    module.configure_model()
+    plan = CollectionPlan(**{"seed": 3, "collection": 0, "num_groups": 2, "group_size": 4, "states": states} | plan)
+    return EpisodeCollector(module.policy, env.make(plan.num_envs, None)).collect(plan)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("kind", ["episode", "step", "grouped_gae"])
+def test_a_network_learns_from_groups_of_episodes_with_discrete_and_continuous_actions(tmp_path, name, kind):
+    sizes = {"num_epochs": 2, "num_minibatches": 2, "max_turns": 20}
+    settings = {"credit": GroupCreditConfig(kind=kind), "kl_coef": 0.1}
+    _, data, trainer = fitted(tmp_path, GymnasiumEnvs(name), sizes=sizes, **settings)
+    rollout, groups = data.rollout, data.rollout.inputs["observation"][0].reshape(2, 4, -1)
+    assert torch.equal(groups, groups[:, :1].expand_as(groups)) and not torch.equal(groups[0], groups[1])
+    assert rollout.response_mask.sum(-1).max() == 1 and rollout.lengths.max() <= 20
+    (first, *_) = [row for _, row in trainer.logger.rows if "train/loss" in row]
+    assert first["train/ratio_error"] < 1 and first["rollout/group_return_std"] > 0
+    assert ("rollout/shared_state_rate" in first) == (kind != "episode")
+
+
+def test_all_turns_of_an_episode_carry_its_advantage_unless_states_are_compared(monkeypatch):
+    rollout = collected(LAKE, states=True)
+    episode = group_advantages(rollout.returns, rollout.group)
+    turns = (rollout.rewards, rollout.state, rollout.group, rollout.active)
+    found = {}
+    for kind in ("episode", "step", "grouped_gae"):
+        module, _ = module_and_data(LAKE, credit=GroupCreditConfig(kind=kind))
+        monkeypatch.setattr(module, "all_gather", lambda own: own)
+        monkeypatch.setattr(type(module), "reduce_sum", lambda self, value: value)
+        found[kind] = module.advantages(rollout).advantages[..., 0]
+    assert torch.equal(found["episode"], episode * rollout.active)
+    steps = step_advantages(*turns, gamma=0.95)
+    assert steps.any()
+    torch.testing.assert_close(found["step"], episode * rollout.active + steps)
+    torch.testing.assert_close(
+        found["grouped_gae"], grouped_gae(*turns, rollout.terminated, gamma=0.95, gae_lambda=0.95)
+    )
+    assert not found["step"][~rollout.active].any()
+
+
+def test_the_weight_of_the_step_advantage_counts():
+    rollout, nothing = collected(LAKE, states=True), torch.zeros(8)
+    light, heavy = (
+        GroupCreditConfig(kind="step", step_weight=weight).estimate(rollout, nothing, "none") for weight in (0.5, 2.0)
+    )
+    assert light.any()
+    torch.testing.assert_close(4 * light, heavy)
+
+
+def test_states_are_numbered_where_they_are_asked_for_and_alike_where_observations_are():
+    assert collected(LAKE, states=False).state is None
+    rollout = collected(LAKE, states=True)
+    position = rollout.inputs["observation"].argmax(-1)  # one-hot
+    seen = {(int(p), int(key)) for p, key in zip(position[rollout.active], rollout.state[rollout.active], strict=True)}
+    assert len(seen) == len({p for p, _ in seen}) == len({key for _, key in seen}) > 2
+    assert not rollout.state[~rollout.active].any()
+    drifting = collected(GymnasiumEnvs("CartPole-v1"), states=True)
+    assert len(drifting.state[0].unique()) == 2  # one for each group
+
+
+def test_the_number_of_an_observation_is_its_own_and_never_changes():
+    assert observation_key("row 0") == observation_key(AdvisedObservation("row 0", 3)) == -9124823809885225612
+    alike = [np.array([0.0, 1.0]), np.array([-0.0, 1.0])]
+    assert observation_key(alike[0]) == observation_key(alike[1]) != observation_key(np.array([1.0, 0.0]))
+    nested = {"b": np.zeros(2), "a": (np.int64(3), "x")}
+    assert observation_key(nested) == observation_key(dict(reversed(nested.items())))
+    assert observation_key(("ab", "c")) != observation_key(("a", "bc"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"gamma": 0.9}, "model.credit.gamma is 0.9; it must be left out, episode credit does not read it."),
+        ({"kind": "step", "gae_lambda": 0.5}, "model.credit.gae_lambda is 0.5; it must be left out, step credit"),
+        ({"kind": "grouped_gae", "step_weight": 2.0}, "model.credit.step_weight is 2.0; it must be left out"),
+        ({"kind": "turn"}, "model.credit.kind is 'turn'; it must be one of episode, step, grouped_gae."),
+        ({"kind": "step", "gamma": 1.5}, "model.credit.gamma is 1.5; it must be in [0, 1]."),
+    ],
+)
+def test_settings_that_count_for_nothing_are_named(settings, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        GroupCreditConfig(**settings)
+
+
+def test_grouped_values_have_no_baseline_to_leave_the_episode_out_of():
+    with pytest.raises(ValueError, match="model.leave_one_out is true; it must be false, grouped_gae"):
+        module_and_data(LAKE, leave_one_out=True, credit=GroupCreditConfig(kind="grouped_gae"))
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("kind", ["step", "grouped_gae"])
+def test_a_small_lake_is_crossed_and_with_flipped_advantages_it_is_not(tmp_path, monkeypatch, kind, sign):
+    estimate = GroupCreditConfig.estimate
+    monkeypatch.setattr(GroupCreditConfig, "estimate", lambda *args: sign * estimate(*args))
+    sizes = {"num_groups": 1, "group_size": 32, "num_epochs": 4}
+    _, data, _ = fitted(tmp_path, LAKE, 15, sizes, lr=3e-2, credit=GroupCreditConfig(kind=kind))
+    assert data.rollout.returns.mean() > 0.9 if sign > 0 else data.rollout.returns.mean() < 0.1
