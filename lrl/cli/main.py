@@ -23,7 +23,7 @@ from lrl.cli.run_directory import RunDirectory, experiment_name
 from lrl.evaluation.checkpoint import checkpoint_file
 from lrl.functional.distributed import read_checkpoint
 from lrl.shipped import resolve_config, shipped
-from lrl.training.policy_module import PolicyModule
+from lrl.training.run_module import RunModule
 
 for _name in (
     *("algorithms.grpo", "algorithms.ppo", "algorithms.reinforce_pp", "algorithms.sft", "algorithms.trpo"),
@@ -86,7 +86,7 @@ class LRLCLI(LightningCLI):
         self.run_directory: RunDirectory | None = None
         try:
             super().__init__(
-                PolicyModule,
+                RunModule,
                 L.LightningDataModule,
                 subclass_mode_model=True,
                 subclass_mode_data=True,
