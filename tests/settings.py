@@ -11,6 +11,7 @@ CREDIT |= {"bootstrap_last": "bootstrap_last", "credit": "kind", "normalise_adva
 KL = {f"kl_{name}": name for name in ("coef", "estimator", "target", "horizon")} | {"old_kl_coef": "old_coef"}
 FIELDS = {
     "GRPOModule": {"optimizer": OPTIMIZER, "kl": KL},
+    "RewardModelModule": {"optimizer": OPTIMIZER},
     "SFTModule": {"optimizer": OPTIMIZER},
     "REINFORCEPlusPlusModule": {"optimizer": OPTIMIZER},
     "PPOValueHeadModule": {

@@ -57,6 +57,7 @@ def datasets(once):
 
     def collect(folder):
         for command in COLLECTING:
+            command = re.sub(r"--policy runs/\S+", "--policy random", command)  # no run is here to collect with
             result = run_command(f"{command} --episodes 4", MINARI_DATASETS_PATH=str(folder))
             assert result.returncode == 0, result.stderr
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.training.finite import weights_are_finite
-from lrl.training.policy_module import PolicyModule
+from lrl.training.run_module import RunModule
 
 
 class CollectionCheckpoint(Checkpoint):
@@ -41,18 +41,18 @@ class CollectionCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let SIGTERM and Ctrl-C end the run with a checkpoint from now on."""
-        assert isinstance(pl_module, PolicyModule)
+        assert isinstance(pl_module, RunModule)
         pl_module.interruption.listen(trainer, partial(self.write, trainer, "last.ckpt"))
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object) -> None:
         """End the run if a signal arrived, except between accumulated minibatches, whose gradients are not saved."""
-        assert isinstance(pl_module, PolicyModule)
+        assert isinstance(pl_module, RunModule)
         if not trainer.fit_loop._should_accumulate():
             pl_module.interruption.check()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write ``last.ckpt`` if it is due; end the run if a signal arrived."""
-        assert isinstance(pl_module, PolicyModule)
+        assert isinstance(pl_module, RunModule)
         ends = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
         if ends or (trainer.current_epoch + 1) % self.every_n_collections == 0:
             self.write(trainer, "last.ckpt")
@@ -60,13 +60,13 @@ class CollectionCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """End the run if a signal has just arrived; restore the previous signal handlers."""
-        assert isinstance(pl_module, PolicyModule)
+        assert isinstance(pl_module, RunModule)
         pl_module.interruption.check()
         pl_module.interruption.ignore()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Restore the previous signal handlers."""
-        if isinstance(pl_module, PolicyModule):
+        if isinstance(pl_module, RunModule):
             pl_module.interruption.ignore()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -17,6 +17,7 @@ _SHOWN = {
     "val/success_rate": "val success",
     "val/return": "val return",
     "val/exact_success": "val exact success",
+    "val/r2": "val R2",
 }
 
 

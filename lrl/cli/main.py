@@ -23,15 +23,17 @@ from lrl.cli.run_directory import RunDirectory, experiment_name
 from lrl.evaluation.checkpoint import checkpoint_file
 from lrl.functional.distributed import read_checkpoint
 from lrl.shipped import resolve_config, shipped
-from lrl.training.policy_module import PolicyModule
+from lrl.training.run_module import RunModule
 
 for _name in (
-    *("algorithms.grpo", "algorithms.ppo", "algorithms.reinforce_pp", "algorithms.sft", "algorithms.trpo"),
+    *("algorithms.grpo", "algorithms.ppo", "algorithms.reinforce_pp", "algorithms.reward_model", "algorithms.sft"),
+    "algorithms.trpo",
     *("callbacks.checkpoint", "callbacks.collect", "callbacks.exact_success", "callbacks.export"),
     *("callbacks.group_statistics", "callbacks.policy_picture", "callbacks.progress", "callbacks.transcripts"),
-    *("data.demonstrations.data_module", "data.demonstrations.jsonl", "data.rollout_buffer"),
+    *("data.demonstrations.data_module", "data.demonstrations.jsonl", "data.rollout_buffer", "data.transitions"),
     *("envs.factory", "envs.frozen_lake.csv_file", "envs.frozen_lake.expert_rows", "envs.prompt_env"),
     *("policies.head", "policies.mlp", "policies.scoring", "policies.text", "rewards.expert_q", "rewards.format"),
+    "rewards.learned",
 ):  # so that configurations can name classes without their module
     importlib.import_module(f"lrl.{_name}")
 
@@ -86,7 +88,7 @@ class LRLCLI(LightningCLI):
         self.run_directory: RunDirectory | None = None
         try:
             super().__init__(
-                PolicyModule,
+                RunModule,
                 L.LightningDataModule,
                 subclass_mode_model=True,
                 subclass_mode_data=True,

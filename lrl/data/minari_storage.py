@@ -231,7 +231,7 @@ class DatasetReader:
 
 
 class StoredEpisode:
-    """Holds the native observations and actions of one episode, one of each per step.
+    """Holds the native observations, actions and rewards of one episode, one of each per step.
 
     Args:
         reader: reader of the data set, whose spaces are used.
@@ -244,6 +244,7 @@ class StoredEpisode:
         self.context = context
         self.observations = [sample_at(reader.observation_space, stored["observations"], s) for s in range(length)]
         self.actions = [sample_at(reader.action_space, stored["actions"], s) for s in range(length)]
+        self.rewards = np.asarray(stored["rewards"], dtype=np.float64)
 
 
 def _lists_to_tuples(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The base class of the data modules: the environment, held-out episodes, clocks, and how batches are loaded."""
+"""The base classes of the data modules: clocks, how batches are loaded, the environment, held-out episodes."""
 
 from __future__ import annotations
 
@@ -13,49 +13,27 @@ from torch.utils.data import DataLoader
 from lrl.codecs.codec import TextCodec
 from lrl.data.validation import ValidationConfig
 from lrl.envs.factory import EnvFactory
-from lrl.turn_batch import TurnBatch
 
 
-class RunDataModule(L.LightningDataModule, ABC):
-    """Abstract data module of a run, which a policy module reads.
+class ClockedDataModule(L.LightningDataModule, ABC):
+    """Abstract data module of a run, with a seed and clocks.
 
     Args:
-        env: the environment that is trained on.
-        validation: held-out episodes.
         seed: of everything random in the run.
         clocks: names of what is counted besides minutes.
     """
 
-    num_epochs = num_minibatches = 1
-
-    def __init__(self, env: EnvFactory, validation: ValidationConfig, seed: int, *clocks: str) -> None:
+    def __init__(self, seed: int, *clocks: str) -> None:
         super().__init__()
-        self.env, self.validation, self.seed = env, validation, seed
+        self.seed = seed
         self.clocks: dict[str, float] = dict.fromkeys(clocks, 0) | {"minutes": 0.0}
         self._started = time.monotonic()
-
-    @property
-    def codec(self) -> TextCodec:
-        """Codec of the training environment."""
-        return self.env.codec
-
-    @property
-    def validation_env(self) -> EnvFactory:
-        """Environment of the held-out episodes."""
-        return self.validation.env or self.env
 
     @property
     def position(self) -> int:
         """Index of the next minibatch by Lightning's count, which every resume restores."""
         assert self.trainer is not None
         return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
-
-    def val_dataloader(self) -> DataLoader:
-        """Return a loader of one item: the seeds of the held-out episodes, int64 ``(episode,)``."""
-        one_item: Any = [self.validation.seeds]
-        return DataLoader(one_item, batch_size=None, shuffle=False, num_workers=0)
-
-    test_dataloader = predict_dataloader = val_dataloader
 
     def advance(self, **counts: float) -> None:
         """Advance the named clocks, and the minutes by the time since the last call."""
@@ -75,12 +53,46 @@ class RunDataModule(L.LightningDataModule, ABC):
         self._started = time.monotonic()
 
 
+class RunDataModule(ClockedDataModule, ABC):
+    """Abstract data module of a run with environments, which a policy module reads.
+
+    Args:
+        env: the environment that is trained on.
+        validation: held-out episodes.
+        seed: of everything random in the run.
+        clocks: names of what is counted besides minutes.
+    """
+
+    num_epochs = num_minibatches = 1
+
+    def __init__(self, env: EnvFactory, validation: ValidationConfig, seed: int, *clocks: str) -> None:
+        super().__init__(seed, *clocks)
+        self.env, self.validation = env, validation
+
+    @property
+    def codec(self) -> TextCodec:
+        """Codec of the training environment."""
+        return self.env.codec
+
+    @property
+    def validation_env(self) -> EnvFactory:
+        """Environment of the held-out episodes."""
+        return self.validation.env or self.env
+
+    def val_dataloader(self) -> DataLoader:
+        """Return a loader of one item: the seeds of the held-out episodes, int64 ``(episode,)``."""
+        one_item: Any = [self.validation.seeds]
+        return DataLoader(one_item, batch_size=None, shuffle=False, num_workers=0)
+
+    test_dataloader = predict_dataloader = val_dataloader
+
+
 class MinibatchLoader:
     """Yields minibatches from the position that Lightning counts, and restores in a resumed run.
 
     It is no ``DataLoader``, so that Lightning neither adds a distributed sampler nor asks for workers. Its length is
     constant: without one, Lightning would prefetch from the empty rollout buffer before the first collection. It has
-    the methods of a stateful loader, so that Lightning resumes it; its position is :attr:`RunDataModule.position`.
+    the methods of a stateful loader, so that Lightning resumes it; its position is :attr:`ClockedDataModule.position`.
 
     Args:
         data: whose trainer counts.
@@ -88,13 +100,13 @@ class MinibatchLoader:
         minibatch: returns this rank's share of a minibatch by its index.
     """
 
-    def __init__(self, data: RunDataModule, length: Callable[[], int], minibatch: Callable[[int], TurnBatch]) -> None:
+    def __init__(self, data: ClockedDataModule, length: Callable[[], int], minibatch: Callable[[int], Any]) -> None:
         self._data, self._length, self._minibatch = data, length, minibatch
 
     def __len__(self) -> int:
         return self._length()
 
-    def __iter__(self) -> Iterator[TurnBatch]:
+    def __iter__(self) -> Iterator[Any]:
         assert self._data.trainer is not None
         while self._data.position < self._data.trainer.num_training_batches:  # a resumed epoch may be at its end
             yield self._minibatch(self._data.position)

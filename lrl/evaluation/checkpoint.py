@@ -48,6 +48,9 @@ def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Load
     if "config" not in checkpoint.get("lrl", {}):
         raise ValueError(f"--checkpoint is {str(path)!r}, which holds no config; give one that lrl wrote.")
     config = current_config(yaml.safe_load(checkpoint["lrl"]["config"]))
+    if "policy" not in config["model"]["init_args"]:
+        kind = config["model"]["class_path"].rpartition(".")[2]
+        raise ValueError(f"--checkpoint is {str(path)!r}, a run of {kind}, which holds no policy; give one that does.")
     policy = _build(Policy, config["model"]["init_args"]["policy"], file)
     if env_factory is None:
         env_factory = _training_env(config["data"]["init_args"], file)

@@ -14,13 +14,21 @@ from torch import Tensor, nn
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiLU}
 
 
-def mlp(sizes: Sequence[int], activation: str = "relu", output_gain: float = 1.0) -> nn.Sequential:
+def mlp(
+    sizes: Sequence[int],
+    activation: str = "relu",
+    output_gain: float = 1.0,
+    batch_norm: bool = False,
+    dropout: float = 0.0,
+) -> nn.Sequential:
     """Build a multilayer perceptron with orthogonal weights and zero biases.
 
     Args:
         sizes: sizes of the input, the hidden layers and the output.
         activation: ``relu``, ``tanh``, ``gelu`` or ``silu``.
         output_gain: gain of the last layer's weights; the others have the gain of the activation.
+        batch_norm: whether there is batch normalisation between each hidden layer and its activation.
+        dropout: probability of dropout after each activation.
 
     Raises:
         ValueError: the activation is unknown.
@@ -36,7 +44,11 @@ def mlp(sizes: Sequence[int], activation: str = "relu", output_gain: float = 1.0
         with torch.no_grad():
             layer.weight.copy_(nn.init.orthogonal_(weight, output_gain if last else gain))
         nn.init.zeros_(layer.bias)
-        layers += [layer] if last else [layer, ACTIVATIONS[activation]()]
+        layers.append(layer)
+        if not last:
+            layers += [nn.BatchNorm1d(size_out)] if batch_norm else []
+            layers += [ACTIVATIONS[activation]()]
+            layers += [nn.Dropout(dropout)] if dropout else []
     return nn.Sequential(*layers)
 
 

@@ -22,7 +22,9 @@ _EQUAL_VALUES_TOLERANCE = 1e-9
 class _ChosenActionReward(Reward):
     """Abstract base class of reward functions that are 0 for invalid responses."""
 
-    def __call__(self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | None]) -> np.ndarray:
+    def __call__(
+        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | np.ndarray | None]
+    ) -> np.ndarray:
         """Compute the reward of each valid action, and 0 for each invalid response; float64 ``(row,)``."""
         rewards = np.zeros(len(rows))
         valid = [(index, row, action) for index, (row, action) in enumerate(zip(rows, actions)) if action is not None]

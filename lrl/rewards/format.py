@@ -18,7 +18,9 @@ class FormatReward(Reward):
     _think = re.compile(r"<think>.*?</think>", re.DOTALL)
     _answer = re.compile(r"<answer>.*?</answer>", re.DOTALL)
 
-    def __call__(self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | None]) -> np.ndarray:
+    def __call__(
+        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | np.ndarray | None]
+    ) -> np.ndarray:
         """Compute the reward of each response; float64 ``(row,)``."""
         return np.array([bool(self._think.search(r) and self._answer.search(r)) for r in responses], dtype=np.float64)
 
@@ -28,6 +30,8 @@ class InvalidActionReward(Reward):
 
     name = "invalid_action"
 
-    def __call__(self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | None]) -> np.ndarray:
+    def __call__(
+        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | np.ndarray | None]
+    ) -> np.ndarray:
         """Compute the reward of each response; float64 ``(row,)``."""
         return np.array([-1.0 if action is None else 0.0 for action in actions])

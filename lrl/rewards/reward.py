@@ -26,13 +26,16 @@ class Reward(ABC):
         self.weight = float(weight)
 
     @abstractmethod
-    def __call__(self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | None]) -> np.ndarray:
+    def __call__(
+        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | np.ndarray | None]
+    ) -> np.ndarray:
         """Compute the unweighted reward of each response.
 
         Args:
             rows: The rows shown to the policy, ``(row,)``.
             responses: The complete responses, ``(row,)``.
-            actions: The actions of the responses, ``(row,)``; None for an invalid response.
+            actions: The native actions of the responses, ``(row,)``: integers, or arrays of a Box; None for an invalid
+                response.
 
         Returns:
             Rewards, float64 ``(row,)``.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 TIE_TOLERANCE = 1e-6
 """Relative difference below which two values are a tie."""
 
@@ -22,6 +24,8 @@ class Row:
     """Index of the state in its environment."""
     desc: tuple[str, ...] = ()
     """Map of the environment; empty if it has none."""
+    native_observation: np.ndarray | int | None = None
+    """The state as the environment gives it; None if the data set does not say."""
 
     @property
     def best_actions(self) -> tuple[int, ...]:

@@ -1,0 +1,181 @@
+"""Reward model: regression of the environment's rewards on states and actions, from a data set.
+
+Objective, over the transitions (s, a, r) of the training episodes and the members k, with z-scores z(r):
+
+    J = - sum_k  mean_(s, a, r)  (f_k(s, a) - z(r))^2
+
+The prediction is the mean of the members, in the unit of the rewards. ``LearnedReward`` rewards responses by it.
+
+Departures from the original (RLFT4RL's ``reward_models.py``: MLP 256-256, batch normalisation, ReLU, dropout .1,
+z-scores of inputs and rewards, Adam 1e-3, weight decay 1e-4, batches of 2048, at most 300 epochs, patience 10):
+
+1. Episodes are held out whole, not single steps, and a third split measures what early stopping has not seen.
+2. The weights of the epoch with the lowest ``val/loss`` are kept as ``best.ckpt``, which ``LearnedReward`` reads first.
+3. Ensembles: members differ in their initial weights and share their batches. Their losses are added, so that each
+   member is trained as if it were alone.
+4. Initial weights are orthogonal (:func:`lrl.models.networks.mlp`).
+5. Dropout follows from the run's seed and the batch's place in the run, so that a resumed run drops the same.
+6. The default optimiser decouples the weight decay (AdamW); ``half_cheetah/reward_model.yaml`` has the original's Adam.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lrl.data.transitions import Split, TransitionsDataModule
+from lrl.functional.random import seeded, seeds
+from lrl.models.networks import seeded_init
+from lrl.models.reward_model import RewardModel
+from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
+from lrl.training.metrics import MetricMeans
+from lrl.training.optimizer import OptimizerConfig
+from lrl.training.run_module import RunModule
+
+_CHUNK = 2**14
+"""Held-out rows that are evaluated at a time."""
+
+
+class RewardModelModule(RunModule):
+    """Trains a :class:`~lrl.models.reward_model.RewardModel` on the transitions of a data set.
+
+    Args:
+        hidden_sizes: of each network.
+        members: number of networks in the ensemble.
+        dropout: probability of setting a hidden unit to zero in training.
+        optimizer: the optimiser and its learning-rate schedule.
+    """
+
+    run_data: TransitionsDataModule | None
+    model: RewardModel
+    """The network or ensemble, made by :meth:`configure_model`."""
+
+    def __init__(
+        self,
+        hidden_sizes: Sequence[int] = (256, 256),
+        members: PositiveInt = 1,
+        dropout: HalfOpenUnitInterval = 0.1,
+        optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3, weight_decay=1e-4),
+    ) -> None:
+        check_arguments(RewardModelModule.__init__, locals(), "model")
+        super().__init__()
+        if not hidden_sizes or min(hidden_sizes) < 1:
+            raise ValueError(f"model.hidden_sizes is {list(hidden_sizes)}; it must be one or more positive sizes.")
+        self.hidden_sizes, self.members, self.dropout = tuple(hidden_sizes), members, dropout
+        self.optimizer = optimizer
+        self._configured = False
+
+    def loss(self, scores: Tensor, rewards: Tensor) -> Tensor:
+        """Return the squared error of each prediction in z-scores, ``(member, row)``.
+
+        Args:
+            scores: predictions as z-scores, ``(member, row)``.
+            rewards: as the environment gave them, ``(row,)``.
+        """
+        return (scores - self.model.rewards(rewards)).square()
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Return the loss of a batch, ``()``: the sum over members of their mean squared errors."""
+        inputs, rewards = batch
+        with seeded(int(seeds("dropout", self.run_seed, self.current_epoch, batch_idx, self.global_rank)), self.device):
+            errors = self.loss(self.model(inputs), rewards)
+        self.record("train/loss", errors)
+        return errors.mean(1).sum()
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Publish ``val/loss``, ``val/r2`` and for an ensemble ``val/disagreement``."""
+        self._evaluate(batch, "val", "validation")
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Publish the same as ``test/...``, of episodes that early stopping has not seen."""
+        self._evaluate(batch, "test", "test")
+
+    def _evaluate(self, batch: tuple[Tensor, Tensor], group: str, split: Split) -> None:
+        means = MetricMeans().to(self.device)
+        for inputs, rewards in zip(*(tensor.split(_CHUNK) for tensor in batch), strict=True):
+            scores, targets = self.model(inputs), self.model.rewards(rewards)
+            means.record("loss", self.loss(scores, rewards))
+            means.record("error", (scores.mean(0) - targets).square())
+            means.record("target", targets)
+            means.record("square", targets.square())
+            means.record("disagreement", scores.std(0, correction=0) * self.model.rewards.std)
+        mean = means.flush()  # over all ranks
+        figures = {"loss": mean["loss"], "r2": r2(mean["error"], mean["square"] - mean["target"] ** 2)}
+        if self.members > 1:
+            figures["disagreement"] = mean["disagreement"]
+        self.publish({f"{group}/{name}": value for name, value in figures.items()})
+        if self.trainer.state.fn != "fit" and self.trainer.is_global_zero:
+            held_out = f"{len(self._data.rows(split)[1])} steps of {len(self._data.episodes[split])} held-out episodes"
+            values = ", ".join(f"{group}/{name} {value:.4f}" for name, value in figures.items())
+            logging.getLogger("lrl").info("%s: %s on %s", self._data.dataset_id, values, held_out)
+
+    # -- plumbing ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _data(self) -> TransitionsDataModule:
+        assert self.run_data is not None, "setup() comes first"
+        return self.run_data
+
+    def setup(self, stage: str) -> None:
+        """Take the data module.
+
+        Raises:
+            ValueError: it is of another kind.
+        """
+        super().setup(stage)
+        data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, TransitionsDataModule):
+            raise ValueError(f"data is a {type(data).__name__}; it must be a TransitionsDataModule.")
+        self.run_data = data
+
+    def configure_model(self) -> None:
+        """Initialise the weights and take the statistics of the training data; a second call does nothing."""
+        if self._configured:
+            return
+        self._configured, data = True, self._data
+        with seeded_init(self.run_seed):
+            spaces = data.observation_space, data.action_space
+            self.model = RewardModel(*spaces, self.hidden_sizes, self.members, self.dropout)
+        self.model.fit_statistics(*data.rows("train"))
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimiser and its schedule by optimiser step."""
+        groups = [{"params": list(self.parameters())}]
+        return self.optimizer.make(groups, self.trainer.estimated_stepping_batches, fused=False)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Advance the clocks."""
+        super().on_train_batch_start(batch, batch_idx)
+        self._data.tick(batch_idx)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what :func:`~lrl.models.reward_model.load_reward_model` builds the networks from."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["lrl"]["reward_model"] = self.model.about
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check that a checkpoint fits.
+
+        Raises:
+            ValueError: it holds no reward model, or one of other spaces or sizes.
+        """
+        saved = checkpoint.get("lrl", {}).get("reward_model")
+        if saved is None:
+            raise ValueError("ckpt_path holds no reward model; give a run of RewardModelModule.")
+        for name, value in self.model.about.items():
+            if saved[name] != value:
+                raise ValueError(f"ckpt_path was trained with {name} {saved[name]}; here it is {value}.")
+        super().on_load_checkpoint(checkpoint)
+
+
+def r2(error: float, variance: float) -> float:
+    """Return the coefficient of determination, 1 - error / variance; 0 where the variance is 0.
+
+    Args:
+        error: mean squared error.
+        variance: of what is predicted, over the same rows.
+    """
+    return 1 - error / variance if variance > 1e-12 else 0.0

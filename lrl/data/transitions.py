@@ -1,0 +1,174 @@
+"""Lightning data module that reads the transitions of a Minari data set, for models of the environment."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lrl.data.minari_storage import DatasetReader, download
+from lrl.data.run_data import ClockedDataModule, MinibatchLoader
+from lrl.functional.random import permutation
+from lrl.models.reward_model import space_to_dict, transition_vectors
+from lrl.ranges import HalfOpenUnitInterval, OpenUnitInterval, PositiveInt, check_arguments
+
+Split = Literal["train", "validation", "test"]
+
+
+class TransitionsDataModule(ClockedDataModule):
+    """Streams pairs of inputs ``(row, size)`` and rewards ``(row,)``; one Lightning epoch is one pass over them.
+
+    Inputs are observations and actions side by side (:func:`~lrl.models.reward_model.transition_vectors`). They are
+    kept in memory as float32: a million of HalfCheetah take 96 MB. All steps count, random ones included.
+
+    Episodes are held out whole: neighbouring steps are so alike that held-out steps of training episodes would measure
+    memory. Early stopping reads the validation split, so ``lrl test`` measures on a third one.
+
+    Args:
+        dataset_id: Minari's name of the data set, which is downloaded if it is not local.
+        batch_size: rows per training step over all ranks.
+        validation_share: fraction of episodes that are held out for validation, at least one.
+        test_share: fraction of episodes that are held out for testing, at least one; 0 for none.
+        seed: seed of the split and of the order of the rows.
+    """
+
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: PositiveInt = 2048,
+        validation_share: OpenUnitInterval = 0.1,
+        test_share: HalfOpenUnitInterval = 0.1,
+        seed: int = 0,
+    ) -> None:
+        check_arguments(TransitionsDataModule.__init__, locals(), "data")
+        super().__init__(seed, "optimizer_steps")
+        self.dataset_id, self.batch_size = dataset_id, batch_size
+        self.validation_share, self.test_share = validation_share, test_share
+        self.episodes: dict[Split, np.ndarray] = {}
+        """Indices of the episodes of each split, int64 ``(episode,)``."""
+        self._rows: dict[Split, tuple[Tensor, Tensor]] = {}
+        self._order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
+
+    def prepare_data(self) -> None:
+        """Download the data set, once per machine."""
+        download(self.dataset_id)
+
+    def setup(self, stage: str) -> None:
+        """Read the data set; a second call does nothing.
+
+        Raises:
+            ValueError: the data set is missing, damaged or too small, or cannot teach a reward; or the batch size does
+                not fit the devices.
+        """
+        assert self.trainer is not None
+        if self.batch_size < 2 * self.trainer.world_size:
+            raise ValueError(
+                f"data.batch_size is {self.batch_size}; it must be at least 2 for each of the "
+                f"{self.trainer.world_size} devices, batch normalisation needs two rows."
+            )
+        if not self._rows:
+            self.load()
+
+    def load(self) -> None:
+        """Read all episodes into memory, split by episode.
+
+        Raises:
+            ValueError: the data set is missing, damaged or too small, or cannot teach a reward.
+        """
+        reader = DatasetReader(self.dataset_id)
+        spaces = self.observation_space, self.action_space = reader.observation_space, reader.action_space
+        for name, space in zip(("observation", "action"), spaces):
+            space_to_dict(name, space)  # raises for a space that a reward model cannot read
+        self.episodes = self._split(len(reader.lengths))
+        for split, episodes in self.episodes.items():
+            parts = [reader.episode(index) for index in episodes.tolist() if reader.lengths[index]]
+            inputs = [transition_vectors(*spaces, part.observations, part.actions) for part in parts]
+            rewards = [torch.as_tensor(part.rewards, dtype=torch.float32) for part in parts]
+            if parts:
+                self._rows[split] = torch.cat(inputs), torch.cat(rewards)
+        self._check_rows()
+
+    def _split(self, num_episodes: int) -> dict[Split, np.ndarray]:
+        """Split the indices of episodes at random; the validation split is that of ``MinariDemonstrations``."""
+        shares: dict[Split, float] = {"validation": self.validation_share, "test": self.test_share}
+        counts = {split: max(round(share * num_episodes), int(share > 0)) for split, share in shares.items()}
+        if sum(counts.values()) >= num_episodes:
+            raise ValueError(
+                f"data.dataset_id is {self.dataset_id!r}, which holds {num_episodes} episodes; of these "
+                f"data.validation_share and data.test_share hold out {sum(counts.values())}, none is left to train on."
+            )
+        order = permutation(num_episodes, "split", self.seed)
+        held_out, tested, trained = np.split(order, np.cumsum(list(counts.values())))
+        return {"train": trained, "validation": held_out, "test": tested}
+
+    def _check_rows(self) -> None:
+        for split, (inputs, rewards) in self._rows.items():
+            if not (inputs.isfinite().all() and rewards.isfinite().all()):
+                raise ValueError(
+                    f"data.dataset_id is {self.dataset_id!r}, whose {split} split holds numbers that are not finite; "
+                    "observations, actions and rewards must be."
+                )
+        for split in ("train", "validation"):
+            if split not in self._rows:
+                raise ValueError(f"data.dataset_id is {self.dataset_id!r}, whose {split} split holds no step.")
+        rewards = self._rows["train"][1]
+        if bool((rewards == rewards[0]).all()):
+            raise ValueError(
+                f"data.dataset_id is {self.dataset_id!r}, whose rewards are all {float(rewards[0]):g}; a reward model "
+                "needs rewards that differ."
+            )
+
+    def rows(self, split: Split) -> tuple[Tensor, Tensor]:
+        """Return the inputs, float32 ``(row, size)``, and rewards, float32 ``(row,)``, of a split.
+
+        Raises:
+            ValueError: there is no test split.
+        """
+        if split not in self._rows:
+            raise ValueError(f"data.test_share is {self.test_share:g}; it must be positive for lrl test.")
+        return self._rows[split]
+
+    def num_batches(self) -> int:
+        """Return the number of training steps per pass, which is the same on every rank."""
+        return -(-len(self.rows("train")[1]) // self.batch_size)
+
+    def batch(self, epoch: int, index: int, rank: int = 0, world_size: int = 1) -> tuple[Tensor, Tensor]:
+        """Return a rank's part of batch ``index``; the last batch of a pass is filled up from the start of the pass."""
+        inputs, rewards = self.rows("train")
+        if self._order[0] != epoch:
+            order = permutation(len(rewards), "transitions", self.seed, epoch)
+            self._order = (epoch, np.resize(order, self.num_batches() * self.batch_size))
+        chosen = self._order[1][index * self.batch_size : (index + 1) * self.batch_size]
+        own = torch.from_numpy(chosen[rank::world_size])
+        return inputs[own], rewards[own]
+
+    def train_dataloader(self) -> MinibatchLoader:
+        """Return the batches of this rank."""
+        return MinibatchLoader(self, self.num_batches, self._batch_of_this_rank)
+
+    def _batch_of_this_rank(self, index: int) -> tuple[Tensor, Tensor]:
+        assert self.trainer is not None
+        return self.batch(self.trainer.current_epoch, index, self.trainer.global_rank, self.trainer.world_size)
+
+    def val_dataloader(self) -> DataLoader:
+        """Return a loader of one item: this rank's part of the validation split."""
+        return self._whole("validation")
+
+    def test_dataloader(self) -> DataLoader:
+        """Return a loader of one item: this rank's part of the test split."""
+        return self._whole("test")
+
+    def _whole(self, split: Split) -> DataLoader:
+        assert self.trainer is not None
+        rank, world_size = self.trainer.global_rank, self.trainer.world_size
+        one_item: Any = [tuple(tensor[rank::world_size] for tensor in self.rows(split))]
+        return DataLoader(one_item, batch_size=None, shuffle=False, num_workers=0)
+
+    def tick(self, index: int) -> None:
+        """Advance the clocks by batch ``index`` of a pass."""
+        assert self.trainer is not None
+        ends = (index + 1) % self.trainer.accumulate_grad_batches == 0 or index + 1 == self.trainer.num_training_batches
+        self.advance(optimizer_steps=int(ends))

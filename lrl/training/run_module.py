@@ -1,0 +1,153 @@
+"""The base class of modules that Lightning trains: clocks, metrics, signals, and what a resume checks."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from typing import Any, cast
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lrl.data.run_data import ClockedDataModule
+from lrl.functional.distributed import all_gather_objects, value_of_this_rank
+from lrl.training.deferred_signals import DeferredSignals, requeue_signals
+from lrl.training.interruption import Interruption
+from lrl.training.metrics import MetricMeans, State
+from lrl.training.resume import check_seed, mend_loops, read_whole
+
+
+class RunModule(L.LightningModule, ABC):
+    """Trains something, a policy (:class:`~lrl.training.policy_module.PolicyModule`) or another network.
+
+    Its data module is a :class:`~lrl.data.run_data.ClockedDataModule`, which a subclass takes in its ``setup``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run_data: ClockedDataModule | None = None
+        """The data module of the run; None before :meth:`setup`."""
+        self.deferred_signals, self.interruption = DeferredSignals(), Interruption()
+        self._means = MetricMeans()
+        self._validated = -1
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, skipping ``nn.Module``'s bookkeeping for Lightning's hook name."""
+        if name == "_current_fx_name":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def setup(self, stage: str) -> None:
+        """Prepare for signals and for checkpoints of several ranks."""
+        self.deferred_signals = DeferredSignals(requeue_signals(self.trainer))
+        read_whole(self.trainer)
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what a resume checks, and what the current collection has recorded so far."""
+        checkpoint["lrl"] = {
+            "names": sorted(self.state_dict()),
+            "env_steps": self.clocks.get("env_steps", 0),
+            "validated": self._validated,
+            "seed": self.run_seed,
+            "clocks": dict(self.clocks),
+            "meters": self._metric_states(),
+            **checkpoint.get("lrl", {}),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check that a checkpoint fits, and restore what it says of the run.
+
+        Raises:
+            ValueError: another seed, missing trainable weights, or unknown ones.
+        """
+        saved = checkpoint.get("lrl", {})
+        if self.trainer.state.fn == "fit":
+            check_seed(saved, self.run_seed)
+        given = set(checkpoint.get("state_dict", saved.get("names", ())))  # a sharded one holds its weights elsewhere
+        missing, unexpected = sorted(set(self.state_dict()) - given), sorted(given - set(super().state_dict()))
+        if missing or unexpected:
+            raise ValueError(f"ckpt_path does not fit: {missing[:3]} are missing, {unexpected[:3]} are unknown.")
+        if self.trainer.state.fn == "fit":
+            self._validated = saved.get("validated", -1)
+            mend_loops(checkpoint["loops"], self._validated)
+            if any(saved.get("meters", ())):
+                self._means.load(value_of_this_rank(saved["meters"]))
+
+    # -- metrics ----------------------------------------------------------------------------------------------------
+
+    @property
+    def clocks(self) -> Mapping[str, float]:
+        """Environment steps, episodes (SFT: optimiser steps), tokens and minutes so far, over all ranks."""
+        return {} if self.run_data is None else self.run_data.clocks
+
+    @property
+    def run_seed(self) -> int:
+        """Seed of everything random in the run; 0 before :meth:`setup`."""
+        return 0 if self.run_data is None else int(self.run_data.seed)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks; 1 without a trainer."""
+        return self.trainer.world_size if self._trainer else 1
+
+    def reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor over ranks, in its shape; all ranks must call it."""
+        if self.world_size == 1:
+            return tensor
+        return cast(Tensor, self.trainer.strategy.reduce(tensor, reduce_op="sum"))
+
+    def record(self, name: str, values: Tensor) -> None:
+        """Add values, of any shape, to the mean that is logged under ``name`` at the end of this collection."""
+        self._means.record(name, values)
+
+    def forget(self) -> None:
+        """Drop what was recorded of a collection that was interrupted and is made again."""
+        self._means.reset()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Count what the previous minibatch recorded; what this one records counts once it is done."""
+        self._means.settle()
+        self.deferred_signals.__enter__()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Handle the signals that came during the step."""
+        self.deferred_signals.__exit__()
+
+    def flush(self) -> dict[str, float]:
+        """Return the means over ranks of what was recorded, and forget it; all ranks must call it."""
+        return self._means.flush()
+
+    def _metric_states(self) -> list[State]:
+        """Return what each rank recorded, without an unfinished minibatch, which a resume repeats."""
+        loop = self.trainer.fit_loop
+        epoch: Any = loop.epoch_progress.current
+        minibatch: Any = loop.epoch_loop.batch_progress.current
+        if minibatch.started == minibatch.processed:
+            self._means.settle()
+        return all_gather_objects({} if epoch.ready == epoch.processed else self._means.state())
+
+    def publish(self, means: dict[str, float]) -> None:
+        """Log means together with the clocks, and show them to callbacks that monitor them."""
+        row = means | {f"clock/{name}": value for name, value in self.clocks.items()}
+        if self._trainer is not None and not self.trainer.sanity_checking:
+            step = self.clocks.get("env_steps", self.clocks.get("optimizer_steps", 0))
+            for logger in self.trainer.loggers:
+                logger.log_metrics(row, step=int(step))
+            callback_metrics = {name: torch.tensor(value) for name, value in means.items()}
+            self.trainer.callback_metrics.update(callback_metrics)  # log_dict would take a tenth of a small run
+
+    def publish_training(self) -> None:
+        """Log what training recorded since the last row."""
+        self.publish(self.flush())
+
+    def on_train_epoch_end(self) -> None:
+        """Log once per collection."""
+        self.publish_training()
+
+    def on_validation_epoch_end(self) -> None:
+        """Remember that the validation of this epoch is done: a run that is resumed from here must not repeat it."""
+        self._validated = self.current_epoch

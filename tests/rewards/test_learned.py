@@ -1,0 +1,101 @@
+"""Tests of the learned reward on models whose predictions are known."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from lrl.models.reward_model import RewardModel
+from lrl.rewards.learned import LearnedReward
+from lrl.rewards.row import Row
+
+BOX, PUSH = spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1.0, 1.0, (1,))
+
+
+def linear(weights, biases, action_space=PUSH) -> RewardModel:
+    """Return members that predict ``weight * (sum of all inputs) + bias`` each, for positive sums."""
+    model = RewardModel(BOX, action_space, (1,), members=len(weights), dropout=0.5)
+    model.minimum.fill_(-9.0)
+    with torch.no_grad():
+        for member, weight, bias in zip(model.members, weights, biases, strict=True):
+            first, *_, last = member
+            first.weight.fill_(1.0)
+            last.weight.fill_(weight)
+            last.bias.fill_(bias)
+    return model
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Return a function that saves a model and returns its path."""
+
+    def save(model: RewardModel) -> str:
+        path = tmp_path / "model.ckpt"
+        model.save(path)
+        return str(path)
+
+    return save
+
+
+def rows(*observations) -> list[Row]:
+    return [Row(observation="", q_values=(), action=0, native_observation=np.array(one)) for one in observations]
+
+
+def test_a_response_is_rewarded_by_the_prediction_and_an_invalid_one_by_the_constant(saved) -> None:
+    reward = LearnedReward(saved(linear([2.0], [0.5])))
+    found = reward(rows([1.0, 2.0], [3.0, 4.0], [5.0, 6.0]), [""] * 3, [np.array([0.25]), None, np.array([1.0])])
+    assert found.tolist() == pytest.approx([2 * 3.25 + 0.5, -3.15, 2 * 12 + 0.5], rel=1e-4)
+    assert found.dtype == np.float64 and (reward.name, reward.weight) == ("learned", 1.0)
+
+
+@pytest.mark.parametrize(("invalid", "expected"), [(-3.15, -3.15), (-10.0, -10.0), (None, -9.0)])
+def test_null_is_the_minimum_of_the_data(saved, invalid, expected: float) -> None:
+    reward = LearnedReward(saved(linear([1.0], [0.0])), invalid=invalid)
+    assert reward(rows([1.0, 2.0]) * 2, ["", ""], [None, None]).tolist() == [expected, expected]
+
+
+def test_disagreement_is_subtracted(saved) -> None:
+    path = saved(linear([1.0, 3.0], [0.0, 0.0]))  # 4 and 12: mean 8, standard deviation 4
+    seen = rows([1.0, 2.0]), [""], [np.array([1.0])]
+    assert LearnedReward(path)(*seen).tolist() == pytest.approx([8], rel=1e-4)
+    assert LearnedReward(path, disagreement_coef=0.5)(*seen).tolist() == pytest.approx([6], rel=1e-4)
+
+
+def test_disagreement_of_one_member_raises(saved) -> None:
+    reward = LearnedReward(saved(linear([1.0], [0.0])), disagreement_coef=0.5)
+    with pytest.raises(ValueError, match="disagreement_coef is 0.5, but the model .* has one member"):
+        reward(rows([1.0, 2.0]), [""], [np.array([1.0])])
+
+
+def test_discrete_actions_are_one_hot(saved) -> None:
+    model = linear([1.0], [0.0], spaces.Discrete(3))
+    with torch.no_grad():
+        model.members[0][0].weight.copy_(torch.tensor([[1.0, 1.0, 10.0, 20.0, 30.0]]))
+    found = LearnedReward(saved(model))(rows([1.0, 2.0]) * 4, [""] * 4, [0, 1, 2, None])
+    assert found.tolist() == pytest.approx([13, 23, 33, -3.15], rel=1e-4)
+
+
+def test_a_batch_is_one_forward_pass_and_the_model_is_loaded_once(saved) -> None:
+    reward, calls = LearnedReward(saved(linear([1.0], [0.0]))), []
+    model = reward.model
+    model.register_forward_hook(lambda _, args, __: calls.append(args[0].shape))
+    reward(rows([1.0, 2.0]) * 5, [""] * 5, [np.array([0.0]), None, *[np.array([1.0])] * 3])
+    assert calls == [(4, 3)] and reward.model is model
+
+
+def test_a_missing_folder_is_an_error_at_once(tmp_path) -> None:
+    with pytest.raises(ValueError, match="rewards.path is '.*none', which is neither a checkpoint nor a run directory"):
+        LearnedReward(str(tmp_path / "none"))
+
+
+def test_the_file_is_read_at_the_first_call_only(tmp_path) -> None:
+    (tmp_path / "later.ckpt").touch()
+    reward = LearnedReward(str(tmp_path / "later.ckpt"))
+    linear([1.0], [0.0]).save(tmp_path / "later.ckpt")
+    assert reward(rows([1.0, 2.0]), [""], [np.array([1.0])]).tolist() == pytest.approx([4], rel=1e-4)
+
+
+def test_rows_without_native_observations_raise(saved) -> None:
+    reward = LearnedReward(saved(linear([1.0], [0.0])))
+    with pytest.raises(ValueError, match="the rows hold no native observations"):
+        reward([Row(observation="text", q_values=(), action=0)], [""], [np.array([1.0])])
