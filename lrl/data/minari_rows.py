@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, overload
 
@@ -105,7 +107,7 @@ class MinariRowSequence(EpisodeRows):
     def __init__(self, reader: DatasetReader, codec: TextCodec, episodes: np.ndarray, steps: np.ndarray) -> None:
         self.reader, self.episodes = reader, episodes
         self._codec, self._starts = codec, np.concatenate([[0], np.cumsum(steps)])
-        self._cache: LRUCache[StoredEpisode] = LRUCache(_CACHED_BYTES)
+        self._cache: LRUCache[tuple[StoredEpisode, np.ndarray]] = LRUCache(_CACHED_BYTES)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -120,41 +122,49 @@ class MinariRowSequence(EpisodeRows):
         if isinstance(index, slice):
             return [self[position] for position in range(len(self))[index]]
         number, step = self._place(index)
-        stored = self._episode(number)
-        observation = _native(stored.observation(step))
-        text = self._texts(number, step)[0]
-        return Row(observation=text, action=_native(stored.action(step)), native_observation=observation)
+        stored, _ = self._episode(number)
+        observation, action = stored.observation(step), stored.action(step)
+        with self._readable_errors(number):
+            text = self._codec.observation_to_text(observation, stored.context)
+        return Row(observation=text, action=_native(action), native_observation=_native(observation))
 
     def past_turns(self, index: int, length: int) -> tuple[tuple[str, str], ...]:
         """Return the texts of the turns before a row; see :meth:`~lrl.envs.rows.EpisodeRows.past_turns`."""
         number, step = self._place(index)
-        return tuple(self._texts(number, past) for past in range(max(0, step - length), step))
+        stored, _ = self._episode(number)
+        to_text, action_to_text = self._codec.observation_to_text, self._codec.action_to_text
+        with self._readable_errors(number):
+            return tuple(
+                (to_text(stored.observation(past), stored.context), action_to_text(stored.action(past)))
+                for past in range(max(0, step - length), step)
+            )
 
     def _place(self, index: int) -> tuple[int, int]:
         """Return the index of a row's episode in the data set, and its step."""
         index = range(len(self))[index]
         position = int(np.searchsorted(self._starts, index, side="right")) - 1
         number = int(self.episodes[position])
-        return number, int(self.reader.demonstrated_steps(number)[index - self._starts[position]])
+        return number, int(self._episode(number)[1][index - self._starts[position]])
 
-    def _texts(self, number: int, step: int) -> tuple[str, str]:
-        """Return the texts of the observation and the action of a step of an episode."""
-        stored = self._episode(number)
+    @contextmanager
+    def _readable_errors(self, number: int) -> Iterator[None]:
+        """Raise what a codec raises for an episode as ``ValueError`` with the name of the data set."""
         try:
-            observation = self._codec.observation_to_text(stored.observation(step), stored.context)
-            return observation, self._codec.action_to_text(stored.action(step))
+            yield
         except (ValueError, LookupError, TypeError) as error:  # Raised by a codec for data that it does not know.
             raise ValueError(
                 f"env.rows.dataset_id is {self.reader.dataset_id!r}, whose episode {number} cannot be written as text "
                 f"by {type(self._codec).__name__}: {error}"
             ) from error
 
-    def _episode(self, number: int) -> StoredEpisode:
-        stored = self._cache.get(number)
-        if stored is None:
-            stored = self.reader.episode(number)
-            self._cache.put(number, stored, stored.bytes)
-        return stored
+    def _episode(self, number: int) -> tuple[StoredEpisode, np.ndarray]:
+        """Return an episode, and the steps of it that are rows, int64 ``(row,)``."""
+        found = self._cache.get(number)
+        if found is None:
+            stored, steps = self.reader.episode(number), self.reader.demonstrated_steps(number)
+            found = stored, steps
+            self._cache.put(number, found, stored.bytes + steps.nbytes)
+        return found
 
 
 def _native(sample: Any) -> Any:

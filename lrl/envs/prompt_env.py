@@ -127,10 +127,12 @@ class PromptEnv(VectorEnv):
         self.num_envs = num_envs
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
         self._format = None if response_format is None else get_response_format(response_format)
-        single = spaces if self._format is None else (AnyText(), AnyText())
+        single = spaces if self._format is None else (AnyText(),) * 2
         assert single is not None, "native observations need their spaces"
         self.single_observation_space, self.single_action_space = single
-        self.observation_space, self.action_space = (batch_space(space, num_envs) for space in single)
+        self.observation_space = self.action_space = batch_space(single[0], num_envs)
+        if self._format is None:
+            self.action_space = batch_space(single[1], num_envs)
         self.noise_seed: Any = None
         self.max_past_turns = 0
         self._rows, self._rewards, self._codec, self._seed = rows, tuple(rewards), codec, seed
@@ -191,7 +193,7 @@ class PromptEnv(VectorEnv):
             raise ValueError(f"step received {len(actions)} actions; there are {self.num_envs} environments.")
         rows = self.rows
         chosen, reasons, clipped = zip(*map(self._parse, actions), strict=True)
-        responses = [""] * self.num_envs if self._format is None else actions
+        responses = [""] * self.num_envs if self._format is None else tuple(actions)
         terms = {reward.name: reward(rows, responses, chosen) for reward in self._rewards}
         total = sum((reward.weight * terms[reward.name] for reward in self._rewards), np.zeros(self.num_envs))
         infos: dict[str, Any] = {f"reward/{name}": values for name, values in terms.items()}

@@ -19,6 +19,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.prompt_env import PromptEnvs
 from lrl.evaluation.checkpoint import load_baseline
 from lrl.models.language_model import LanguageModelConfig
+from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
@@ -156,7 +157,7 @@ def test_episodes_are_kept_as_columns_within_a_number_of_bytes(datasets, monkeyp
     for _ in range(2):
         assert len(list(rows)) == len(rows)
     assert len(read) == 5  # the first was read when the rows were opened
-    assert rows._cache.bytes == sum(4 * (3 * (length + 1) + length) for length in LENGTHS)
+    assert rows._cache.bytes == sum(4 * (3 * (length + 1) + length) + 8 * length for length in LENGTHS)
     monkeypatch.setattr(module, "_CACHED_BYTES", 100)
     small = rows_of()
     for row, same in zip(small, rows, strict=True):
@@ -191,22 +192,44 @@ def test_a_run_downloads_the_rows_of_its_environments(monkeypatch):
     assert asked == ["far/train-v0", "far/test-v0"]
 
 
-def train(root, source, rewards, collections, **settings):
-    """Train a small network on rows and return what was logged."""
-    policy = MLPPolicy((16,), critic=False, init_seed=0, initial_log_std=-1.0)
-    grpo = made(GRPOModule, policy, **{"lr": 2e-2} | settings)
-    data = made(RolloutDataModule, PromptEnvs(source, rewards), num_groups=16, group_size=8, num_epochs=2)
+def train(root, policy, source, rewards, collections=2, **sizes):
+    """Train a policy on rows and return what was logged."""
+    sizes = {"num_groups": 3, "group_size": 4} | sizes
     trainer = make_trainer(root, max_epochs=collections)
-    trainer.fit(grpo, datamodule=data)
+    data = made(RolloutDataModule, PromptEnvs(source, rewards), **sizes)
+    trainer.fit(made(GRPOModule, policy, lr=2e-2), datamodule=data)
     return [row for _, row in trainer.logger.rows if "rollout/return" in row]
 
 
-def test_a_network_is_trained_on_rows(datasets, tmp_path):
-    rewards = [BehaviourCloningReward(weight=0.1), InvalidActionReward()]
-    first, last = train(tmp_path, MinariRows("lrl/pendulum-v0", PENDULUM), rewards, 2)
-    assert first["clock/env_steps"] == 128 and last["rollout/invalid_action_rate"] == 0
+def network():
+    return MLPPolicy((16,), critic=False, init_seed=0, initial_log_std=-1.0)
+
+
+def head():
+    model = LanguageModelConfig(name="assets/tiny-lm")
+    return HeadPolicy(model, hidden_sizes=(8,), freeze_trunk=True, max_text_tokens=32, critic=None, init_seed=0)
+
+
+@pytest.mark.parametrize("make_policy", [network, head])
+@pytest.mark.parametrize("dataset_id", ["lrl/pendulum-v0", "lrl/cartpole-v0"])
+def test_policies_with_native_actions_are_trained_on_rows(datasets, tmp_path, make_policy, dataset_id):
+    env, rewards = {"lrl/pendulum-v0": PENDULUM, **PLAYED}[dataset_id], [BehaviourCloningReward(weight=0.1)]
+    policy = make_policy()
+    first, last = train(tmp_path, policy, MinariRows(dataset_id, env), rewards)
+    assert first["clock/env_steps"] == 12 and last["rollout/invalid_action_rate"] == 0
     assert first["rollout/return"] == pytest.approx(0.1 * first["rollout/reward_behaviour_cloning"])
     assert first["rollout/length"] == 1 and "rollout/success_rate" not in first
+    assert first["train/advantage_abs"] > 0 and first["train/ratio_error"] < 1e-5
+
+
+def test_a_policy_that_writes_text_is_trained_on_rows(datasets, tmp_path):
+    prompt, model = PromptTemplate(response_format="direct", system=""), LanguageModelConfig(name="assets/tiny-lm")
+    policy = TextPolicy(model, prompt, SamplingConfig(max_new_tokens=3))
+    rewards = [ClosingTagFormatReward(per_character=-0.2), BehaviourCloningReward(weight=0.5)]
+    (first, _) = train(tmp_path, policy, MinariRows("lrl/pendulum-v0", PENDULUM), rewards)
+    assert first["rollout/invalid_action_rate"] == 1 and first["rollout/reward_behaviour_cloning"] == -10
+    assert first["rollout/return"] == pytest.approx(first["rollout/reward_closing_tag_format"] - 5)
+    assert "rollout/success_rate" not in first
 
 
 @pytest.mark.learning
@@ -217,5 +240,6 @@ def test_a_network_learns_the_controller_that_was_recorded(tmp_path, monkeypatch
     acted = [[np.array([x[0] - 0.5 * x[2]]) for x in episode] for episode in seen]
     spaces = PENDULUM.spaces[0], gym.spaces.Box(-2, 2, (1,), np.float32)
     write("lrl/linear-v0", seen, acted, [0.0] * 5, spaces)
-    rows = train(tmp_path, MinariRows("lrl/linear-v0", PENDULUM), [BoundedCloningReward(scale=0.2)], 60)
+    source, rewards = MinariRows("lrl/linear-v0", PENDULUM), [BoundedCloningReward(scale=0.2)]
+    rows = train(tmp_path, network(), source, rewards, 60, num_groups=16, group_size=8, num_epochs=2)
     assert rows[0]["rollout/return"] < 0.6 and rows[-1]["rollout/return"] > 0.85
