@@ -30,10 +30,11 @@ for _name in (
     "algorithms.trpo",
     *("callbacks.checkpoint", "callbacks.collect", "callbacks.exact_success", "callbacks.export"),
     *("callbacks.group_statistics", "callbacks.policy_picture", "callbacks.progress", "callbacks.transcripts"),
-    *("data.demonstrations.data_module", "data.demonstrations.jsonl", "data.rollout_buffer", "data.transitions"),
+    *("data.demonstrations.data_module", "data.demonstrations.jsonl", "data.jsonl_rows", "data.minari_rows"),
+    *("data.rollout_buffer", "data.transitions"),
     *("envs.factory", "envs.frozen_lake.csv_file", "envs.frozen_lake.expert_rows", "envs.prompt_env"),
-    *("policies.head", "policies.mlp", "policies.scoring", "policies.text", "rewards.expert_q", "rewards.format"),
-    "rewards.learned",
+    *("policies.head", "policies.mlp", "policies.scoring", "policies.text"),
+    *("rewards.behaviour_cloning", "rewards.expert_q", "rewards.format", "rewards.learned"),
 ):  # so that configurations can name classes without their module
     importlib.import_module(f"lrl.{_name}")
 

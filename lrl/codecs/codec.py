@@ -75,6 +75,17 @@ class TextCodec(ABC):
             context: The result of :meth:`context` for the current episode.
         """
 
+    def text_to_observation(self, text: str) -> Any:
+        """Parse the text of an observation, with or without tags, to the precision of the text.
+
+        Returns:
+            The native observation; None if the codec cannot parse its texts.
+
+        Raises:
+            ValueError: If the codec can parse its texts and ``text`` is none of them.
+        """
+        return None
+
     def last_mentioned_action(self, text: str) -> str | None:
         """Return the text of the last action mentioned in ``text``, ignoring case.
 

@@ -201,6 +201,12 @@ class SpaceCodec(TextCodec):
         text = self._observation.encode(observation)
         return f"<observation>{text}</observation>" if self.tags_observations else text
 
+    def text_to_observation(self, text: str) -> Any:
+        """Parse an observation without names; see :meth:`~lrl.codecs.codec.TextCodec.text_to_observation`."""
+        if self.numbers.names:
+            return None
+        return self._observation.decode(text.removeprefix("<observation>").removesuffix("</observation>"))
+
     def text_to_action(self, text: str) -> Any:
         """Parse the name of a Discrete action, or the text inside the action tags.
 

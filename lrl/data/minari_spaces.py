@@ -47,6 +47,14 @@ def sample_at(space: gym.Space, columns: Columns, step: int) -> Any:
     return columns[step]
 
 
+def columns_size(columns: Columns) -> int:
+    """Return the size of columns in bytes, of texts without what Python adds to each."""
+    if isinstance(columns, np.ndarray):
+        return columns.nbytes
+    parts = columns.values() if isinstance(columns, dict) else columns
+    return sum(len(part) if isinstance(part, str) else columns_size(part) for part in parts)
+
+
 def spaces_match(stored: gym.Space, native: gym.Space) -> bool:
     """Return whether samples of the stored space can be read as samples of the native space.
 

@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +24,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from lrl.data.minari_spaces import Columns, sample_at, stack_samples, to_minari_space
+from lrl.data.minari_spaces import stack_samples, to_minari_space
+from lrl.data.stored_episode import StoredEpisode
 
 CONTEXT = "context"
 """Key of an episode's metadata for the context of the codec, as JSON."""
@@ -180,6 +182,17 @@ class DatasetReader:
         if not self.lengths.sum():
             raise ValueError(f"dataset_id is {dataset_id!r}, which holds no steps; it must hold at least one.")
 
+    @cached_property
+    def returns(self) -> np.ndarray:
+        """Undiscounted return of each episode, float64 ``(episode,)``."""
+        indices = range(len(self.lengths))
+        with self._readable_errors():
+            episodes = self._storage.get_episode_metadata(indices)
+            known = [episode.get("rewards_sum") for episode in episodes]
+            if None in known:  # Minari's own metadata are optional
+                known = [np.sum(episode["rewards"]) for episode in self._storage.get_episodes(indices)]
+        return np.array(known, dtype=np.float64)
+
     @property
     def metadata(self) -> dict[str, Any]:
         """Metadata of the data set as a whole."""
@@ -216,7 +229,8 @@ class DatasetReader:
             (stored,) = self._storage.get_episodes([index])
             (metadata,) = self._storage.get_episode_metadata([index])
             context = json.loads(metadata[CONTEXT]) if CONTEXT in metadata else None
-            return StoredEpisode(self, stored, int(self.lengths[index]), _lists_to_tuples(context))
+            columns = self.observation_space, stored["observations"], self.action_space, stored["actions"]
+            return StoredEpisode(*columns, int(self.lengths[index]), context, stored["rewards"])
 
     @contextmanager
     def _readable_errors(self) -> Iterator[None]:
@@ -228,30 +242,6 @@ class DatasetReader:
                 f"dataset_id is {self.dataset_id!r}, which cannot be read ({reason}); delete "
                 f"{dataset_path(self.dataset_id).parent} and collect or download it again."
             ) from error
-
-
-class StoredEpisode:
-    """Holds the native observations, actions and rewards of one episode, one of each per step.
-
-    Args:
-        reader: reader of the data set, whose spaces are used.
-        stored: columns by Minari's names.
-        length: number of steps.
-        context: context of the codec; None if none was stored.
-    """
-
-    def __init__(self, reader: DatasetReader, stored: Mapping[str, Columns], length: int, context: Any) -> None:
-        self.context = context
-        self.observations = [sample_at(reader.observation_space, stored["observations"], s) for s in range(length)]
-        self.actions = [sample_at(reader.action_space, stored["actions"], s) for s in range(length)]
-        self.rewards = np.asarray(stored["rewards"], dtype=np.float64)
-
-
-def _lists_to_tuples(value: Any) -> Any:
-    """Convert lists to tuples, of which contexts consist and which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _lists_to_tuples(part) for key, part in value.items()}
-    return tuple(map(_lists_to_tuples, value)) if isinstance(value, list) else value
 
 
 def download(dataset_id: str) -> None:

@@ -81,6 +81,11 @@ class RolloutDataModule(RunDataModule):
         self._counted: tuple[int, int, tuple[int, int]] = (-1, -1, (0, 0))
         """Collection, first minibatch and sizes of the optimiser step that was counted last."""
 
+    def prepare_data(self) -> None:
+        """Download what the environments need, once per machine."""
+        self.env.prepare_data()
+        self.validation_env.prepare_data()
+
     @property
     def minibatches_per_collection(self) -> int:
         """Number of minibatches per collection."""

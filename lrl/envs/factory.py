@@ -34,6 +34,9 @@ class EnvFactory(ABC):
     def codec(self) -> TextCodec:
         """Codec of the environments."""
 
+    def prepare_data(self) -> None:  # noqa: B027 (most environments have nothing to download)
+        """Download what the environments need. Called once per machine, before all else."""
+
     @abstractmethod
     def make(self, num_envs: int, response_format: str | None) -> VectorEnv:
         """Create a vectorized environment.

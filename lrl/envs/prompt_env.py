@@ -9,23 +9,28 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from numpy.typing import ArrayLike
 
+from lrl.codecs.clipping import clip_to_space
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.envs.factory import EnvFactory
-from lrl.envs.rows import RowSource
+from lrl.envs.rows import EpisodeRows, RowSource
 from lrl.envs.text import AnyText
 from lrl.functional.random import permutation
 from lrl.prompts.response_format import get_response_format
 from lrl.rewards.reward import Reward
 from lrl.rewards.row import Row
+from lrl.types import History, PastTurn
 
 
 class PromptEnvs(EnvFactory):
     """Factory of vectorized one-turn environments on a data set.
+
+    Policies that write text see the rows as text; networks see the native observations of rows that have them.
 
     Args:
         rows: The data set.
@@ -47,15 +52,19 @@ class PromptEnvs(EnvFactory):
         """Codec of the data set."""
         return self.source.codec
 
+    def prepare_data(self) -> None:
+        """Download the data set if it is not local."""
+        self.source.prepare_data()
+
     @cached_property
-    def rows(self) -> tuple[Row, ...]:
-        """Rows of the data set, created or read once.
+    def rows(self) -> Sequence[Row]:
+        """Rows of the data set, created once, or read when they are shown.
 
         Raises:
             ValueError: If the data set is empty.
         """
-        rows = tuple(self.source.rows())
-        if not rows:
+        rows = self.source.rows()
+        if not len(rows):
             raise ValueError(f"env.rows is an empty {type(self.source).__name__}; it must contain at least one row.")
         return rows
 
@@ -63,13 +72,20 @@ class PromptEnvs(EnvFactory):
         """Create a vectorized environment; see :meth:`EnvFactory.make`.
 
         Raises:
-            ValueError: If ``num_envs`` is less than 1 or ``response_format`` is None.
+            ValueError: If ``num_envs`` is less than 1, a reward cannot be computed for the rows, or ``response_format``
+                is None and the rows have no native observations.
         """
-        if response_format is None:
-            raise ValueError("env is a PromptEnvs, which has text observations only; it needs a text policy.")
         if num_envs < 1:
             raise ValueError(f"num_envs is {num_envs}; it must be at least 1.")
-        return PromptEnv(self.rows, self.rewards, self.codec, response_format, num_envs, self.seed)
+        codec, spaces = self.codec, self.source.spaces
+        if response_format is None and (spaces is None or self.rows[0].native_observation is None):
+            raise ValueError(
+                f"env.rows is a {type(self.source).__name__}, which has text observations only; model.policy must be a "
+                "policy that writes or chooses texts."
+            )
+        for reward in self.rewards:
+            reward.connect(codec, response_format, self.rows[0])
+        return PromptEnv(self.rows, self.rewards, codec, response_format, num_envs, self.seed, spaces)
 
 
 class PromptEnv(VectorEnv):
@@ -80,16 +96,22 @@ class PromptEnv(VectorEnv):
     differs between the groups of all ranks, so consecutive counters visit every row once per pass. Without
     ``options["episode"]`` the seed is the counter, and without a seed it is a random number.
 
-    ``infos`` of a step contains ``reward/<name>`` (unweighted), ``action_valid``, ``invalid_reason`` and ``success``
-    (whether a best action was chosen), each of shape ``(env,)``.
+    ``infos`` of a step contains ``reward/<name>`` (unweighted), ``action_valid`` and ``invalid_reason``. If the rows
+    have Q-values, it contains ``success`` (whether a best action was chosen). If the action space contains a Box, it
+    contains ``clipped_numbers`` (the number of values that were clipped to its bounds). Each has shape ``(env,)``.
 
     Args:
         rows: Rows of the data set.
-        rewards: Reward functions.
+        rewards: Reward functions, which are connected.
         codec: Codec of the data set.
-        response_format: Name of the format of responses.
+        response_format: Name of the format of responses; None shows native observations and takes native actions.
         num_envs: Number of environments.
         seed: Seed of the order of the rows.
+        spaces: Native observation and action space; None if they are not known, and texts are shown.
+
+    Attributes:
+        max_past_turns: Maximum number of past turns in ``infos["past_turns"]`` of a reset: those before a row that is a
+            step of a recorded episode, written in the response format. Set it before a reset.
     """
 
     def __init__(
@@ -97,24 +119,31 @@ class PromptEnv(VectorEnv):
         rows: Sequence[Row],
         rewards: Sequence[Reward],
         codec: TextCodec,
-        response_format: str,
+        response_format: str | None,
         num_envs: int,
         seed: int = 0,
+        spaces: tuple[gym.Space, gym.Space] | None = None,
     ) -> None:
         self.num_envs = num_envs
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
-        self.single_observation_space = self.single_action_space = AnyText()
-        self.observation_space = self.action_space = batch_space(AnyText(), num_envs)
+        self._format = None if response_format is None else get_response_format(response_format)
+        single = spaces if self._format is None else (AnyText(),) * 2
+        assert single is not None, "native observations need their spaces"
+        self.single_observation_space, self.single_action_space = single
+        self.observation_space = self.action_space = batch_space(single[0], num_envs)
+        if self._format is None:
+            self.action_space = batch_space(single[1], num_envs)
         self.noise_seed: Any = None
-        self._rows, self._rewards, self._codec, self._seed = tuple(rows), tuple(rewards), codec, seed
-        self._extract = get_response_format(response_format).extract
+        self.max_past_turns = 0
+        self._rows, self._rewards, self._codec, self._seed = rows, tuple(rewards), codec, seed
+        self._native_action_space = None if spaces is None else spaces[1]
         self._permutations: dict[int, np.ndarray] = {}
-        self._current = [0] * num_envs
+        self._current: list[Row] = [rows[0]] * num_envs
 
     @property
     def rows(self) -> list[Row]:
         """Current row of each environment, ``(env,)``."""
-        return [self._rows[index] for index in self._current]
+        return list(self._current)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute, as other vectorized environments do. ``noise_seed`` has no effect on single turns."""
@@ -122,7 +151,7 @@ class PromptEnv(VectorEnv):
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[tuple[str, ...], dict[str, Any]]:
+    ) -> tuple[Any, dict[str, Any]]:
         """Show new rows in all environments, or in those selected by ``options["reset_mask"]``.
 
         Args:
@@ -130,7 +159,8 @@ class PromptEnv(VectorEnv):
             options: ``episode``, the counters, int64 ``(env,)``; ``reset_mask``, bool ``(env,)``.
 
         Returns:
-            The observations of all environments and an empty dict.
+            The observations of all environments, and infos: if :attr:`max_past_turns` is positive
+            ``past_turns``, a history for each environment.
 
         Raises:
             ValueError: If ``episode`` or ``reset_mask`` has a wrong shape.
@@ -139,43 +169,74 @@ class PromptEnv(VectorEnv):
         mask = self._validated("reset_mask", options.get("reset_mask", np.ones(self.num_envs, dtype=bool)))
         episode = options.get("episode")
         counters = self._validated("episode", self._counters(seed) if episode is None else episode)
-        for index in np.flatnonzero(mask):
-            self._current[index] = self._row_index(int(counters[index]))
-        return self._observations(), {}
+        shown: dict[int, tuple[Row, History]] = {}  # A group shows one row, which may have to be read.
+        past_turns: list[History] = [()] * self.num_envs
+        for env in np.flatnonzero(mask):
+            index = self._row_index(int(counters[env]))
+            if index not in shown:
+                shown[index] = self._rows[index], self._past_turns(index)
+            self._current[env], past_turns[env] = shown[index]
+        return self._observations(), {"past_turns": past_turns} if self.max_past_turns else {}
 
     def step(
-        self, actions: Sequence[str]
-    ) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        self, actions: Sequence[Any] | np.ndarray
+    ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Reward one response per environment and terminate all episodes.
 
         Args:
-            actions: Responses, ``(env,)``.
+            actions: Responses or native actions, ``(env,)``.
 
         Returns:
             Observations; rewards, float64 ``(env,)``; ``terminated`` and ``truncated``, bool ``(env,)``; and infos.
         """
         if len(actions) != self.num_envs:
             raise ValueError(f"step received {len(actions)} actions; there are {self.num_envs} environments.")
-        rows, parsed = self.rows, [self._parse(response) for response in actions]
-        chosen = [action for action, _ in parsed]
-        terms = {reward.name: reward(rows, actions, chosen) for reward in self._rewards}
+        rows = self.rows
+        chosen, reasons, clipped = zip(*map(self._parse, actions), strict=True)
+        responses = [""] * self.num_envs if self._format is None else tuple(actions)
+        terms = {reward.name: reward(rows, responses, chosen) for reward in self._rewards}
         total = sum((reward.weight * terms[reward.name] for reward in self._rewards), np.zeros(self.num_envs))
         infos: dict[str, Any] = {f"reward/{name}": values for name, values in terms.items()}
         infos["action_valid"] = np.array([action is not None for action in chosen])
-        infos["invalid_reason"] = np.array([reason for _, reason in parsed], dtype=object)
-        infos["success"] = np.array([action in row.best_actions for row, action in zip(rows, chosen, strict=True)])
+        infos["invalid_reason"] = np.array(reasons, dtype=object)
+        if all(row.q_values for row in rows):
+            infos["success"] = np.array([action in row.best_actions for row, action in zip(rows, chosen, strict=True)])
+        if any(count is not None for count in clipped):
+            infos["clipped_numbers"] = np.array([count or 0 for count in clipped])
         terminated = np.ones(self.num_envs, dtype=bool)
         return self._observations(), total, terminated, np.zeros_like(terminated), infos
 
-    def _observations(self) -> tuple[str, ...]:
-        return tuple(row.observation for row in self.rows)
+    def _observations(self) -> Any:
+        """Return the texts of the current rows, ``(env,)``, or an element of the native observation space."""
+        if self._format is not None:
+            return tuple(row.observation for row in self._current)
+        space = self.single_observation_space
+        batch = create_empty_array(space, self.num_envs)
+        return concatenate(space, [row.native_observation for row in self._current], batch)
 
-    def _parse(self, response: str) -> tuple[int | None, str]:
-        """Return the action, or None and the reason why the response is invalid."""
+    def _parse(self, action: Any) -> tuple[Any, str, int | None]:
+        """Return the native action, clipped, or None; the reason why it is invalid; and how many values were clipped.
+
+        The number is None if the action is invalid or the action space contains no Box.
+        """
+        space = self._native_action_space
         try:
-            return self._codec.text_to_action(self._extract(response)), ""
+            native = action if self._format is None else self._codec.text_to_action(self._format.extract(action))
         except InvalidActionError as error:
-            return None, str(error)
+            return None, str(error), None
+        if isinstance(space, gym.spaces.Discrete):
+            return int(native), "", None
+        if space is None:
+            return native, "", None
+        native, clipped = clip_to_space(space, native)
+        return native, "", clipped
+
+    def _past_turns(self, index: int) -> History:
+        """Return the turns before a row, in the response format; none if the rows are not steps of episodes."""
+        if self._format is None or not self.max_past_turns or not isinstance(self._rows, EpisodeRows):
+            return ()
+        turns = self._rows.past_turns(index, self.max_past_turns)
+        return tuple(PastTurn(observation, self._format.render(action)) for observation, action in turns)
 
     def _counters(self, seed: int | Sequence[int | None] | None) -> np.ndarray:
         if isinstance(seed, int):

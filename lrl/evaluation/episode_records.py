@@ -91,7 +91,7 @@ def watch_episode(
                 reward=float(step.rewards[0]),
                 terminated=bool(step.terminated[0]),
                 truncated=bool(step.truncated[0]),
-                success=bool(step.infos["success"][0]),
+                success=bool(step.infos.get("success", [False])[0]),
                 picture=picture,
             )
     finally:

@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 from torch import nn
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
+from lrl.envs.prompt_env import PromptEnv
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
@@ -48,7 +49,12 @@ class Actor(nn.Module, ABC):
         """Set the spaces of one environment, where actions are native. Called once, before :meth:`configure`."""
 
     def prepare(self, envs: VectorEnv) -> None:
-        """Make the environments show what acting needs besides the text. Called before their first reset."""
+        """Make the environments show what acting needs besides the text. Called before their first reset.
+
+        By default these are the past turns that fit into the prompt, for rows that are steps of recorded episodes.
+        """
+        if self.prompt is not None and isinstance(envs, PromptEnv):
+            envs.max_past_turns = self.prompt.history
 
     def configure(self) -> None:  # noqa: B027 (most actors have no weights)
         """Build the networks and load their weights; a second call does nothing."""

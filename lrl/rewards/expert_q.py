@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lrl.codecs.codec import TextCodec
 from lrl.ranges import PositiveFloat, check_arguments
-from lrl.rewards.reward import Reward
+from lrl.rewards.reward import NativeAction, Reward
 from lrl.rewards.row import Row
 
 _EQUAL_VALUES_TOLERANCE = 1e-9
@@ -22,8 +23,17 @@ _EQUAL_VALUES_TOLERANCE = 1e-9
 class _ChosenActionReward(Reward):
     """Abstract base class of reward functions that are 0 for invalid responses."""
 
+    def connect(self, codec: TextCodec, response_format: str | None, row: Row) -> None:
+        """Raise if the rows have no Q-values; see :meth:`~lrl.rewards.reward.Reward.connect`."""
+        super().connect(codec, response_format, row)
+        if not row.q_values:
+            raise ValueError(
+                f"env.rewards has a {type(self).__name__}, but env.rows has no Q-values; it must be a reward that "
+                "needs none, such as BehaviourCloningReward."
+            )
+
     def __call__(
-        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | np.ndarray | None]
+        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[NativeAction | None]
     ) -> np.ndarray:
         """Compute the reward of each valid action, and 0 for each invalid response; float64 ``(row,)``."""
         rewards = np.zeros(len(rows))

@@ -7,19 +7,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lrl.rewards.reward import Reward
+from lrl.codecs.codec import InvalidActionError, TextCodec
+from lrl.prompts.response_format import ResponseFormat, get_response_format
+from lrl.rewards.reward import NativeAction, Reward
 from lrl.rewards.row import Row
+
+_CLOSING_TAG = re.compile(r"</\w+>$")
 
 
 class FormatReward(Reward):
     """Reward of 1 if a response contains ``<think>...</think>`` and ``<answer>...</answer>`` anywhere, else 0."""
 
     name = "format"
+    reads_responses = True
     _think = re.compile(r"<think>.*?</think>", re.DOTALL)
     _answer = re.compile(r"<answer>.*?</answer>", re.DOTALL)
 
     def __call__(
-        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | np.ndarray | None]
+        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[NativeAction | None]
     ) -> np.ndarray:
         """Compute the reward of each response; float64 ``(row,)``."""
         return np.array([bool(self._think.search(r) and self._answer.search(r)) for r in responses], dtype=np.float64)
@@ -31,7 +36,87 @@ class InvalidActionReward(Reward):
     name = "invalid_action"
 
     def __call__(
-        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | np.ndarray | None]
+        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[NativeAction | None]
     ) -> np.ndarray:
         """Compute the reward of each response; float64 ``(row,)``."""
         return np.array([-1.0 if action is None else 0.0 for action in actions])
+
+
+class ClosingTagFormatReward(Reward):
+    """Reward of the original experiment on control for the format of a response: the sum of three terms.
+
+    ``invalid`` if the response up to its first closing tag is no legal action, for example because the count of
+    numbers is wrong; ``per_character`` for each character after the first closing tag; ``closed`` if the response ends
+    with the closing tag.
+
+    The closing tag is the one that ends responses of the environment in its format: ``</action>`` for numbers in the
+    format ``direct``, ``</answer>`` in the format ``think_answer``. If named actions end without a tag, the name takes
+    the place of the tag.
+
+    Args:
+        weight: Factor of this function in the sum.
+        invalid: Reward of a response whose part up to the first closing tag is no legal action.
+        per_character: Reward of each character after the first closing tag.
+        closed: Reward of a response that ends with the closing tag.
+    """
+
+    name = "closing_tag_format"
+    reads_responses = True
+
+    def __init__(
+        self, weight: float = 1.0, invalid: float = -10.0, per_character: float = -0.1, closed: float = 1.0
+    ) -> None:
+        super().__init__(weight)
+        self.invalid, self.per_character, self.closed = float(invalid), float(per_character), float(closed)
+        self._format: ResponseFormat | None = None
+        self._codec: TextCodec | None = None
+        self._tag = ""
+
+    def connect(self, codec: TextCodec, response_format: str | None, row: Row) -> None:
+        """Find the closing tag of responses; see :meth:`~lrl.rewards.reward.Reward.connect`."""
+        super().connect(codec, response_format, row)
+        assert response_format is not None
+        self._codec, self._format = codec, get_response_format(response_format)
+        response = self._format.render(codec.default_action_text)
+        found = _CLOSING_TAG.search(response)
+        self._tag = found.group() if found else ""
+        if not found and codec.action_texts is None:
+            raise ValueError(
+                f"env.rewards has a {type(self).__name__}, but a response such as {response!r} has no closing tag; "
+                "prompt.response_format must be think_answer."
+            )
+
+    def __call__(
+        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[NativeAction | None]
+    ) -> np.ndarray:
+        """Compute the reward of each response; float64 ``(row,)``."""
+        return np.array([self._reward(response) for response in responses], dtype=np.float64)
+
+    def _reward(self, response: str) -> float:
+        legal, rest, closed = self._after_tag(response) if self._tag else self._after_name(response)
+        return self.invalid * (not legal) + self.per_character * len(rest) + self.closed * closed
+
+    def _after_tag(self, response: str) -> tuple[bool, str, bool]:
+        """Return whether the part up to the first tag is legal, the text after it, and whether the response ends so."""
+        assert self._format is not None
+        assert self._codec is not None
+        before, tag, rest = response.partition(self._tag)
+        try:
+            self._codec.text_to_action(self._format.extract(before + tag))
+        except InvalidActionError:
+            return False, rest, response.endswith(self._tag)
+        return bool(tag), rest, response.endswith(self._tag)
+
+    def _after_name(self, response: str) -> tuple[bool, str, bool]:
+        """Return the same as :meth:`_after_tag` for actions that end with their name."""
+        assert self._format is not None
+        assert self._codec is not None
+        try:
+            text = self._format.extract(response)
+        except InvalidActionError:
+            return False, "", False
+        names = [name for name in self._codec.action_texts or () if text.startswith(name)]
+        if not names:
+            return False, "", False
+        rest = text[len(max(names, key=len)) :]
+        return True, rest, not rest

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lrl.codecs.codec import TextCodec
 from lrl.rewards.row import Row
+
+NativeAction = int | np.ndarray
+"""Action as the environment takes it: an integer of a Discrete space, or an array of a Box or a MultiDiscrete space."""
 
 
 class Reward(ABC):
@@ -22,20 +26,40 @@ class Reward(ABC):
     name: str
     """Name of the metric: ``reward/<name>``."""
 
+    reads_responses: bool = False
+    """Whether the reward depends on the text of a response, which policies with native actions do not write."""
+
     def __init__(self, weight: float = 1.0) -> None:
         self.weight = float(weight)
 
+    def connect(self, codec: TextCodec, response_format: str | None, row: Row) -> None:
+        """Take what the environment consists of. Called whenever an environment with this reward is created.
+
+        Args:
+            codec: Codec of the environment.
+            response_format: Name of the format of responses; None if actions are native and responses empty.
+            row: First row of the data set.
+
+        Raises:
+            ValueError: If the reward cannot be computed there.
+        """
+        if self.reads_responses and response_format is None:
+            raise ValueError(
+                f"env.rewards has a {type(self).__name__}, which reads the text of responses; it must be left out for "
+                "a policy with native actions."
+            )
+
     @abstractmethod
     def __call__(
-        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | np.ndarray | None]
+        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[NativeAction | None]
     ) -> np.ndarray:
         """Compute the unweighted reward of each response.
 
         Args:
             rows: The rows shown to the policy, ``(row,)``.
-            responses: The complete responses, ``(row,)``.
-            actions: The native actions of the responses, ``(row,)``: integers, or arrays of a Box; None for an invalid
-                response.
+            responses: The complete responses, ``(row,)``; empty texts if actions are native.
+            actions: The native actions of the responses, ``(row,)``, clipped to the bounds of a Box; None for an
+                invalid response.
 
         Returns:
             Rewards, float64 ``(row,)``.

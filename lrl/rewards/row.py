@@ -1,8 +1,9 @@
-"""Row of a data set of prompts: a state with the expert's value of each action."""
+"""Row of a data set of prompts: a state with the action of an expert, and maybe the value of each action."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -12,24 +13,24 @@ TIE_TOLERANCE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Holds the text of a state and the expert's values in it."""
+    """Holds a state as text and natively, and what an expert does in it."""
 
     observation: str
     """Text of the state that the policy sees."""
-    q_values: tuple[float, ...]
-    """The expert's value of each action, in the order of the action space."""
-    action: int
-    """The expert's action, one of the best."""
+    q_values: tuple[float, ...] = ()
+    """The expert's value of each action, in the order of the action space; empty if they are not known."""
+    action: int | np.ndarray
+    """The expert's native action: an integer of a Discrete space, or an array; with Q-values one of the best."""
+    native_observation: Any = field(default=None, compare=False)
+    """The state as the environment observes it: an array, an integer, or a dict of these; None if it is not known."""
     state: int = 0
     """Index of the state in its environment."""
     desc: tuple[str, ...] = ()
     """Map of the environment; empty if it has none."""
-    native_observation: np.ndarray | int | None = None
-    """The state as the environment gives it; None if the data set does not say."""
 
     @property
     def best_actions(self) -> tuple[int, ...]:
-        """Actions with the highest value, including ties (:data:`TIE_TOLERANCE`)."""
-        best = max(self.q_values)
+        """Actions with the highest value, including ties (:data:`TIE_TOLERANCE`); empty without Q-values."""
+        best = max(self.q_values, default=0.0)
         floor = best - TIE_TOLERANCE * abs(best)
         return tuple(action for action, value in enumerate(self.q_values) if value >= floor)

@@ -88,9 +88,11 @@ class EnvRunner:
         if noise_seeds is not None:
             envs.set_attr("noise_seed", noise_seeds.tolist())
         options = {"episode": episodes} if ended.all() else {"episode": episodes, "reset_mask": ended}
-        observations, _ = envs.reset(seed=seeds.tolist(), options=options)
+        observations, infos = envs.reset(seed=seeds.tolist(), options=options)
         self.observations = self._one_each(observations)
-        self.memory = [() if new else history for history, new in zip(self.memory, ended, strict=True)]
+        past_turns = infos.get("past_turns", [()] * self.num_envs)  # an episode may begin at a later turn
+        known = zip(self.memory, past_turns, ended, strict=True)
+        self.memory = [past if new else history for history, past, new in known]
         self.lengths, self.returns = np.where(ended, 0, self.lengths), np.where(ended, 0.0, self.returns)
         self.ended = np.zeros(self.num_envs, dtype=bool)
 

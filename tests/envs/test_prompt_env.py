@@ -1,15 +1,20 @@
 """Tests of the one-turn environment on a data set."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
 from lrl.codecs.grid import FrozenLakeCodec
+from lrl.codecs.spaces import SpaceCodec
+from lrl.envs.frozen_lake.expert_rows import ExpertQRows, RandomMapRows
 from lrl.envs.prompt_env import PromptEnvs
-from lrl.envs.rows import RowSource
+from lrl.envs.rows import EpisodeRows, RowSource
+from lrl.rewards.behaviour_cloning import BehaviourCloningReward, BoundedCloningReward
 from lrl.rewards.expert_q import NormalizedAdvantageReward, OptimalActionReward
-from lrl.rewards.format import FormatReward, InvalidActionReward
+from lrl.rewards.format import ClosingTagFormatReward, FormatReward, InvalidActionReward
 from lrl.rewards.row import Row
+from lrl.types import PastTurn
 
 
 class FewRows(RowSource):
@@ -27,6 +32,46 @@ class FewRows(RowSource):
         """Return the rows."""
         values = [tuple(float(action == number % 4) for action in range(4)) for number in range(self.length)]
         return [Row(observation=f"row {n}", q_values=q, action=n % 4, state=n) for n, q in enumerate(values)]
+
+
+class Arms(RowSource):
+    """Data set of two-dimensional targets, to which the same movement leads."""
+
+    targets = np.array([[0.5, -0.5], [1.0, 0.0], [-1.0, 0.25]], dtype=np.float32)
+    spaces = (gym.spaces.Box(-9, 9, (2,), np.float32), gym.spaces.Box(-1, 1, (2,), np.float32))
+
+    @property
+    def codec(self) -> SpaceCodec:
+        """Codec of the rows."""
+        return SpaceCodec(*self.spaces)
+
+    def rows(self) -> list[Row]:
+        """Return the rows, without Q-values."""
+        texts = map(self.codec.observation_to_text, self.targets)
+        return [Row(observation=text, action=t, native_observation=t) for text, t in zip(texts, self.targets)]
+
+
+class Steps(EpisodeRows):
+    """Rows ``row 0`` to ``row 4`` of one episode."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index):
+        return Row(observation=f"row {index}", action=index % 4)
+
+    def past_turns(self, index: int, length: int) -> tuple[tuple[str, str], ...]:
+        """Return the turns before."""
+        names = FrozenLakeCodec().action_texts
+        return tuple((f"row {past}", names[past % 4]) for past in range(max(0, index - length), index))
+
+
+class Recorded(FewRows):
+    """Data set of the rows of one episode."""
+
+    def rows(self) -> Steps:
+        """Return the rows."""
+        return Steps()
 
 
 def make(num_envs: int, seed: int = 0, response_format: str = "direct"):
@@ -102,8 +147,12 @@ def test_noise_seeds_are_accepted() -> None:
 
 
 def test_invalid_input_raises() -> None:
-    with pytest.raises(ValueError, match="text observations only"):
-        PromptEnvs(FewRows(), [FormatReward()]).make(1, None)
+    with pytest.raises(ValueError, match="env.rows is a FewRows, which has text observations only"):
+        PromptEnvs(FewRows(), [OptimalActionReward()]).make(1, None)
+    with pytest.raises(ValueError, match="FormatReward, which reads the text of responses; it must be left out"):
+        PromptEnvs(Arms(), [FormatReward()]).check("data.env", None)
+    with pytest.raises(ValueError, match="data.env: env.rewards has a OptimalActionReward, but env.rows has no Q-val"):
+        PromptEnvs(Arms(), [OptimalActionReward()]).check("data.env", "direct")
     with pytest.raises(ValueError, match="an empty FewRows"):
         PromptEnvs(FewRows(0), [FormatReward()]).make(1, "direct")
     with pytest.raises(ValueError, match="env.rewards is"):
@@ -114,3 +163,98 @@ def test_invalid_input_raises() -> None:
         make(2).reset(options={"episode": np.arange(3)})
     with pytest.raises(ValueError, match="3 actions"):
         make(2).step(("LEFT",) * 3)
+
+
+def test_numbers_are_parsed_clipped_and_rewarded() -> None:
+    rewards = [ClosingTagFormatReward(weight=0.5), BehaviourCloningReward()]
+    env = PromptEnvs(Arms(), rewards).make(4, "direct")
+    observations, _ = env.reset(options={"episode": np.zeros(4, dtype=np.int64)})
+    target = env.rows[0].action
+    assert observations == (f"<observation>{target[0]:.3f},{target[1]:.3f}</observation>",) * 4
+    responses = (
+        f"<action>{target[0]},{target[1]}</action>",
+        "<action>7,-8</action>",
+        "<action>0.5</action>",
+        "<action>0,0</action> then",
+    )
+    _, total, terminated, _, infos = env.step(responses)
+    error = np.mean((np.array([1, -1]) - target) ** 2)  # where 7 and -8 are clipped to
+    np.testing.assert_allclose(infos["reward/behaviour_cloning"], [0, -error, -10, -10])
+    np.testing.assert_allclose(infos["reward/closing_tag_format"], [1, 1, -9, -0.5])
+    np.testing.assert_allclose(total, [0.5, 0.5 - error, -14.5, -10.25])
+    assert infos["action_valid"].tolist() == [True, True, False, False] and terminated.all()
+    assert infos["clipped_numbers"].tolist() == [0, 2, 0, 0]
+    assert "2 numbers" in infos["invalid_reason"][2] and "success" not in infos
+
+
+def test_networks_see_native_observations_and_take_native_actions() -> None:
+    factory = PromptEnvs(Arms(), [BoundedCloningReward(scale=0.5)])
+    assert factory.spaces == Arms.spaces
+    env = factory.make(3, None)
+    observations, infos = env.reset(options={"episode": np.arange(3)})
+    assert observations in env.observation_space and infos == {}
+    assert sorted(map(tuple, observations.tolist())) == sorted(map(tuple, Arms.targets.tolist()))
+    actions = observations + np.array([[0, 0], [5, 5], [-0.5, 0]], dtype=np.float32)
+    again, rewards, terminated, truncated, infos = env.step(actions)
+    taken = np.clip(actions, -1, 1)
+    np.testing.assert_allclose(rewards, np.exp(-((taken - observations) ** 2).mean(1) / 0.5), rtol=1e-6)
+    assert (again == observations).all() and terminated.all() and not truncated.any()
+    assert infos["action_valid"].all() and "success" not in infos
+    assert infos["clipped_numbers"].tolist() == (taken != actions).sum(1).tolist()
+
+
+def test_cells_are_native_observations_of_frozen_lake() -> None:
+    factory = PromptEnvs(ExpertQRows(), [OptimalActionReward()])
+    assert factory.spaces == (gym.spaces.Discrete(16), gym.spaces.Discrete(4))
+    env = factory.make(11, None)
+    cells, _ = env.reset(options={"episode": np.arange(11)})
+    assert sorted(cells) == [0, 1, 2, 3, 4, 6, 8, 9, 10, 13, 14]
+    chosen = np.array([row.best_actions[0] for row in env.rows])
+    _, rewards, _, _, infos = env.step(chosen)
+    assert rewards.tolist() == [1] * 11 and infos["success"].all()
+    _, rewards, *_ = env.step((chosen + 2) % 4)
+    assert 0 < rewards.sum() < 11  # one cell has two best actions, which are opposite
+    with pytest.raises(ValueError, match="RandomMapRows, which has text observations only"):
+        PromptEnvs(RandomMapRows(num_maps=2), [OptimalActionReward()]).make(1, None)
+
+
+def test_rewards_get_empty_responses_where_actions_are_native() -> None:
+    class Silent(InvalidActionReward):
+        def __call__(self, rows, responses, actions):
+            assert responses == ["", ""] and all(action.shape == (2,) for action in actions)
+            return super().__call__(rows, responses, actions)
+
+    env = PromptEnvs(Arms(), [Silent()]).make(2, None)
+    env.reset(seed=0)
+    assert env.step(np.zeros((2, 2)))[1].tolist() == [0, 0]
+
+
+def test_past_turns_are_those_of_the_episode_in_the_response_format() -> None:
+    env = PromptEnvs(Recorded(), [InvalidActionReward()]).make(5, "think_answer")
+    assert env.reset(options={"episode": np.arange(5)})[1] == {}
+    env.set_attr("max_past_turns", 2)
+    observations, infos = env.reset(options={"episode": np.arange(5)})
+    past = dict(zip(observations, infos["past_turns"], strict=True))
+    turns = [
+        PastTurn(f"row {n}", f"<think></think><answer>{a}</answer>") for n, a in enumerate(["LEFT", "DOWN", "RIGHT"])
+    ]
+    assert past["row 0"] == () and past["row 1"] == (turns[0],) and past["row 3"] == (turns[1], turns[2])
+
+
+def test_rows_are_read_when_they_are_shown_and_once_per_group() -> None:
+    read = []
+
+    class Watched(Steps):
+        def __getitem__(self, index):
+            read.append(index)
+            return super().__getitem__(index)
+
+    class Source(FewRows):
+        def rows(self) -> Watched:
+            return Watched()
+
+    env = PromptEnvs(Source(), [InvalidActionReward()]).make(6, "direct")
+    read.clear()
+    env.reset(options={"episode": np.repeat([3, 4], 3)})
+    env.step(("LEFT",) * 6)
+    assert len(read) == 2

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lrl.codecs.grid import FrozenLakeCodec
 from lrl.rewards.expert_q import NormalizedAdvantageReward, OptimalActionReward, QGapReward
 from lrl.rewards.format import FormatReward, InvalidActionReward
 from lrl.rewards.reward import Reward
@@ -67,6 +68,24 @@ def test_format_requires_both_pairs_of_tags(response: str, value: float) -> None
 
 def test_invalid_actions_are_penalized() -> None:
     assert rewards_of(InvalidActionReward(), ROW) == [0, 0, 0, 0, -1]
+
+
+@pytest.mark.parametrize("reward", [NormalizedAdvantageReward(), OptimalActionReward(), QGapReward()])
+def test_rows_without_q_values_raise(reward: Reward) -> None:
+    reward.connect(FrozenLakeCodec(), "direct", ROW)
+    reward.connect(FrozenLakeCodec(), None, ROW)
+    with pytest.raises(ValueError, match=f"env.rewards has a {type(reward).__name__}, but env.rows has no Q-values"):
+        reward.connect(FrozenLakeCodec(), "direct", Row(observation="", action=1))
+
+
+def test_a_row_without_q_values_has_no_best_action() -> None:
+    assert Row(observation="", action=1).best_actions == ()
+    assert Row(observation="", action=np.zeros(2)).best_actions == ()
+
+
+def test_rows_are_equal_whatever_their_native_observation() -> None:
+    rows = [Row(observation="a", action=1, native_observation=np.zeros(2)), Row(observation="a", action=1)]
+    assert len(set(rows)) == 1 and Row(observation="b", action=1) not in rows
 
 
 def test_an_empty_batch_has_no_rewards() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,33 +56,63 @@ class JsonlDemonstrations(Demonstrations):
 
     def _parse(self, number: int, line: str, codec: TextCodec, policy: Policy) -> Demonstration:
         """Parse one line; errors name the file and the line ``number``."""
-        try:
+        with readable_errors(self.path, number):
             record = json.loads(line)
-            observation = _text(record, "observation", "prompt")
-            if "observation" in record and not codec.tags_observations:
-                observation = _OBSERVATION_TAGS.sub("", observation)
+            observation = observation_text(record, codec, "observation", "prompt")
             if "response" in record:
                 return Demonstration(observation, _text(record, "response"))
-            action = _parse_action(codec, _text(record, "action", "response"))
+            action = parse_action(codec, record, "action", "response")
             return Demonstration(observation, policy.write(codec.action_to_text(action), record.get("reasoning", "")))
-        except InvalidActionError as error:
-            raise ValueError(f"{self.path}, line {number}: action is {record['action']!r}; {error}.") from error
-        except (json.JSONDecodeError, TypeError, AttributeError) as error:
-            raise ValueError(f"{self.path}, line {number}: it must be a JSON object, {error}.") from error
-        except LookupError as error:
-            raise ValueError(f"{self.path}, line {number}: {error.args[0]}.") from error
+
+
+@contextmanager
+def readable_errors(path: str | Path, number: int) -> Iterator[None]:
+    """Raise errors about one line of a file as ``ValueError`` with the path and the ``number`` of the line."""
+    try:
+        yield
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}, line {number}: it must be a JSON object, {error}.") from error
+    except LookupError as error:
+        raise ValueError(f"{path}, line {number}: {error.args[0]}.") from error
+
+
+def observation_text(record: dict[str, Any], codec: TextCodec, *keys: str) -> str:
+    """Return the text of the observation, without tags if the environment writes none.
+
+    Args:
+        record: the object of a line.
+        codec: codec of the environment.
+        keys: of which ``record`` must have one; the text of any but ``observation`` is not changed.
+
+    Raises:
+        LookupError: there is no such key, or it holds no text.
+    """
+    text = _text(record, *keys)
+    return _OBSERVATION_TAGS.sub("", text) if "observation" in record and not codec.tags_observations else text
+
+
+def parse_action(codec: TextCodec, record: dict[str, Any], *keys: str) -> Any:
+    """Parse a native action with or without tags; if actions are words, also from its number in the action space.
+
+    Raises:
+        LookupError: there is no such key, it holds no text, or the text is no legal action.
+    """
+    text = _text(record, *keys)
+    try:
+        return _parse_action(codec, text)
+    except InvalidActionError as error:
+        raise LookupError(f"action is {text!r}; {error}") from error
 
 
 def _parse_action(codec: TextCodec, text: str) -> Any:
-    """Parse a native action with or without tags; if actions are words, also from its number in the action space."""
     bare = _ACTION_TAGS.sub("", text)
     words = codec.action_texts or ()
     if _INTEGER.fullmatch(bare) and bare not in words and int(bare) in map(codec.text_to_action, words):
         return int(bare)
-    try:
-        return codec.text_to_action(text)  # codecs of numbers parse the tags themselves
-    except InvalidActionError:
-        return codec.text_to_action(bare)
+    for candidate in (text, bare):
+        with suppress(InvalidActionError):
+            return codec.text_to_action(candidate)
+    return codec.text_to_action(f"<action>{bare}</action>")  # codecs of numbers write tags
 
 
 def _text(record: dict[str, Any], *keys: str) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, overload
+from typing import overload
 
 import numpy as np
 
 from lrl.codecs.codec import TextCodec
 from lrl.data.demonstrations.augmentation import Symmetry
 from lrl.data.demonstrations.sources import Demonstrations, LazyDemonstrations, Reasoning
-from lrl.data.minari_spaces import spaces_match
+from lrl.data.episode_selection import EpisodeSelection, Split, check_dataset_spaces
 from lrl.data.minari_storage import DatasetReader, download
 from lrl.envs.factory import EnvFactory
 from lrl.functional.random import counter_hash, permutation
@@ -38,6 +38,7 @@ class MinariDemonstrations(Demonstrations):
         validation_share: fraction of episodes in the validation split, at least one of two or more.
         num_episodes: number of episodes of the split to use; null uses all. A larger number adds to the same episodes.
         num_rows: number of steps of the split to use, of whole episodes except the last; null uses all.
+        min_return: lowest undiscounted return of the episodes to use; null uses all.
         reasoning: templates of the text before the action, for response formats that ask for one; one is sampled per
             response, ``{seen}`` is replaced by the codec's summary of the observation, ``{action}`` by the action.
         copies: number of copies of each episode; the first is unchanged, ``symmetry`` transforms the others.
@@ -49,10 +50,11 @@ class MinariDemonstrations(Demonstrations):
     def __init__(
         self,
         dataset_id: str,
-        split: Literal["train", "validation", "all"] = "train",
+        split: Split = "train",
         validation_share: HalfOpenUnitInterval = 0.1,
         num_episodes: PositiveInt | None = None,
         num_rows: PositiveInt | None = None,
+        min_return: float | None = None,
         reasoning: Sequence[str] = ("I see {seen}, I choose",),
         copies: PositiveInt = 1,
         symmetry: Symmetry | None = None,
@@ -65,11 +67,16 @@ class MinariDemonstrations(Demonstrations):
             raise ValueError(
                 f"demonstrations.copies is {copies} and symmetry {given}; several copies need a symmetry, one null."
             )
-        if num_episodes is not None and num_rows is not None:
-            raise ValueError("demonstrations.num_episodes and demonstrations.num_rows are both set; one must be null.")
-        self.dataset_id, self.validation_share, self.seed = dataset_id, validation_share, seed
-        self.split: Literal["train", "validation", "all"] = split
-        self.num_episodes, self.num_rows, self.reasoning = num_episodes, num_rows, Reasoning(reasoning)
+        self.dataset_id, self.seed, self.reasoning = dataset_id, seed, Reasoning(reasoning)
+        self.selection = EpisodeSelection(
+            key="demonstrations",
+            split=split,
+            validation_share=validation_share,
+            num_episodes=num_episodes,
+            num_rows=num_rows,
+            min_return=min_return,
+            seed=seed,
+        )
         self.copies, self.symmetry, self.advised = copies, symmetry, advised
         self._reader: DatasetReader | None = None
 
@@ -94,15 +101,7 @@ class MinariDemonstrations(Demonstrations):
         Raises:
             ValueError: a space differs, or the data set is missing, empty or damaged.
         """
-        native = env.make(1, None)
-        native.close()
-        for name in ("observation", "action"):
-            stored, expected = getattr(self.reader, f"{name}_space"), getattr(native, f"single_{name}_space")
-            if not spaces_match(stored, expected):
-                raise ValueError(
-                    f"demonstrations.dataset_id is {self.dataset_id!r}, whose {name} space is {stored}; it must be "
-                    f"that of the environment, {expected}."
-                )
+        check_dataset_spaces(self.reader, env, "demonstrations")
 
     def load(self, codec: TextCodec, policy: Policy) -> MinariTurns:
         """Return the selected steps as a lazy sequence.
@@ -122,26 +121,7 @@ class MinariDemonstrations(Demonstrations):
                 f"demonstrations.advised is true, but {self.dataset_id!r} holds no advice; it must be false, or the "
                 "data set collected with --random_share."
             )
-        episodes = self._split(len(counts))
-        episodes = episodes[counts[episodes] > 0]
-        steps = counts[episodes]
-        available = {"num_episodes": len(steps), "num_rows": int(steps.sum())}
-        for name, count in available.items():
-            if (getattr(self, name) or 1) > count:
-                raise ValueError(
-                    f"demonstrations.{name} is {getattr(self, name)}, but the {self.split} split of "
-                    f"{self.dataset_id!r} holds {count}; it must be at most that."
-                )
-        if self.num_rows is not None:
-            steps = np.clip(self.num_rows - (np.cumsum(steps) - steps), 0, steps)
-        selected = slice(self.num_episodes) if self.num_rows is None else steps > 0
-        return episodes[selected], steps[selected]
-
-    def _split(self, num_episodes: int) -> np.ndarray:
-        """Return the episodes of the split in the order in which they are selected, int64 ``(episode,)``."""
-        order = permutation(num_episodes, "split", self.seed)
-        held_out = max(round(self.validation_share * num_episodes), int(self.validation_share > 0 and num_episodes > 1))
-        return {"all": order, "validation": order[:held_out], "train": order[held_out:]}[self.split]
+        return self.selection.select(self.reader, counts)
 
 
 _EpisodeText = tuple[tuple[PastTurn, ...], dict[int, str]]

@@ -72,10 +72,12 @@ class Reasoning:
 
 
 class ExpertDemonstrations(Demonstrations):
-    """Demonstrates an action with the highest Q-value in every row; ties are broken at random.
+    """Demonstrates an action with the highest Q-value in every row, or the row's action if there are no Q-values.
+
+    Ties are broken at random.
 
     Args:
-        rows: states with expert Q-values.
+        rows: states with the actions of an expert.
         reasoning: templates of the text before the action, for response formats that ask for one; one is sampled per
             response, ``{seen}`` is replaced by the codec's summary of the observation, ``{action}`` by the action.
         repeat: number of demonstrations per row, each with its own random choices.
@@ -99,7 +101,8 @@ class ExpertDemonstrations(Demonstrations):
         demonstrations = []
         for index, bits in enumerate(random_bits.tolist()):
             row = rows[index % len(rows)]
-            action_text = codec.action_to_text(row.best_actions[bits % len(row.best_actions)])
+            actions = row.best_actions or (row.action,)
+            action_text = codec.action_to_text(actions[bits % len(actions)])
             response = self.reasoning.write_response(policy, codec, row.observation, action_text, bits >> 32)
             demonstrations.append(Demonstration(row.observation, response))
         return demonstrations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from gymnasium.spaces import Discrete
 
 from lrl.codecs.grid import Desc, FrozenLakeCodec, render_map
 from lrl.envs.frozen_lake.maps import Split, named_map, random_maps, transition_table
@@ -33,6 +34,11 @@ class ExpertQRows(RowSource):
     def codec(self) -> FrozenLakeCodec:
         """Codec of FrozenLake."""
         return FrozenLakeCodec(self.is_slippery)
+
+    @property
+    def spaces(self) -> tuple[Discrete, Discrete]:
+        """The spaces of FrozenLake on the map: cells and directions."""
+        return Discrete(len("".join(self.desc))), Discrete(4)
 
     def rows(self) -> list[Row]:
         """Return one row per state, in ascending order."""
@@ -102,5 +108,10 @@ def make_row(state: int, desc: Desc, q_values: np.ndarray, action: int | None = 
     """
     chosen = int(q_values.argmax()) if action is None else action
     return Row(
-        observation=render_map(state, desc), q_values=tuple(q_values.tolist()), action=chosen, state=state, desc=desc
+        observation=render_map(state, desc),
+        q_values=tuple(q_values.tolist()),
+        action=chosen,
+        native_observation=state,
+        state=state,
+        desc=desc,
     )

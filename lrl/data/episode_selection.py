@@ -1,0 +1,103 @@
+"""Selection of the episodes and steps of a Minari data set, the same for demonstrations and for rows of prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from lrl.data.minari_spaces import spaces_match
+from lrl.data.minari_storage import DatasetReader
+from lrl.envs.factory import EnvFactory
+from lrl.functional.random import permutation
+
+Split = Literal["train", "validation", "all"]
+"""``train`` and ``validation`` have no episode in common; ``all`` uses both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSelection:
+    """Describes which part of a data set is used; equal settings select equal episodes, whatever they are used for."""
+
+    key: str
+    """Configuration key of the data set, at which error messages start."""
+    split: Split = "train"
+    validation_share: float = 0.1
+    """Fraction of episodes in the validation split, at least one of two or more."""
+    num_episodes: int | None = None
+    """Number of episodes of the split; None selects all. A larger number adds to the same episodes."""
+    num_rows: int | None = None
+    """Number of steps of the split, of whole episodes except the last; None selects all."""
+    min_return: float | None = None
+    """Lowest undiscounted return of an episode of the split; None selects all."""
+    seed: int = 0
+    """Seed of the split and the selection."""
+
+    def __post_init__(self) -> None:
+        if self.num_episodes is not None and self.num_rows is not None:
+            raise ValueError(f"{self.key}.num_episodes and {self.key}.num_rows are both set; one must be null.")
+
+    def select(self, reader: DatasetReader, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the selected episodes and their numbers of steps, each int64 ``(episode,)``.
+
+        Args:
+            reader: The data set.
+            steps: Number of steps of each episode that can be used, int64 ``(episode,)``.
+
+        Raises:
+            ValueError: If the split has fewer episodes or steps, or none with this return.
+        """
+        episodes = self._split(len(steps))
+        if self.min_return is not None:
+            returns = reader.returns
+            episodes = episodes[returns[episodes] >= self.min_return]
+            if not len(episodes):
+                raise ValueError(
+                    f"{self.key}.min_return is {self.min_return}, but the best episode of the {self.split} split of "
+                    f"{reader.dataset_id!r} has {returns[self._split(len(steps))].max(initial=-np.inf):.6g}; it must "
+                    "be at most that."
+                )
+        episodes = episodes[steps[episodes] > 0]
+        steps = steps[episodes]
+        self._check_size(reader.dataset_id, steps)
+        if self.num_rows is None:
+            return episodes[: self.num_episodes], steps[: self.num_episodes]
+        steps = np.clip(self.num_rows - (np.cumsum(steps) - steps), 0, steps)
+        return episodes[steps > 0], steps[steps > 0]
+
+    def _check_size(self, dataset_id: str, steps: np.ndarray) -> None:
+        """Raise if more is asked for than the episodes with ``steps``, int64 ``(episode,)``, hold."""
+        available = {"num_episodes": len(steps), "num_rows": int(steps.sum())}
+        for name, count in available.items():
+            if (getattr(self, name) or 1) > count:
+                raise ValueError(
+                    f"{self.key}.{name} is {getattr(self, name)}, but the {self.split} split of {dataset_id!r} holds "
+                    f"{count}; it must be at most that."
+                )
+
+    def _split(self, num_episodes: int) -> np.ndarray:
+        """Return the episodes of the split in the order in which they are selected, int64 ``(episode,)``."""
+        order = permutation(num_episodes, "split", self.seed)
+        held_out = max(round(self.validation_share * num_episodes), int(self.validation_share > 0 and num_episodes > 1))
+        return {"all": order, "validation": order[:held_out], "train": order[held_out:]}[self.split]
+
+
+def check_dataset_spaces(reader: DatasetReader, env: EnvFactory, key: str) -> None:
+    """Raise if the observation or action space of a data set differs from that of an environment.
+
+    Args:
+        reader: The data set.
+        env: The environment.
+        key: Configuration key of the data set, at which the error message starts.
+
+    Raises:
+        ValueError: If a space differs.
+    """
+    for name, expected in zip(("observation", "action"), env.spaces, strict=True):
+        stored = getattr(reader, f"{name}_space")
+        if not spaces_match(stored, expected):
+            raise ValueError(
+                f"{key}.dataset_id is {reader.dataset_id!r}, whose {name} space is {stored}; it must be that of the "
+                f"environment, {expected}."
+            )

@@ -1,0 +1,125 @@
+"""Rows of JSON Lines files: native observations and actions, parsed from text and written as the environment does."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lrl.codecs.numbers import NumberFormat
+from lrl.data.jsonl_rows import JsonlRows
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.prompt_env import PromptEnvs
+from lrl.rewards.behaviour_cloning import BehaviourCloningReward, BoundedCloningReward
+
+PENDULUM = GymnasiumEnvs("Pendulum-v1")
+ORIGINAL = {"observation": "<observation>0.12345,-1.00000,3.50000</observation>", "action": "<action>0.25000</action>"}
+
+
+def rows_of(folder, *lines, env=PENDULUM, **settings):
+    """Write lines to a file, objects as JSON, and return its rows."""
+    path = folder / "rows.jsonl"
+    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
+    return JsonlRows(str(path), env, **settings).rows()
+
+
+def test_a_line_of_the_original_is_parsed_and_written_as_the_environment_does(tmp_path):
+    (row,) = rows_of(tmp_path, ORIGINAL)
+    np.testing.assert_allclose(row.native_observation, [0.12345, -1, 3.5], rtol=1e-6)
+    np.testing.assert_allclose(row.action, [0.25])
+    assert row.observation == "<observation>0.123,-1.000,3.500</observation>" and row.q_values == ()
+    bare = {"observation": "0.12345,-1.00000,3.50000", "action": "0.25"}
+    assert rows_of(tmp_path, bare)[0].observation == row.observation
+
+
+def test_integers_mean_values_between_the_bounds(tmp_path):
+    env = GymnasiumEnvs("Pendulum-v1", numbers=NumberFormat(kind="integers"))
+    line = {"observation": "<observation>0,999,0</observation>", "action": "<action>999</action>"}
+    (row,) = rows_of(tmp_path, line, env=env)
+    assert row.native_observation.tolist() == [-1, 1, -8] and row.action.tolist() == [2]
+    assert row.observation == line["observation"]
+
+
+def test_an_action_out_of_bounds_is_clipped_as_in_the_environment(tmp_path):
+    (row,) = rows_of(tmp_path, ORIGINAL | {"action": "<action>-7.5</action>"})
+    assert row.action.tolist() == [-2]
+
+
+@pytest.mark.parametrize("action", ["right", "1", "<action>1</action>", "<action>right</action>"])
+def test_a_word_may_be_given_by_its_number(tmp_path, action):
+    line = {"observation": "<observation>0.1,0,0,0</observation>", "action": action}
+    (row,) = rows_of(tmp_path, line, env=GymnasiumEnvs("CartPole-v1"))
+    assert row.action == 1
+
+
+def test_texts_that_cannot_be_parsed_are_shown_unchanged_to_text_policies(tmp_path):
+    lake = {"observation": "row 0 column 0\nA F\nF G", "action": "DOWN"}
+    rows = JsonlRows(str(tmp_path / "rows.jsonl"), GymnasiumEnvs("FrozenLake-v1"))
+    (row,) = rows_of(tmp_path, lake, env=rows.env)
+    assert (row.observation, row.native_observation, row.action) == (lake["observation"], None, 1)
+    with pytest.raises(ValueError, match="JsonlRows, which has text observations only"):
+        PromptEnvs(rows, [BehaviourCloningReward()]).make(1, None)
+    named = GymnasiumEnvs("CartPole-v1", numbers=NumberFormat(names=True))
+    line = {"observation": "cart position 0.1", "action": "left"}
+    assert rows_of(tmp_path, line, env=named)[0].observation == "cart position 0.1"
+
+
+def test_networks_are_rewarded_on_lines(tmp_path):
+    rows_of(tmp_path, ORIGINAL)
+    factory = PromptEnvs(JsonlRows(str(tmp_path / "rows.jsonl"), PENDULUM), [BoundedCloningReward()])
+    envs = factory.make(2, None)
+    observations, _ = envs.reset(seed=0)
+    assert observations.dtype == np.float32 and observations.shape == (2, 3)
+    assert envs.step(np.array([[0.25], [9.0]], dtype=np.float32))[1].tolist() == [1.0, pytest.approx(np.exp(-30.625))]
+
+
+def test_lines_are_selected_by_a_seed_and_read_when_they_are_shown(tmp_path):
+    lines = [ORIGINAL | {"action": f"<action>{n / 10}</action>"} for n in range(10)]
+    lines = [item for line in lines for item in (line, b"")]
+    everything = [round(float(row.action[0]) * 10) for row in rows_of(tmp_path, *lines)]
+    assert everything == list(range(10))
+    chosen = {}
+    for seed in (0, 1):
+        for count in (3, 6):
+            rows = rows_of(tmp_path, *lines, num_rows=count, seed=seed)
+            chosen[seed, count] = [round(float(row.action[0]) * 10) for row in rows[:]]
+            assert len(set(chosen[seed, count])) == count
+    assert set(chosen[0, 3]) < set(chosen[0, 6]) and chosen[0, 6] == sorted(chosen[0, 6]) != chosen[1, 6]
+    (tmp_path / "rows.jsonl").unlink()
+    with pytest.raises(OSError):
+        rows[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (
+            ORIGINAL | {"observation": "<observation>0.1 -1.0 3.5</observation>"},
+            "observation is '<obs.* does not write",
+        ),
+        (ORIGINAL | {"observation": "<observation>1,2</observation>"}, "there must be 3 numbers separated by commas"),
+        (ORIGINAL | {"action": "<action>1,2</action>"}, "action is '<action>1,2</action>'; there must be 1 numbers"),
+        (ORIGINAL | {"action": 3}, "action is 3; it must be a text"),
+        ({"observation": ORIGINAL["observation"]}, "it has no action; it has observation"),
+        (b"[1, 2", "it must be a JSON object"),
+        (b"3", "it must be a JSON object"),
+        (b"\xff\xfe", "it must be a JSON object"),
+    ],
+)
+def test_a_wrong_line_raises_with_its_number(tmp_path, line, complaint):
+    """A data set that writes numbers as the environment does not is an error here; the original trained on it."""
+    rows = rows_of(tmp_path, ORIGINAL, b"", line)
+    with pytest.raises(ValueError, match=f"rows.jsonl, line 3: .*{complaint}"):
+        rows[1]
+    with pytest.raises(ValueError, match="rows.jsonl, line 1: "):
+        rows_of(tmp_path, line)
+
+
+def test_a_missing_or_empty_file_and_too_many_rows_raise(tmp_path):
+    with pytest.raises(ValueError, match=r"env.rows.path is '.*none.jsonl', which cannot be read"):
+        JsonlRows(str(tmp_path / "none.jsonl"), PENDULUM).rows()
+    with pytest.raises(ValueError, match=r"env.rows.path is '.*', which is empty"):
+        rows_of(tmp_path, b"", b"  ")
+    with pytest.raises(ValueError, match=r"env.rows.num_rows is 2, but '.*rows.jsonl' holds 1; it must be at most"):
+        rows_of(tmp_path, ORIGINAL, num_rows=2)
+    with pytest.raises(ValueError, match="env.rows.num_rows is 0; it must be at least 1"):
+        rows_of(tmp_path, ORIGINAL, num_rows=0)

@@ -1,0 +1,72 @@
+"""Tests of the rewards that compare actions with those of the data set, against values computed by hand."""
+
+import numpy as np
+import pytest
+
+from lrl.codecs.grid import FrozenLakeCodec
+from lrl.rewards.behaviour_cloning import BehaviourCloningReward, BoundedCloningReward
+from lrl.rewards.row import Row
+
+PUSH = Row(observation="", action=np.array([0.5, -0.5], dtype=np.float32))
+STEP = Row(observation="", action=2)
+SWITCHES = Row(observation="", action=np.array([1, 0, 3]))
+
+
+def rewards_of(reward, row, *actions):
+    """Return the rewards of actions in the state of one row."""
+    return reward([row] * len(actions), [""] * len(actions), actions).tolist()
+
+
+def test_a_continuous_action_costs_the_mean_squared_error_over_its_dimensions() -> None:
+    # (1.5^2 + .5^2) / 2 = 1.25, and (0 + .2^2) / 2 = .02
+    actions = np.array([-1.0, 0.0]), np.array([0.5, -0.3]), np.array([0.5, -0.5]), None
+    np.testing.assert_allclose(rewards_of(BehaviourCloningReward(), PUSH, *actions), [-1.25, -0.02, 0, -10])
+
+
+def test_six_dimensions_have_a_reward_each_row_its_own() -> None:
+    """The original's script for HalfCheetah crashed here: it called ``list.append`` with two arguments."""
+    rows = [Row(observation="", action=np.full(6, value)) for value in (0.0, 1.0)]
+    rewards = BehaviourCloningReward()(rows, ["", ""], [np.full(6, 0.5), np.array([1, 1, 1, 1, 1, 0.4])])
+    np.testing.assert_allclose(rewards, [-0.25, -0.06])
+
+
+def test_a_discrete_action_costs_one_if_it_is_wrong() -> None:
+    assert rewards_of(BehaviourCloningReward(), STEP, 2, np.int64(2), 1, None) == [0, 0, -1, -10]
+    several = np.array([1, 0, 3]), np.array([1, 0, 2]), None
+    assert rewards_of(BehaviourCloningReward(), SWITCHES, *several) == [0, -1, -10]
+
+
+def test_all_values_can_be_configured() -> None:
+    reward = BehaviourCloningReward(wrong=-3.0, invalid=-4.0)
+    assert rewards_of(reward, STEP, 2, 1, None) == [0, -3, -4]
+    assert rewards_of(reward, PUSH, None) == [-4]
+
+
+def test_the_bounded_reward_is_between_zero_and_one() -> None:
+    actions = np.array([-1.0, 0.0]), np.array([0.5, -0.3]), np.array([0.5, -0.5]), None
+    expected = [np.exp(-1.25 / 0.5), np.exp(-0.02 / 0.5), 1, 0]
+    np.testing.assert_allclose(rewards_of(BoundedCloningReward(scale=0.5), PUSH, *actions), expected, rtol=1e-6)
+    assert rewards_of(BoundedCloningReward(), STEP, 2, 1, None) == [1, 0, 0]
+
+
+def test_an_error_as_large_as_the_scale_is_rewarded_by_one_over_e() -> None:
+    action = PUSH.action + np.float32(0.5)
+    np.testing.assert_allclose(rewards_of(BoundedCloningReward(scale=0.25), PUSH, action), [1 / np.e])
+
+
+@pytest.mark.parametrize("reward", [BehaviourCloningReward(), BoundedCloningReward()])
+def test_an_empty_batch_has_no_rewards_and_an_invalid_one_no_error(reward) -> None:
+    assert reward([], [], []).shape == (0,)
+    assert reward([PUSH, PUSH], ["", ""], [None, None]).tolist() == [reward.invalid] * 2
+
+
+@pytest.mark.parametrize("scale", [0, -1])
+def test_a_scale_that_is_not_positive_raises(scale: float) -> None:
+    with pytest.raises(ValueError, match=f"rewards.scale is {scale}; it must be positive"):
+        BoundedCloningReward(scale=scale)
+
+
+def test_actions_of_several_parts_raise() -> None:
+    row = Row(observation="", action={"arm": np.zeros(2)})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="BoundedCloningReward, but an action of env.rows is .*integer or an array"):
+        BoundedCloningReward().connect(FrozenLakeCodec(), "direct", row)
