@@ -185,6 +185,11 @@ class DatasetReader:
         """Metadata of the data set as a whole."""
         return self._storage.metadata
 
+    @property
+    def files(self) -> list[Path]:
+        """Files of the data set, by name."""
+        return sorted(path for path in dataset_path(self.dataset_id).iterdir() if path.is_file())
+
     def demonstrated_steps(self, index: int, advised: bool = False) -> np.ndarray:
         """Return the steps of an episode whose actions were chosen by its policy, int64 ``(step,)``.
 
