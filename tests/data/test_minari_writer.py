@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from commands import run_words
 
-from lrl.data.minari_storage import DatasetReader, DatasetWriter
 from lrl.data.minari_writer import collect
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.minari_storage import DatasetReader, DatasetWriter
 from lrl.envs.text import TextEnv
 from lrl.evaluation.checkpoint import load_baseline
 from lrl.policies.baselines.fixed import FixedActor

@@ -12,9 +12,9 @@ import numpy as np
 from lrl.codecs.codec import TextCodec
 from lrl.data.demonstrations.augmentation import Symmetry
 from lrl.data.demonstrations.sources import Demonstrations, LazyDemonstrations, Reasoning
-from lrl.data.minari_spaces import spaces_match
-from lrl.data.minari_storage import DatasetReader, download
 from lrl.envs.factory import EnvFactory
+from lrl.envs.minari_spaces import spaces_match
+from lrl.envs.minari_storage import DatasetReader, download
 from lrl.functional.random import counter_hash, permutation
 from lrl.policies.policy import Policy
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments

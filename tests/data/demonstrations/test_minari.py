@@ -15,17 +15,17 @@ from settings import made
 import lrl.data.demonstrations.minari as module
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.spaces import SpaceCodec
-from lrl.data import minari_storage
 from lrl.data.demonstrations.augmentation import Symmetry
 from lrl.data.demonstrations.data_module import DemonstrationsDataModule
 from lrl.data.demonstrations.jsonl import JsonlDemonstrations, write_jsonl
 from lrl.data.demonstrations.minari import MinariDemonstrations
 from lrl.data.demonstrations.sources import ExpertDemonstrations
-from lrl.data.minari_storage import DatasetReader, DatasetWriter, dataset_path
 from lrl.data.minari_writer import collect
 from lrl.data.number_ranges import observation_ranges, observation_statistics
+from lrl.envs import minari_storage
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake.expert_rows import ExpertQRows
+from lrl.envs.minari_storage import DatasetReader, DatasetWriter, dataset_path
 from lrl.evaluation.checkpoint import load_baseline
 from lrl.models.generator import Responses
 from lrl.models.language_model import LanguageModelConfig

@@ -23,7 +23,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from lrl.data.minari_spaces import Columns, sample_at, stack_samples, to_minari_space
+from lrl.envs.minari_spaces import Columns, sample_at, stack_samples, to_minari_space
 
 CONTEXT = "context"
 """Key of an episode's metadata for the context of the codec, as JSON."""
