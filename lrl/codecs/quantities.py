@@ -36,26 +36,29 @@ def describe_quantities(quantities: Sequence[Quantity], qualifier: str = "") -> 
     Returns:
         For example ``height (m, from -4 to 4), pitch, thigh (rad, from -4 to 4)``.
     """
-    parts = []
+    parts: list[tuple[str, str]] = []
     for (unit, limits), group in groupby(quantities, key=lambda one: one[1:]):
         names = ", ".join(_abbreviated([one.name for one in group]))
         span = "" if limits is None else f"{qualifier} from {limits[0]:g} to {limits[1]:g}".strip()
-        about = ", ".join(filter(None, (unit, span)))
-        parts.append(f"{names} ({about})" if about else names)
-    return ", ".join(parts)
+        parts.append((names, ", ".join(filter(None, (unit, span)))))
+    if len(parts) == 1 and not parts[0][1]:
+        return parts[0][0]
+    return ", ".join(f"{names} ({about or 'no unit'})" for names, about in parts)
 
 
-def _abbreviated(names: Sequence[str]) -> Iterator[str]:
+def _abbreviated(names: list[str]) -> Iterator[str]:
     """Yield names, with ``force 0``, ``force 1`` and ``force 2`` in succession as ``force 0 to 2``."""
     start = 0
     while start < len(names):
-        match, end = _NUMBERED.fullmatch(names[start]), start + 1
-        while match and end < len(names) and names[end] == f"{match[1]}{int(match[2]) + end - start}":
-            end += 1
-        yield (
-            names[start] if match is None or end - start < 3 else f"{names[start]} to {int(match[2]) + end - start - 1}"
-        )
-        start = start + 1 if end - start < 3 else end
+        match, count = _NUMBERED.fullmatch(names[start]), 1
+        while match and names[start + count : start + count + 1] == [f"{match[1]}{int(match[2]) + count}"]:
+            count += 1
+        if match is None or count < 3:
+            count = 1
+            yield names[start]
+        else:
+            yield f"{names[start]} to {int(match[2]) + count - 1}"
+        start += count
 
 
 def describe_box(

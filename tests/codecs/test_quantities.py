@@ -110,3 +110,8 @@ def test_nested_spaces_are_described_by_position():
 def test_successive_numbered_names_are_abbreviated_from_three_on():
     names = ["a 0", "a 1", "b", "c 1", "c 2", "c 3", "c 5"]
     assert describe_quantities([Quantity(name) for name in names]) == "a 0, a 1, b, c 1 to 3, c 5"
+
+
+def test_numbers_without_unit_are_told_apart_from_the_next_ones():
+    turned = [Quantity("height", "m"), Quantity("orientation"), Quantity("hip", "rad"), Quantity("knee", "rad")]
+    assert describe_quantities(turned) == "height (m), orientation (no unit), hip, knee (rad)"
