@@ -20,6 +20,7 @@ BENCHMARKS = {
     "trpo_mlp": "whole TRPO runs of a small network against sb3-contrib: env steps per second, and returns",
     "fisher": "Fisher-vector products in Gauss-Newton form against double backward: products per second",
     "head": "a language model with a Gaussian head: seconds of a rollout and of a TRPO update",
+    "demonstrations": "reading a large data set: rows per second to batches of tokens, and peak memory",
     "text": "the cost of text in an environment, without a model: microseconds per step",
 }
 

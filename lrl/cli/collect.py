@@ -41,6 +41,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--successful_only", action="store_true", help="keep what the environment calls a success")
     parser.add_argument("--jsonl", type=Path, metavar="FILE", help="write the data set as JSON lines as well")
     parser.add_argument("--ranges", action="store_true", help="print the ranges of its observations, for env.numbers")
+    parser.add_argument("--statistics", action="store_true", help="print their means and deviations, for env.numbers")
     return parser
 
 
@@ -53,8 +54,9 @@ def main(prog: str, args: Sequence[str]) -> None:
     """
     parser = make_parser(prog)
     arguments = parser.parse_args(args)
-    if arguments.policy is None and arguments.jsonl is None and not arguments.ranges:
-        parser.error("give --policy to collect, --jsonl to export, --ranges to measure, or several")
+    measures = arguments.ranges or arguments.statistics
+    if arguments.policy is None and arguments.jsonl is None and not measures:
+        parser.error("give --policy to collect, --jsonl to export, --ranges or --statistics to measure, or several")
     with exit_on_user_error(parser):
         run(arguments)
 
@@ -77,12 +79,17 @@ def run(arguments: argparse.Namespace) -> None:
 
         ranges = observation_ranges(arguments.dataset_id)
         print(f"numbers: {{kind: integers, ranges: {_yaml(ranges)}}}")
+    if arguments.statistics:
+        from lrl.data.number_ranges import observation_statistics
+
+        statistics = observation_statistics(arguments.dataset_id)
+        print(f"numbers: {{kind: normalised, statistics: {_yaml(statistics)}}}")
 
 
 def _yaml(ranges: Ranges) -> str:
     if isinstance(ranges, Mapping):
         return "{" + ", ".join(f"{key}: {_yaml(own)}" for key, own in ranges.items()) + "}"
-    return "[" + ", ".join(f"[{low:.6g}, {high:.6g}]" for low, high in ranges) + "]"
+    return "[" + ", ".join(f"[{first:.6g}, {second:.6g}]" for first, second in ranges) + "]"
 
 
 def load(arguments: argparse.Namespace) -> tuple[Actor | None, GymnasiumEnvs]:

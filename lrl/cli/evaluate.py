@@ -54,6 +54,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     formats = "direct, think_answer or final_answer; default: think_answer, with --choose direct"
     model.add_argument("--response_format", help=formats)
     model.add_argument("--num_examples", type=int, default=0, help="few-shot turns of the environment's expert")
+    model.add_argument("--examples_from", metavar="ID", help="Minari data set whose turns are shown, not the expert's")
     model.add_argument("--chat_template", default="auto", help="auto, plain, chatml or a file")
     model.add_argument("--dtype", default="float32")
     model.add_argument("--max_new_tokens", type=int, default=64, help="of a response; none are written with --choose")
@@ -178,7 +179,11 @@ def load(arguments: argparse.Namespace) -> Loaded:
     return load_model(
         arguments.model,
         envs_of(arguments),
-        {"response_format": response_format, "num_examples": arguments.num_examples},
+        {
+            "response_format": response_format,
+            "num_examples": arguments.num_examples,
+            "examples_from": arguments.examples_from,
+        },
         choose=arguments.choose,
         chat_template=arguments.chat_template,
         dtype=arguments.dtype,

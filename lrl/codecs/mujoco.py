@@ -1,159 +1,109 @@
-"""Names and ranges of the observations of Gymnasium's MuJoCo environments.
-
-Names follow Gymnasium's documentation, joint by joint. The ranges cover the values that random and bang-bang control
-reach in 3,600 steps (99% of them for Humanoid's contact forces). Positions are in metres or radians, velocities in
-metres or radians per second. Integers clip values out of range.
-"""
+"""Names, units and ranges of the numbers of Gymnasium's MuJoCo environments, from the table of bodies and the model."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
-from lrl.codecs.numbers import Range
+from lrl.codecs.mujoco_bodies import ANT_FORCE_RANGE, BODIES, DISTANCE_RANGE, FORCES, JOINTS, POSITION_RANGE, Body
+from lrl.codecs.number_codecs import Range
+from lrl.codecs.quantities import Quantity
 
-T = TypeVar("T")
-
-_POSITION_RANGE, _DISTANCE_RANGE = (-4.0, 4.0), (-100.0, 100.0)
-_LOCOMOTION: dict[str, tuple[int, float]] = {
-    "HalfCheetahEnv": (1, 30.0),
-    "HopperEnv": (1, 10.0),
-    "Walker2dEnv": (1, 10.0),
-    "SwimmerEnv": (2, 10.0),
-    "AntEnv": (2, 20.0),
-    "HumanoidEnv": (2, 50.0),
-    "HumanoidStandupEnv": (2, 50.0),
-    "InvertedPendulumEnv": (0, 10.0),
-}
-"""Number of leading positions that measure the travelled distance, and the highest velocity, by class."""
-
-_OTHER_RANGES: dict[str, tuple[tuple[int, Range], ...]] = {
-    "PusherEnv": ((7, (-4.0, 4.0)), (7, (-20.0, 20.0)), (9, (-2.0, 2.0))),
-    "ReacherEnv": ((4, (-1.0, 1.0)), (2, (-0.3, 0.3)), (2, (-150.0, 150.0)), (3, (-0.5, 0.5))),
-    "InvertedDoublePendulumEnv": ((5, (-1.0, 1.0)), (3, (-10.0, 10.0)), (3, (-10.0, 10.0))),
-}
-"""Length and range of each section of the observation, by class. Version 5 omits the last constant numbers of two."""
-
-_FORCE_RANGES: dict[str, Range] = {
-    "cinert": (-10.0, 10.0),
-    "cvel": (-50.0, 50.0),
-    "qfrc_actuator": (-120.0, 120.0),
-    "cfrc_ext": (-500.0, 500.0),
-}
-"""Ranges of the sections after the velocities of Humanoid. Ant clips its contact forces to 1."""
-
-_JOINT_NAMES: dict[str, str] = {
-    "rootx": "x",
-    "rootz": "height",
-    "rooty": "pitch",
-    "slider1": "x",
-    "slider2": "y",
-    "free_body_rot": "front tip angle",
-    "motor1_rot": "first joint",
-    "motor2_rot": "second joint",
-    "slider": "cart position",
-    "hinge": "pole angle",
-    "bthigh": "back thigh",
-    "bshin": "back shin",
-    "bfoot": "back foot",
-    "fthigh": "front thigh",
-    "fshin": "front shin",
-    "ffoot": "front foot",
-    "thigh_joint": "thigh",
-    "leg_joint": "leg",
-    "foot_joint": "foot",
-    "thigh_left_joint": "left thigh",
-    "leg_left_joint": "left leg",
-    "foot_left_joint": "left foot",
-}
-_JOINT_NAMES |= {
-    f"{joint}_{number}": f"{leg} {joint}"
-    for joint in ("hip", "ankle")
-    for number, leg in enumerate(("front left", "front right", "back left", "back right"), 1)
-}
-"""Names by joint of the XML file. Other joints keep their own names."""
-
-_FREE_POSITIONS = ("x", "y", "height", *(f"orientation {part}" for part in "wxyz"))
-_FREE_VELOCITIES = tuple(f"{axis} {kind}" for kind in ("velocity", "angular velocity") for axis in "xyz")
-
-_ARM = ("shoulder pan", "shoulder lift", "upper arm roll", "elbow flex", "forearm roll", "wrist flex", "wrist roll")
-_OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    "PusherEnv": (
-        *_ARM,
-        *(f"{joint} velocity" for joint in _ARM),
-        *(f"{thing} {axis}" for thing in ("fingertip", "object", "goal") for axis in "xyz"),
-    ),
-    "ReacherEnv": (
-        *(f"{function} of {arm} arm" for function in ("cosine", "sine") for arm in ("first", "second")),
-        *("target x", "target y", "first arm velocity", "second arm velocity"),
-        *(f"fingertip to target {axis}" for axis in "xyz"),
-    ),
-    "InvertedDoublePendulumEnv": (
-        "cart position",
-        *(f"{function} of {pole} pole" for function in ("sine", "cosine") for pole in ("first", "second")),
-        *("cart velocity", "first pole velocity", "second pole velocity"),
-        *(f"constraint force {number}" for number in range(1, 4)),
-    ),
-}
+_FREE, _SLIDE = 0, 2
+"""MuJoCo's numbers of joint types (``mjtJoint``); all others here are hinges."""
 
 
-def mujoco_names(native: Any) -> tuple[str, ...] | None:
-    """Return the name of each observed dimension.
+def mujoco_task(native: Any) -> str | None:
+    """Return the description of a body and its task; None for other environments than Gymnasium's."""
+    body = BODIES.get(type(native).__name__)
+    return None if body is None else body.task
+
+
+def mujoco_observation(native: Any) -> tuple[Quantity, ...] | None:
+    """Return name, unit and range of each observed dimension.
 
     Args:
         native: One of Gymnasium's MuJoCo environments, version 4 or 5.
 
     Returns:
-        One name per dimension; None for other environments.
+        One per dimension; None for other environments.
     """
     name, size = type(native).__name__, native.observation_space.shape[0]
-    if name in _OTHER_NAMES:
-        return _OTHER_NAMES[name][:size]
-    if name not in _LOCOMOTION:
+    body = BODIES.get(name)
+    if body is None:
         return None
-    positions: list[str] = []
-    velocities: list[str] = []
-    for index in range(native.model.njnt):
-        joint: str = native.model.joint(index).name
-        if joint == "root":
-            positions += _FREE_POSITIONS
-            velocities += _FREE_VELOCITIES
+    if body.numbers:
+        return body.numbers[:size]
+    velocity_range = (-body.speed, body.speed)
+    state = [*_positions(native, body), *_velocities(native, velocity_range), *_forces(native, name)]
+    hidden = len(state) - size  # travelled distances at the front may be omitted
+    return tuple(state[hidden:]) if hidden in (0, body.distances) else None
+
+
+def mujoco_action(native: Any) -> tuple[Quantity, ...] | None:
+    """Return name and unit of each number of an action, the joint that a motor drives.
+
+    Controls are multiplied by the motor's gear, so that only a gear of 1 has units of torque or force.
+
+    Args:
+        native: One of Gymnasium's MuJoCo environments, version 4 or 5.
+
+    Returns:
+        One per motor; None for other environments.
+    """
+    if type(native).__name__ not in BODIES:
+        return None
+    model, quantities = native.model, []
+    for motor in range(model.nu):
+        joint = int(model.actuator_trnid[motor, 0])
+        kind, unit = ("force", "N") if model.jnt_type[joint] == _SLIDE else ("torque", "N m")
+        unit = f"{kind} in {unit}" if model.actuator_gear[motor, 0] == 1 else kind
+        quantities.append(Quantity(_part_name(native, joint), unit))
+    return tuple(quantities)
+
+
+def _joint_name(native: Any, joint: int) -> str:
+    name: str = native.model.joint(joint).name
+    return JOINTS.get(name, name.replace("_", " "))
+
+
+def _part_name(native: Any, joint: int) -> str:
+    """Return the name of what moves at a joint: ``cart`` where the joint's is ``cart position``."""
+    return _joint_name(native, joint).removesuffix(" position").removesuffix(" angle")
+
+
+def _positions(native: Any, body: Body) -> Iterator[Quantity]:
+    """Yield the position of each joint, and position and orientation of a free joint."""
+    ranges = [DISTANCE_RANGE] * body.distances + [POSITION_RANGE] * (native.model.nq - body.distances)
+    names: list[tuple[str, str]] = []
+    for joint, kind in enumerate(native.model.jnt_type):
+        if kind == _FREE:
+            names += [("x", "m"), ("y", "m"), ("height", "m"), *((f"orientation {part}", "") for part in "wxyz")]
         else:
-            positions.append(_JOINT_NAMES.get(joint, joint.replace("_", " ")))
-            velocities.append(f"{positions[-1]} velocity")
-    forces = [f"{section} {n}" for section, count in _force_sections(name, native).items() for n in range(count)]
-    return _observed((*positions, *velocities, *forces), name, size)
+            names.append((_joint_name(native, joint), "m" if kind == _SLIDE else "rad"))
+    yield from (Quantity(*one, limits) for one, limits in zip(names, ranges, strict=True))
 
 
-def mujoco_ranges(native: Any) -> tuple[Range, ...] | None:
-    """Return the range of each observed dimension.
-
-    Args:
-        native: One of Gymnasium's MuJoCo environments, version 4 or 5.
-
-    Returns:
-        One range per dimension; None for other environments.
-    """
-    name, size = type(native).__name__, native.observation_space.shape[0]
-    if name in _OTHER_RANGES:
-        return tuple(section_range for count, section_range in _OTHER_RANGES[name] for _ in range(count))[:size]
-    if name not in _LOCOMOTION:
-        return None
-    num_distances, speed = _LOCOMOTION[name]
-    positions = [_DISTANCE_RANGE] * num_distances + [_POSITION_RANGE] * (native.model.nq - num_distances)
-    velocities = [(-speed, speed)] * native.model.nv
-    force_ranges = _FORCE_RANGES | ({"cfrc_ext": (-1.0, 1.0)} if name == "AntEnv" else {})
-    forces = [force_ranges[section] for section, count in _force_sections(name, native).items() for _ in range(count)]
-    return _observed((*positions, *velocities, *forces), name, size)
+def _velocities(native: Any, limits: Range) -> Iterator[Quantity]:
+    """Yield the velocity of each joint, and velocity and angular velocity of a free joint."""
+    for joint, kind in enumerate(native.model.jnt_type):
+        if kind == _FREE:
+            yield from (Quantity(f"{axis} velocity", "m/s", limits) for axis in "xyz")
+            yield from (Quantity(f"{axis} angular velocity", "rad/s", limits) for axis in "xyz")
+        else:
+            yield Quantity(f"{_part_name(native, joint)} velocity", "m/s" if kind == _SLIDE else "rad/s", limits)
 
 
-def _observed(state: tuple[T, ...], name: str, size: int) -> tuple[T, ...] | None:
-    """Return the observed part of the state: travelled distances at its front may be omitted."""
-    hidden = len(state) - size
-    return state[hidden:] if hidden in (0, _LOCOMOTION[name][0]) else None
+def _forces(native: Any, name: str) -> Iterator[Quantity]:
+    """Yield the numbers after the velocities."""
+    for section, count in _force_sections(name, native).items():
+        unit, limits = FORCES[section]
+        limits = ANT_FORCE_RANGE if name == "AntEnv" else limits
+        yield from (Quantity(f"{section} {number}", unit, limits) for number in range(count))
 
 
 def _force_sections(name: str, native: Any) -> dict[str, int]:
-    """Return how many numbers of each section of :data:`_FORCE_RANGES` are observed, in their order."""
+    """Return how many numbers of each section of :data:`FORCES` are observed, in their order."""
     sections: dict[str, int] | None = getattr(native, "observation_structure", None)
     if sections is None:  # version 4
         bodies, joints = native.model.nbody, native.model.nv
@@ -162,4 +112,4 @@ def _force_sections(name: str, native: Any) -> dict[str, int]:
             sections = {"cinert": 10 * bodies, "cvel": 6 * bodies, "qfrc_actuator": joints, "cfrc_ext": 6 * bodies}
         elif name == "AntEnv" and native._use_contact_forces:
             sections = {"cfrc_ext": 6 * bodies}
-    return {section: sections.get(section, 0) for section in _FORCE_RANGES}
+    return {section: sections.get(section, 0) for section in FORCES}

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from lrl.codecs.clipping import clip_to_box
 from lrl.codecs.codec import InvalidActionError
-from lrl.codecs.numbers import NumberCodec, split_numbers
+from lrl.codecs.number_codecs import NumberCodec, split_numbers
 
 
 class SpaceFormat(ABC):
@@ -28,6 +28,10 @@ class SpaceFormat(ABC):
     @abstractmethod
     def encode(self, value: Any) -> str:
         """Convert an element of the space to text."""
+
+    def encode_all(self, values: Sequence[Any]) -> list[str]:
+        """Convert many elements of the space to text."""
+        return [self.encode(value) for value in values]
 
     @abstractmethod
     def decode(self, text: str) -> Any:
@@ -101,16 +105,20 @@ class BoxFormat(SpaceFormat):
         space: The space.
         numbers: The codec of the numbers.
         names: One name per dimension in C order, for formats that are only encoded; None writes numbers only.
+        details: What the numbers are, for the description; empty says only how many there are.
 
     Raises:
         ValueError: If there is not exactly one name per dimension.
     """
 
-    def __init__(self, space: spaces.Box, numbers: NumberCodec, names: Sequence[str] | None = None) -> None:
-        self._space, self._numbers, self._names = space, numbers, names
+    def __init__(
+        self, space: spaces.Box, numbers: NumberCodec, names: Sequence[str] | None = None, details: str = ""
+    ) -> None:
+        self._space, self._numbers, self._names, self.details = space, numbers, names, details
         if names is not None and len(names) != numbers.size:
             raise ValueError(f"names are {list(names)}; there must be {numbers.size}, one per dimension.")
-        self.description = f"{numbers.size} numbers separated by commas"
+        form = "numbers separated by commas" if names is None or not details else "lines, each a name and its number"
+        self.description = f"{numbers.size} {form}{details and ': '}{details}"
 
     def encode(self, value: ArrayLike) -> str:
         """Write all numbers of an array of the space's shape, in C order."""
@@ -118,6 +126,14 @@ class BoxFormat(SpaceFormat):
         if self._names is None:
             return ",".join(texts)
         return "\n".join([f"{name} {text}" for name, text in zip(self._names, texts)])
+
+    def encode_all(self, values: Sequence[ArrayLike]) -> list[str]:
+        """Write many arrays of the space's shape, with one format per row."""
+        if not len(values) or not self._numbers.size:
+            return super().encode_all(values)
+        names = [","] * self._numbers.size if self._names is None else [f"\n{name} " for name in self._names]
+        rows = np.asarray(values).reshape(len(values), -1)
+        return self._numbers.encode_rows(rows, [names[0][1:], *names[1:]])
 
     def decode(self, text: str) -> np.ndarray:
         """Parse one number per dimension; the array has the space's shape.

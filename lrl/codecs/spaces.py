@@ -12,7 +12,9 @@ import numpy as np
 from gymnasium import spaces
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
-from lrl.codecs.numbers import NumberFormat, Range, Ranges
+from lrl.codecs.number_codecs import NormalisedCodec, Range
+from lrl.codecs.numbers import NumberFormat, Ranges
+from lrl.codecs.quantities import Quantity, describe_box
 from lrl.codecs.space_formats import (
     BoxFormat,
     CompositeFormat,
@@ -23,34 +25,51 @@ from lrl.codecs.space_formats import (
     flatten,
 )
 
+_Quantities = tuple[Quantity, ...]
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentMetadata:
-    """Information about an environment that its spaces do not contain."""
+    """Information about an environment that its spaces do not contain.
+
+    A function in place of a value returns it for a native environment, or None.
+    """
 
     description: str = ""
     """Description of the task in one or two sentences."""
-    observation_names: tuple[str, ...] | Callable[[Any], tuple[str, ...] | None] | None = None
-    """Names of the observed dimensions, or a function that returns them for a native environment."""
+    task: Callable[[Any], str | None] | str | None = None
+    """What replaces ``description`` where numbers are described; None for nothing."""
+    observation: Callable[[Any], _Quantities | None] | _Quantities | None = None
+    """Names, units and ranges of the observed dimensions, of which either all or none have a range."""
+    action: Callable[[Any], _Quantities | None] | _Quantities | None = None
+    """Names and units of the numbers of an action."""
     action_names: tuple[str, ...] | None = None
     """Names of the actions of a Discrete action space."""
-    observation_ranges: tuple[Range, ...] | Callable[[Any], tuple[Range, ...] | None] | None = None
-    """Typical ranges of the observed dimensions, or a function that returns them for a native environment."""
     has_expert: bool = False
     """Whether an expert action is available for the environment."""
 
     def resolve(self, env: gym.Env) -> EnvironmentMetadata:
         """Return a copy in which functions are replaced by their results for ``env``."""
-        names, ranges = self.observation_names, self.observation_ranges
-        return replace(
-            self,
-            observation_names=names(env) if callable(names) else names,
-            observation_ranges=ranges(env) if callable(ranges) else ranges,
-        )
+        found = {name: getattr(self, name) for name in ("task", "observation", "action")}
+        return replace(self, **{name: one(env) if callable(one) else one for name, one in found.items()})
+
+    def quantities(self, role: str) -> _Quantities | None:
+        """Return what is known about the numbers of the ``observation`` or ``action``; None for parts of them."""
+        found = {"observation": self.observation, "action": self.action}.get(role)
+        if callable(found):
+            raise TypeError("The metadata depends on the environment; call its resolve() method first.")
+        return found
+
+    @property
+    def observation_ranges(self) -> tuple[Range, ...] | None:
+        """Ranges of the observed dimensions; None if they are unknown."""
+        ranges = [one.range for one in self.quantities("observation") or ()]
+        known = tuple(one for one in ranges if one is not None)
+        return known if known and len(known) == len(ranges) else None
 
 
 def format_for_space(
-    space: gym.Space, numbers: NumberFormat, metadata: EnvironmentMetadata, role: str, ranges: Ranges | None = None
+    space: gym.Space, numbers: NumberFormat, metadata: EnvironmentMetadata, role: str, pairs: Ranges | None = None
 ) -> SpaceFormat:
     """Create the text format of a space.
 
@@ -59,10 +78,11 @@ def format_for_space(
         numbers: The format of numbers.
         metadata: Names of the observed dimensions and of the actions.
         role: ``observation`` or ``action``, with the path of a leaf; used for names and error messages.
-        ranges: The ranges that integers represent; None selects the bounds of the space.
+        pairs: The ranges that integers represent, where None selects the bounds of the space; or the statistics of
+            normalised numbers.
 
     Raises:
-        ValueError: If the space is not supported or the ranges do not match it.
+        ValueError: If the space is not supported or the ranges or statistics do not match it.
     """
     if isinstance(space, spaces.Discrete):
         return DiscreteFormat(space, metadata.action_names if role == "action" else None)
@@ -71,13 +91,10 @@ def format_for_space(
     if isinstance(space, spaces.Text):
         return TextFormat(space)
     if isinstance(space, spaces.Box):
-        low, high = _bounds(space, ranges, role)
-        names = metadata.observation_names if numbers.names and role == "observation" else None
-        assert not callable(names), "resolve() has been called"
-        return BoxFormat(space, numbers.codec(low, high, role, np.issubdtype(space.dtype, np.integer)), names)
+        return _box_format(space, numbers, metadata.quantities(role), role, pairs)
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         leaves = dict(flatten(space, space))
-        by_path, no_metadata = _ranges_by_path(ranges, leaves, role), EnvironmentMetadata()
+        by_path, no_metadata = _pairs_by_path(pairs, leaves, numbers, role), EnvironmentMetadata()
         formats = {
             path: format_for_space(leaf, numbers, no_metadata, f"{role} {path}", by_path.get(path))
             for path, leaf in leaves.items()
@@ -89,38 +106,63 @@ def format_for_space(
     )
 
 
-def _ranges_by_path(ranges: Ranges | None, leaves: Mapping[str, gym.Space], role: str) -> Mapping[str, Sequence[Range]]:
-    """Return the ranges of each Box in a Dict or Tuple by path; a single range applies to all."""
-    boxes = [path for path, leaf in leaves.items() if isinstance(leaf, spaces.Box)]
-    if ranges is None:
-        return {}
-    if isinstance(ranges, Mapping):
-        unknown = [path for path in ranges if path not in boxes]
-        if unknown:
-            raise ValueError(
-                f"numbers.ranges has the key {unknown[0]!r}; the {role} has numbers under {', '.join(boxes)}."
-            )
-        return ranges
-    if len(ranges) > 1:
+def _box_format(
+    space: spaces.Box, numbers: NumberFormat, known: _Quantities | None, role: str, pairs: Ranges | None
+) -> BoxFormat:
+    """Create the format of a Box; the arguments are those of :func:`format_for_space`."""
+    is_action = role.startswith("action")
+    given, bounds = _pairs(space, pairs, numbers, role), (space.low.ravel(), space.high.ravel())
+    if numbers.kind != "normalised" or is_action:
+        bounds = bounds if given is None else given
+        codec = numbers.codec(*bounds, role, np.issubdtype(space.dtype, np.integer))
+    elif given is None:
         raise ValueError(
-            f"numbers.ranges is a list of {len(ranges)}, but the {role} has numbers under {', '.join(boxes)}; it must "
+            f"numbers.statistics lacks the {role}; for normalised numbers there must be one [mean, deviation] per "
+            "dimension, which collect.py --statistics prints."
+        )
+    else:
+        codec = NormalisedCodec(*given, numbers.precision)
+    names = [one.name for one in known or ()] if numbers.names and role == "observation" else None
+    details = describe_box(space, numbers, bounds, known, is_action) if numbers.describe else ""
+    return BoxFormat(space, codec, names, details)
+
+
+def _pairs_by_path(
+    pairs: Ranges | None, leaves: Mapping[str, gym.Space], numbers: NumberFormat, role: str
+) -> Mapping[str, Sequence[Range]]:
+    """Return the ranges or statistics of each Box in a Dict or Tuple by path; a single pair applies to all."""
+    boxes, key = [path for path, leaf in leaves.items() if isinstance(leaf, spaces.Box)], numbers.pairs_key
+    if pairs is None:
+        return {}
+    if isinstance(pairs, Mapping):
+        unknown = [path for path in pairs if path not in boxes]
+        if unknown:
+            raise ValueError(f"{key} has the key {unknown[0]!r}; the {role} has numbers under {', '.join(boxes)}.")
+        return pairs
+    if len(pairs) > 1:
+        raise ValueError(
+            f"{key} is a list of {len(pairs)}, but the {role} has numbers under {', '.join(boxes)}; it must "
             f"be a mapping such as {{{boxes[0]}: [[low, high]]}}."
         )
-    return dict.fromkeys(boxes, ranges)
+    return dict.fromkeys(boxes, pairs)
 
 
-def _bounds(space: spaces.Box, ranges: Ranges | None, role: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and upper bounds of all dimensions, each ``(dimension,)``."""
-    if isinstance(ranges, Mapping):
-        keys = ", ".join(ranges)
-        raise ValueError(f"numbers.ranges has the keys {keys}; the {role} is a Box, so it must be a list without keys.")
-    if ranges is None:
-        return space.low.ravel(), space.high.ravel()
+def _pairs(
+    space: spaces.Box, pairs: Ranges | None, numbers: NumberFormat, role: str
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return both ends of the ranges, or mean and deviation, of all dimensions, each ``(dimension,)``; None if none."""
+    if isinstance(pairs, Mapping):
+        keys = ", ".join(pairs)
+        raise ValueError(
+            f"{numbers.pairs_key} has the keys {keys}; the {role} is a Box, so it must be a list without keys."
+        )
+    if pairs is None:
+        return None
     size = int(np.prod(space.shape))
-    if len(ranges) not in (1, size):
-        raise ValueError(f"numbers.ranges has {len(ranges)} entries; the {role} has {size} dimensions.")
-    low, high = np.broadcast_to(np.asarray(ranges, dtype=np.float64), (size, 2)).T
-    return low, high
+    if len(pairs) not in (1, size):
+        raise ValueError(f"{numbers.pairs_key} has {len(pairs)} entries; the {role} has {size} dimensions.")
+    first, second = np.broadcast_to(np.asarray(pairs, dtype=np.float64), (size, 2)).T
+    return first, second
 
 
 class SpaceCodec(TextCodec):
@@ -147,34 +189,37 @@ class SpaceCodec(TextCodec):
         metadata: EnvironmentMetadata | None = None,
     ) -> None:
         self.numbers, metadata = numbers or NumberFormat(), metadata or EnvironmentMetadata()
-        names, ranges = metadata.observation_names, metadata.observation_ranges
-        if callable(names) or callable(ranges):
-            raise TypeError("The metadata depends on the environment; call its resolve() method first.")
-        self._check_numbers(observation_space, names)
+        named = self.numbers.names and bool(metadata.quantities("observation"))
+        self._check_numbers(observation_space, named)
         self.has_expert = metadata.has_expert
-        self._observation = format_for_space(
-            observation_space, self.numbers, metadata, "observation", self.numbers.ranges or ranges
-        )
+        pairs = self.numbers.ranges or metadata.observation_ranges
+        if self.numbers.kind == "normalised":
+            pairs = self.numbers.statistics
+        self._observation = format_for_space(observation_space, self.numbers, metadata, "observation", pairs)
         self._action = format_for_space(action_space, self.numbers, metadata, "action")
-        self._description, self._action_space = metadata.description, copy.deepcopy(action_space)
-        self.tags_observations = isinstance(observation_space, spaces.Box) and not (self.numbers.names and names)
+        task = metadata.task if self.numbers.describe else None
+        self._description = metadata.description if task is None else str(task)
+        self._action_space = copy.deepcopy(action_space)
+        self.tags_observations = isinstance(observation_space, spaces.Box) and not named
 
-    def _check_numbers(self, space: gym.Space, names: tuple[str, ...] | None) -> None:
+    def _check_numbers(self, space: gym.Space, named: bool) -> None:
         """Raise if a setting would have no effect."""
-        if self.numbers.ranges and not any(isinstance(leaf, spaces.Box) for _, leaf in flatten(space, space)):
-            raise ValueError(f"numbers.ranges is set, but the observation space is {space}; it must be null.")
-        if self.numbers.names and not (isinstance(space, spaces.Box) and names):
+        given = self.numbers.ranges or self.numbers.statistics
+        if given and not any(isinstance(leaf, spaces.Box) for _, leaf in flatten(space, space)):
+            raise ValueError(f"{self.numbers.pairs_key} is set, but the observation space is {space}; it must be null.")
+        if self.numbers.names and not (isinstance(space, spaces.Box) and named):
             raise ValueError(
                 f"numbers.names is true, but the dimensions of {space} have no known names; it must be false."
             )
 
     @property
     def description(self) -> str:
-        """Description of the task and the format of actions."""
+        """Description of the task and the format of actions, with ``numbers.describe`` also of observations."""
         form = self._action.description
         if self._action.texts is None:
             form += ", inside <action></action>"
-        return f"{self._description} Actions: {form}.".lstrip()
+        observations = f" Observations: {self._observation.description}." if self.numbers.describe else ""
+        return f"{self._description}{observations} Actions: {form}.".lstrip()
 
     @property
     def action_texts(self) -> tuple[str, ...] | None:
@@ -207,6 +252,11 @@ class SpaceCodec(TextCodec):
             return None
         return self._observation.decode(text.removeprefix("<observation>").removesuffix("</observation>"))
 
+    def observations_to_texts(self, observations: Sequence[Any], context: Any = None) -> list[str]:
+        """Convert many elements of the observation space to text."""
+        texts = self._observation.encode_all(observations)
+        return [f"<observation>{text}</observation>" for text in texts] if self.tags_observations else texts
+
     def text_to_action(self, text: str) -> Any:
         """Parse the name of a Discrete action, or the text inside the action tags.
 
@@ -223,3 +273,8 @@ class SpaceCodec(TextCodec):
         """Convert an action to its name, or to text inside the action tags."""
         text = self._action.encode(action)
         return text if self._action.texts is not None else f"<action>{text}</action>"
+
+    def actions_to_texts(self, actions: Sequence[Any]) -> list[str]:
+        """Convert many actions to text."""
+        texts = self._action.encode_all(actions)
+        return texts if self._action.texts is not None else [f"<action>{text}</action>" for text in texts]

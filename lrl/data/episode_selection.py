@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from lrl.data.minari_spaces import spaces_match
-from lrl.data.minari_storage import DatasetReader
 from lrl.envs.factory import EnvFactory
+from lrl.envs.minari_spaces import spaces_match
+from lrl.envs.minari_storage import DatasetReader
 from lrl.functional.random import permutation
 
 Split = Literal["train", "validation", "all"]

@@ -12,10 +12,10 @@ import numpy as np
 
 from lrl.codecs.codec import TextCodec
 from lrl.data.episode_selection import EpisodeSelection, Split, check_dataset_spaces
-from lrl.data.minari_storage import DatasetReader, download
-from lrl.data.stored_episode import StoredEpisode
 from lrl.envs.factory import EnvFactory
+from lrl.envs.minari_storage import DatasetReader, download
 from lrl.envs.rows import EpisodeRows, RowSource
+from lrl.envs.stored_episode import StoredEpisode
 from lrl.models.lru_cache import LRUCache
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
 from lrl.rewards.row import Row

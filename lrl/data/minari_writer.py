@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from lrl.codecs.codec import TextCodec
-from lrl.data.minari_storage import DatasetWriter
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.envs.minari_storage import DatasetWriter
 from lrl.envs.native import NativeStep
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.results import EpisodeResults

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,10 +20,11 @@ def pad_prompts(prompts: Sequence[Sequence[int]], device: torch.device) -> dict[
     Returns:
         ``prompt_ids``, int64 ``(row, prompt)``, and ``prompt_mask``, bool ``(row, prompt)``.
     """
-    width = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([list(p) + [0] * (width - len(p)) for p in prompts], device=device)
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
-    return {"prompt_ids": ids, "prompt_mask": torch.arange(width, device=device)[None] < lengths[:, None]}
+    lengths = np.array([len(prompt) for prompt in prompts])
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    ids = np.zeros(mask.shape, dtype=np.int64)
+    ids[mask] = np.fromiter(chain.from_iterable(prompts), np.int64, lengths.sum())  # faster than a tensor of lists
+    return {"prompt_ids": torch.from_numpy(ids).to(device), "prompt_mask": torch.from_numpy(mask).to(device)}
 
 
 def left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

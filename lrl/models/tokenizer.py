@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lrl.codecs.codec import TextCodec
 from lrl.models.model_files import sources
+from lrl.models.prompt_frame import PromptFrame
 from lrl.prompts.template import Message, PromptTemplate
 from lrl.shipped import resolve
 from lrl.types import History
@@ -50,6 +52,7 @@ class ChatTokenizer:
         self.eos_id: int | None = tokenizer.eos_token_id
         self.pad_id: int = _pad_id(tokenizer)
         self._cache: dict[str, list[int]] = {}
+        self._framed: tuple[PromptTemplate, TextCodec, PromptFrame | None] | None = None
         self._merges_system = not self._takes_system()
         self._end_ids = self._end_of_turn_ids()
 
@@ -77,6 +80,13 @@ class ChatTokenizer:
         """Write the tokenizer, with the chat template that was used."""
         self.tokenizer.chat_template = self._template
         self.tokenizer.save_pretrained(folder)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the vocabulary, the way text is cut, and the chat template."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        rules = repr(sorted(self.tokenizer.get_vocab().items())) if backend is None else backend.to_str()
+        return hashlib.sha256(f"{rules}\n{self._template}\n{self._begins}".encode()).hexdigest()
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of a conversation, the opening of the assistant's turn included.
@@ -110,6 +120,53 @@ class ChatTokenizer:
             f"max_prompt_tokens is {max_prompt_tokens}; the system text, the examples and the current observation "
             f"alone take {len(ids)} tokens."
         )
+
+    def encode_prompts(
+        self, template: PromptTemplate, codec: TextCodec, turns: Sequence[tuple[str, History]], max_prompt_tokens: int
+    ) -> list[tuple[list[int], int]]:
+        """Return what :meth:`encode_prompt` returns for many turns, faster where prompts have no history.
+
+        Args:
+            template: how an observation becomes a prompt.
+            codec: of the environment.
+            turns: observations with the turns before.
+            max_prompt_tokens: the length that fits.
+
+        Raises:
+            ValueError: a prompt is too long even without any history.
+        """
+        frame = self._frame(template, codec) if not template.history and len(turns) > 1 else None
+        if frame is not None and all(text == text.strip() for text, _ in turns):  # some templates strip
+            prompts = frame.prompts([text for text, _ in turns])
+            first, _ = self.encode_prompt(template, codec, *turns[0], max_prompt_tokens)
+            if prompts[0] != first:
+                self._framed = (template, codec, None)
+            elif max(map(len, prompts)) <= max_prompt_tokens:
+                return [(ids, 0) for ids in prompts]
+        return [self.encode_prompt(template, codec, *turn, max_prompt_tokens) for turn in turns]
+
+    def _frame(self, template: PromptTemplate, codec: TextCodec) -> PromptFrame | None:
+        """Return what surrounds an observation without history; None where prompts must be rendered in full."""
+        if self._framed is None or self._framed[0] is not template or self._framed[1] is not codec:
+            special_texts = [str(token) for token in self.tokenizer.added_tokens_decoder.values()]
+            render = lambda text: self._render(template.messages(codec, text), add_generation_prompt=True)  # noqa: E731
+            frame = PromptFrame.of(render, special_texts, self._begins, self.encode_texts)
+            self._framed = (template, codec, frame)
+        return self._framed[2]
+
+    def encode_texts(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
+        """Return the token ids of many texts, encoded together.
+
+        Args:
+            texts: the texts.
+            special: whether the tokenizer's special tokens are added.
+        """
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return [self.tokenizer.encode(text, add_special_tokens=special) for text in texts]
+        backend.no_truncation()
+        backend.no_padding()
+        return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=special)]
 
     def encode_text(self, text: str) -> list[int]:
         """Return the token ids of a text inside a conversation: no special tokens are added."""

@@ -145,6 +145,16 @@ class Policy(Actor):
             raise ValueError(f"model.policy is a {type(self).__name__}, which reads no prompts.")
         return self.trunk.encode(self.prompt, self.codec, observation, history)
 
+    def encode_all(self, turns: Sequence[tuple[Any, History]]) -> list[list[int]]:
+        """Return what :meth:`encode` returns for many observations with their history, encoded together.
+
+        Raises:
+            ValueError: the policy reads no prompts, or one is too long even without any history.
+        """
+        if self.trunk is None or self.prompt is None or self.codec is None:
+            return [self.encode(*turn) for turn in turns]
+        return self.trunk.encode_all(self.prompt, self.codec, turns)
+
     def prompt_text(self, observation: Any, history: History) -> str:
         """Return the prompt that the language model reads, special tokens included; empty where there is none."""
         if self.trunk is None or self.prompt is None:
@@ -168,3 +178,7 @@ class Policy(Actor):
             ValueError: demonstrations cannot train this policy, or not this one.
         """
         raise ValueError(f"model.policy is a {type(self).__name__}, which demonstrations cannot train.")
+
+    def encode_responses(self, responses: Sequence[str]) -> list[list[int]]:
+        """Return what :meth:`encode_response` returns for many responses, encoded together."""
+        return [self.encode_response(response) for response in responses]

@@ -88,10 +88,14 @@ class TextPolicy(Policy):
 
     def encode_response(self, response: str) -> list[int]:
         """Return the token ids of a response as it would have been sampled, the token that ends it included."""
+        return self.encode_responses([response])[0]
+
+    def encode_responses(self, responses: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of many responses, encoded together; see :meth:`encode_response`."""
         tokenizer = self.language_model.tokenizer
-        ids = tokenizer.encode_text(response)
         stops = tokenizer.stop_ids(self.stop_text)
-        return ids if ids and ids[-1] in stops else [*ids, tokenizer.end_id]
+        encoded = tokenizer.encode_texts(responses)
+        return [ids if ids and ids[-1] in stops else [*ids, tokenizer.end_id] for ids in encoded]
 
     @torch.no_grad()
     def act(

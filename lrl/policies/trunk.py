@@ -59,6 +59,18 @@ class LanguageModelTrunk:
         self.dropped_turns += dropped
         return ids
 
+    def encode_all(
+        self, prompt: PromptTemplate, codec: TextCodec, turns: Sequence[tuple[str, History]]
+    ) -> list[list[int]]:
+        """Return what :meth:`encode` returns for many observations with their history, encoded together.
+
+        Raises:
+            ValueError: one is too long even without any history.
+        """
+        encoded = self.language_model.tokenizer.encode_prompts(prompt, codec, turns, self.max_prompt_tokens)
+        self.dropped_turns += sum(dropped for _, dropped in encoded)
+        return [ids for ids, _ in encoded]
+
     def critic_parameters(self) -> list[nn.Parameter]:
         """Return the weights of the value head and of its adapter."""
         own = [] if self.value_head is None else list(self.value_head.parameters())

@@ -31,6 +31,8 @@ class PromptTemplate:
     """Few-shot examples, which precede the history."""
     num_examples: int = 0
     """Number of ``examples`` to generate with the expert of the training environment, if none are given."""
+    examples_from: str | None = None
+    """Minari data set whose turns are the ``num_examples`` examples, in place of the expert's."""
     hide_invalid_in_context: bool = False
     """Whether the history contains :data:`HIDDEN_RESPONSE` instead of responses without a legal action."""
 
@@ -40,6 +42,8 @@ class PromptTemplate:
             raise ValueError(f"prompt.history is {self.history}; it must be 0 (no history) or more.")
         if self.num_examples < 0:
             raise ValueError(f"prompt.num_examples is {self.num_examples}; it must be 0 (none) or more.")
+        if self.examples_from is not None and not self.num_examples:
+            raise ValueError(f"prompt.examples_from is {self.examples_from!r}, but prompt.num_examples is 0.")
         if self.examples and self.num_examples not in (0, len(self.examples)):
             raise ValueError(
                 f"prompt.num_examples is {self.num_examples}, but {len(self.examples)} prompt.examples are given; "

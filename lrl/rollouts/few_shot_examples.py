@@ -1,14 +1,17 @@
-"""Draw few-shot examples: single turns of an expert's episodes."""
+"""Draw few-shot examples: single turns of an expert's episodes, or of a data set's."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from lrl.envs.factory import EnvFactory
+from lrl.envs.minari_spaces import spaces_match
+from lrl.envs.minari_storage import DatasetReader, download
 from lrl.envs.text import text_of
-from lrl.functional.random import counter_hash, seeds
+from lrl.functional.random import counter_hash, permutation, seeds
 from lrl.policies.actor import Actor
 from lrl.policies.baselines.fixed import ExpertActor
+from lrl.prompts.response_format import get_response_format
 from lrl.rollouts.runner import EnvRunner
 from lrl.types import PastTurn, RandomKeys
 
@@ -32,11 +35,15 @@ def add_examples(policy: Actor, env: EnvFactory) -> None:
         env: the environment of its training, or where it acts if it is not trained; see :func:`draw_examples`.
 
     Raises:
-        ValueError: see :func:`draw_examples`.
+        ValueError: see :func:`draw_examples` and :func:`draw_stored_examples`.
     """
     prompt = policy.prompt
     if prompt is not None and wants_examples(policy):
-        policy.prompt = prompt.with_examples(draw_examples(env, prompt.num_examples, prompt.response_format))
+        wanted = prompt.num_examples, prompt.response_format
+        if prompt.examples_from is None:
+            policy.prompt = prompt.with_examples(draw_examples(env, *wanted))
+        else:
+            policy.prompt = prompt.with_examples(draw_stored_examples(prompt.examples_from, env, *wanted))
 
 
 def draw_examples(env: EnvFactory, num_examples: int, response_format: str) -> tuple[PastTurn, ...]:
@@ -57,7 +64,10 @@ def draw_examples(env: EnvFactory, num_examples: int, response_format: str) -> t
         expert.connect(levels.codec)
     except ValueError as error:
         name = type(levels.codec).__name__
-        raise ValueError(f"prompt.num_examples is {num_examples}; it must be 0: {name} has no expert.") from error
+        raise ValueError(
+            f"prompt.num_examples is {num_examples}; it must be 0, or prompt.examples_from a data set: {name} has no "
+            "expert."
+        ) from error
     envs = levels.make(1, response_format)
     examples: dict[str, PastTurn] = {}
     try:
@@ -73,6 +83,48 @@ def draw_examples(env: EnvFactory, num_examples: int, response_format: str) -> t
     raise ValueError(
         f"prompt.num_examples is {num_examples}; it must be at most {len(examples)}, the number of different "
         "observations in the expert's episodes."
+    )
+
+
+def draw_stored_examples(
+    dataset_id: str, env: EnvFactory, num_examples: int, response_format: str
+) -> tuple[PastTurn, ...]:
+    """Draw turns with different observations from a data set, one per episode if there are enough episodes.
+
+    Args:
+        dataset_id: Minari's name of the data set, which is downloaded if it is not local.
+        env: the environment of the data set, whose codec writes the texts.
+        num_examples: number of turns.
+        response_format: format of the responses, which have no reasoning.
+
+    Raises:
+        ValueError: the data set cannot be read, is of another environment, or has fewer different observations.
+    """
+    download(dataset_id)
+    reader, codec, render = DatasetReader(dataset_id), env.codec, get_response_format(response_format).render
+    for kind, stored, native in zip(
+        ("observation", "action"), (reader.observation_space, reader.action_space), env.spaces, strict=True
+    ):
+        if not spaces_match(stored, native):
+            raise ValueError(
+                f"prompt.examples_from is {dataset_id!r}, whose {kind} space is {stored}; it must be that of the "
+                f"environment, {native}."
+            )
+    order = permutation(len(reader.lengths), _PURPOSE)
+    examples: dict[str, PastTurn] = {}
+    for attempt in range(_EPISODES_PER_EXAMPLE * num_examples):
+        index = int(order[attempt % len(order)])
+        steps = reader.demonstrated_steps(index)
+        if not len(steps):
+            continue
+        episode, step = reader.episode(index), int(steps[int(counter_hash(_PURPOSE, attempt)) % len(steps)])
+        text = codec.observation_to_text(episode.observations[step], episode.context)
+        examples.setdefault(text, PastTurn(text, render(codec.action_to_text(episode.actions[step]))))
+        if len(examples) == num_examples:
+            return tuple(examples.values())
+    raise ValueError(
+        f"prompt.num_examples is {num_examples}; it must be at most {len(examples)}, the number of different "
+        f"observations found in {dataset_id!r}."
     )
 
 

@@ -12,8 +12,8 @@ from tiny_runs import Rows, demonstrations
 
 from lrl.algorithms.reward_model import RewardModelModule, r2
 from lrl.callbacks.checkpoint import CollectionCheckpoint
-from lrl.data.minari_storage import DatasetWriter
 from lrl.data.transitions import TransitionsDataModule
+from lrl.envs.minari_storage import DatasetWriter
 from lrl.evaluation.checkpoint import load_policy
 from lrl.models.reward_model import load_reward_model
 from lrl.rewards.learned import LearnedReward

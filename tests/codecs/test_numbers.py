@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lrl.codecs.codec import InvalidActionError
-from lrl.codecs.numbers import BinCodec, DecimalCodec, NumberFormat, split_numbers
+from lrl.codecs.number_codecs import BinCodec, DecimalCodec, NormalisedCodec, split_numbers
+from lrl.codecs.numbers import NumberFormat
 
 BOUNDS = st.tuples(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
 
@@ -101,3 +102,25 @@ def test_the_error_for_unbounded_actions_does_not_suggest_ranges():
 def test_the_error_for_unbounded_observations_suggests_ranges():
     with pytest.raises(ValueError, match="dimension 1 goes from -inf to inf.*numbers.ranges"):
         NumberFormat(kind="integers").codec([0.0, -math.inf], [1.0, math.inf], "observation")
+
+
+def test_normalised_numbers_match_hand_computed_values():
+    codec = NormalisedCodec([1.0, -2.0], [2.0, 0.5], precision=2)
+    assert codec.encode([4.0, -2.25]) == ["1.50", "-0.50"] and codec.encode([1.0, -2.0]) == ["0.00", "0.00"]
+    assert codec.encode([1e9, -math.inf]) == ["10.00", "-10.00"] and codec.encode([math.nan, -2.0])[0] == "nan"
+    assert codec.encode_rows(np.array([[4.0, -2.25], [1.0, -2.001]]), ["", ","]) == ["1.50,-0.50", "0.00,0.00"]
+    np.testing.assert_allclose(codec.decode(["1.50", "-0.50"]), [4.0, -2.25])
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"kind": "normalised", "statistics": [(0.0, 0.0)]}, r"numbers.statistics\[0\] is \(0.0, 0.0\)"),
+        ({"kind": "normalised", "statistics": {"x": [(0.0, 1.0), (math.nan, 1.0)]}}, r"numbers.statistics.x\[1\]"),
+        ({"kind": "decimals", "statistics": [(0.0, 1.0)]}, "numbers.statistics is set, but numbers.kind is 'decimals'"),
+        ({"kind": "normalised", "ranges": [(0.0, 1.0)]}, "numbers.ranges is set, but numbers.kind is 'normalised'"),
+    ],
+)
+def test_statistics_that_do_not_fit_raise_with_their_key(settings, named):
+    with pytest.raises(ValueError, match=named):
+        NumberFormat(**settings)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lrl.codecs.codec import InvalidActionError
 from lrl.codecs.numbers import NumberFormat
+from lrl.codecs.quantities import Quantity
 from lrl.codecs.spaces import EnvironmentMetadata, SpaceCodec
 
 BOX = spaces.Box(-2.0, 2.0, (2, 3), np.float32)
@@ -98,7 +99,7 @@ def test_different_observations_have_different_texts(space):
 
 def test_texts_match_hand_written_ones():
     metadata = EnvironmentMetadata(
-        description="A cart.", observation_names=("position", "speed"), action_names=("left", "right")
+        description="A cart.", observation=(Quantity("position"), Quantity("speed")), action_names=("left", "right")
     )
     space = spaces.Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, np.inf], np.float32))
     codec = SpaceCodec(space, spaces.Discrete(2), NumberFormat(precision=2), metadata)
@@ -218,3 +219,64 @@ def test_bounds_and_non_finite_observations_are_encoded():
         codec = SpaceCodec(space, spaces.Discrete(2), numbers)
         for value in (space.low, space.high, np.full(4, np.nan), np.full(4, np.inf)):
             assert codec.observation_to_text(value)
+
+
+@pytest.mark.parametrize("kind", ["decimals", "integers"])
+@pytest.mark.parametrize("names", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+def test_texts_of_many_observations_are_those_of_each(kind, names, dtype):
+    space = spaces.Box(np.full(3, -4, dtype), np.full(3, 4, dtype), dtype=dtype)
+    metadata = EnvironmentMetadata(observation=(Quantity("a-b 0%s"), Quantity("c"), Quantity("-0.000")))
+    codec = SpaceCodec(space, space, NumberFormat(kind=kind, names=names), metadata)
+    rows = np.concatenate([np.random.default_rng(0).normal(scale=3, size=(200, 3)), [[0, -0.0, 5], [-9, -1e-5, 2.5]]])
+    rows = list(rows.astype(dtype))
+    assert codec.observations_to_texts(rows) == [codec.observation_to_text(row) for row in rows]
+    assert codec.actions_to_texts(rows) == [codec.action_to_text(row) for row in rows]
+    assert codec.observations_to_texts([]) == codec.actions_to_texts([]) == []
+
+
+def test_texts_of_many_observations_with_nan_are_those_of_each():
+    rows = [np.array([np.nan, np.inf]), np.array([-np.inf, 0.5])]
+    box = spaces.Box(-1.0, 1.0, (2,), np.float64)
+    for kind in ("decimals", "integers"):
+        codec = SpaceCodec(box, spaces.Discrete(2), NumberFormat(kind=kind))
+        assert codec.observations_to_texts(rows) == [codec.observation_to_text(row) for row in rows]
+    nested = SpaceCodec(spaces.Tuple((box, spaces.Discrete(3))), spaces.Discrete(2))
+    assert nested.observations_to_texts([(rows[1], 2)]) == [nested.observation_to_text((rows[1], 2))]
+
+
+def test_normalised_numbers_are_those_of_observations_and_actions_stay_decimals():
+    observed, acted = spaces.Box(-np.inf, np.inf, (2,), np.float64), spaces.Box(-2.0, 2.0, (1,), np.float32)
+    numbers = NumberFormat(kind="normalised", statistics=[(1.0, 2.0), (-2.0, 0.5)], precision=2, describe=True)
+    codec = SpaceCodec(observed, acted, numbers)
+    assert codec.observation_to_text(np.array([4.0, -2.25])) == "<observation>1.50,-0.50</observation>"
+    assert codec.observations_to_texts(np.array([[4.0, -2.25]])) == ["<observation>1.50,-0.50</observation>"]
+    assert codec.action_to_text(np.array([1.25])) == "<action>1.25</action>"
+    assert codec.text_to_action("<action>1.25</action>") == np.float32(1.25)
+    assert codec.description == (
+        "Observations: 2 numbers separated by commas: 1, 2, each minus its mean and divided by its standard deviation. "
+        "Actions: 1 numbers separated by commas: 1 (from -2 to 2), each a decimal number, inside <action></action>."
+    )
+
+
+def test_normalised_numbers_of_a_dict_have_statistics_by_key():
+    box = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    space = spaces.Dict({"at": box, "on": spaces.Discrete(2), "to": box})
+    numbers = NumberFormat(kind="normalised", statistics={"at": [(0.0, 2.0)], "to": [(1.0, 1.0), (0.0, 1.0)]})
+    text = SpaceCodec(space, spaces.Discrete(2), numbers).observation_to_text({"at": [1, 2], "on": 1, "to": [1, 2]})
+    assert text == "at: 0.500,1.000\non: 1\nto: 0.000,2.000"
+
+
+@pytest.mark.parametrize(
+    ("space", "statistics", "complaint"),
+    [
+        (BOX, None, "numbers.statistics lacks the observation; .* collect.py --statistics prints"),
+        (BOX, [(0.0, 1.0)] * 2, "numbers.statistics has 2 entries; the observation has 6 dimensions"),
+        (spaces.Dict({"a": BOX, "b": BOX}), {"a": [(0.0, 1.0)]}, "numbers.statistics lacks the observation b"),
+        (spaces.Dict({"a": BOX}), {"c": [(0.0, 1.0)]}, "numbers.statistics has the key 'c'"),
+        (spaces.Discrete(3), [(0.0, 1.0)], "numbers.statistics is set, but the observation space is Discrete"),
+    ],
+)
+def test_statistics_that_do_not_fit_the_space_raise(space, statistics, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        SpaceCodec(space, spaces.Discrete(2), NumberFormat(kind="normalised", statistics=statistics))

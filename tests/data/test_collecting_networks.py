@@ -11,9 +11,9 @@ from tiny_runs import save_tiny_model
 
 from lrl.cli.collect import main
 from lrl.data.demonstrations.minari import MinariDemonstrations
-from lrl.data.minari_storage import DatasetReader
 from lrl.data.minari_writer import collect
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.minari_storage import DatasetReader
 from lrl.evaluation.checkpoint import load_policy
 from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.head import HeadPolicy

@@ -7,11 +7,15 @@ import gymnasium as gym
 import minari
 import numpy as np
 import pytest
+import yaml
 from commands import run_words
 
-from lrl.data.minari_storage import DatasetReader, DatasetWriter
+from lrl.cli import collect as collect_script
+from lrl.codecs.numbers import NumberFormat
 from lrl.data.minari_writer import collect
+from lrl.data.number_ranges import observation_ranges, observation_statistics
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.minari_storage import DatasetReader, DatasetWriter
 from lrl.envs.text import TextEnv
 from lrl.evaluation.checkpoint import load_baseline
 from lrl.policies.baselines.fixed import FixedActor
@@ -260,6 +264,16 @@ def test_the_script_collects_and_exports(tmp_path):
     assert len(again.stderr.splitlines()) == 1
     spans = run("--ranges")
     assert spans.returncode == 2 and "it must be a Box" in spans.stderr
+
+
+def test_the_script_measures_ranges_and_statistics_as_settings(datasets, capsys):
+    words = ["--env_id", "CartPole-v1", "--dataset_id", "lrl/cart-v0"]
+    collect_script.main("collect.py", [*words, "--policy", "random", "--episodes", "3"])
+    capsys.readouterr()
+    collect_script.main("collect.py", [*words, "--ranges", "--statistics"])
+    integers, normalised = (yaml.safe_load(line)["numbers"] for line in capsys.readouterr().out.splitlines())
+    np.testing.assert_allclose(NumberFormat(**integers).ranges, observation_ranges("lrl/cart-v0"), rtol=1e-5)
+    np.testing.assert_allclose(NumberFormat(**normalised).statistics, observation_statistics("lrl/cart-v0"), rtol=1e-5)
 
 
 def test_an_unfinished_data_set_is_removed(datasets):

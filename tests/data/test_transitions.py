@@ -7,8 +7,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lrl.data.minari_storage import DatasetWriter
 from lrl.data.transitions import TransitionsDataModule
+from lrl.envs.minari_storage import DatasetWriter
 
 EPISODES, STEPS = 12, 5
 

@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from lrl.codecs.mujoco import mujoco_names, mujoco_ranges
+from lrl.codecs.mujoco import mujoco_observation
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.registry import codec_for
 from lrl.envs.factory import GymnasiumEnvs
@@ -59,10 +59,11 @@ def test_a_thousand_steps_with_numbers_equal_those_of_the_native_environment(id,
 def test_integers_represent_mujoco_observations_to_half_a_bin(id, size):
     kwargs = {} if size is None else {"exclude_current_positions_from_observation": False}
     native = GymnasiumEnvs(id, kwargs).make_native()
-    low, high = np.array(mujoco_ranges(native.unwrapped)).T
+    known = mujoco_observation(native.unwrapped)
+    low, high = np.array([one.range for one in known]).T
     assert size is None or len(low) == size
-    names = mujoco_names(native.unwrapped)
-    assert len(names) == len(set(names)) == len(low), "each dimension has a unique name"
+    assert len({one.name for one in known}) == len(low), "each dimension has a unique name"
+    assert len(low) == native.observation_space.shape[0]
     native.reset(seed=0)
     native.action_space.seed(0)
     seen = np.array([native.step(native.action_space.sample())[0] for _ in range(200)])

@@ -105,6 +105,44 @@ def test_history_that_does_not_fit_goes_oldest_first_and_is_counted(chat: ChatTo
         assert all(part in kept for part in ("Play.", "example", "shown", "now"))
 
 
+CONDITIONAL = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if 'odd' in m.content %}{{ m.content | upper }}{% else %}"
+    "{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+)
+SEEN = [("row 1\ncolumn 2", ()), ("<observation>0.5,-1</observation>", ()), ("row 1\ncolumn 2", ()), (" padded ", ())]
+
+
+@pytest.mark.parametrize("chat_template", ["auto", "plain", "chatml", "gemma", "strip"])
+@pytest.mark.parametrize("history", [0, 2])
+def test_prompts_encoded_together_are_those_encoded_one_by_one(tokenizer, tmp_path, chat_template, history) -> None:
+    own = {"gemma": GEMMA, "strip": GEMMA.replace("m.content", "m.content | trim")}
+    path = tmp_path / "template.jinja"
+    path.write_text(own.get(chat_template, ""))
+    together, alone = (ChatTokenizer(tokenizer, str(path) if chat_template in own else chat_template) for _ in range(2))
+    template = PromptTemplate(history=history, examples=(PastTurn("example", "shown"),))
+    for turns in (SEEN[:3], SEEN, [(text, TURNS) for text, _ in SEEN], SEEN[:1]):
+        expected = [alone.encode_prompt(template, CODEC, *turn, 1000) for turn in turns]
+        assert together.encode_prompts(template, CODEC, turns, 1000) == expected
+    with pytest.raises(ValueError, match="max_prompt_tokens is 5"):
+        together.encode_prompts(template, CODEC, SEEN, 5)
+
+
+def test_a_template_that_reads_the_observation_switches_frames_off(tokenizer: Any, tmp_path: Path) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_text(CONDITIONAL)
+    chat, template = ChatTokenizer(tokenizer, str(path)), PromptTemplate()
+    for turns in ([("odd", ()), ("even", ())], [("even", ()), ("odd", ())]):
+        expected = [chat.encode_prompt(template, CODEC, *turn, 1000) for turn in turns]
+        assert chat.encode_prompts(template, CODEC, turns, 1000) == expected
+
+
+def test_the_frame_follows_template_and_codec(chat: ChatTokenizer) -> None:
+    turns = [("a", ()), ("b", ())]
+    for template in (PromptTemplate(), PromptTemplate(system="Other."), PromptTemplate(response_format="direct")):
+        expected = [chat.encode_prompt(template, CODEC, *turn, 1000) for turn in turns]
+        assert chat.encode_prompts(template, CODEC, turns, 1000) == expected
+
+
 def test_turns_outside_the_window_are_not_counted_as_dropped(chat: ChatTokenizer) -> None:
     ids, dropped = chat.encode_prompt(PromptTemplate(history=1), CODEC, "now", TURNS, 1000)
     assert dropped == 0

@@ -5,12 +5,16 @@ import re
 import pytest
 
 from lrl.codecs.grid import FrozenLakeCodec
+from lrl.codecs.numbers import NumberFormat
+from lrl.data.minari_writer import collect
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.minari_storage import DatasetReader
+from lrl.evaluation.checkpoint import load_baseline
 from lrl.policies.baselines.experts import expert_for
 from lrl.policies.baselines.fixed import ExpertActor
 from lrl.prompts.template import PromptTemplate
 from lrl.rollouts import few_shot_examples
-from lrl.rollouts.few_shot_examples import add_examples, draw_examples
+from lrl.rollouts.few_shot_examples import add_examples, draw_examples, draw_stored_examples
 
 HELD_OUT = re.compile("yellow box|red key|red door|green ball|grey door")
 TEST_LEVEL = "lrl/BabyAI-MixedTestLocal-v0"
@@ -71,5 +75,61 @@ def test_a_prompt_gets_the_examples_it_asks_for_once() -> None:
 def test_more_examples_than_states_and_environments_without_expert_are_errors() -> None:
     with pytest.raises(ValueError, match="num_examples is 12; it must be at most 11"):
         draw_examples(GymnasiumEnvs("FrozenLake-v1"), 12, "direct")
-    with pytest.raises(ValueError, match="num_examples is 1; it must be 0: BabyAICodec has no expert"):
+    with pytest.raises(ValueError, match="num_examples is 1; it must be 0, or .*: BabyAICodec has no expert"):
         draw_examples(GymnasiumEnvs("minigrid:MiniGrid-Empty-5x5-v0"), 1, "direct")
+
+
+PENDULUM = GymnasiumEnvs("Pendulum-v1", numbers=NumberFormat(kind="integers"), max_episode_steps=6)
+"""An environment without expert."""
+
+
+@pytest.fixture
+def dataset(tmp_path, monkeypatch) -> str:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    policy = load_baseline("random", PENDULUM).policy
+    collect(policy, PENDULUM, "lrl/pendulum-v0", 4, 0, 2, name="random", commit="")
+    return "lrl/pendulum-v0"
+
+
+def test_examples_of_a_data_set_are_its_turns_of_different_episodes(dataset) -> None:
+    turns = draw_stored_examples(dataset, PENDULUM, 4, "think_answer")
+    assert turns == draw_stored_examples(dataset, PENDULUM, 4, "think_answer")
+    reader, codec, found = DatasetReader(dataset), PENDULUM.codec, []
+    for number in range(4):
+        episode = reader.episode(number)
+        for observation, action in zip(episode.observations, episode.actions, strict=True):
+            text = codec.action_to_text(action)
+            told = (codec.observation_to_text(observation), f"<think></think><answer>{text}</answer>")
+            found += [number] * ((told[0], told[1]) in {(turn.observation, turn.response) for turn in turns})
+    assert sorted(found) == [0, 1, 2, 3]
+    assert len(draw_stored_examples(dataset, PENDULUM, 9, "direct")) == 9, "episodes may give several"
+
+
+def test_a_prompt_gets_its_examples_from_the_data_set_that_it_names(dataset) -> None:
+    policy = load_baseline("random", PENDULUM).policy
+    policy.prompt = PromptTemplate(response_format="direct", num_examples=2, examples_from=dataset)
+    add_examples(policy, PENDULUM)
+    assert policy.prompt.examples == draw_stored_examples(dataset, PENDULUM, 2, "direct")
+
+
+def test_data_sets_that_cannot_be_shown_raise_one_sentence(dataset, monkeypatch) -> None:
+    with pytest.raises(ValueError, match="num_examples is 99; it must be at most 24, .* found in 'lrl/pendulum-v0'"):
+        draw_stored_examples(dataset, PENDULUM, 99, "direct")
+    with pytest.raises(ValueError, match="examples_from is 'lrl/pendulum-v0', whose observation space is Box"):
+        draw_stored_examples(dataset, GymnasiumEnvs("CartPole-v1"), 1, "direct")
+    monkeypatch.setattr("lrl.envs.minari_storage._check_hub", lambda: (_ for _ in ()).throw(OSError()))
+    with pytest.raises(ValueError, match="dataset_id is 'lrl/none-v0', which is neither"):
+        draw_stored_examples("lrl/none-v0", PENDULUM, 1, "direct")
+    with pytest.raises(ValueError, match="examples_from is 'a/b-v0', but prompt.num_examples is 0"):
+        PromptTemplate(examples_from="a/b-v0")
+
+
+def test_a_model_without_training_is_shown_turns_of_a_data_set(dataset, monkeypatch) -> None:
+    from lrl.cli import evaluate
+
+    seen = []
+    monkeypatch.setattr(evaluate, "load_model", lambda name, env, prompt, **other: seen.append(prompt), raising=False)
+    monkeypatch.setattr("lrl.evaluation.checkpoint.load_model", lambda name, env, prompt, **other: seen.append(prompt))
+    line = ["--model", "x", "--env_id", "Pendulum-v1", "--num_examples", "2", "--examples_from", dataset]
+    evaluate.load(evaluate.make_parser("lrl").parse_args(line))
+    assert seen == [{"response_format": "think_answer", "num_examples": 2, "examples_from": dataset}]

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
-import torch
 
 from lrl.data.demonstrations.sources import Demonstrations, LazyDemonstrations
+from lrl.data.demonstrations.token_cache import cached_tokens
+from lrl.data.demonstrations.tokens import DemonstrationTokens, EncodedTokens, collate_demonstrations
 from lrl.data.run_data import MinibatchLoader, RunDataModule
 from lrl.data.validation import ValidationConfig
 from lrl.envs.factory import EnvFactory
 from lrl.functional.random import permutation
-from lrl.models.padding import pad_prompts
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.turn_batch import TurnBatch
@@ -21,8 +21,6 @@ from lrl.types import Demonstration
 
 _WINDOW = 32
 """Number of batches whose turns are sorted by length together, so that a batch holds turns of similar length."""
-_MAX_CACHED_RESPONSES = 50_000
-"""Number of tokenised responses after which the cache is emptied: a data set need not fit in memory."""
 
 
 class DemonstrationsDataModule(RunDataModule):
@@ -41,6 +39,8 @@ class DemonstrationsDataModule(RunDataModule):
         validation_demonstrations: held-out demonstrations for ``val/loss``; null for none.
         validation: held-out episodes.
         seed: seed of the order of the demonstrations.
+        token_cache: folder of files with the token ids of the training demonstrations, which are written before the
+            first batch and used by later passes and runs; null encodes them in every pass.
     """
 
     def __init__(
@@ -52,15 +52,16 @@ class DemonstrationsDataModule(RunDataModule):
         validation_demonstrations: Demonstrations | None = None,
         validation: ValidationConfig = ValidationConfig(),
         seed: int = 0,
+        token_cache: str | None = None,
     ) -> None:
         check_arguments(DemonstrationsDataModule.__init__, locals(), "data")
         super().__init__(env, validation, seed, "tokens", "optimizer_steps")
         self.demonstrations, self.validation_demonstrations = demonstrations, validation_demonstrations
-        self.batch_size = batch_size
+        self.batch_size, self.token_cache = batch_size, token_cache
         self.loss_on: Literal["completion", "all"] = loss_on
         self._policy: Policy | None = None
         self._loaded: dict[Demonstrations, Sequence[Demonstration]] = {}
-        self._response_ids: dict[str, list[int]] = {}
+        self._tokens: DemonstrationTokens | None = None
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
         self._windows: dict[tuple[int, int], np.ndarray] = {}
 
@@ -101,7 +102,7 @@ class DemonstrationsDataModule(RunDataModule):
             raise ValueError(f"model.policy is a {name}; demonstrations need a TextPolicy or a ScoringPolicy.")
         if self.loss_on not in policy.demonstration_losses:
             raise ValueError("data.loss_on is 'all', which a ScoringPolicy cannot train; it must be completion.")
-        self._policy = policy
+        self._policy, self._tokens = policy, None
 
     @property
     def policy(self) -> Policy:
@@ -125,16 +126,19 @@ class DemonstrationsDataModule(RunDataModule):
 
         With ``loss_on="all"`` the first part is only the first token and the second all others.
         """
-        prompt = self.policy.encode(demonstration.observation, demonstration.history)
-        response = self._encode_response(demonstration.response)
-        return (prompt, response) if self.loss_on == "completion" else (prompt[:1], prompt[1:] + response)
+        ((prompt,), (response,)) = EncodedTokens((), self.policy, self.loss_on).encode([demonstration])
+        return prompt, response
 
-    def _encode_response(self, response: str) -> list[int]:
-        if response not in self._response_ids:
-            if len(self._response_ids) >= _MAX_CACHED_RESPONSES:
-                self._response_ids.clear()
-            self._response_ids[response] = self.policy.encode_response(response)
-        return self._response_ids[response]
+    @property
+    def tokens(self) -> DemonstrationTokens:
+        """Token ids of the training demonstrations."""
+        if self._tokens is None:
+            demonstrations = self.load(self.demonstrations)
+            if self.token_cache is None:
+                self._tokens = EncodedTokens(demonstrations, self.policy, self.loss_on)
+            else:
+                self._tokens = cached_tokens(self.token_cache, demonstrations, self.policy, self.loss_on)
+        return self._tokens
 
     def num_batches(self) -> int:
         """Return the number of training steps per pass, which is the same on every rank."""
@@ -144,16 +148,11 @@ class DemonstrationsDataModule(RunDataModule):
         """Return a rank's part of batch ``index``; the last batch of a pass is filled up from the start of the pass."""
         tokens = sum(self.num_tokens(epoch, other) for other in self._accumulated(index))
         weight = self._accumulate * world_size / tokens  # Lightning divides the loss by the one, DDP by the other
-        own = self._demonstrations_of(epoch, index)[rank::world_size]
-        prompts, responses = zip(*map(self.encode, own), strict=True)
-        return collate_demonstrations(prompts, responses, weight)
+        return self.tokens.batch(self._indices_of(epoch, index)[rank::world_size], weight)
 
     def num_tokens(self, epoch: int, index: int) -> int:
         """Return the number of trained tokens of a batch over all ranks."""
-        demonstrations = self._demonstrations_of(epoch, index)
-        if self.loss_on == "all":
-            return sum(len(self.encode(demonstration)[1]) for demonstration in demonstrations)
-        return sum(len(self._encode_response(demonstration.response)) for demonstration in demonstrations)
+        return self.tokens.num_trained(self._indices_of(epoch, index))
 
     @property
     def _accumulate(self) -> int:
@@ -165,15 +164,14 @@ class DemonstrationsDataModule(RunDataModule):
         start = index - index % self._accumulate
         return range(start, int(min(start + self._accumulate, self.num_batches(), limit)))
 
-    def _demonstrations_of(self, epoch: int, index: int) -> list[Demonstration]:
-        """Return the demonstrations of batch ``index`` on all ranks."""
+    def _indices_of(self, epoch: int, index: int) -> np.ndarray:
+        """Return the indices of the demonstrations of batch ``index`` on all ranks, int64 ``(turn,)``."""
         window, position = divmod(index, _WINDOW)
         if (epoch, window) not in self._windows:
             if len(self._windows) > 1:  # two are kept: an optimiser step may have batches in both
                 self._windows.pop(next(iter(self._windows)))
             self._windows[epoch, window] = self._window(epoch, window)
-        demonstrations = self.load(self.demonstrations)
-        return [demonstrations[i] for i in self._windows[epoch, window][position].tolist()]
+        return self._windows[epoch, window][position]
 
     def _window(self, epoch: int, window: int) -> np.ndarray:
         """Return the indices of a window's demonstrations, int64 ``(batch, batch_size)``.
@@ -182,9 +180,7 @@ class DemonstrationsDataModule(RunDataModule):
         """
         size, start = self.batch_size, window * _WINDOW * self.batch_size
         indices = self._shuffled(epoch)[start : start + _WINDOW * size]
-        demonstrations = self.load(self.demonstrations)
-        lengths = np.array([demonstrations[i].characters for i in indices.tolist()])
-        batches = indices[np.argsort(lengths, kind="stable")].reshape(-1, size)
+        batches = indices[np.argsort(self.tokens.characters(indices), kind="stable")].reshape(-1, size)
         return batches[permutation(len(batches), "batches", self.seed, epoch, start)]
 
     def _shuffled(self, epoch: int) -> np.ndarray:
@@ -211,38 +207,15 @@ class DemonstrationsDataModule(RunDataModule):
         if self.validation_demonstrations is None:
             return
         demonstrations = self.load(self.validation_demonstrations)
+        tokens = EncodedTokens(demonstrations, self.policy, self.loss_on)
         own, window = range(rank, len(demonstrations), world_size), _WINDOW * self.batch_size
         for start in range(0, len(own), window):
             loaded = (demonstrations[i] for i in own[start : start + window])
             by_length = sorted(loaded, key=lambda demonstration: demonstration.characters)
             for first in range(0, len(by_length), self.batch_size):
-                encoded = map(self.encode, by_length[first : first + self.batch_size])
-                prompts, responses = zip(*encoded, strict=True)
-                yield collate_demonstrations(prompts, responses)
+                yield collate_demonstrations(*tokens.encode(by_length[first : first + self.batch_size]))
 
     def tick(self, epoch: int, index: int) -> None:
         """Advance the clocks by one batch over all ranks."""
         steps = int(index == self._accumulated(index)[-1])
         self.advance(tokens=self.num_tokens(epoch, index), optimizer_steps=steps)
-
-
-def collate_demonstrations(
-    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], weight: float | None = None
-) -> TurnBatch:
-    """Pad tokenised demonstrations to a batch whose tensors are ``(turn, token)``.
-
-    Args:
-        prompts: token ids of each prompt.
-        responses: token ids of each response, which are trained on.
-        weight: weight of each trained token, stored as its advantage; None uses 1 / number of trained tokens.
-    """
-    device = torch.device("cpu")
-    inputs, padded = pad_prompts(prompts, device), pad_prompts(responses, device)
-    response_ids, mask = padded["prompt_ids"], padded["prompt_mask"]
-    advantages = mask * (1 / int(mask.sum()) if weight is None else weight)
-    return TurnBatch(
-        inputs=inputs | {"response_ids": response_ids},
-        response_mask=mask,
-        old_logprobs=torch.zeros_like(advantages),
-        advantages=advantages,
-    )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 
@@ -12,8 +13,8 @@ from lrl.codecs.codec import TextCodec
 from lrl.data.demonstrations.augmentation import Symmetry
 from lrl.data.demonstrations.sources import Demonstrations, LazyDemonstrations, Reasoning
 from lrl.data.episode_selection import EpisodeSelection, Split, check_dataset_spaces
-from lrl.data.minari_storage import DatasetReader, download
 from lrl.envs.factory import EnvFactory
+from lrl.envs.minari_storage import DatasetReader, download
 from lrl.functional.random import counter_hash, permutation
 from lrl.policies.policy import Policy
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
@@ -124,8 +125,15 @@ class MinariDemonstrations(Demonstrations):
         return self.selection.select(self.reader, counts)
 
 
-_EpisodeText = tuple[tuple[PastTurn, ...], dict[int, str]]
-"""The turns of an episode as they were taken, and the advised responses by step."""
+class _EpisodeText(NamedTuple):
+    """Holds an episode as text."""
+
+    turns: tuple[PastTurn, ...]
+    """The turns as they were taken."""
+    advised: dict[int, str]
+    """The advised responses by step."""
+    steps: list[int]
+    """The steps that are demonstrated."""
 
 
 class MinariTurns(LazyDemonstrations):
@@ -146,6 +154,7 @@ class MinariTurns(LazyDemonstrations):
         self._num_originals = len(episodes)
         self.episodes = np.tile(episodes, source.copies)
         self._starts = np.concatenate([[0], np.cumsum(np.tile(steps, source.copies))])
+        self._firsts: list[int] = self._starts.tolist()
         self._cache: dict[int, _EpisodeText] = {}
         self._num_cached = 0
 
@@ -161,11 +170,10 @@ class MinariTurns(LazyDemonstrations):
     def __getitem__(self, index: int | slice) -> Demonstration | list[Demonstration]:
         if isinstance(index, slice):
             return [self[position] for position in range(len(self))[index]]
-        index = range(len(self))[index]
-        number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        turns, advised = self._episode_text(number)
-        steps = self._source.reader.demonstrated_steps(int(self.episodes[number]), self._source.advised)
-        step = int(steps[index - self._starts[number]])
+        index = range(self._firsts[-1])[index]
+        number = bisect_right(self._firsts, index) - 1
+        turns, advised, steps = self._episode_text(number)
+        step = steps[index - self._firsts[number]]
         assert self._policy.prompt is not None
         history = turns[max(0, step - self._policy.prompt.history) : step]
         return Demonstration(turns[step].observation, advised.get(step, turns[step].response), history)
@@ -175,10 +183,10 @@ class MinariTurns(LazyDemonstrations):
         text = self._cache.pop(number, None)
         if text is None:
             text = self._read(int(self.episodes[number]), number // self._num_originals)
-            self._num_cached += len(text[0])
+            self._num_cached += len(text.turns)
         self._cache[number] = text
         while self._num_cached > 2 * _BLOCK and len(self._cache) > 1:
-            self._num_cached -= len(self._cache.pop(next(iter(self._cache)))[0])
+            self._num_cached -= len(self._cache.pop(next(iter(self._cache))).turns)
         return text
 
     def _read(self, episode: int, copy: int) -> _EpisodeText:
@@ -187,7 +195,6 @@ class MinariTurns(LazyDemonstrations):
         stored = source.reader.episode(episode)
         key = (source.seed, episode, copy) if copy else (source.seed, episode)
         random_bits = counter_hash("demonstration", *key, np.arange(len(stored.actions))).tolist()
-        turns, responses = [], {}
         try:
             advice = source.reader.advised_actions(episode) if source.advised else {}
             observations, num_steps = stored.observations, len(stored.actions)
@@ -195,21 +202,32 @@ class MinariTurns(LazyDemonstrations):
             if copy and source.symmetry is not None:
                 rng = np.random.default_rng([source.seed, episode, copy])
                 observations, actions = source.symmetry.augment(observations, actions, rng)
-            advised = dict(zip(advice, actions[num_steps:], strict=True))
-            for step, (observation, action, bits) in enumerate(
-                zip(observations, actions[:num_steps], random_bits, strict=True)
-            ):
-                text = codec.observation_to_text(observation, stored.context)
-                write = partial(source.reasoning.write_response, self._policy, codec, text, random_bits=bits)
-                turns.append(PastTurn(text, write(codec.action_to_text(action))))
-                if step in advised:
-                    responses[step] = write(codec.action_to_text(advised[step]))
+            texts = codec.observations_to_texts(observations, stored.context)
+            action_texts = codec.actions_to_texts(actions)
+            write = partial(source.reasoning.write_response, self._policy, codec)
+            turns = tuple(
+                PastTurn(text, write(text, action_text, bits))
+                for text, action_text, bits in zip(texts, action_texts[:num_steps], random_bits, strict=True)
+            )
+            responses = {
+                step: write(texts[step], action_text, random_bits[step])
+                for step, action_text in zip(advice, action_texts[num_steps:], strict=True)
+            }
         except (ValueError, LookupError, TypeError) as error:  # raised by a codec for data that it does not know
             raise ValueError(
                 f"demonstrations.dataset_id is {source.dataset_id!r}, whose episode {episode} cannot be written as "
                 f"text by {type(codec).__name__}: {error}"
             ) from error
-        return tuple(turns), responses
+        return _EpisodeText(turns, responses, source.reader.demonstrated_steps(episode, source.advised).tolist())
+
+    @property
+    def fingerprint(self) -> str:
+        """State of the data set's files, and which of its steps are demonstrated in which words."""
+        source = self._source
+        files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.reader.files]
+        selected = [self.episodes.tolist(), self._starts.tolist(), source.seed, source.copies, source.advised]
+        symmetry = source.symmetry and (type(source.symmetry).__name__, vars(source.symmetry))
+        return repr((source.dataset_id, files, selected, source.reasoning.texts, symmetry))
 
     def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
         """Return every index once, int64 ``(turn,)``: episodes are shuffled, then steps within blocks of episodes."""

@@ -42,6 +42,11 @@ class Demonstrations(ABC):
 class LazyDemonstrations(Sequence[Demonstration]):
     """Abstract sequence of demonstrations that are not all in memory."""
 
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Text that differs between different demonstrations, for the cache of their tokens."""
+
     @abstractmethod
     def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
         """Return a permutation of all indices, int64 ``(turn,)``, that reads each stored episode once per epoch."""

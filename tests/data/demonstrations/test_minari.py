@@ -15,17 +15,17 @@ from settings import made
 import lrl.data.demonstrations.minari as module
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.spaces import SpaceCodec
-from lrl.data import minari_storage
 from lrl.data.demonstrations.augmentation import Symmetry
 from lrl.data.demonstrations.data_module import DemonstrationsDataModule
 from lrl.data.demonstrations.jsonl import JsonlDemonstrations, write_jsonl
 from lrl.data.demonstrations.minari import MinariDemonstrations
 from lrl.data.demonstrations.sources import ExpertDemonstrations
-from lrl.data.minari_storage import DatasetReader, DatasetWriter, dataset_path
 from lrl.data.minari_writer import collect
-from lrl.data.number_ranges import observation_ranges
+from lrl.data.number_ranges import observation_ranges, observation_statistics
+from lrl.envs import minari_storage
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake.expert_rows import ExpertQRows
+from lrl.envs.minari_storage import DatasetReader, DatasetWriter, dataset_path
 from lrl.evaluation.checkpoint import load_baseline
 from lrl.models.generator import Responses
 from lrl.models.language_model import LanguageModelConfig
@@ -198,7 +198,7 @@ def test_a_pass_reads_each_episode_once_and_keeps_few(model, datasets, monkeypat
     turns._num_cached = 0
     for place in turns.shuffled_indices(0, 0).tolist():
         turns[place]
-        assert turns._num_cached <= 52 and turns._num_cached == sum(len(told) for told, _ in turns._cache.values())
+        assert turns._num_cached <= 52 and turns._num_cached == sum(len(text.turns) for text in turns._cache.values())
     assert sorted(read) == list(range(10))
 
 
@@ -463,6 +463,17 @@ def test_ranges_are_what_the_data_set_spans(datasets, monkeypatch):
         observation_ranges("lrl/lakes-v0")
 
 
+def test_statistics_are_those_of_the_data_set(datasets):
+    found = np.array(observation_statistics("lrl/cartpole-v0"))
+    reader = DatasetReader("lrl/cartpole-v0")
+    seen = np.concatenate([np.array(reader.episode(index).observations, dtype=np.float64) for index in range(10)])
+    np.testing.assert_allclose(found.T, [seen.mean(0), seen.std(0)], rtol=1e-9)
+    numbers = NumberFormat(kind="normalised", statistics=found.tolist(), precision=6)
+    codec = GymnasiumEnvs("CartPole-v1", numbers=numbers).codec
+    written = np.array([text[13:-14].split(",") for text in codec.observations_to_texts(list(seen))], dtype=np.float64)
+    np.testing.assert_allclose([written.mean(0), written.std(0)], [np.zeros(4), np.ones(4)], atol=1e-5)
+
+
 def test_ranges_of_a_dict_have_keys(datasets):
     box = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     space = gym.spaces.Dict({"position": box, "count": gym.spaces.Discrete(9), "speed": gym.spaces.Tuple((box,))})
@@ -473,6 +484,8 @@ def test_ranges_of_a_dict_have_keys(datasets):
     with DatasetWriter("lrl/joint-v0", space, gym.spaces.Discrete(2), None) as writer:
         writer.add([episode | {"random_steps": [], "advised": []}])
         writer.finish({})
+    statistics = observation_statistics("lrl/joint-v0")
+    assert statistics == {"position": [(-0.5, 2.5), (1.0, 1.0)], "speed.0": [(-5.0, 25.0), (10.0, 1.0)]}
     ranges = observation_ranges("lrl/joint-v0")
     assert ranges == {"position": [(-3.0, 2.0), (0.5, 1.5)], "speed.0": [(-30.0, 20.0), (9.5, 10.5)]}
     codec = SpaceCodec(space, gym.spaces.Discrete(2), NumberFormat(kind="integers", ranges=ranges))

@@ -24,8 +24,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from lrl.data.minari_spaces import stack_samples, to_minari_space
-from lrl.data.stored_episode import StoredEpisode
+from lrl.envs.minari_spaces import stack_samples, to_minari_space
+from lrl.envs.stored_episode import StoredEpisode
 
 CONTEXT = "context"
 """Key of an episode's metadata for the context of the codec, as JSON."""
@@ -197,6 +197,11 @@ class DatasetReader:
     def metadata(self) -> dict[str, Any]:
         """Metadata of the data set as a whole."""
         return self._storage.metadata
+
+    @property
+    def files(self) -> list[Path]:
+        """Files of the data set, by name."""
+        return sorted(path for path in dataset_path(self.dataset_id).iterdir() if path.is_file())
 
     def demonstrated_steps(self, index: int, advised: bool = False) -> np.ndarray:
         """Return the steps of an episode whose actions were chosen by its policy, int64 ``(step,)``.

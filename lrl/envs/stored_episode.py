@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lrl.data.minari_spaces import Columns, columns_size, sample_at
+from lrl.envs.minari_spaces import Columns, columns_size, sample_at
 
 
 class StoredEpisode:

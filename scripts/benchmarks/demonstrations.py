@@ -1,0 +1,146 @@
+"""Reading demonstrations: rows per second from a Minari data set (HDF5) to batches of tokens, and the peak memory.
+
+A data set of HalfCheetah's shape (17 and 6 random numbers per row, episodes of 1,000 rows) is written to a temporary
+folder and deleted afterwards. Each way of reading runs in a process of its own, whose peak memory is measured:
+``encoded`` formats and tokenises every row, ``written`` does that once and writes the ids to files, ``cached`` reads
+the files. Rows are shuffled, and batches are padded, as in training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks.timing import provenance, quiet
+
+from lrl.codecs.numbers import NumberFormat
+from lrl.data.demonstrations.data_module import DemonstrationsDataModule
+from lrl.data.demonstrations.minari import MinariDemonstrations
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.minari_storage import DatasetWriter
+from lrl.models.language_model import LanguageModelConfig
+from lrl.policies.text import TextPolicy
+from lrl.prompts.template import PromptTemplate
+from lrl.types import SamplingConfig
+
+DATASET = "lrl/synthetic-cheetah-v0"
+EPISODE = 1000
+BARS = {"encoded rows/s": 5_000, "cached rows/s": 50_000, "peak memory GiB": 2}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``benchmark.py demonstrations``."""
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of the data set")
+    parser.add_argument("--encoded_rows", type=int, default=200_000, help="read without files; less takes less time")
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--numbers", choices=("decimals", "integers"), default="decimals")
+    parser.add_argument("--model", default="assets/tiny-lm", help="whose tokenizer is used")
+    parser.add_argument("--way", choices=("encoded", "written", "cached"), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, default=None, help=argparse.SUPPRESS)
+
+
+def write_dataset(rows: int) -> None:
+    """Write the data set, ten episodes at a time."""
+    native = GymnasiumEnvs("HalfCheetah-v5").make_native()
+    rng, spec = np.random.default_rng(0), native.unwrapped.spec
+    with DatasetWriter(DATASET, native.observation_space, native.action_space, spec) as writer:
+        for start in range(0, rows, 10 * EPISODE):
+            count = min(10, -(-(rows - start) // EPISODE))
+            writer.add([_episode(rng, min(EPISODE, rows - start - number * EPISODE)) for number in range(count)])
+        writer.finish({})
+
+
+def _episode(rng: np.random.Generator, steps: int) -> dict[str, Any]:
+    ends = [False] * (steps - 1) + [True]
+    return {
+        "observations": list(rng.normal(scale=3.0, size=(steps + 1, 17))),
+        "actions": list(rng.uniform(-1, 1, (steps, 6)).astype(np.float32)),
+        "rewards": list(rng.normal(size=steps)),
+        "terminations": [False] * steps,
+        "truncations": ends,
+        "seed": 0,
+        "context": None,
+        "success": False,
+        "random_steps": [],
+        "advised": [],
+    }
+
+
+def read(options: argparse.Namespace) -> dict[str, float]:
+    """Read batches in one of the ways, and return seconds before the first batch, rows per second and peak memory."""
+    cache = None if options.way == "encoded" else str(options.folder / "tokens")
+    env = GymnasiumEnvs("HalfCheetah-v5", numbers=NumberFormat(kind=options.numbers))
+    policy = TextPolicy(
+        LanguageModelConfig(name=options.model), PromptTemplate(response_format="direct"), SamplingConfig()
+    )
+    policy.configure()
+    policy.connect(env.codec)
+    data = DemonstrationsDataModule(
+        MinariDemonstrations(DATASET, split="all"), env, options.batch_size, token_cache=cache
+    )
+    data.connect(policy)
+    started = time.perf_counter()
+    data.batch(0, 0)
+    first, cpu = time.perf_counter(), time.process_time()
+    batches = data.num_batches()
+    if options.way == "encoded":
+        batches = min(batches, options.encoded_rows // options.batch_size)
+    tokens = sum(int(data.batch(0, index).inputs["prompt_mask"].sum()) for index in range(1, batches))
+    seconds, cpu_seconds = time.perf_counter() - first, time.process_time() - cpu
+    rows = (batches - 1) * options.batch_size
+    return {
+        "rows": rows,
+        "rows_per_second": rows / seconds,
+        "rows_per_cpu_second": rows / cpu_seconds,
+        "seconds_to_first_batch": first - started,
+        "prompt_tokens_per_row": tokens / rows,
+        "peak_memory_gib": _peak_memory(),
+    }
+
+
+def _peak_memory() -> float:
+    """Return the highest resident memory of this process in GiB, mapped files included."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 2**20
+
+
+def main(options: argparse.Namespace) -> None:
+    """Write the data set, read it in three ways, and print and write the figures."""
+    quiet()
+    if options.way is not None:
+        print(json.dumps(read(options)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MINARI_DATASETS_PATH"] = folder
+        write_dataset(options.rows)
+        load = [os.getloadavg()[0]]
+        figures = {}
+        for way in ("encoded", "written", "cached"):
+            figures[way] = _in_process(way, folder)
+            load.append(os.getloadavg()[0])
+            one = figures[way]
+            print(
+                f"{way:8s} {one['rows_per_second']:8.0f} rows/s, {one['rows_per_cpu_second']:8.0f} per CPU second, "
+                f"{one['seconds_to_first_batch']:8.2f} s to the first batch, {one['peak_memory_gib']:5.2f} GiB, "
+                f"{one['prompt_tokens_per_row']:.0f} prompt tokens per row"
+            )
+    print("bars: " + ", ".join(f"{name} {bar}" for name, bar in BARS.items()) + f"; load {load}")
+    if options.json is not None:
+        document = {**provenance(), "bars": BARS, "load": load, "rows": options.rows, "ways": figures}
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _in_process(way: str, folder: str) -> dict[str, float]:
+    """Read in one of the ways in a new process."""
+    command = [sys.executable, *sys.argv, "--way", way, "--folder", folder]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return json.loads(output.splitlines()[-1])
