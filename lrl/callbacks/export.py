@@ -7,7 +7,7 @@ from pathlib import Path
 
 import lightning as L
 
-from lrl.models.export import check_exportable, save_pretrained
+from lrl.models.export import check_embeddings, check_exportable, save_pretrained
 from lrl.models.language_model import LanguageModel
 from lrl.training.gradient_module import GradientModule
 
@@ -44,12 +44,13 @@ class ExportModel(L.Callback):
             raise ValueError(error)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Raise for an adapter on a base model that ``init_from`` replaced.
+        """Raise for an adapter on a base model that ``init_from`` replaced, or whose embeddings are others.
 
         Raises:
             ValueError: the exported adapter would name a base model that it does not belong to.
         """
         assert isinstance(pl_module, GradientModule)
+        check_embeddings(language_model_of(pl_module))
         if pl_module.overwritten_names and language_model_of(pl_module).config.lora is not None:
             raise ValueError(
                 f"model.init_from is {pl_module.init_from!r}, which replaced the base that an exported adapter would "
@@ -95,16 +96,23 @@ def create_repo(repo_id: str, private: bool) -> str:
 
 def push(folder: Path, repo_id: str) -> None:
     """Upload ``folder``; a failure is logged and not raised, since the run has already finished."""
+    error = upload(folder, repo_id)
+    if error:
+        logging.getLogger("lrl").error(error)
+    else:
+        logging.getLogger("lrl").info("pushed %s to %s", folder, repo_id)
+
+
+def upload(folder: Path, repo_id: str) -> str:
+    """Upload ``folder`` to a repository that exists; return an error message, or an empty text."""
     from huggingface_hub import HfApi
 
-    log = logging.getLogger("lrl")
     try:
         HfApi().upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Trained by lrl")
     except Exception as error:  # of any kind
         again = f"hf upload {repo_id} {folder}"
-        log.error("pushing to %s failed (%s); the model is in %s, try `%s`.", repo_id, _brief(error), folder, again)
-        return
-    log.info("pushed %s to %s", folder, repo_id)
+        return f"pushing to {repo_id} failed ({_brief(error)}); the model is in {folder}, try `{again}`."
+    return ""
 
 
 def _brief(error: Exception) -> str:

@@ -43,6 +43,39 @@ def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Load
     Raises:
         ValueError: there is no checkpoint, lrl did not write it, or its weights do not fit its configuration.
     """
+    file, checkpoint, config, policy = _read(path)
+    if env_factory is None:
+        env_factory = _training_env(config["data"]["init_args"], file)
+    policy.connect(env_factory.codec)
+    if policy.response_format is None:
+        policy.connect_spaces(*env_factory.spaces)
+    if wants_examples(policy):  # the examples of its training, in whichever environment it is evaluated
+        add_examples(policy, _build(EnvFactory, config["data"]["init_args"]["env"], file))
+    _fill(policy, checkpoint, file)
+    info = {"name": str(path), "env_id": env_id(env_factory), "config": config}
+    return Loaded(policy.eval(), env_factory, info | {"env_steps": int(checkpoint["lrl"].get("env_steps", 0))})
+
+
+def load_weights(path: str | Path) -> Policy:
+    """Build the policy of a checkpoint and load its weights, without an environment to act in.
+
+    Args:
+        path: a checkpoint, or a run directory, whose last checkpoint is loaded.
+
+    Raises:
+        ValueError: as :func:`load_policy`.
+    """
+    file, checkpoint, config, policy = _read(path)
+    if policy.response_format is None:  # the size of its head depends on the spaces
+        env_factory = _training_env(config["data"]["init_args"], file)
+        policy.connect(env_factory.codec)
+        policy.connect_spaces(*env_factory.spaces)
+    _fill(policy, checkpoint, file)
+    return policy.eval()
+
+
+def _read(path: str | Path) -> tuple[Path, Mapping[str, Any], Mapping[str, Any], Policy]:
+    """Return the file of a checkpoint, what it holds, the configuration of its run, and its policy without weights."""
     file = checkpoint_file(Path(path))
     checkpoint = read_checkpoint(file)
     if "config" not in checkpoint.get("lrl", {}):
@@ -51,19 +84,14 @@ def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Load
     if "policy" not in config["model"]["init_args"]:
         kind = config["model"]["class_path"].rpartition(".")[2]
         raise ValueError(f"--checkpoint is {str(path)!r}, a run of {kind}, which holds no policy; give one that does.")
-    policy = _build(Policy, config["model"]["init_args"]["policy"], file)
-    if env_factory is None:
-        env_factory = _training_env(config["data"]["init_args"], file)
-    policy.connect(env_factory.codec)
-    if policy.response_format is None:
-        policy.connect_spaces(*env_factory.spaces)
-    if wants_examples(policy):  # the examples of its training, in whichever environment it is evaluated
-        add_examples(policy, _build(EnvFactory, config["data"]["init_args"]["env"], file))
+    return file, checkpoint, config, _build(Policy, config["model"]["init_args"]["policy"], file)
+
+
+def _fill(policy: Policy, checkpoint: Mapping[str, Any], file: Path) -> None:
+    """Load the base and the trained weights of a policy."""
     policy.configure()
     _check_base(policy, checkpoint["lrl"], file)
     _load_weights(policy, checkpoint["state_dict"], file)
-    info = {"name": str(path), "env_id": env_id(env_factory), "config": config}
-    return Loaded(policy.eval(), env_factory, info | {"env_steps": int(checkpoint["lrl"].get("env_steps", 0))})
 
 
 def saved_numbers(path: str | Path, kind: str | None = None) -> NumberFormat | None:

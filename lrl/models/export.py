@@ -6,8 +6,12 @@ from pathlib import Path
 
 from lrl.functional.distributed import full_state_dict
 from lrl.functional.trainable_state import drop_frozen, frozen_parameter_names
-from lrl.models.language_model import LanguageModel
+from lrl.models.language_model import LanguageModel, LanguageModelConfig
+from lrl.models.lora import frozen_embeddings
 from lrl.models.model_files import is_gguf
+
+_OF_EMBEDDINGS = ("ordered_numbers", "number_tokens", "added_tokens")
+"""Options that change embeddings, which an adapter can hold whole."""
 
 
 def save_pretrained(language_model: LanguageModel, folder: Path, writes: bool = True) -> None:
@@ -35,20 +39,47 @@ def save_pretrained(language_model: LanguageModel, folder: Path, writes: bool = 
 def check_exportable(language_model: LanguageModel) -> None:
     """Raise if the model is an adapter whose base could not be loaded again by its name.
 
+    Args:
+        language_model: need not be configured.
+
     Raises:
         ValueError: the weights of the base are not those of the model that the adapter names.
     """
-    for key in ("random_init", "ordered_numbers", "number_tokens", "first_layers"):
-        value = getattr(language_model.config, key)
-        if language_model.config.lora is not None and value:
-            unset, given = ("false", "true") if value is True else ("null", value)
-            raise ValueError(
-                f"language_model.{key} is {given}, so that an exported adapter would name a base that it was not "
-                f"trained on; it must be {unset}, or lora null."
-            )
-    name = language_model.config.name
-    if language_model.config.lora is not None and is_gguf(name):
+    config = language_model.config
+    if config.lora is None:
+        return
+    embeddings = () if config.lora.modules_to_save else _OF_EMBEDDINGS
+    for key in ("random_init", "first_layers", *embeddings):
+        if getattr(config, key):
+            raise ValueError(_sentence(config, key))
+    if is_gguf(config.name):
         raise ValueError(
-            f"language_model.name is {name!r}, a GGUF file, which an exported adapter cannot name as its base; it must "
-            "be a folder or hub name, or lora null."
+            f"language_model.name is {config.name!r}, a GGUF file, which an exported adapter cannot name as its base; "
+            "it must be a folder or hub name, or lora null."
         )
+
+
+def check_embeddings(language_model: LanguageModel) -> None:
+    """Raise if embeddings that differ from those of the base would be missing from an exported adapter.
+
+    Args:
+        language_model: configured.
+
+    Raises:
+        ValueError: tokens were added, or embeddings ordered, and ``lora.modules_to_save`` does not name them.
+    """
+    config = language_model.config
+    for key in _OF_EMBEDDINGS:
+        if config.lora is not None and getattr(config, key) and frozen_embeddings(language_model.model):
+            raise ValueError(_sentence(config, key))
+
+
+def _sentence(config: LanguageModelConfig, key: str) -> str:
+    """Return why an adapter cannot be exported where ``key`` is set."""
+    value = getattr(config, key)
+    unset, given = ("false", "true") if value is True else ("null" if isinstance(value, int) else "[]", value)
+    more = ", or lora.modules_to_save name the embeddings" if key in _OF_EMBEDDINGS else ""
+    return (
+        f"language_model.{key} is {given}, so that an exported adapter would name a base that it was not trained on; "
+        f"it must be {unset}, or lora null{more}; `lrl merge` writes the whole model."
+    )

@@ -20,7 +20,7 @@ from lrl.models.loading import fingerprint, load_base, recompute_activations, re
 from lrl.models.lora import add_critic_adapter, attach_lora, freeze_second_adapter, use_adapter
 from lrl.models.lower_layers import LowerLayers, lower_layers
 from lrl.models.model_config import LanguageModelConfig, LoRAConfig
-from lrl.models.number_embeddings import prepare_numbers
+from lrl.models.number_embeddings import prepare_vocabulary
 from lrl.models.packing import pack
 from lrl.models.prefill import head_inputs
 from lrl.models.prompt_sharing import Layout, lay_out, lay_out_alone
@@ -71,7 +71,7 @@ class LanguageModel(nn.Module):
             self.config.name, self.config.chat_template, self.config.trust_remote_code
         )
         model = load_base(self.config)
-        prepare_numbers(model, self.tokenizer.tokenizer, self.config)
+        prepare_vocabulary(model, self.tokenizer.tokenizer, self.config)
         self.fingerprint = fingerprint(model)
         self.kernel, self.max_positions = kernel_of(model), max_positions(model)
         self.model = model if self.config.lora is None else attach_lora(model, self.config)

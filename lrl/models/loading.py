@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
 import logging
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lrl.models.attention import bare
 from lrl.models.availability import missing_model_message
 from lrl.models.lora import decoder_layers
 from lrl.models.model_config import DTYPES, LanguageModelConfig
@@ -28,13 +30,13 @@ def load_base(config: LanguageModelConfig) -> Any:
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
-    dtype, remote = DTYPES[config.dtype], config.trust_remote_code
+    dtype, remote, quantization = DTYPES[config.dtype], config.trust_remote_code, _quantization(config)
     attention = None if config.attention == "auto" else config.attention
     options = {"dtype": dtype, "attn_implementation": attention, "trust_remote_code": remote}
     architecture = _architecture(config) if config.random_init else None
     try:
         if architecture is None:
-            model = _pretrained(config, options)
+            model = _pretrained(config, options, quantization)
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(config.init_seed)
@@ -64,21 +66,32 @@ def _drop_layers(model: Any, config: LanguageModelConfig) -> None:
         text.layer_types = text.layer_types[:count]
 
 
-def _pretrained(config: LanguageModelConfig, options: dict[str, Any]) -> Any:
+def _pretrained(config: LanguageModelConfig, options: dict[str, Any], quantization: Any) -> Any:
     """Load a causal LM with its weights; those of a GGUF file become ordinary ones."""
     import transformers
 
     load = transformers.AutoModelForCausalLM.from_pretrained
     where, of_gguf = sources(config.name)
     if not of_gguf:
-        return _keep_gradients(load(where, use_safetensors=True, quantization_config=_quantization(config), **options))
+        return _keep_gradients(load(where, use_safetensors=True, quantization_config=quantization, **options))
     packed = getattr(transformers, "GgufConfig", None)  # versions without it unpack all weights anyway
     dense = {} if packed is None else {"quantization_config": packed(dequantize=True)}
     with redirect_stderr(io.StringIO()):  # a progress bar
         model: Any = load(where, **of_gguf, **dense, **options)
-    model.hf_quantizer = None  # else transformers would neither train nor save the model
+    return forget_quantisation(model)
+
+
+def forget_quantisation(model: Any) -> Any:
+    """Let transformers take a model whose weights were unpacked for an ordinary one, which it trains, moves and saves.
+
+    Args:
+        model: a Hugging Face causal LM, changed in place and returned.
+    """
+    model.hf_quantizer = None
     for attribute in ("quantization_config", "_pre_quantization_dtype"):
         model.config.__dict__.pop(attribute, None)
+    for attribute in ("is_quantized", "is_loaded_in_4bit", "quantization_method"):
+        model.__dict__.pop(attribute, None)
     return model
 
 
@@ -106,6 +119,11 @@ def _architecture(config: LanguageModelConfig) -> Any:
 def _quantization(config: LanguageModelConfig) -> Any:
     if config.quantization is None:
         return None
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ValueError(
+            f"language_model.quantization is {config.quantization!r}, which needs the package bitsandbytes; install "
+            "it, or set quantization null."
+        )
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # advises optional kernels on import
     from transformers import BitsAndBytesConfig
 
@@ -138,7 +156,16 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def recompute_activations(model: Any) -> None:
-    """Switch gradient checkpointing on, for forward passes inside :func:`recomputed`."""
+    """Switch gradient checkpointing on, for forward passes inside :func:`recomputed`.
+
+    Raises:
+        ValueError: the model does not support it.
+    """
+    if not getattr(bare(model), "supports_gradient_checkpointing", False):
+        raise ValueError(
+            f"language_model.gradient_checkpointing is true, which a {type(bare(model)).__name__} does not support; it "
+            "must be false."
+        )
     enable = getattr(model, "activation_checkpointing_enable", None)  # the name since transformers 5.14
     if enable is not None:
         enable({"use_reentrant": False})

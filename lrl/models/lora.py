@@ -21,7 +21,8 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
 
     Raises:
         ValueError: ``target_modules`` match nothing (the message lists the names that exist), or match tied weights;
-            there are fewer layers than ``last_layers``, or a key of ``rank_pattern`` matches no adapter.
+            there are fewer layers than ``last_layers``, a key of ``rank_pattern`` matches no adapter, or the embeddings
+            of added tokens would stay frozen.
     """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import peft
@@ -52,7 +53,24 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
         torch.manual_seed(config.init_seed)
         wrapped = peft.get_peft_model(model, adapters, autocast_adapter_dtype=False)
     _check_ranks(wrapped, lora)
+    if config.added_tokens and (frozen := frozen_embeddings(wrapped)):
+        raise ValueError(
+            f"language_model.added_tokens is set and lora.modules_to_save does not name {frozen[0]!r}, so that the new "
+            f"rows would never be trained; it must be [{', '.join(frozen)}]."
+        )
     return wrapped
+
+
+def frozen_embeddings(model: Any) -> list[str]:
+    """Return the names of those of input and output embeddings that are not trained in full; tied ones are one.
+
+    Args:
+        model: with adapters.
+    """
+    base = bare(model)
+    ends = [base.get_input_embeddings(), base.get_output_embeddings()]
+    names = {part: name.removesuffix(".base_layer").rsplit(".", 1)[-1] for name, part in base.named_modules()}
+    return [names[end] for end in ends if not end.weight.requires_grad]
 
 
 def decoder_layers(model: Any, key: str = "lora.last_layers") -> tuple[str, nn.ModuleList]:

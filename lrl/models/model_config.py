@@ -75,6 +75,9 @@ class LanguageModelConfig:
     """Keep only this many layers, the first ones, as a cheaper trunk of a head; null keeps all."""
     number_tokens: bool = False
     """Add a token for every number from 10 to 999 that the tokenizer splits into digits."""
+    added_tokens: Sequence[str] = ()
+    """Texts that become one token each, as ``["<action>", "</action>"]``. With ``lora``, ``modules_to_save`` must name
+    the embeddings, in which the new rows are trained."""
     ordered_numbers: bool = False
     """Initialise the embeddings of numbers of up to three digits in order, as those of pretrained models are; for
     weights that are random or have seen little text, as the embedded model's."""
@@ -117,5 +120,7 @@ class LanguageModelConfig:
         for key in ("ordered_numbers", "number_tokens"):
             if self.quantization and getattr(self, key):
                 raise ValueError(f"language_model.quantization is nf4 and {key} true; unset one of them.")
+        if "" in self.added_tokens or len(set(self.added_tokens)) < len(self.added_tokens):
+            raise ValueError(f"language_model.added_tokens is {list(self.added_tokens)}; it must be different texts.")
         if self.config_overrides and not self.random_init:
             raise ValueError("language_model.config_overrides is set; it needs random_init: true.")

@@ -8,25 +8,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lrl.models.added_tokens import add_tokens, extend_vocabulary
 from lrl.models.model_config import LanguageModelConfig
 
 _HALF_PERIODS = 6
 """Half periods of the fastest wave over the numbers from 0 to 999; the slowest has one."""
 
-_PLACES = torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64)
+_PLACES = (4.0, 2.0, 1.0)
 """Weights of the digits' embeddings in that of a number, the first digit first."""
 
 
-def prepare_numbers(model: Any, tokenizer: Any, config: LanguageModelConfig) -> None:
-    """Add tokens of numbers and order their embeddings, as configured; see the two functions for what they raise.
+def prepare_vocabulary(model: Any, tokenizer: Any, config: LanguageModelConfig) -> None:
+    """Add tokens and order the embeddings of numbers, as configured; see the functions for what they raise.
 
     Args:
         model: a causal LM, without adapters.
         tokenizer: its Hugging Face tokenizer.
         config: what is asked for.
     """
+    seed = config.init_seed if config.random_init else None
     if config.number_tokens:
-        add_number_tokens(model, tokenizer, config.init_seed if config.random_init else None)
+        add_number_tokens(model, tokenizer, seed)
+    if config.added_tokens:
+        add_tokens(model, tokenizer, config.added_tokens, None if seed is None else seed + 1)  # unlike the numbers
     if config.ordered_numbers:
         order_number_embeddings(model, tokenizer.get_vocab(), config.init_seed)
 
@@ -37,7 +41,6 @@ def number_tokens(vocabulary: dict[str, int]) -> dict[int, int]:
     return {index: int(text) for text, index in bare if len(text) <= 3 and text.isascii() and text.isdigit()}
 
 
-@torch.no_grad()
 def add_number_tokens(model: Any, tokenizer: Any, seed: int | None = None) -> int:
     """Add a token for every number from 10 to 999 that the tokenizer splits, so that an integer is one token.
 
@@ -63,25 +66,8 @@ def add_number_tokens(model: Any, tokenizer: Any, seed: int | None = None) -> in
     added = [str(number) for number in range(10, 1000) if str(number) not in vocabulary]
     if not added:
         return 0
-    tokenizer.add_tokens(added)
-    vocabulary = tokenizer.get_vocab()
-    with torch.random.fork_rng(devices=[]):
-        model.resize_token_embeddings(
-            max(len(tokenizer), len(model.get_input_embeddings().weight)), mean_resizing=False
-        )
-    index = torch.tensor([vocabulary[text] for text in added])
-    digits = torch.tensor([[vocabulary[digit] for digit in text.ljust(3, "0")] for text in added])
-    places = torch.tensor([[True] * len(text) + [False] * (3 - len(text)) for text in added]) * _PLACES
-    places = places / places.sum(1, keepdim=True)
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
-    parts = model.get_input_embeddings(), model.get_output_embeddings()
-    for table in {id(part.weight): part.weight for part in parts}.values():  # one where they are tied
-        if generator is None:
-            start = (table[digits.to(table.device)].double() * places.to(table.device)[..., None]).sum(1)
-        else:
-            old = table[: int(index.min())].double()
-            start = old.mean() + old.std() * torch.randn(len(added), table.shape[1], generator=generator).double()
-        table[index.to(table.device)] = start.to(table)
+    digits = [[vocabulary[digit] for digit in text] for text in added]
+    extend_vocabulary(model, tokenizer, added, digits, [_PLACES[: len(text)] for text in added], seed)
     return len(added)
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from lrl.models.networks import ACTIVATIONS, at_least_float32, mlp, seeded_init
+
+VALUE_HEAD_FILE = "value_head.safetensors"
+"""Name of the file that ``lrl merge --value_head`` writes beside a model, and that ``init_from`` reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,3 +82,10 @@ class ValueHead(nn.Module):
             weights = next(self.layers.parameters())
             values = at_least_float32(self.layers(states.to(weights.dtype)).squeeze(-1))
         return values.expand(mask.shape) * mask
+
+    def save(self, folder: Path) -> None:
+        """Write the weights as :data:`VALUE_HEAD_FILE` into a folder."""
+        from safetensors.torch import save_file
+
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        save_file(state, folder / VALUE_HEAD_FILE, metadata={"format": "pt"})

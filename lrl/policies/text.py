@@ -79,7 +79,7 @@ class TextPolicy(Policy):
     @property
     def stop_text(self) -> str | None:
         """The text that ends a response; None where only the end of the turn does."""
-        return get_response_format(self.prompt.response_format).stop
+        return self.prompt.stop or get_response_format(self.prompt.response_format).stop
 
     def configure(self) -> None:
         """Load the language model and initialise the value head."""

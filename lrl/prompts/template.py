@@ -23,6 +23,8 @@ class PromptTemplate:
 
     response_format: str = "think_answer"
     """``direct``, ``think_answer`` or ``final_answer``."""
+    stop: str | None = None
+    """Text that ends a response, as ``</action>``; null takes that of the response format."""
     system: str | None = None
     """System message; null selects the codec's description and the format's instruction, ``""`` omits the message."""
     history: int = 0

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from lrl.evaluation.checkpoint import last_checkpoint
 from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint, shard
 from lrl.models.sharding import shard_language_model
+from lrl.models.value_head import VALUE_HEAD_FILE
 from lrl.policies.policy import Policy
 from lrl.shipped import resolve
 
@@ -22,10 +23,14 @@ _PREFIX = "policy."
 def initial_weights(source: str) -> dict[str, Tensor]:
     """Tensors by name from a checkpoint of ours, a run directory, a folder of safetensors, or the hub.
 
+    A value head that ``lrl merge`` wrote may also be named alone, by its file.
+
     Raises:
         ValueError: there is nothing of that kind.
     """
     path = locate(source)
+    if path.name == VALUE_HEAD_FILE and path.is_file():
+        return _of_file(path)
     if path.is_file() or is_sharded_checkpoint(path):
         return _checkpoint(path, source)
     return _safetensors(path, source)
@@ -61,15 +66,21 @@ def _snapshot(source: str) -> Path:
 
 
 def _safetensors(folder: Path, source: str) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ValueError(f"model.init_from is {source!r}; the folder holds no *.safetensors and no checkpoint.")
     tensors: dict[str, Tensor] = {}
     for file in files:
-        tensors |= load_file(file)
-    return {f"language_model.model.{name}": tensor for name, tensor in tensors.items()}
+        tensors |= _of_file(file)
+    return tensors
+
+
+def _of_file(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file by their names in a policy."""
+    from safetensors.torch import load_file
+
+    prefix = "value_head." if file.name == VALUE_HEAD_FILE else "language_model.model."
+    return {f"{prefix}{name}": tensor for name, tensor in load_file(file).items()}
 
 
 def canonical(name: str) -> str:
@@ -128,13 +139,17 @@ def _check_complete(policy: nn.Module, given: Mapping[str, Tensor], source: str)
     """Raise if only some of the trained weights, or only some of the frozen ones, are given.
 
     With adapters, some weights of the base may be given: those that an earlier ``init_from`` replaced. A critic or head
-    that the earlier run did not have starts from its initial weights.
+    that the earlier run did not have starts from its initial weights, and so does all else where a value head is given
+    alone.
     """
     covered = {id(tensor) for tensor in given.values()}
     kinds = {tensor.requires_grad for tensor in given.values() if isinstance(tensor, nn.Parameter)}
     if any(".lora_" in name for name in given):
         kinds.discard(False)
-    afresh = {"value_head", "critic", "layers", "head"} - {name.split(".")[0] for name in given}
+    parts = {name.split(".")[0] for name in given}
+    afresh = {"value_head", "critic", "layers", "head"} - parts
+    if parts == {"value_head"}:
+        afresh.add("language_model")
     missing = [
         name
         for name, parameter in policy.named_parameters()

@@ -1,5 +1,6 @@
 """Any causal LM: adapters, four bits, random weights, references, and one sentence for what cannot be loaded."""
 
+import importlib.util
 import time
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 from tiny_architectures import LORA, folder_of, load, logprobs, plain_logprobs, trainable, turns
 from tiny_runs import save_tiny_model
 
+from lrl.functional.random import seeded
 from lrl.models.decode_loop import DecodeLoop
 from lrl.models.language_model import LanguageModel, LanguageModelConfig, LoRAConfig
 from lrl.types import SamplingConfig
@@ -48,6 +50,27 @@ def test_activations_that_are_computed_again_change_no_gradient_and_need_no_drop
         gradients.append(torch.autograd.grad(loss, list(trainable(model).values())))
     assert calls.count(True) == 2 * calls.count(False)
     torch.testing.assert_close(*gradients)
+
+
+def test_dropout_is_the_same_when_activations_are_computed_again(folders):
+    gradients = []
+    for checkpointing in (False, True):
+        lora = LoRAConfig(r=2, alpha=4, dropout=0.5)
+        model = load(folders("tied"), gradient_checkpointing=checkpointing, lora=lora).train()
+        disturb(model)
+        with seeded(3, torch.device("cpu")):
+            loss = logprobs(model).sum()
+        gradients.append(torch.autograd.grad(loss, list(trainable(model).values())))
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_model_whose_activations_cannot_be_computed_again_is_refused(folders, monkeypatch):
+    from transformers import LlamaForCausalLM
+
+    monkeypatch.setattr(LlamaForCausalLM, "supports_gradient_checkpointing", False)
+    with pytest.raises(ValueError, match="gradient_checkpointing is true, which a LlamaForCausalLM does not support"):
+        load(folders("llama"), gradient_checkpointing=True)
+    assert load(folders("llama"))
 
 
 def test_a_model_is_handed_over_in_the_mode_of_its_owner(folders):
@@ -217,6 +240,13 @@ def test_four_bit_weights_are_near_the_whole_ones_and_train_through_adapters(fol
             .mask[:, 0]
             .all()
         )
+
+
+def test_four_bits_without_bitsandbytes_are_one_sentence(folders, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *args: None if name == "bitsandbytes" else find(name))
+    with pytest.raises(ValueError, match=r"is 'nf4', which needs the package bitsandbytes; .* null\.$"):
+        load(folders("wide"), quantization="nf4", lora=LORA)
 
 
 @pytest.mark.parametrize("changes", [{}, {"lora": LORA, "random_init": True}])

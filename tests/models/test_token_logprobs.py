@@ -7,11 +7,13 @@ from tiny_architectures import LORA, load, turns
 from tiny_runs import batch_of, save_tiny_model, text_policy
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lrl.algorithms.sft import SFTModule
 from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.functional.distributions import Categorical
 from lrl.models import token_logprobs as chunks
 from lrl.models.token_logprobs import can_chunk, token_logprobs
 from lrl.models.value_head import ValueHeadConfig
+from lrl.turn_batch import TurnBatch
 from lrl.types import RandomKeys
 
 
@@ -78,6 +80,28 @@ def test_the_loss_needs_at_most_a_quarter_of_the_memory_of_all_logits(vocabulary
         loss_of(*token_logprobs(head, states, ids, 1.0, vocabulary)).backward()
     assert states.grad.any()
     assert vocabulary * 8 * 4 < peak.most <= tokens * vocabulary * 4 / 4
+
+
+def test_a_step_of_sft_at_a_vocabulary_of_256k_never_holds_a_quarter_of_the_logits(tmp_path):
+    turns, tokens, vocabulary = 60, 4, 256_000
+    policy = text_policy(save_tiny_model(tmp_path / "large", vocab_size=vocabulary), lora=LORA)
+    policy.configure()
+    module = SFTModule(policy)
+    ids = torch.arange(turns * tokens).reshape(turns, tokens)
+    batch = TurnBatch(
+        inputs={
+            "prompt_ids": torch.full((turns, 3), 5),
+            "prompt_mask": torch.ones(turns, 3, dtype=torch.bool),
+            "response_ids": ids,
+        },
+        response_mask=torch.ones(turns, tokens, dtype=torch.bool),
+        old_logprobs=torch.zeros(turns, tokens),
+        advantages=torch.full((turns, tokens), 1 / ids.numel()),
+    )
+    with Peak() as peak:
+        module.loss(batch, policy.evaluate(batch, dropout_seed=0)).loss.sum().backward()
+    assert any(weight.grad is not None and weight.grad.any() for weight in policy.parameters())
+    assert 8 * vocabulary * 4 < peak.most <= ids.numel() * vocabulary * 4 / 4
 
 
 def test_no_tokens_have_no_logprobs():

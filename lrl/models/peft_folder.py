@@ -1,0 +1,78 @@
+"""Load an adapter that peft saved, on the base model that it names, with the tokenizer that belongs to it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lrl.models.availability import check_available
+from lrl.models.loading import load_base
+from lrl.models.model_config import DTYPES, LanguageModelConfig
+from lrl.models.model_files import is_gguf, sources
+
+_CONFIG, _TOKENIZER = "adapter_config.json", "tokenizer_config.json"
+
+
+class AdapterModel(NamedTuple):
+    """Holds a base model with an adapter from a folder."""
+
+    model: Any
+    """The Hugging Face model that peft has wrapped, in evaluation mode."""
+    tokenizer: Any
+    """The Hugging Face tokenizer of the folder, or that of the base where the folder has none."""
+    config: LanguageModelConfig
+    """What the base was loaded with."""
+
+
+def load_adapter(name: str) -> AdapterModel:
+    """Load an adapter on its base, whose embeddings get the rows that the adapter's tokenizer has tokens for.
+
+    Args:
+        name: folder or hub name of the adapter.
+
+    Raises:
+        ValueError: there is no adapter of that name, it does not fit its base, or the base cannot be loaded.
+    """
+    from peft import PeftConfig, PeftModel
+    from transformers import AutoTokenizer
+
+    if Path(name).is_dir() and not Path(name, _CONFIG).is_file():
+        raise ValueError(f"--peft_model_id is {name!r}, a folder without {_CONFIG}; it must hold an adapter of peft.")
+    try:
+        base = PeftConfig.from_pretrained(name).base_model_name_or_path
+    except Exception as error:  # of the hub, of the network, or in the file
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ValueError(f"--peft_model_id is {name!r}, which peft cannot read ({reason}).") from error
+    if not base:
+        raise ValueError(f"--peft_model_id is {name!r}, which does not name its base (base_model_name_or_path).")
+    check_available(base)
+    config = LanguageModelConfig(name=base, dtype=_dtype_of(base))
+    model = load_base(config)
+    where, of_gguf = (name, {}) if Path(name, _TOKENIZER).is_file() else sources(base)
+    tokenizer = AutoTokenizer.from_pretrained(where, **of_gguf)
+    if len(tokenizer) > len(model.get_input_embeddings().weight):
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")  # untied when it is merged
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft asks transformers for it
+        try:
+            adapted = PeftModel.from_pretrained(model, name)
+        except (RuntimeError, ValueError, OSError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"--peft_model_id is {name!r}, which does not fit its base {base!r} ({reason})."
+            ) from error
+    return AdapterModel(adapted.eval(), tokenizer, config)
+
+
+def _dtype_of(name: str) -> str:
+    """Return the data type that a model was saved in, float32 where it is not known."""
+    from transformers import AutoConfig
+
+    where, of_gguf = sources(name)
+    if is_gguf(where) or of_gguf:
+        return "float32"
+    saved = AutoConfig.from_pretrained(where).get_text_config()
+    dtype = str(getattr(saved, "dtype", None)).removeprefix("torch.")
+    return dtype if dtype in DTYPES else "float32"
