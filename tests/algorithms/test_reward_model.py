@@ -1,10 +1,13 @@
 """Reward models: their loss and R2 by hand, runs that stop early and resume, and what they learn."""
 
+import csv
+
 import gymnasium as gym
 import lightning as L
 import numpy as np
 import pytest
 import torch
+from commands import run_command
 from gymnasium import spaces
 from lightning.pytorch.callbacks import EarlyStopping
 from settings import made
@@ -261,6 +264,31 @@ def test_a_reward_model_is_no_policy(tmp_path):
     torch.save(checkpoint, path)
     with pytest.raises(ValueError, match="a run of RewardModelModule, which holds no policy"):
         load_policy(path)
+
+
+@pytest.mark.slow
+def test_the_configuration_trains_and_tests_from_the_command_line(datasets, tmp_path):
+    command = "python -m lrl {} --config configs/half_cheetah/reward_model.yaml --trainer.accelerator cpu"
+    command += " --data.init_args.dataset_id lrl/pendulum-v0 --run_directory {} --trainer.max_epochs 2"
+    run, tested = tmp_path / "run", tmp_path / "tested"
+    result = run_command(command.format("fit", run), MINARI_DATASETS_PATH=str(datasets))
+    assert result.returncode == 0, result.stderr
+    with (run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {"train/loss", "val/loss", "val/r2", "clock/optimizer_steps"} <= rows[0].keys()
+    assert load_reward_model(run).about["hidden_sizes"] == [256, 256]
+    original = {"lr": 1e-3, "weight_decay": 1e-4, "decoupled": False}
+    assert type_of_optimizer(run / "checkpoints" / "best.ckpt") == original
+    command += f" --ckpt_path {run / 'checkpoints' / 'best.ckpt'}"
+    result = run_command(command.format("test", tested), MINARI_DATASETS_PATH=str(datasets))
+    assert result.returncode == 0, result.stderr
+    assert "lrl/pendulum-v0: test/loss" in result.stderr and "on 1200 steps of 6 held-out episodes" in result.stderr
+
+
+def type_of_optimizer(path):
+    """What tells the original's Adam from AdamW, whose weight decay is decoupled."""
+    (group,) = torch.load(path, weights_only=True)["optimizer_states"][0]["param_groups"]
+    return {"lr": group["lr"], "weight_decay": group["weight_decay"], "decoupled": group["decoupled_weight_decay"]}
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------
