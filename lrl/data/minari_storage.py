@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from types import TracebackType
@@ -184,6 +185,16 @@ class DatasetReader:
     def metadata(self) -> dict[str, Any]:
         """Metadata of the data set as a whole."""
         return self._storage.metadata
+
+    @cached_property
+    def returns(self) -> np.ndarray:
+        """Undiscounted sum of the rewards of each episode, float64 ``(episode,)``."""
+        with self._readable_errors():
+            indices = range(len(self.lengths))
+            known = [episode.get("rewards_sum") for episode in self._storage.get_episode_metadata(indices)]
+            if None in known:  # metadata of other writers
+                known = [np.sum(episode["rewards"]) for episode in self._storage.get_episodes(indices)]
+            return np.array(known, dtype=np.float64)
 
     def demonstrated_steps(self, index: int, advised: bool = False) -> np.ndarray:
         """Return the steps of an episode whose actions were chosen by its policy, int64 ``(step,)``.

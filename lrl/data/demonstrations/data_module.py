@@ -16,7 +16,7 @@ from lrl.functional.random import permutation
 from lrl.models.padding import pad_prompts
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveInt, check_arguments
-from lrl.turn_batch import TurnBatch
+from lrl.turn_batch import Inputs, TurnBatch
 from lrl.types import Demonstration
 
 _WINDOW = 32
@@ -28,7 +28,8 @@ _MAX_CACHED_RESPONSES = 50_000
 class DemonstrationsDataModule(RunDataModule):
     """Streams demonstrations as :class:`~lrl.turn_batch.TurnBatch`; one Lightning epoch is one pass over them.
 
-    They are tokenised on the fly by the policy itself, so that training sees the prompts of the environment. The
+    They are tokenised on the fly by the policy itself, so that training sees the prompts of the environment; a policy
+    that acts natively encodes native observations and actions instead, and an action counts as one token. The
     ``advantages`` of a batch are token weights: an optimiser step averages over the tokens of all its batches, on all
     ranks.
 
@@ -96,12 +97,23 @@ class DemonstrationsDataModule(RunDataModule):
         Raises:
             ValueError: the policy cannot be trained on them.
         """
+        name = type(policy).__name__
         if not policy.demonstration_losses:
-            name = type(policy).__name__
-            raise ValueError(f"model.policy is a {name}; demonstrations need a TextPolicy or a ScoringPolicy.")
+            raise ValueError(f"model.policy is a {name}, which demonstrations cannot train.")
         if self.loss_on not in policy.demonstration_losses:
-            raise ValueError("data.loss_on is 'all', which a ScoringPolicy cannot train; it must be completion.")
+            raise ValueError(f"data.loss_on is 'all', which a {name} cannot train; it must be completion.")
+        for source in self._sources:
+            if policy.response_format is None and not source.has_native_turns:
+                raise ValueError(
+                    f"model.policy is a {name}, which learns from native observations and actions, but "
+                    f"{type(source).__name__} hold texts; data.demonstrations must be MinariDemonstrations."
+                )
         self._policy = policy
+
+    @property
+    def acts_natively(self) -> bool:
+        """Whether the policy learns from native observations and actions instead of texts."""
+        return self.policy.response_format is None
 
     @property
     def policy(self) -> Policy:
@@ -113,6 +125,8 @@ class DemonstrationsDataModule(RunDataModule):
         """Load and validate all demonstrations, so that errors are raised before a model is loaded."""
         for source in self._sources:
             self.load(source)
+        if self.validation_demonstrations is not None:
+            self.validation_demonstrations.check_held_out(self.demonstrations)
 
     def load(self, source: Demonstrations) -> Sequence[Demonstration]:
         """Return all demonstrations of a source, which are loaded once."""
@@ -144,12 +158,26 @@ class DemonstrationsDataModule(RunDataModule):
         """Return a rank's part of batch ``index``; the last batch of a pass is filled up from the start of the pass."""
         tokens = sum(self.num_tokens(epoch, other) for other in self._accumulated(index))
         weight = self._accumulate * world_size / tokens  # Lightning divides the loss by the one, DDP by the other
-        own = self._demonstrations_of(epoch, index)[rank::world_size]
-        prompts, responses = zip(*map(self.encode, own), strict=True)
+        return self.collate(self._demonstrations_of(epoch, index)[rank::world_size], weight)
+
+    def collate(self, demonstrations: Sequence[Demonstration], weight: float | None = None) -> TurnBatch:
+        """Encode demonstrations and pad them to a batch; for ``weight`` see :func:`collate_demonstrations`."""
+        if self.acts_natively:
+            turns = [demonstration.native for demonstration in demonstrations if demonstration.native is not None]
+            return collate_native(self.policy.encode_turns(turns), len(turns), weight)
+        prompts, responses = zip(*map(self.encode, demonstrations), strict=True)
         return collate_demonstrations(prompts, responses, weight)
 
+    def in_order(self, size: int) -> Iterator[TurnBatch]:
+        """Iterate once over all training demonstrations in their stored order, ``size`` at a time, on every rank."""
+        demonstrations = self.load(self.demonstrations)
+        for start in range(0, len(demonstrations), size):
+            yield self.collate(demonstrations[start : start + size])
+
     def num_tokens(self, epoch: int, index: int) -> int:
-        """Return the number of trained tokens of a batch over all ranks."""
+        """Return the number of trained tokens of a batch over all ranks; a native action is one."""
+        if self.acts_natively:
+            return self.batch_size
         demonstrations = self._demonstrations_of(epoch, index)
         if self.loss_on == "all":
             return sum(len(self.encode(demonstration)[1]) for demonstration in demonstrations)
@@ -178,10 +206,12 @@ class DemonstrationsDataModule(RunDataModule):
     def _window(self, epoch: int, window: int) -> np.ndarray:
         """Return the indices of a window's demonstrations, int64 ``(batch, batch_size)``.
 
-        They are sorted by length and cut into batches, which are then shuffled.
+        Texts are sorted by length and cut into batches, which are then shuffled.
         """
         size, start = self.batch_size, window * _WINDOW * self.batch_size
         indices = self._shuffled(epoch)[start : start + _WINDOW * size]
+        if self.acts_natively:
+            return indices.reshape(-1, size)
         demonstrations = self.load(self.demonstrations)
         lengths = np.array([demonstrations[i].characters for i in indices.tolist()])
         batches = indices[np.argsort(lengths, kind="stable")].reshape(-1, size)
@@ -216,9 +246,7 @@ class DemonstrationsDataModule(RunDataModule):
             loaded = (demonstrations[i] for i in own[start : start + window])
             by_length = sorted(loaded, key=lambda demonstration: demonstration.characters)
             for first in range(0, len(by_length), self.batch_size):
-                encoded = map(self.encode, by_length[first : first + self.batch_size])
-                prompts, responses = zip(*encoded, strict=True)
-                yield collate_demonstrations(prompts, responses)
+                yield self.collate(by_length[first : first + self.batch_size])
 
     def tick(self, epoch: int, index: int) -> None:
         """Advance the clocks by one batch over all ranks."""
@@ -243,6 +271,23 @@ def collate_demonstrations(
     return TurnBatch(
         inputs=inputs | {"response_ids": response_ids},
         response_mask=mask,
+        old_logprobs=torch.zeros_like(advantages),
+        advantages=advantages,
+    )
+
+
+def collate_native(inputs: Inputs, count: int, weight: float | None = None) -> TurnBatch:
+    """Return a batch of native turns, one token each.
+
+    Args:
+        inputs: of the policy, each ``(turn, ...)``.
+        count: number of turns.
+        weight: as of :func:`collate_demonstrations`.
+    """
+    advantages = torch.full((count, 1), 1 / count if weight is None else weight)
+    return TurnBatch(
+        inputs=inputs,
+        response_mask=torch.ones(count, 1, dtype=torch.bool),
         old_logprobs=torch.zeros_like(advantages),
         advantages=advantages,
     )

@@ -1,33 +1,30 @@
-"""Demonstrations from Minari data sets, written as text by the codec of the environment."""
+"""Demonstrations from Minari data sets: which data set, which of its episodes, and how they are shown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Literal, overload
+from typing import Literal
 
 import numpy as np
 
 from lrl.codecs.codec import TextCodec
 from lrl.data.demonstrations.augmentation import Symmetry
-from lrl.data.demonstrations.sources import Demonstrations, LazyDemonstrations, Reasoning
+from lrl.data.demonstrations.minari_turns import MinariTurns, NativeTurns, TextTurns
+from lrl.data.demonstrations.sources import Demonstrations, Reasoning
 from lrl.data.minari_spaces import spaces_match
 from lrl.data.minari_storage import DatasetReader, download
 from lrl.envs.factory import EnvFactory
-from lrl.functional.random import counter_hash, permutation
+from lrl.functional.random import permutation
 from lrl.policies.policy import Policy
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
-from lrl.types import Demonstration, PastTurn
-
-_BLOCK = 2**15
-"""Number of demonstrations that are shuffled together; about twice as many are kept in memory."""
 
 
 class MinariDemonstrations(Demonstrations):
     """Demonstrates the actions of a Minari data set, each with the prompt that the environment would have shown.
 
-    A data set holds native observations and actions; the environment's codec writes them as text, and the prompt's
-    history is that of the episode. Episodes are read lazily. Random actions that were inserted while collecting
+    A data set holds native observations and actions, from which a policy that acts natively learns; for one that
+    responds in text the environment's codec writes them as text, and the prompt's history is that of the episode.
+    Episodes are read lazily. Random actions that were inserted while collecting
     (``collect.py --random_share``) are not demonstrated but are part of the history. With ``advised`` the action that
     the policy would have chosen instead is demonstrated, which covers states that mistakes lead to (as in DAgger,
     arXiv:1011.0686).
@@ -38,6 +35,7 @@ class MinariDemonstrations(Demonstrations):
         validation_share: fraction of episodes in the validation split, at least one of two or more.
         num_episodes: number of episodes of the split to use; null uses all. A larger number adds to the same episodes.
         num_rows: number of steps of the split to use, of whole episodes except the last; null uses all.
+        min_return: undiscounted return that an episode of the split must reach to be used; null uses all.
         reasoning: templates of the text before the action, for response formats that ask for one; one is sampled per
             response, ``{seen}`` is replaced by the codec's summary of the observation, ``{action}`` by the action.
         copies: number of copies of each episode; the first is unchanged, ``symmetry`` transforms the others.
@@ -46,6 +44,8 @@ class MinariDemonstrations(Demonstrations):
         seed: seed of the split, the selection, the reasoning and the augmentation.
     """
 
+    has_native_turns = True
+
     def __init__(
         self,
         dataset_id: str,
@@ -53,6 +53,7 @@ class MinariDemonstrations(Demonstrations):
         validation_share: HalfOpenUnitInterval = 0.1,
         num_episodes: PositiveInt | None = None,
         num_rows: PositiveInt | None = None,
+        min_return: float | None = None,
         reasoning: Sequence[str] = ("I see {seen}, I choose",),
         copies: PositiveInt = 1,
         symmetry: Symmetry | None = None,
@@ -70,7 +71,7 @@ class MinariDemonstrations(Demonstrations):
         self.dataset_id, self.validation_share, self.seed = dataset_id, validation_share, seed
         self.split: Literal["train", "validation", "all"] = split
         self.num_episodes, self.num_rows, self.reasoning = num_episodes, num_rows, Reasoning(reasoning)
-        self.copies, self.symmetry, self.advised = copies, symmetry, advised
+        self.copies, self.symmetry, self.advised, self.min_return = copies, symmetry, advised, min_return
         self._reader: DatasetReader | None = None
 
     def prepare_data(self) -> None:
@@ -105,14 +106,30 @@ class MinariDemonstrations(Demonstrations):
                 )
 
     def load(self, codec: TextCodec, policy: Policy) -> MinariTurns:
-        """Return the selected steps as a lazy sequence.
+        """Return the selected steps as a lazy sequence, native if the policy acts natively.
 
         Raises:
             ValueError: the data set is missing, empty, damaged or too small, or the codec cannot write it as text.
         """
-        turns = MinariTurns(self, codec, policy, *self._select())
+        kind = NativeTurns if policy.response_format is None else TextTurns
+        turns = kind(self, codec, policy, *self._select())
         turns[0]  # reports errors that all episodes have
         return turns
+
+    def check_held_out(self, training: Demonstrations) -> None:
+        """Raise if the training demonstrations include some of these episodes.
+
+        Raises:
+            ValueError: both are of one data set, and an episode is in both.
+        """
+        if isinstance(training, MinariDemonstrations) and training.dataset_id == self.dataset_id:
+            shared = np.intersect1d(self._select()[0], training._select()[0])
+            if len(shared):
+                raise ValueError(
+                    f"data.validation_demonstrations have {len(shared)} episodes of {self.dataset_id!r} in common with "
+                    "data.demonstrations; their splits must be validation and train, with one seed and one "
+                    "validation_share."
+                )
 
     def _select(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the selected episodes and their numbers of steps, each int64 ``(episode,)``."""
@@ -122,121 +139,36 @@ class MinariDemonstrations(Demonstrations):
                 f"demonstrations.advised is true, but {self.dataset_id!r} holds no advice; it must be false, or the "
                 "data set collected with --random_share."
             )
-        episodes = self._split(len(counts))
+        episodes = self._with_min_return(self._split(len(counts)))
         episodes = episodes[counts[episodes] > 0]
         steps = counts[episodes]
         available = {"num_episodes": len(steps), "num_rows": int(steps.sum())}
+        above = "" if self.min_return is None else f" with a return of {self.min_return:g} or more"
         for name, count in available.items():
             if (getattr(self, name) or 1) > count:
                 raise ValueError(
                     f"demonstrations.{name} is {getattr(self, name)}, but the {self.split} split of "
-                    f"{self.dataset_id!r} holds {count}; it must be at most that."
+                    f"{self.dataset_id!r} holds {count}{above}; it must be at most that."
                 )
         if self.num_rows is not None:
             steps = np.clip(self.num_rows - (np.cumsum(steps) - steps), 0, steps)
         selected = slice(self.num_episodes) if self.num_rows is None else steps > 0
         return episodes[selected], steps[selected]
 
+    def _with_min_return(self, episodes: np.ndarray) -> np.ndarray:
+        """Return those of some episodes, int64 ``(episode,)``, whose return is at least ``min_return``."""
+        if self.min_return is None or not len(episodes):
+            return episodes
+        returns = self.reader.returns[episodes]
+        if returns.max() < self.min_return:
+            raise ValueError(
+                f"demonstrations.min_return is {self.min_return:g}, but the returns in the {self.split} split of "
+                f"{self.dataset_id!r} are {returns.min():.6g} to {returns.max():.6g}; it must be at most the greatest."
+            )
+        return episodes[returns >= self.min_return]
+
     def _split(self, num_episodes: int) -> np.ndarray:
         """Return the episodes of the split in the order in which they are selected, int64 ``(episode,)``."""
         order = permutation(num_episodes, "split", self.seed)
         held_out = max(round(self.validation_share * num_episodes), int(self.validation_share > 0 and num_episodes > 1))
         return {"all": order, "validation": order[:held_out], "train": order[held_out:]}[self.split]
-
-
-_EpisodeText = tuple[tuple[PastTurn, ...], dict[int, str]]
-"""The turns of an episode as they were taken, and the advised responses by step."""
-
-
-class MinariTurns(LazyDemonstrations):
-    """Sequence of the steps of some episodes, which are read from disk when they are needed and cached for a while.
-
-    Args:
-        source: the data set, its reasoning and its augmentation.
-        codec: codec of the environment.
-        policy: formats responses and gives the length of the history.
-        episodes: indices of the episodes, int64 ``(episode,)``.
-        steps: number of steps of each, int64 ``(episode,)``.
-    """
-
-    def __init__(
-        self, source: MinariDemonstrations, codec: TextCodec, policy: Policy, episodes: np.ndarray, steps: np.ndarray
-    ) -> None:
-        self._source, self._codec, self._policy = source, codec, policy
-        self._num_originals = len(episodes)
-        self.episodes = np.tile(episodes, source.copies)
-        self._starts = np.concatenate([[0], np.cumsum(np.tile(steps, source.copies))])
-        self._cache: dict[int, _EpisodeText] = {}
-        self._num_cached = 0
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    @overload
-    def __getitem__(self, index: int) -> Demonstration: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Demonstration]: ...
-
-    def __getitem__(self, index: int | slice) -> Demonstration | list[Demonstration]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(len(self))[index]]
-        index = range(len(self))[index]
-        number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        turns, advised = self._episode_text(number)
-        steps = self._source.reader.demonstrated_steps(int(self.episodes[number]), self._source.advised)
-        step = int(steps[index - self._starts[number]])
-        assert self._policy.prompt is not None
-        history = turns[max(0, step - self._policy.prompt.history) : step]
-        return Demonstration(turns[step].observation, advised.get(step, turns[step].response), history)
-
-    def _episode_text(self, number: int) -> _EpisodeText:
-        """Return an episode as text, from a cache that drops the least recently used episode."""
-        text = self._cache.pop(number, None)
-        if text is None:
-            text = self._read(int(self.episodes[number]), number // self._num_originals)
-            self._num_cached += len(text[0])
-        self._cache[number] = text
-        while self._num_cached > 2 * _BLOCK and len(self._cache) > 1:
-            self._num_cached -= len(self._cache.pop(next(iter(self._cache)))[0])
-        return text
-
-    def _read(self, episode: int, copy: int) -> _EpisodeText:
-        """Read one episode, transform it if ``copy`` is not 0, and write it as text."""
-        source, codec = self._source, self._codec
-        stored = source.reader.episode(episode)
-        key = (source.seed, episode, copy) if copy else (source.seed, episode)
-        random_bits = counter_hash("demonstration", *key, np.arange(len(stored.actions))).tolist()
-        turns, responses = [], {}
-        try:
-            advice = source.reader.advised_actions(episode) if source.advised else {}
-            observations, num_steps = stored.observations, len(stored.actions)
-            actions = [*stored.actions, *map(codec.text_to_action, advice.values())]
-            if copy and source.symmetry is not None:
-                rng = np.random.default_rng([source.seed, episode, copy])
-                observations, actions = source.symmetry.augment(observations, actions, rng)
-            advised = dict(zip(advice, actions[num_steps:], strict=True))
-            for step, (observation, action, bits) in enumerate(
-                zip(observations, actions[:num_steps], random_bits, strict=True)
-            ):
-                text = codec.observation_to_text(observation, stored.context)
-                write = partial(source.reasoning.write_response, self._policy, codec, text, random_bits=bits)
-                turns.append(PastTurn(text, write(codec.action_to_text(action))))
-                if step in advised:
-                    responses[step] = write(codec.action_to_text(advised[step]))
-        except (ValueError, LookupError, TypeError) as error:  # raised by a codec for data that it does not know
-            raise ValueError(
-                f"demonstrations.dataset_id is {source.dataset_id!r}, whose episode {episode} cannot be written as "
-                f"text by {type(codec).__name__}: {error}"
-            ) from error
-        return tuple(turns), responses
-
-    def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
-        """Return every index once, int64 ``(turn,)``: episodes are shuffled, then steps within blocks of episodes."""
-        order = permutation(len(self.episodes), "episodes", seed, epoch)
-        block_of = (np.cumsum(np.diff(self._starts)[order]) - 1) // _BLOCK
-        blocks = []
-        for number in np.unique(block_of).tolist():
-            rows = np.concatenate([np.arange(*self._starts[e : e + 2]) for e in order[block_of == number]])
-            blocks.append(rows[permutation(len(rows), "demonstrations", seed, epoch, number)])
-        return np.concatenate(blocks)
