@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, final, overload
@@ -52,6 +53,7 @@ class MinariTurns(LazyDemonstrations):
         self._num_originals = len(episodes)
         self.episodes = np.tile(episodes, source.copies)
         self._starts = np.concatenate([[0], np.cumsum(np.tile(steps, source.copies))])
+        self._bounds: list[int] = self._starts.tolist()  # a list is faster to search for one index
         self._cache: dict[int, Sequence[Demonstration]] = {}
         self._num_cached = 0
 
@@ -66,7 +68,7 @@ class MinariTurns(LazyDemonstrations):
         """
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self._bounds[-1]
 
     @overload
     def __getitem__(self, index: int) -> Demonstration: ...
@@ -78,8 +80,8 @@ class MinariTurns(LazyDemonstrations):
         if isinstance(index, slice):
             return [self[position] for position in range(len(self))[index]]
         index = range(len(self))[index]
-        number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return self._demonstrations(number)[index - int(self._starts[number])]
+        number = bisect_right(self._bounds, index) - 1
+        return self._demonstrations(number)[index - self._bounds[number]]
 
     def _demonstrations(self, number: int) -> Sequence[Demonstration]:
         """Return those of an episode, from a cache that drops the least recently used episode."""
