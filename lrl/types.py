@@ -50,12 +50,26 @@ History = tuple[PastTurn, ...]
 
 
 @dataclass(frozen=True)
-class Demonstration:
-    """Represents an observation, the response to learn, and the turns before in the episode."""
+class NativeTurn:
+    """Represents a turn as the environment saw it."""
 
-    observation: str
-    response: str
+    observation: Any
+    """Native, as the environment returned it."""
+    action: Any
+    """Native, as the environment received it: of a Box clipped."""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """Represents an observation, the response to learn, and the turns before in the episode.
+
+    For a policy that acts natively the observation and the action are :attr:`native`, and the texts are empty.
+    """
+
+    observation: str = ""
+    response: str = ""
     history: History = ()
+    native: NativeTurn | None = field(default=None, compare=False)  # arrays have no one truth value
 
     @property
     def characters(self) -> int:

@@ -2,12 +2,14 @@
 
 import hashlib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commands import run_command
 
 from lrl.cli.main import LRLCLI
+from lrl.data.demonstrations.minari import MinariDemonstrations
 from lrl.envs.frozen_lake.expert_rows import RandomMapRows
 
 PAGES = ("README.md", "configs/README.md", *sorted(str(page) for page in Path("docs").rglob("*.md")))
@@ -57,7 +59,12 @@ def datasets(once):
 
     def collect(folder):
         for command in COLLECTING:
-            command = re.sub(r"--policy runs/\S+", "--policy random", command)  # no run is here to collect with
+            run = re.search(r" --policy (runs/\S+)", command)
+            if run:
+                training = f"{DIRECTORIES[run[1]]} {SHORT} --run_directory {folder / run[1]}"
+                result = run_shortened(training, str(folder))
+                assert result.returncode == 0, result.stderr
+                command = command.replace(run[1], str(folder / run[1]))
             result = run_command(f"{command} --episodes 4", MINARI_DATASETS_PATH=str(folder))
             assert result.returncode == 0, result.stderr
 
@@ -88,6 +95,11 @@ def run_shortened(command, datasets):
 
     def made(self):
         make(self)
+        for source in (
+            getattr(self.datamodule, name, None) for name in ("demonstrations", "validation_demonstrations")
+        ):
+            if isinstance(source, MinariDemonstrations):
+                source.selection = replace(source.selection, num_rows=None, num_episodes=None)  # the sets are small
         for name, most in SMALL.items():
             if hasattr(self.datamodule, name) and (name == "max_turns" or getattr(self.datamodule, name) is not None):
                 setattr(self.datamodule, name, min(getattr(self.datamodule, name) or most, most))

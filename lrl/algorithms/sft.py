@@ -10,10 +10,14 @@ Departures from the usual recipe (Hugging Face's ``labels`` loss, TRL's ``SFTTra
 
 1. Only the response counts, not the prompt; ``DemonstrationsDataModule(loss_on="all")`` counts both.
 2. No label smoothing: the policy is to be as sure as the demonstrations are.
-3. A response of a ``ScoringPolicy`` is one token, the choice: its loss is the cross-entropy over the candidates.
+3. A response of a ``ScoringPolicy`` is one token, the choice: its loss is the cross-entropy over the candidates. So is
+   a native action of an ``MLPPolicy`` or a ``HeadPolicy``: the cross-entropy, or for a Box the likelihood of a clipped
+   Gaussian (:meth:`~lrl.functional.distributions.Gaussian.clipped_logprobs`), whose log-std is trained too.
 4. What all prompts of a batch begin with is computed once per packed row (``TextPolicy(pack_tokens=...)``).
 5. pi is the model's own distribution, whatever temperature the policy samples with.
 6. Dropout, the adapters' and the model's own, follows from the run's seed and the batch's place in the run.
+7. Running statistics are those of all training demonstrations, taken before the first update, unless ``init_from`` or
+   a checkpoint brought some.
 """
 
 from __future__ import annotations
@@ -35,6 +39,9 @@ from lrl.training.metrics import MetricMeans
 from lrl.training.optimizer import OptimizerConfig
 from lrl.turn_batch import TurnBatch
 from lrl.types import Evaluation, TokenLoss
+
+_CHUNK = 4096
+"""Demonstrations that running statistics learn from at a time."""
 
 
 class SFTModule(GradientModule):
@@ -80,6 +87,15 @@ class SFTModule(GradientModule):
                 "sampling.temperature %g is ignored, SFT trains at 1.", sampling.temperature
             )
             self.policy.sampling = self.policy.sampling_at(1.0)
+
+    @torch.no_grad()
+    def on_train_start(self) -> None:
+        """Take the running statistics of the policy from the demonstrations, if it has none yet."""
+        if self.policy.lacks_statistics:
+            with self.trainer.precision_plugin.forward_context():
+                for number, batch in enumerate(self._demonstrations.in_order(_CHUNK)):
+                    self.policy.learn_statistics(batch.to(self.device), number)
+                    self.policy.settle_statistics(number + 1)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Log what the previous steps recorded, if it is time; advance the clocks; name the dropout of this batch."""

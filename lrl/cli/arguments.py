@@ -32,10 +32,11 @@ def exit_on_user_error(parser: argparse.ArgumentParser) -> Iterator[None]:
         parser.exit(2, f"{parser.prog}: {error}\n")
 
 
-def add_env_arguments(parser: argparse.ArgumentParser, required: bool = False) -> None:
-    """Add ``--env_id`` and the options that belong to it; :func:`envs_of` reads them."""
-    where = "registered name" if required else "default: the checkpoint's validation environment, or FrozenLake-v1"
-    parser.add_argument("--env_id", required=required, help=where)
+def add_env_arguments(
+    parser: argparse.ArgumentParser, default: str = "the checkpoint's validation environment, or FrozenLake-v1"
+) -> None:
+    """Add ``--env_id``, whose ``default`` its help names, and the options that belong to it, for :func:`envs_of`."""
+    parser.add_argument("--env_id", help=f"default: {default}")
     parser.add_argument("--env_kwargs", default="{}", help="JSON object for --env_id")
     parser.add_argument("--reset_options", default="{}", help="JSON object for every reset of --env_id")
     parser.add_argument("--numbers", choices=("decimals", "integers"), help="default: as saved in the checkpoint")
@@ -58,6 +59,17 @@ def envs_of(arguments: argparse.Namespace, numbers: NumberFormat | None = None, 
     return GymnasiumEnvs(
         arguments.env_id or "FrozenLake-v1", kwargs, numbers=numbers, reset_options=options, **settings
     )
+
+
+def check_env_arguments(arguments: argparse.Namespace) -> None:
+    """Raise if ``--env_kwargs`` or ``--reset_options`` would be ignored.
+
+    Raises:
+        ValueError: one of them is given and ``--env_id`` is not.
+    """
+    for name in ("env_kwargs", "reset_options"):
+        if not arguments.env_id and json_object(name, getattr(arguments, name)):
+            raise ValueError(f"--{name} is given without --env_id; name the environment that it is for.")
 
 
 def add_fabric_arguments(parser: argparse.ArgumentParser) -> None:

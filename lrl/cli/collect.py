@@ -2,10 +2,11 @@
 
 lrl collect --policy expert --env_id lrl/BabyAI-GoToLocal-v0 --dataset_id lrl/babyai-goto/bot-v0
 lrl collect --policy runs/frozen_lake/grpo/<run> --env_id FrozenLake-v1 --dataset_id lrl/lake/llm-v0
-lrl collect --policy runs/cartpole/ppo/<run> --env_id CartPole-v1 --dataset_id lrl/cartpole/ppo-v0
+lrl collect --policy runs/cartpole/ppo_mlp/<run> --dataset_id lrl/cartpole/expert-v0 --num_envs 16
 lrl collect --env_id lrl/BabyAI-GoToLocal-v0 --dataset_id lrl/babyai-goto/bot-v0 --jsonl goto.jsonl
 
-A checkpoint may hold any policy: a language model that acts in text, or a network with native actions.
+A run or checkpoint may hold any policy: a language model that acts in text, or a network with native actions. Without
+--env_id it plays in the environment that it was trained in.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lrl.cli.arguments import add_env_arguments, command_parser, envs_of, exit_on_user_error
+from lrl.cli.arguments import add_env_arguments, check_env_arguments, command_parser, envs_of, exit_on_user_error
 
 if TYPE_CHECKING:
     from lrl.codecs.numbers import Ranges
@@ -30,13 +31,13 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--policy", help="expert, random, constant, a checkpoint or a run directory; without it nothing is played"
     )
-    add_env_arguments(parser, required=True)
+    add_env_arguments(parser, "the environment that the run was trained in; a baseline needs one")
     parser.add_argument("--dataset_id", required=True, help="Minari's name, such as lrl/babyai-goto/bot-v0")
     parser.add_argument("--episodes", type=int, default=100, help="to play, one seed each, all to their end")
     parser.add_argument("--seed", type=int, default=0, help="of the first episode")
     parser.add_argument("--num_envs", type=int, default=1, help="in parallel; the data set does not depend on it")
     parser.add_argument("--vectorization", choices=("sync", "async"), default="sync", help="async: in processes")
-    parser.add_argument("--temperature", type=float, default=0.0, help="of a checkpoint; 0 takes its best action")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of a run; 0: its mean or most probable action")
     parser.add_argument("--random_share", type=float, default=0.0, help="of turns with a random action, text only")
     parser.add_argument("--successful_only", action="store_true", help="keep what the environment calls a success")
     parser.add_argument("--jsonl", type=Path, metavar="FILE", help="write the data set as JSON lines as well")
@@ -96,21 +97,26 @@ def load(arguments: argparse.Namespace) -> tuple[Actor | None, GymnasiumEnvs]:
     """Load the policy, None without ``--policy``, and the environment.
 
     Raises:
-        ValueError: ``--policy`` is neither a baseline nor a path.
+        ValueError: ``--policy`` is neither a baseline nor a path, or the environment is not known.
     """
-    from lrl.evaluation.checkpoint import BASELINES, load_baseline, load_policy, saved_numbers
+    from lrl.evaluation.checkpoint import BASELINES, load_baseline, load_policy, saved_numbers, training_env
 
     name: str | None = arguments.policy
-    numbers = None
-    if name is not None and name not in BASELINES:
-        if not Path(name).exists():
-            known = ", ".join(BASELINES)
-            raise ValueError(f"--policy is {name!r}; it must be {known}, a checkpoint or a run directory.")
-        numbers = saved_numbers(name, arguments.numbers)
-    env = envs_of(arguments, numbers, vectorization=arguments.vectorization)
-    if name is None:
-        return None, env
-    return (load_baseline if name in BASELINES else load_policy)(name, env).policy, env
+    check_env_arguments(arguments)
+    if name is None or name in BASELINES:
+        if arguments.env_id is None:
+            raise ValueError("--env_id is missing; it must be a registered name, unless --policy is a run.")
+        env = envs_of(arguments, vectorization=arguments.vectorization)
+        return None if name is None else load_baseline(name, env).policy, env
+    if not Path(name).exists():
+        known = ", ".join(BASELINES)
+        raise ValueError(f"--policy is {name!r}; it must be {known}, a checkpoint or a run directory.")
+    numbers = saved_numbers(name, arguments.numbers)
+    if arguments.env_id is None:
+        env = training_env(name).with_vectorization(arguments.vectorization)
+    else:
+        env = envs_of(arguments, numbers, vectorization=arguments.vectorization)
+    return load_policy(name, env).policy, env
 
 
 def record(policy: Actor, env: GymnasiumEnvs, arguments: argparse.Namespace) -> Collected:

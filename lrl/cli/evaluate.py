@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from lrl.cli.arguments import (
     add_env_arguments,
     add_fabric_arguments,
+    check_env_arguments,
     command_parser,
     envs_of,
     exit_on_user_error,
     fabric_of,
-    json_object,
 )
 
 if TYPE_CHECKING:
@@ -164,9 +164,7 @@ def load(arguments: argparse.Namespace) -> Loaded:
 
     check_subject(arguments)
     if arguments.checkpoint is not None:
-        for name in ("env_kwargs", "reset_options"):
-            if not arguments.env_id and json_object(name, getattr(arguments, name)):
-                raise ValueError(f"--{name} is given without --env_id; name the environment that it is for.")
+        check_env_arguments(arguments)
         numbers = saved_numbers(arguments.checkpoint, arguments.numbers)
         loaded = load_policy(arguments.checkpoint, envs_of(arguments, numbers) if arguments.env_id else None)
         kind = type(loaded.policy).__name__

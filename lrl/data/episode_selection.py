@@ -48,16 +48,7 @@ class EpisodeSelection:
         Raises:
             ValueError: If the split has fewer episodes or steps, or none with this return.
         """
-        episodes = self._split(len(steps))
-        if self.min_return is not None:
-            returns = reader.returns
-            episodes = episodes[returns[episodes] >= self.min_return]
-            if not len(episodes):
-                raise ValueError(
-                    f"{self.key}.min_return is {self.min_return}, but the best episode of the {self.split} split of "
-                    f"{reader.dataset_id!r} has {returns[self._split(len(steps))].max(initial=-np.inf):.6g}; it must "
-                    "be at most that."
-                )
+        episodes = self._with_min_return(reader, self._split(len(steps)))
         episodes = episodes[steps[episodes] > 0]
         steps = steps[episodes]
         self._check_size(reader.dataset_id, steps)
@@ -66,14 +57,28 @@ class EpisodeSelection:
         steps = np.clip(self.num_rows - (np.cumsum(steps) - steps), 0, steps)
         return episodes[steps > 0], steps[steps > 0]
 
+    def _with_min_return(self, reader: DatasetReader, episodes: np.ndarray) -> np.ndarray:
+        """Return those of some episodes, int64 ``(episode,)``, whose return is at least ``min_return``."""
+        if self.min_return is None or not len(episodes):
+            return episodes
+        returns = reader.returns[episodes]
+        if returns.max() < self.min_return:
+            raise ValueError(
+                f"{self.key}.min_return is {self.min_return:g}, but the returns in the {self.split} split of "
+                f"{reader.dataset_id!r} are {returns.min():.6g} to {returns.max():.6g}; it must be at most "
+                "the greatest."
+            )
+        return episodes[returns >= self.min_return]
+
     def _check_size(self, dataset_id: str, steps: np.ndarray) -> None:
         """Raise if more is asked for than the episodes with ``steps``, int64 ``(episode,)``, hold."""
         available = {"num_episodes": len(steps), "num_rows": int(steps.sum())}
+        above = "" if self.min_return is None else f" with a return of {self.min_return:g} or more"
         for name, count in available.items():
             if (getattr(self, name) or 1) > count:
                 raise ValueError(
                     f"{self.key}.{name} is {getattr(self, name)}, but the {self.split} split of {dataset_id!r} holds "
-                    f"{count}; it must be at most that."
+                    f"{count}{above}; it must be at most that."
                 )
 
     def _split(self, num_episodes: int) -> np.ndarray:

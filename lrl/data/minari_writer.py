@@ -152,6 +152,7 @@ def collect(
                 f"successful and {int((results.lengths > results.invalid_actions).sum())} had a legal action."
             )
         about = {"policy": name, "commit": commit, "random_share": random_share, "successful_only": successful_only}
+        about |= {"temperature": policy.sampling.temperature if sampling is None else sampling.temperature}
         writer.finish(_metadata(recorder, results, env, about))
     return Collected(results=results, episodes=len(recorder.returns), steps=recorder.steps)
 

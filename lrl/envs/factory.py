@@ -138,6 +138,12 @@ class GymnasiumEnvs(EnvFactory):
         factory._codec = codec
         return factory
 
+    def with_vectorization(self, vectorization: Literal["sync", "async"]) -> GymnasiumEnvs:
+        """Return a copy that steps its environments in another way."""
+        factory = copy.copy(self)
+        factory.vectorization = vectorization
+        return factory
+
     def make_native(self) -> gym.Env:
         """Create one native environment with its time limit, without text.
 

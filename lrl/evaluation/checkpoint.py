@@ -104,15 +104,33 @@ def saved_numbers(path: str | Path, kind: str | None = None) -> NumberFormat | N
     Raises:
         ValueError: the user asks for another kind than the saved one.
     """
-    config = yaml.safe_load(
-        read_checkpoint(checkpoint_file(Path(path)), weights=False).get("lrl", {}).get("config", "")
-    )
-    data = current_config(config or {}).get("data", {}).get("init_args", {})
+    data = _saved_data(checkpoint_file(Path(path)))
     saved = ((_env_config(data) or {}).get("init_args") or {}).get("numbers")
     numbers = NumberFormat(**saved) if saved else None
     if kind is not None and kind != (numbers or NumberFormat()).kind:
         raise ValueError(f"--numbers is {kind!r}, but the checkpoint was trained with another format; leave it out.")
     return numbers
+
+
+def training_env(path: str | Path) -> GymnasiumEnvs:
+    """Return the environment that a checkpoint was trained in, by which its episodes can be recorded.
+
+    Raises:
+        ValueError: there is no checkpoint, or it was not trained in a registered environment.
+    """
+    file = checkpoint_file(Path(path), "--policy")
+    config = _saved_data(file).get("env")
+    env = None if config is None else _build(EnvFactory, config, file)
+    if not isinstance(env, GymnasiumEnvs):
+        what = "no environment" if env is None else type(env).__name__
+        raise ValueError(f"--policy is {str(path)!r}, which was trained on {what}; --env_id is needed.")
+    return env
+
+
+def _saved_data(file: Path) -> Mapping[str, Any]:
+    """Return the ``data.init_args`` of a checkpoint's configuration; empty if it has none."""
+    config = yaml.safe_load(read_checkpoint(file, weights=False).get("lrl", {}).get("config", ""))
+    return current_config(config or {}).get("data", {}).get("init_args", {})
 
 
 def load_model(

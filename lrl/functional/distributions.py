@@ -86,6 +86,24 @@ class Gaussian(Distribution):
         )
         return each.sum(-1)
 
+    def clipped_logprobs(self, samples: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """Return the log-likelihoods ``(turn, token)`` of samples that were clipped to a box (Tobin, 1958).
+
+        Inside the box that is the log-density; at a bound it is the logarithm of the probability of a sample there or
+        beyond, all of which clipping moves to the bound. A mean beyond a bound that was met is not penalised.
+
+        Args:
+            samples: vectors ``(turn, token, dimension)``; what lies outside the box counts as on its bound.
+            low: least values, ``(dimension,)``, maybe infinite.
+            high: greatest values, ``(dimension,)``, maybe infinite.
+        """
+        inside = samples.clamp(low, high)
+        beyond = (samples >= high).to(inside.dtype) - (samples <= low).to(inside.dtype)  # 1, 0 or -1
+        deviations = (inside - self.means) / self.log_std.exp()
+        density = -0.5 * deviations.square() - self.log_std - 0.5 * math.log(2 * math.pi)
+        mass = torch.special.log_ndtr((-beyond * deviations).double())  # float32 gradients are wrong beyond 1,000 std
+        return torch.where(beyond == 0, density, mass.to(density.dtype)).sum(-1)
+
     def entropy(self) -> Tensor:
         """Return the differential entropy in nats, ``(turn, token)``; it may be negative."""
         return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)

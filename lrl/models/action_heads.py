@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -14,10 +15,29 @@ from torch import Tensor, nn
 from lrl.functional.distributions import Categorical, Distribution, Gaussian
 from lrl.functional.random import token_bits, token_uniforms
 from lrl.models.sampling import sample_tokens, sampling_logprobs
+from lrl.ranges import PositiveFloat, check_fields
+from lrl.turn_batch import Inputs
 from lrl.types import RandomKeys, SamplingConfig
 
 _TINY = 2.0**-54
 """Half a step of the uniform numbers: the normal quantile of 0 is infinite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservationCriticConfig:
+    """A value network on the observation's numbers, which shares nothing with the actor."""
+
+    hidden_sizes: Sequence[int] = (64, 64)
+    """Sizes of its hidden layers; their activation is that of the head."""
+    normalise_observations: bool = True
+    """Whether observations are normalised by running mean and standard deviation."""
+    observation_clip: PositiveFloat = 5.0
+    """Largest absolute value of a normalised observation."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "policy.critic")
+        if any(size < 1 for size in self.hidden_sizes):
+            raise ValueError(f"policy.critic.hidden_sizes is {list(self.hidden_sizes)}; all must be positive.")
 
 
 class ActionHead(nn.Module):
@@ -50,6 +70,34 @@ class ActionHead(nn.Module):
     def logprobs(self, distribution: Distribution, actions: Tensor) -> Tensor:
         """Return the log-probabilities ``(turn, 1)`` of actions ``(turn,)`` or ``(turn, dimension)``."""
         return distribution.logprobs(actions[:, None])
+
+    def encode(self, actions: Sequence[Any]) -> dict[str, Tensor]:
+        """Return demonstrated native actions as inputs of a turn, which :meth:`logprobs_of` reads.
+
+        Args:
+            actions: as an environment received them: of a Box clipped.
+
+        Returns:
+            ``action``, int64 ``(turn,)``, or for a Box ``clipped_action`` ``(turn, dimension)``.
+        """
+        if self.log_std is None:
+            return {"action": torch.as_tensor(np.asarray(actions, dtype=np.int64) - int(self.space.start))}
+        rows = np.asarray(actions).reshape(len(actions), -1)
+        return {"clipped_action": torch.as_tensor(rows, dtype=self.log_std.dtype)}
+
+    def logprobs_of(self, distribution: Distribution, inputs: Inputs) -> Tensor:
+        """Return the log-probabilities ``(turn, 1)`` of the actions of some turns, sampled or demonstrated.
+
+        Of a sampled action of a Box that is its density before clipping; of a demonstrated one only the clipped action
+        is known, so it has the likelihood of what is clipped
+        (:meth:`~lrl.functional.distributions.Gaussian.clipped_logprobs`).
+        """
+        if "clipped_action" not in inputs:
+            return self.logprobs(distribution, inputs["action"])
+        assert isinstance(distribution, Gaussian)
+        actions = inputs["clipped_action"][:, None]
+        low, high = (torch.as_tensor(bound).flatten().to(actions) for bound in (self.space.low, self.space.high))
+        return distribution.clipped_logprobs(actions, low, high)
 
     def sample(self, outputs: Tensor, keys: RandomKeys, sampling: SamplingConfig) -> tuple[Any, Tensor, Tensor]:
         """Sample one action per row; at temperature 0 take the most probable one, or the mean.

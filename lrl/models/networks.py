@@ -109,6 +109,11 @@ class RunningStatistics(nn.Module, ABC):
             self.register_buffer(name, spread.new_zeros(2 + len(spread), size))
         self.register_buffer("learned_in", torch.tensor(-1))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no vectors have taken effect yet."""
+        return bool(self.counting[0, 0] == 0)
+
     @abstractmethod
     def spread(self, deviations: Tensor) -> Tensor:
         """Return the sum of squares or products of deviations from the mean ``(row, size)``, as ``(some, size)``."""

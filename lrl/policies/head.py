@@ -5,42 +5,25 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal, final
 
 import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from lrl.models.action_heads import ActionHead, check_spaces, is_numbers, vector_size, vectors
+from lrl.models.action_heads import ActionHead, ObservationCriticConfig, check_spaces, is_numbers, vector_size, vectors
 from lrl.models.language_model import LanguageModelConfig
 from lrl.models.networks import RunningNorm, RunningWhitening, at_least_float32, mlp, seeded_init, value_view
 from lrl.models.padding import pad_prompts
+from lrl.models.text_states import KeptStates, pool
 from lrl.policies.policy import Policy
 from lrl.policies.trunk import LanguageModelTrunk, evaluating
-from lrl.ranges import LeftOpenUnitInterval, PositiveFloat, PositiveInt, check_arguments, check_fields
+from lrl.ranges import LeftOpenUnitInterval, PositiveInt, check_arguments
 from lrl.turn_batch import Inputs, TurnBatch
-from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig
+from lrl.types import Decisions, Evaluation, History, NativeTurn, RandomKeys, SamplingConfig
 
 _STATE_CLIP = 5.0
 """Largest absolute value of a whitened state."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObservationCriticConfig:
-    """A value network on the observation's numbers, which shares nothing with the actor."""
-
-    hidden_sizes: Sequence[int] = (64, 64)
-    """Sizes of its hidden layers; their activation is that of the head."""
-    normalise_observations: bool = True
-    """Whether observations are normalised by running mean and standard deviation."""
-    observation_clip: PositiveFloat = 5.0
-    """Largest absolute value of a normalised observation."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "policy.critic")
-        if any(size < 1 for size in self.hidden_sizes):
-            raise ValueError(f"policy.critic.hidden_sizes is {list(self.hidden_sizes)}; all must be positive.")
 
 
 @final
@@ -60,13 +43,15 @@ class HeadPolicy(Policy):
         whiten_states: whitens what the head reads by running statistics; the least standard deviation, as a share of
             the largest, that is stretched in full. Null leaves states as they are.
         max_text_tokens: a longer observation is an error: to leave out numbers would be worse.
-        freeze_trunk: train the head alone, on states that are computed once, in the rollout.
+        freeze_trunk: train the head alone, on states that are computed once: in the rollout, or, of demonstrations, in
+            the first pass.
         critic: the value network; null has none.
         initial_log_std: of the Gaussian.
         init_seed: of head and critic; null takes the run's seed.
     """
 
     trunk: LanguageModelTrunk
+    demonstration_losses = ("completion",)
 
     def __init__(
         self,
@@ -92,13 +77,14 @@ class HeadPolicy(Policy):
         self.trunk = LanguageModelTrunk(language_model)
         self.language_model = self.trunk.language_model
         self.hidden_sizes, self.activation, self.output_gain = tuple(hidden_sizes), activation, output_gain
-        self.pooling, self.whiten_states = pooling, whiten_states
-        self.max_text_tokens, self.freeze_trunk = max_text_tokens, freeze_trunk
+        self.pooling: Literal["last", "mean"] = pooling
+        self.max_text_tokens, self.freeze_trunk, self.whiten_states = max_text_tokens, freeze_trunk, whiten_states
         self.critic_config, self.has_critic = critic, critic is not None
         self.initial_log_std, self.init_seed = initial_log_std, init_seed
         self.layers: nn.Sequential | None = None
         self._spaces: tuple[gym.Space, gym.Space] | None = None
         self._reference: list[nn.Module] = []
+        self._kept_states = KeptStates(language_model.state_cache_mb)
 
     @property
     def response_format(self) -> None:
@@ -194,7 +180,7 @@ class HeadPolicy(Policy):
             return inputs["states"]
         ids, mask = inputs["text_ids"], inputs["text_mask"]
         with self.language_model.reference() if reference and not self.freeze_trunk else nullcontext() as model:
-            states = self._pool(self.language_model.states(ids, mask, model), mask)
+            states = pool(self.language_model.states(ids, mask, model), mask, self.pooling)
         self._check_precision(states)
         return at_least_float32(states)
 
@@ -213,13 +199,6 @@ class HeadPolicy(Policy):
             weights = next(layers.parameters())
             return at_least_float32(layers(whitening(states).to(weights.dtype)))
 
-    def _pool(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Reduce states ``(turn, column, hidden)`` with their mask ``(turn, column)`` to ``(turn, hidden)``."""
-        lengths = mask.sum(1)
-        if self.pooling == "mean":
-            return (states * mask[..., None]).sum(1) / lengths[:, None]
-        return states[torch.arange(len(states), device=states.device), lengths - 1]
-
     @torch.no_grad()
     def act(
         self,
@@ -230,8 +209,7 @@ class HeadPolicy(Policy):
     ) -> Decisions:
         """Sample one action per row; at temperature 0 take the most probable one, or the mean. Makes no values."""
         sampling = self.sampling if sampling is None else sampling
-        padded = pad_prompts([self.encode_observation(seen) for seen in observations], self.language_model.device)
-        text = {"text_ids": padded["prompt_ids"], "text_mask": padded["prompt_mask"]}
+        text = self._text(observations)
         with evaluating(self):
             states = self._states(text)
             outputs = self._head_outputs(states, self.whitening, self.layers)
@@ -248,6 +226,32 @@ class HeadPolicy(Policy):
             logprobs=logprobs,
             memory=memory,
         )
+
+    def _text(self, observations: Sequence[Any]) -> dict[str, Tensor]:
+        """Return the token ids of observations and their mask, each ``(row, column)``."""
+        padded = pad_prompts([self.encode_observation(seen) for seen in observations], self.language_model.device)
+        return {"text_ids": padded["prompt_ids"], "text_mask": padded["prompt_mask"]}
+
+    def encode_turns(self, turns: Sequence[NativeTurn]) -> Inputs:
+        """Return texts, observations for the critic, and demonstrated actions as the inputs of :meth:`evaluate`."""
+        observations = [turn.observation for turn in turns]
+        inputs = self._text(observations) | self.head.encode([turn.action for turn in turns])
+        return inputs | {"observation": self._vectors(observations)} if self.has_critic else inputs
+
+    def learn_statistics(
+        self, batch: TurnBatch, collection: int, reduce: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """Add turns to the running statistics."""
+        inputs = self._with_states(batch.inputs, self.whiten_states is not None)
+        super().learn_statistics(batch.replace(inputs=inputs), collection, reduce)
+
+    def _with_states(self, inputs: Inputs, needed: bool) -> Inputs:
+        """Add the states of demonstrated texts where they are needed; sampled turns come with theirs."""
+        if not needed or "states" in inputs:
+            return inputs
+        if not self.freeze_trunk:
+            return {**inputs, "states": self._states(inputs)}
+        return {**inputs, "states": self._kept_states.states(self.language_model.model, self._states, inputs)}
 
     def _vectors(self, observations: Sequence[Any]) -> Tensor:
         """Return observations as ``(row, size)``."""
@@ -281,9 +285,9 @@ class HeadPolicy(Policy):
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Compute log-probabilities and entropy of the actions, each ``(turn, 1)``; dropout is always off."""
         self.eval()
-        distribution = self.head.distribution(self.outputs(batch.inputs))
+        distribution = self.head.distribution(self.outputs(self._with_states(batch.inputs, self.freeze_trunk)))
         return Evaluation(
-            logprobs=self.head.logprobs(distribution, batch.inputs["action"]),
+            logprobs=self.head.logprobs_of(distribution, batch.inputs),
             entropy=distribution.entropy(),
             values=self._values(batch.inputs["observation"]) if self.has_critic else None,
             distribution=distribution,
@@ -293,4 +297,4 @@ class HeadPolicy(Policy):
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
         """Compute the log-probabilities ``(turn, 1)`` under the policy at the start of this run."""
         head: Any = self._reference[-1].to(batch.response_mask.device)
-        return head.logprobs(head.distribution(self.outputs(batch.inputs, reference=True)), batch.inputs["action"])
+        return head.logprobs_of(head.distribution(self.outputs(batch.inputs, reference=True)), batch.inputs)

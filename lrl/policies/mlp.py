@@ -14,8 +14,8 @@ from lrl.models.action_heads import ActionHead, check_spaces, vector_size, vecto
 from lrl.models.networks import RunningNorm, at_least_float32, mlp, seeded_init, value_view
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveFloat, check_arguments
-from lrl.turn_batch import TurnBatch
-from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig
+from lrl.turn_batch import Inputs, TurnBatch
+from lrl.types import Decisions, Evaluation, History, NativeTurn, RandomKeys, SamplingConfig
 
 
 @final
@@ -29,13 +29,15 @@ class MLPPolicy(Policy):
         hidden_sizes: of actor and critic.
         activation: ``relu``, ``tanh``, ``gelu`` or ``silu``.
         normalise_observations: whether to normalise by running mean and standard deviation, which change between
-            collections only.
+            collections only; a clone takes them from its demonstrations.
         observation_clip: largest absolute value of a normalised observation.
         shared_value_network: whether the critic is one more output of the actor.
         initial_log_std: of the Gaussian.
         critic: whether there is a value function.
         init_seed: of the weights; null takes the run's seed.
     """
+
+    demonstration_losses = ("completion",)
 
     def __init__(
         self,
@@ -137,6 +139,11 @@ class MLPPolicy(Policy):
             values=values,
         )
 
+    def encode_turns(self, turns: Sequence[NativeTurn]) -> Inputs:
+        """Return observations ``(turn, size)`` and demonstrated actions as the inputs of :meth:`evaluate`."""
+        observed = self._tensor([turn.observation for turn in turns])
+        return {"observation": observed} | self.head.encode([turn.action for turn in turns])
+
     def _tensor(self, observations: Sequence[Any]) -> Tensor:
         """Return observations as ``(row, size)``."""
         assert self.actor is not None, "configure() comes first"
@@ -159,7 +166,7 @@ class MLPPolicy(Policy):
         """Compute log-probabilities and entropy of the actions, each ``(turn, 1)``; there is no dropout."""
         outputs, values = self(batch.inputs["observation"])
         distribution = self.head.distribution(outputs)
-        logprobs = self.head.logprobs(distribution, batch.inputs["action"])
+        logprobs = self.head.logprobs_of(distribution, batch.inputs)
         return Evaluation(logprobs=logprobs, entropy=distribution.entropy(), values=values, distribution=distribution)
 
     def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:

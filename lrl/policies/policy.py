@@ -12,8 +12,8 @@ from lrl.models.networks import RunningStatistics
 from lrl.policies.actor import Actor
 from lrl.policies.trunk import LanguageModelTrunk
 from lrl.prompts.response_format import get_response_format
-from lrl.turn_batch import TurnBatch
-from lrl.types import Evaluation, History
+from lrl.turn_batch import Inputs, TurnBatch
+from lrl.types import Evaluation, History, NativeTurn
 
 
 class Policy(Actor):
@@ -129,6 +129,11 @@ class Policy(Actor):
         for part in self._statistics():
             part.settle(collection)
 
+    @property
+    def lacks_statistics(self) -> bool:
+        """Whether some running statistics have seen nothing yet, in this run or in the one that it started from."""
+        return any(part.is_empty for part in self._statistics())
+
     def _statistics(self) -> list[RunningStatistics]:
         """Return the modules that normalise by running statistics."""
         return [part for part in self.children() if isinstance(part, RunningStatistics)]
@@ -182,3 +187,11 @@ class Policy(Actor):
     def encode_responses(self, responses: Sequence[str]) -> list[list[int]]:
         """Return what :meth:`encode_response` returns for many responses, encoded together."""
         return [self.encode_response(response) for response in responses]
+
+    def encode_turns(self, turns: Sequence[NativeTurn]) -> Inputs:
+        """Return the inputs that :meth:`evaluate` needs for demonstrated native actions, each ``(turn, ...)``.
+
+        Raises:
+            ValueError: the policy does not act natively.
+        """
+        raise ValueError(f"model.policy is a {type(self).__name__}, which does not act natively.")

@@ -21,8 +21,9 @@ from benchmarks.timing import Comparison, alternate, finish, quiet
 from lrl.algorithms.sft import SFTModule
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.grid import FrozenLakeCodec, render_map
-from lrl.data.demonstrations.data_module import DemonstrationsDataModule, collate_demonstrations
+from lrl.data.demonstrations.data_module import DemonstrationsDataModule
 from lrl.data.demonstrations.sources import Demonstrations
+from lrl.data.demonstrations.tokens import collate_demonstrations
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.policy import Policy

@@ -3,12 +3,13 @@
 import math
 from dataclasses import replace
 
-import lightning as L
 import pytest
+import sft_runs
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from settings import made
-from tiny_runs import make_trainer, rollout_data, save_tiny_model, text_policy
+from sft_runs import SaveInside, logged, weights
+from tiny_runs import rollout_data, save_tiny_model, text_policy
 
 from lrl.algorithms.sft import SFTModule
 from lrl.data.demonstrations.data_module import DemonstrationsDataModule
@@ -38,22 +39,7 @@ def data(**changes):
 
 
 def fit(module, root, source=None, callbacks=(), ckpt_path=None, **changes):
-    trainer = make_trainer(root, *callbacks, **{"gradient_clip_val": 1.0, "enable_checkpointing": False} | changes)
-    trainer.fit(
-        module,
-        datamodule=data() if source is None else source,
-        ckpt_path=ckpt_path,
-        weights_only=True if ckpt_path else None,
-    )
-    return trainer
-
-
-def weights(module):
-    return torch.cat([weight.detach().flatten() for weight in module.parameters()])
-
-
-def logged(trainer, name):
-    return [row[name] for _, row in trainer.logger.rows if name in row]
+    return sft_runs.fit(module, root, data() if source is None else source, callbacks, ckpt_path, **changes)
 
 
 @pytest.mark.learning
@@ -94,19 +80,6 @@ def step_by_hand(source, module):
     assert max(float(grad.abs().max()) for grad in grads) > 1e-2
     stepped = [weight - 0.1 * grad for weight, grad in zip(module.parameters(), grads, strict=True)]
     return torch.cat([weight.detach().flatten() for weight in stepped])
-
-
-class SaveInside(L.Callback):
-    """A checkpoint after every optimiser step."""
-
-    def __init__(self, folder):
-        self.folder, self.saved = folder, []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        ends = batch_idx + 1 == trainer.num_training_batches
-        if ends or (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
-            self.saved.append(self.folder / f"{trainer.current_epoch}-{batch_idx}.ckpt")
-            trainer.save_checkpoint(self.saved[-1])
 
 
 def test_an_epoch_that_is_no_multiple_of_the_accumulation_still_weighs_tokens_equally(folder, tmp_path):

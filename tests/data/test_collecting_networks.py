@@ -3,6 +3,7 @@
 import copy
 import json
 
+import minari
 import numpy as np
 import pytest
 import torch
@@ -41,18 +42,23 @@ def network(env, scale=1e4):
     return policy
 
 
+def save_run(run, policy, env):
+    """A run directory of a network that was trained in an environment, given by its arguments."""
+    factory = {"class_path": "lrl.envs.factory.GymnasiumEnvs", "init_args": env}
+    trained = {"class_path": "lrl.policies.mlp.MLPPolicy", "init_args": MLP}
+    config = {"model": {"init_args": {"policy": trained}}, "data": {"init_args": {"env": factory}}}
+    state = {f"policy.{name}": tensor for name, tensor in policy.state_dict().items()}
+    ours = {"config": yaml.safe_dump(config), "env_steps": 7, "fingerprint": ""}
+    (run / "checkpoints").mkdir(parents=True)
+    torch.save({"state_dict": state, "lrl": ours}, run / "checkpoints" / "last.ckpt")
+
+
 @pytest.fixture(scope="module", params=["CartPole-v1", "HalfCheetah-v5"])
 def collected(request, tmp_path_factory):
     """What the script makes of a run directory: the environment, the run's policy, and what was printed."""
     folder, run = tmp_path_factory.mktemp("datasets"), tmp_path_factory.mktemp("runs") / "mlp"
     env = GymnasiumEnvs(request.param)
-    policy = {"class_path": "lrl.policies.mlp.MLPPolicy", "init_args": MLP}
-    factory = {"class_path": "lrl.envs.factory.GymnasiumEnvs", "init_args": {"id": request.param}}
-    config = {"model": {"init_args": {"policy": policy}}, "data": {"init_args": {"env": factory}}}
-    state = {f"policy.{name}": tensor for name, tensor in network(env).state_dict().items()}
-    ours = {"config": yaml.safe_dump(config), "env_steps": 7, "fingerprint": ""}
-    (run / "checkpoints").mkdir(parents=True)
-    torch.save({"state_dict": state, "lrl": ours}, run / "checkpoints" / "last.ckpt")
+    save_run(run, network(env), {"id": request.param})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINARI_DATASETS_PATH", str(folder))
         arguments = ["--policy", str(run), "--env_id", request.param, "--dataset_id", "lrl/network-v0"]
@@ -87,6 +93,22 @@ def test_a_checkpoint_of_a_network_is_recorded_in_native_observations_and_action
             (choice,) = policy.act([seen], [()], KEYS, SamplingConfig(temperature=0)).actions
             np.testing.assert_allclose(action, choice, atol=1e-4)
             seen = native.step(action)[0]
+    native.close()
+
+
+def test_what_is_recorded_is_what_the_environment_gives_for_the_recorded_actions(collected):
+    env, native = collected[0], collected[0].make_native()
+    dataset = minari.load_dataset("lrl/network-v0")
+    assert dataset.total_episodes == 3
+    for index, episode in enumerate(dataset):
+        native.reset(seed=5 + index)
+        replayed = [native.step(action)[1:4] for action in episode.actions]
+        assert [reward for reward, *_ in replayed] == episode.rewards.tolist()
+        ends = list(zip(episode.terminations.tolist(), episode.truncations.tolist(), strict=True))
+        assert [end for _, *end in replayed] == [list(end) for end in ends]
+        assert [any(end) for end in ends] == [False] * (len(ends) - 1) + [True], "whole, and no step after its end"
+        if env.id == "HalfCheetah-v5":
+            assert ends[-1] == (False, True), "cut by its time limit"
     native.close()
 
 
@@ -142,6 +164,46 @@ def test_the_data_set_of_a_network_does_not_depend_on_how_many_environments_play
     for ours, theirs in zip(gather(env, policy), gather(env, policy, "lrl/side-by-side-v0", 3), strict=True):
         np.testing.assert_allclose(ours.observations, theirs.observations, atol=1e-5)
         np.testing.assert_allclose(ours.actions, theirs.actions, atol=1e-5)
+
+
+def test_a_run_plays_where_it_was_trained_unless_an_environment_is_named(datasets, tmp_path, capsys):
+    own = {"id": "CartPole-v1", "max_episode_steps": 6, "reset_options": {"low": 0.0, "high": 0.01}}
+    save_run(tmp_path / "run", network(GymnasiumEnvs("CartPole-v1"), scale=0.0), own)
+    arguments = ["--policy", str(tmp_path / "run"), "--episodes", "2", "--vectorization", "async", "--num_envs", "2"]
+    main("collect", [*arguments, "--dataset_id", "lrl/own-v0"])
+    main("collect", [*arguments, "--dataset_id", "lrl/named-v0", "--env_id", "CartPole-v1"])
+    reader, named = DatasetReader("lrl/own-v0"), DatasetReader("lrl/named-v0")
+    assert reader.metadata["lrl"]["reset_options"] == own["reset_options"]
+    assert reader.lengths.tolist() == [6, 6] and named.lengths.min() > 6
+    assert (np.array([reader.episode(index).observations[0] for index in range(2)]) >= 0).all()
+    assert "return 6" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--policy", "expert"], "--env_id is missing; it must be a registered name, unless --policy is a run"),
+        (["--ranges"], "--env_id is missing"),
+        (["--policy", "expert", "--env_kwargs", '{"a": 1}'], "--env_kwargs is given without --env_id"),
+        (["--policy", "nowhere"], "--policy is 'nowhere'; it must be random, constant, expert, a checkpoint or a run"),
+    ],
+)
+def test_an_environment_that_is_not_known_is_one_sentence(datasets, capsys, arguments, said):
+    with pytest.raises(SystemExit) as end:
+        main("collect", [*arguments, "--dataset_id", "lrl/none-v0"])
+    assert end.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_network_is_recorded_at_a_temperature(datasets):
+    env = GymnasiumEnvs("Pendulum-v1", max_episode_steps=20)
+    policy = network(env, scale=1.0)
+    gather(env, policy, sampling=policy.sampling_at(0.0))
+    hot = gather(env, policy, "lrl/hot-v0", sampling=policy.sampling_at(1.0))
+    again = gather(env, policy, "lrl/again-v0", 3, sampling=policy.sampling_at(1.0))
+    calm = [DatasetReader("lrl/test-v0").episode(index) for index in range(4)]
+    assert np.ptp(calm[0].actions) < 1 < np.ptp(hot[0].actions)
+    np.testing.assert_allclose(hot[2].actions, again[2].actions, atol=1e-5)
+    assert [DatasetReader(f"lrl/{name}-v0").metadata["lrl"]["temperature"] for name in ("test", "hot")] == [0, 1]
 
 
 def test_the_codecs_context_is_kept_with_the_episodes_of_a_network(datasets):

@@ -31,6 +31,37 @@ def test_divergence_entropy_and_logprobs_are_those_of_torch(kind):
     torch.testing.assert_close(ours.kl(ours.detach()), torch.zeros(5, 2, dtype=torch.float64))
 
 
+def test_a_clipped_sample_has_the_probability_of_all_that_clipping_moves_to_the_bound():
+    """By hand, for a standard normal: log density at .5, log Phi(-1) and log Phi(-2)."""
+    low, high = torch.tensor([-1.0]), torch.tensor([2.0])
+    gaussian = Gaussian(torch.zeros(5, 1, 1), torch.zeros(1))
+    samples = torch.tensor([0.5, -1.0, 2.0, -7.0, 7.0])[:, None, None]
+    expected = torch.tensor([-1.0439385, -1.8410216, -3.7831843, -1.8410216, -3.7831843])
+    torch.testing.assert_close(gaussian.clipped_logprobs(samples, low, high), expected[:, None])
+
+
+def test_clipped_probabilities_sum_to_one_and_are_the_plain_ones_in_an_infinite_box():
+    low, high = torch.tensor([-1.0], dtype=torch.float64), torch.tensor([0.7], dtype=torch.float64)
+    gaussian = Gaussian(torch.full((1, 1, 1), 0.3, dtype=torch.float64), torch.tensor([-0.5], dtype=torch.float64))
+    grid = torch.linspace(-1, 0.7, 20001, dtype=torch.float64)[1:-1, None, None]
+    everywhere = Gaussian(gaussian.means.expand_as(grid), gaussian.log_std[0, 0])
+    inside = torch.trapezoid(everywhere.clipped_logprobs(grid, low, high).exp()[:, 0], grid[:, 0, 0])
+    bounds = [float(gaussian.clipped_logprobs(bound[None, None], low, high).exp()) for bound in (low, high)]
+    assert float(inside) + sum(bounds) == pytest.approx(1, abs=1e-3)
+    (ours, _), _ = pair("gaussian")
+    infinite, samples = torch.full((3,), torch.inf, dtype=torch.float64), normal(5, 2, 3, seed=4)
+    torch.testing.assert_close(ours.clipped_logprobs(samples, -infinite, infinite), ours.logprobs(samples))
+
+
+@pytest.mark.parametrize("mean", [-1e4, -30.0, 0.0, 30.0, 1e4])
+def test_the_gradient_at_a_bound_is_finite_and_leads_towards_it(mean):
+    means, log_std = torch.full((1, 1, 1), mean, requires_grad=True), torch.full((1,), -3.0, requires_grad=True)
+    bounds = torch.tensor([-torch.inf]), torch.tensor([1.0])
+    Gaussian(means, log_std).clipped_logprobs(torch.ones(1, 1, 1), *bounds).sum().backward()
+    assert torch.isfinite(means.grad).all() and torch.isfinite(log_std.grad).all()
+    assert (means.grad > 0).all() if mean < 1 else (means.grad.abs() < 1e-6).all()
+
+
 @pytest.mark.parametrize("kind", ["categorical", "gaussian"])
 def test_a_detached_distribution_stays_when_the_parameters_move_in_place(kind):
     """A line search writes parameters in place; the old distribution must not move along."""

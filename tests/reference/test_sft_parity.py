@@ -5,7 +5,7 @@ import torch
 from settings import made
 
 from lrl.algorithms.sft import SFTModule
-from lrl.data.demonstrations.data_module import collate_demonstrations
+from lrl.data.demonstrations.tokens import collate_demonstrations
 from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate

@@ -9,7 +9,7 @@ import numpy as np
 
 from lrl.data.demonstrations.sources import Demonstrations, LazyDemonstrations
 from lrl.data.demonstrations.token_cache import cached_tokens
-from lrl.data.demonstrations.tokens import DemonstrationTokens, EncodedTokens, collate_demonstrations
+from lrl.data.demonstrations.tokens import DemonstrationTokens, EncodedTokens, encoded
 from lrl.data.run_data import MinibatchLoader, RunDataModule
 from lrl.data.validation import ValidationConfig
 from lrl.envs.factory import EnvFactory
@@ -26,7 +26,8 @@ _WINDOW = 32
 class DemonstrationsDataModule(RunDataModule):
     """Streams demonstrations as :class:`~lrl.turn_batch.TurnBatch`; one Lightning epoch is one pass over them.
 
-    They are tokenised on the fly by the policy itself, so that training sees the prompts of the environment. The
+    They are tokenised on the fly by the policy itself, so that training sees the prompts of the environment; a policy
+    that acts natively encodes native observations and actions instead, and an action counts as one token. The
     ``advantages`` of a batch are token weights: an optimiser step averages over the tokens of all its batches, on all
     ranks.
 
@@ -92,21 +93,37 @@ class DemonstrationsDataModule(RunDataModule):
             source.validate(self.env)
 
     def connect(self, policy: Policy) -> None:
-        """Take the policy that tokenises the demonstrations; the module calls this in its own ``setup``.
+        """Take the policy that encodes the demonstrations; the module calls this in its own ``setup``.
 
         Raises:
             ValueError: the policy cannot be trained on them.
         """
+        name = type(policy).__name__
         if not policy.demonstration_losses:
-            name = type(policy).__name__
-            raise ValueError(f"model.policy is a {name}; demonstrations need a TextPolicy or a ScoringPolicy.")
+            raise ValueError(f"model.policy is a {name}, which demonstrations cannot train.")
         if self.loss_on not in policy.demonstration_losses:
-            raise ValueError("data.loss_on is 'all', which a ScoringPolicy cannot train; it must be completion.")
+            raise ValueError(f"data.loss_on is 'all', which a {name} cannot train; it must be completion.")
+        if policy.response_format is None:
+            self._check_native(name)
         self._policy, self._tokens = policy, None
+
+    def _check_native(self, policy: str) -> None:
+        """Raise if a policy that acts natively, of this class, cannot be trained on the demonstrations."""
+        for source in self._sources:
+            if not source.has_native_turns:
+                raise ValueError(
+                    f"model.policy is a {policy}, which learns from native observations and actions, but "
+                    f"{type(source).__name__} hold texts; data.demonstrations must be MinariDemonstrations."
+                )
+        if self.token_cache is not None:
+            raise ValueError(
+                f"data.token_cache is {self.token_cache!r}, but a {policy} learns from native actions, which are not "
+                "tokenised; it must be null."
+            )
 
     @property
     def policy(self) -> Policy:
-        """The policy that tokenises the demonstrations."""
+        """The policy that encodes the demonstrations."""
         assert self._policy is not None, "connect() comes first"
         return self._policy
 
@@ -114,6 +131,8 @@ class DemonstrationsDataModule(RunDataModule):
         """Load and validate all demonstrations, so that errors are raised before a model is loaded."""
         for source in self._sources:
             self.load(source)
+        if self.validation_demonstrations is not None:
+            self.validation_demonstrations.check_held_out(self.demonstrations)
 
     def load(self, source: Demonstrations) -> Sequence[Demonstration]:
         """Return all demonstrations of a source, which are loaded once."""
@@ -131,11 +150,11 @@ class DemonstrationsDataModule(RunDataModule):
 
     @property
     def tokens(self) -> DemonstrationTokens:
-        """Token ids of the training demonstrations."""
+        """The training demonstrations as the policy encodes them."""
         if self._tokens is None:
             demonstrations = self.load(self.demonstrations)
             if self.token_cache is None:
-                self._tokens = EncodedTokens(demonstrations, self.policy, self.loss_on)
+                self._tokens = encoded(demonstrations, self.policy, self.loss_on)
             else:
                 self._tokens = cached_tokens(self.token_cache, demonstrations, self.policy, self.loss_on)
         return self._tokens
@@ -150,8 +169,14 @@ class DemonstrationsDataModule(RunDataModule):
         weight = self._accumulate * world_size / tokens  # Lightning divides the loss by the one, DDP by the other
         return self.tokens.batch(self._indices_of(epoch, index)[rank::world_size], weight)
 
+    def in_order(self, size: int) -> Iterator[TurnBatch]:
+        """Iterate once over all training demonstrations in their stored order, ``size`` at a time, on every rank."""
+        count = len(self.load(self.demonstrations))
+        for start in range(0, count, size):
+            yield self.tokens.batch(np.arange(start, min(start + size, count)))
+
     def num_tokens(self, epoch: int, index: int) -> int:
-        """Return the number of trained tokens of a batch over all ranks."""
+        """Return the number of trained tokens of a batch over all ranks; a native action is one."""
         return self.tokens.num_trained(self._indices_of(epoch, index))
 
     @property
@@ -176,7 +201,7 @@ class DemonstrationsDataModule(RunDataModule):
     def _window(self, epoch: int, window: int) -> np.ndarray:
         """Return the indices of a window's demonstrations, int64 ``(batch, batch_size)``.
 
-        They are sorted by length and cut into batches, which are then shuffled.
+        Texts are sorted by length and cut into batches, which are then shuffled.
         """
         size, start = self.batch_size, window * _WINDOW * self.batch_size
         indices = self._shuffled(epoch)[start : start + _WINDOW * size]
@@ -207,13 +232,13 @@ class DemonstrationsDataModule(RunDataModule):
         if self.validation_demonstrations is None:
             return
         demonstrations = self.load(self.validation_demonstrations)
-        tokens = EncodedTokens(demonstrations, self.policy, self.loss_on)
-        own, window = range(rank, len(demonstrations), world_size), _WINDOW * self.batch_size
+        tokens = encoded(demonstrations, self.policy, self.loss_on)
+        own, window = np.arange(rank, len(demonstrations), world_size), _WINDOW * self.batch_size
         for start in range(0, len(own), window):
-            loaded = (demonstrations[i] for i in own[start : start + window])
-            by_length = sorted(loaded, key=lambda demonstration: demonstration.characters)
+            indices = own[start : start + window]
+            by_length = indices[np.argsort(tokens.characters(indices), kind="stable")]
             for first in range(0, len(by_length), self.batch_size):
-                yield collate_demonstrations(*tokens.encode(by_length[first : first + self.batch_size]))
+                yield tokens.batch(by_length[first : first + self.batch_size])
 
     def tick(self, epoch: int, index: int) -> None:
         """Advance the clocks by one batch over all ranks."""

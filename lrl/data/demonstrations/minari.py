@@ -1,34 +1,28 @@
-"""Demonstrations from Minari data sets, written as text by the codec of the environment."""
+"""Demonstrations from Minari data sets: which data set, which of its episodes, and how they are shown."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from functools import partial
-from typing import NamedTuple, overload
 
 import numpy as np
 
 from lrl.codecs.codec import TextCodec
 from lrl.data.demonstrations.augmentation import Symmetry
-from lrl.data.demonstrations.sources import Demonstrations, LazyDemonstrations, Reasoning
+from lrl.data.demonstrations.minari_turns import MinariTurns, NativeTurns, TextTurns
+from lrl.data.demonstrations.sources import Demonstrations, Reasoning
 from lrl.data.episode_selection import EpisodeSelection, Split, check_dataset_spaces
 from lrl.envs.factory import EnvFactory
 from lrl.envs.minari_storage import DatasetReader, download
-from lrl.functional.random import counter_hash, permutation
 from lrl.policies.policy import Policy
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
-from lrl.types import Demonstration, PastTurn
-
-_BLOCK = 2**15
-"""Number of demonstrations that are shuffled together; about twice as many are kept in memory."""
 
 
 class MinariDemonstrations(Demonstrations):
     """Demonstrates the actions of a Minari data set, each with the prompt that the environment would have shown.
 
-    A data set holds native observations and actions; the environment's codec writes them as text, and the prompt's
-    history is that of the episode. Episodes are read lazily. Random actions that were inserted while collecting
+    A data set holds native observations and actions, from which a policy that acts natively learns; for one that
+    responds in text the environment's codec writes them as text, and the prompt's history is that of the episode.
+    Episodes are read lazily. Random actions that were inserted while collecting
     (``collect.py --random_share``) are not demonstrated but are part of the history. With ``advised`` the action that
     the policy would have chosen instead is demonstrated, which covers states that mistakes lead to (as in DAgger,
     arXiv:1011.0686).
@@ -47,6 +41,8 @@ class MinariDemonstrations(Demonstrations):
         advised: whether to demonstrate also the actions that were advised where a random action was taken.
         seed: seed of the split, the selection, the reasoning and the augmentation.
     """
+
+    has_native_turns = True
 
     def __init__(
         self,
@@ -105,14 +101,30 @@ class MinariDemonstrations(Demonstrations):
         check_dataset_spaces(self.reader, env, "demonstrations")
 
     def load(self, codec: TextCodec, policy: Policy) -> MinariTurns:
-        """Return the selected steps as a lazy sequence.
+        """Return the selected steps as a lazy sequence, native if the policy acts natively.
 
         Raises:
             ValueError: the data set is missing, empty, damaged or too small, or the codec cannot write it as text.
         """
-        turns = MinariTurns(self, codec, policy, *self._select())
+        kind = NativeTurns if policy.response_format is None else TextTurns
+        turns = kind(self, codec, policy, *self._select())
         turns[0]  # reports errors that all episodes have
         return turns
+
+    def check_held_out(self, training: Demonstrations) -> None:
+        """Raise if the training demonstrations include some of these episodes.
+
+        Raises:
+            ValueError: both are of one data set, and an episode is in both.
+        """
+        if isinstance(training, MinariDemonstrations) and training.dataset_id == self.dataset_id:
+            shared = np.intersect1d(self._select()[0], training._select()[0])
+            if len(shared):
+                raise ValueError(
+                    f"data.validation_demonstrations have {len(shared)} episodes of {self.dataset_id!r} in common with "
+                    "data.demonstrations; their splits must be validation and train, with one seed and one "
+                    "validation_share."
+                )
 
     def _select(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the selected episodes and their numbers of steps, each int64 ``(episode,)``."""
@@ -123,118 +135,3 @@ class MinariDemonstrations(Demonstrations):
                 "data set collected with --random_share."
             )
         return self.selection.select(self.reader, counts)
-
-
-class _EpisodeText(NamedTuple):
-    """Holds an episode as text."""
-
-    turns: tuple[PastTurn, ...]
-    """The turns as they were taken."""
-    advised: dict[int, str]
-    """The advised responses by step."""
-    steps: list[int]
-    """The steps that are demonstrated."""
-
-
-class MinariTurns(LazyDemonstrations):
-    """Sequence of the steps of some episodes, which are read from disk when they are needed and cached for a while.
-
-    Args:
-        source: the data set, its reasoning and its augmentation.
-        codec: codec of the environment.
-        policy: formats responses and gives the length of the history.
-        episodes: indices of the episodes, int64 ``(episode,)``.
-        steps: number of steps of each, int64 ``(episode,)``.
-    """
-
-    def __init__(
-        self, source: MinariDemonstrations, codec: TextCodec, policy: Policy, episodes: np.ndarray, steps: np.ndarray
-    ) -> None:
-        self._source, self._codec, self._policy = source, codec, policy
-        self._num_originals = len(episodes)
-        self.episodes = np.tile(episodes, source.copies)
-        self._starts = np.concatenate([[0], np.cumsum(np.tile(steps, source.copies))])
-        self._firsts: list[int] = self._starts.tolist()
-        self._cache: dict[int, _EpisodeText] = {}
-        self._num_cached = 0
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    @overload
-    def __getitem__(self, index: int) -> Demonstration: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Demonstration]: ...
-
-    def __getitem__(self, index: int | slice) -> Demonstration | list[Demonstration]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(len(self))[index]]
-        index = range(self._firsts[-1])[index]
-        number = bisect_right(self._firsts, index) - 1
-        turns, advised, steps = self._episode_text(number)
-        step = steps[index - self._firsts[number]]
-        assert self._policy.prompt is not None
-        history = turns[max(0, step - self._policy.prompt.history) : step]
-        return Demonstration(turns[step].observation, advised.get(step, turns[step].response), history)
-
-    def _episode_text(self, number: int) -> _EpisodeText:
-        """Return an episode as text, from a cache that drops the least recently used episode."""
-        text = self._cache.pop(number, None)
-        if text is None:
-            text = self._read(int(self.episodes[number]), number // self._num_originals)
-            self._num_cached += len(text.turns)
-        self._cache[number] = text
-        while self._num_cached > 2 * _BLOCK and len(self._cache) > 1:
-            self._num_cached -= len(self._cache.pop(next(iter(self._cache))).turns)
-        return text
-
-    def _read(self, episode: int, copy: int) -> _EpisodeText:
-        """Read one episode, transform it if ``copy`` is not 0, and write it as text."""
-        source, codec = self._source, self._codec
-        stored = source.reader.episode(episode)
-        key = (source.seed, episode, copy) if copy else (source.seed, episode)
-        random_bits = counter_hash("demonstration", *key, np.arange(len(stored.actions))).tolist()
-        try:
-            advice = source.reader.advised_actions(episode) if source.advised else {}
-            observations, num_steps = stored.observations, len(stored.actions)
-            actions = [*stored.actions, *map(codec.text_to_action, advice.values())]
-            if copy and source.symmetry is not None:
-                rng = np.random.default_rng([source.seed, episode, copy])
-                observations, actions = source.symmetry.augment(observations, actions, rng)
-            texts = codec.observations_to_texts(observations, stored.context)
-            action_texts = codec.actions_to_texts(actions)
-            write = partial(source.reasoning.write_response, self._policy, codec)
-            turns = tuple(
-                PastTurn(text, write(text, action_text, bits))
-                for text, action_text, bits in zip(texts, action_texts[:num_steps], random_bits, strict=True)
-            )
-            responses = {
-                step: write(texts[step], action_text, random_bits[step])
-                for step, action_text in zip(advice, action_texts[num_steps:], strict=True)
-            }
-        except (ValueError, LookupError, TypeError) as error:  # raised by a codec for data that it does not know
-            raise ValueError(
-                f"demonstrations.dataset_id is {source.dataset_id!r}, whose episode {episode} cannot be written as "
-                f"text by {type(codec).__name__}: {error}"
-            ) from error
-        return _EpisodeText(turns, responses, source.reader.demonstrated_steps(episode, source.advised).tolist())
-
-    @property
-    def fingerprint(self) -> str:
-        """State of the data set's files, and which of its steps are demonstrated in which words."""
-        source = self._source
-        files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.reader.files]
-        selected = [self.episodes.tolist(), self._starts.tolist(), source.seed, source.copies, source.advised]
-        symmetry = source.symmetry and (type(source.symmetry).__name__, vars(source.symmetry))
-        return repr((source.dataset_id, files, selected, source.reasoning.texts, symmetry))
-
-    def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
-        """Return every index once, int64 ``(turn,)``: episodes are shuffled, then steps within blocks of episodes."""
-        order = permutation(len(self.episodes), "episodes", seed, epoch)
-        block_of = (np.cumsum(np.diff(self._starts)[order]) - 1) // _BLOCK
-        blocks = []
-        for number in np.unique(block_of).tolist():
-            rows = np.concatenate([np.arange(*self._starts[e : e + 2]) for e in order[block_of == number]])
-            blocks.append(rows[permutation(len(rows), "demonstrations", seed, epoch, number)])
-        return np.concatenate(blocks)

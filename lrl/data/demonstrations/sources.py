@@ -19,6 +19,9 @@ from lrl.types import Demonstration
 class Demonstrations(ABC):
     """Abstract source of demonstrations."""
 
+    has_native_turns: bool = False
+    """Whether :meth:`load` gives native observations and actions to a policy that acts natively."""
+
     def prepare_data(self) -> None:  # noqa: B027 (most sources have nothing to download)
         """Download the data set if needed. Called once per machine, before all else; :meth:`load` reports failures."""
 
@@ -27,6 +30,13 @@ class Demonstrations(ABC):
 
         Raises:
             ValueError: observations or actions do not fit the environment.
+        """
+
+    def check_held_out(self, training: Demonstrations) -> None:  # noqa: B027 (most sources cannot tell)
+        """Raise if some of these demonstrations, which are held out, are training demonstrations. Called at loading.
+
+        Raises:
+            ValueError: they are.
         """
 
     @abstractmethod

@@ -64,7 +64,8 @@ class CachedTokens(DemonstrationTokens):
         start, first, end = self._bounds[:, indices]
         prompt_ids, prompt_mask = self._padded(start, first)
         response_ids, mask = self._padded(first, end)
-        return demonstrations_batch({"prompt_ids": prompt_ids, "prompt_mask": prompt_mask}, response_ids, mask, weight)
+        inputs = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "response_ids": response_ids}
+        return demonstrations_batch(inputs, mask, weight)
 
     def _padded(self, start: np.ndarray, end: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the ids from ``start`` to ``end``, each ``(turn,)``, padded with 0, and their mask."""
@@ -82,14 +83,12 @@ def cached_tokens(
     Args:
         folder: where the files of all data sets lie.
         demonstrations: what is encoded.
-        policy: encodes prompts and responses.
+        policy: encodes prompts and responses; it has a language model.
         loss_on: which tokens are trained on; the files do not depend on it.
 
     Raises:
-        ValueError: the folder cannot be written, or the policy has no tokens.
+        ValueError: the folder cannot be written.
     """
-    if policy.trunk is None:
-        raise ValueError(f"data.token_cache is {str(folder)!r}; for a {type(policy).__name__} it must be null.")
     encoder = EncodedTokens(demonstrations, policy, "completion")
     root = Path(folder).expanduser()
     try:

@@ -1,4 +1,4 @@
-"""Token ids of demonstrations: encoded when they are needed, and padded to batches."""
+"""Demonstrations as a policy encodes them, when they are needed: token ids padded to batches, or native turns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from lrl.models.padding import pad_prompts
 from lrl.policies.policy import Policy
-from lrl.turn_batch import TurnBatch
+from lrl.turn_batch import Inputs, TurnBatch
 from lrl.types import Demonstration
 
 LossOn = Literal["completion", "all"]
@@ -22,7 +22,7 @@ _MAX_CACHED_RESPONSES = 50_000
 
 
 class DemonstrationTokens(ABC):
-    """Abstract token ids of a sequence of demonstrations. Indices are int64 ``(turn,)``."""
+    """Abstract sequence of demonstrations as a policy encodes them. Indices are int64 ``(turn,)``."""
 
     @abstractmethod
     def characters(self, indices: np.ndarray) -> np.ndarray:
@@ -34,11 +34,11 @@ class DemonstrationTokens(ABC):
 
     @abstractmethod
     def batch(self, indices: np.ndarray, weight: float | None = None) -> TurnBatch:
-        """Return demonstrations as a padded batch; see :func:`collate_demonstrations`."""
+        """Return demonstrations as a batch; see :func:`demonstrations_batch`."""
 
 
 class EncodedTokens(DemonstrationTokens):
-    """Encodes demonstrations when they are needed.
+    """Encodes demonstrations as token ids when they are needed.
 
     Args:
         demonstrations: what is encoded.
@@ -92,6 +92,41 @@ class EncodedTokens(DemonstrationTokens):
         return [known[one.response] for one in demonstrations]
 
 
+class EncodedNativeTurns(DemonstrationTokens):
+    """Encodes native observations and actions when they are needed; an action is one token.
+
+    Args:
+        demonstrations: what is encoded; all have native turns.
+        policy: encodes them.
+    """
+
+    def __init__(self, demonstrations: Sequence[Demonstration], policy: Policy) -> None:
+        self._demonstrations, self._policy = demonstrations, policy
+
+    def characters(self, indices: np.ndarray) -> np.ndarray:
+        """Return zeros, int64 ``(turn,)``: there are no texts."""
+        return np.zeros(len(indices), dtype=np.int64)
+
+    def num_trained(self, indices: np.ndarray) -> int:
+        """Return the number of demonstrations: each is one token."""
+        return len(indices)
+
+    def batch(self, indices: np.ndarray, weight: float | None = None) -> TurnBatch:
+        """Encode demonstrations as a batch."""
+        read = (self._demonstrations[index].native for index in indices.tolist())
+        turns = [turn for turn in read if turn is not None]
+        assert len(turns) == len(indices), "the data module asks a source first whether it has native turns"
+        mask = torch.ones(len(turns), 1, dtype=torch.bool)
+        return demonstrations_batch(self._policy.encode_turns(turns), mask, weight)
+
+
+def encoded(demonstrations: Sequence[Demonstration], policy: Policy, loss_on: LossOn) -> DemonstrationTokens:
+    """Return demonstrations as a policy encodes them: native turns if it acts natively, else token ids."""
+    if policy.response_format is None:
+        return EncodedNativeTurns(demonstrations, policy)
+    return EncodedTokens(demonstrations, policy, loss_on)
+
+
 def collate_demonstrations(
     prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], weight: float | None = None
 ) -> TurnBatch:
@@ -100,28 +135,24 @@ def collate_demonstrations(
     Args:
         prompts: token ids of each prompt.
         responses: token ids of each response, which are trained on.
-        weight: weight of each trained token, stored as its advantage; None uses 1 / number of trained tokens.
+        weight: see :func:`demonstrations_batch`.
     """
     device = torch.device("cpu")
     padded = pad_prompts(responses, device)
-    return demonstrations_batch(pad_prompts(prompts, device), padded["prompt_ids"], padded["prompt_mask"], weight)
+    inputs = pad_prompts(prompts, device) | {"response_ids": padded["prompt_ids"]}
+    return demonstrations_batch(inputs, padded["prompt_mask"], weight)
 
 
-def demonstrations_batch(
-    prompts: dict[str, torch.Tensor], response_ids: torch.Tensor, mask: torch.Tensor, weight: float | None
-) -> TurnBatch:
-    """Return padded demonstrations as a batch.
+def demonstrations_batch(inputs: Inputs, mask: torch.Tensor, weight: float | None = None) -> TurnBatch:
+    """Return encoded demonstrations as a batch.
 
     Args:
-        prompts: ``prompt_ids`` and ``prompt_mask``, each ``(turn, prompt)``.
-        response_ids: int64 ``(turn, token)``.
+        inputs: what the policy evaluates, each ``(turn, ...)``; of texts ``prompt_ids``, ``prompt_mask`` and
+            ``response_ids``.
         mask: which tokens are trained on, bool ``(turn, token)``.
-        weight: see :func:`collate_demonstrations`.
+        weight: weight of each trained token, stored as its advantage; None uses 1 / number of trained tokens.
     """
     advantages = mask * (1 / int(mask.sum()) if weight is None else weight)
     return TurnBatch(
-        inputs=prompts | {"response_ids": response_ids},
-        response_mask=mask,
-        old_logprobs=torch.zeros_like(advantages),
-        advantages=advantages,
+        inputs=inputs, response_mask=mask, old_logprobs=torch.zeros_like(advantages), advantages=advantages
     )

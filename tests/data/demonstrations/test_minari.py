@@ -12,7 +12,7 @@ import pytest
 import torch
 from settings import made
 
-import lrl.data.demonstrations.minari as module
+import lrl.data.demonstrations.minari_turns as module
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.spaces import SpaceCodec
 from lrl.data.demonstrations.augmentation import Symmetry
@@ -29,6 +29,7 @@ from lrl.envs.minari_storage import DatasetReader, DatasetWriter, dataset_path
 from lrl.evaluation.checkpoint import load_baseline
 from lrl.models.generator import Responses
 from lrl.models.language_model import LanguageModelConfig
+from lrl.policies.mlp import MLPPolicy
 from lrl.policies.text import TextPolicy
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
@@ -179,6 +180,71 @@ def test_a_larger_number_of_episodes_adds_to_the_same_episodes(model, datasets):
         assert len(taken) == rows and list(taken) == whole[:rows]
 
 
+def test_only_episodes_with_a_return_are_used_if_that_is_asked_for(model, datasets):
+    stored = minari.load_dataset("lrl/pendulum-v0")
+    returns = np.array([episode.rewards.sum() for episode in stored])
+    median = float(np.median(returns))
+    chosen = turns_of(model, "lrl/pendulum-v0", min_return=median).episodes
+    assert set(chosen.tolist()) == set(np.flatnonzero(returns >= median).tolist())
+    plain = turns_of(model, "lrl/pendulum-v0").episodes.tolist()
+    assert [index for index in plain if index in chosen] == chosen.tolist(), "in the order of the split"
+    for split in ("train", "validation"):
+        part = turns_of(model, "lrl/pendulum-v0", split=split, validation_share=0.5, min_return=median).episodes
+        whole = turns_of(model, "lrl/pendulum-v0", split=split, validation_share=0.5).episodes
+        assert set(part.tolist()) == set(whole.tolist()) & set(chosen.tolist()), "the split does not depend on it"
+    assert (
+        turns_of(model, "lrl/pendulum-v0", min_return=median, num_episodes=2).episodes.tolist() == chosen[:2].tolist()
+    )
+
+
+def test_returns_are_those_of_the_rewards_where_the_metadata_has_none(datasets):
+    shutil.copytree(datasets / "lrl" / "pendulum-v0", datasets / "lrl" / "bare-v0")
+    with h5py.File(datasets / "lrl" / "bare-v0" / "data" / "main_data.hdf5", "a") as file:
+        del file["episode_4"].attrs["rewards_sum"]
+    returns = [episode.rewards.sum() for episode in minari.load_dataset("lrl/pendulum-v0")]
+    assert len(set(returns)) == 10
+    for dataset_id in ("lrl/pendulum-v0", "lrl/bare-v0"):
+        np.testing.assert_allclose(DatasetReader(dataset_id).returns, returns)
+
+
+@pytest.mark.parametrize("dataset_id", ["lrl/cartpole-v0", "lrl/pendulum-v0"])
+def test_a_policy_that_acts_natively_is_shown_what_was_recorded_and_no_text(datasets, monkeypatch, dataset_id):
+    env = ENVS[dataset_id]
+    monkeypatch.setattr(type(env.codec), "observation_to_text", None)  # a call would raise
+    source = MinariDemonstrations(dataset_id, split="all")
+    turns, stored = source.load(env.codec, MLPPolicy()), minari.load_dataset(dataset_id)
+    assert len(turns) == stored.total_steps
+    rows = [(step, stored[index]) for index in turns.episodes.tolist() for step in range(len(stored[index].actions))]
+    for turn, (step, episode) in zip(turns, rows, strict=True):
+        np.testing.assert_array_equal(turn.native.observation, episode.observations[step])
+        np.testing.assert_array_equal(turn.native.action, episode.actions[step])
+        assert turn.observation == turn.response == ""
+
+
+def test_a_policy_that_acts_natively_is_shown_advised_actions_as_well(model, datasets):
+    env = ENVS["lrl/cartpole-v0"]
+    expert = load_baseline("expert", env).policy
+    collect(expert, env, "lrl/advised-cartpole-v0", 6, 0, name="expert", commit="abc", random_share=0.4)
+    sources = [MinariDemonstrations("lrl/advised-cartpole-v0", "all", advised=advised) for advised in (False, True)]
+    plain, advised = (source.load(env.codec, MLPPolicy()) for source in sources)
+    assert len(plain) < len(advised) == DatasetReader("lrl/advised-cartpole-v0").lengths.sum()
+    for turn in advised:
+        x, v, angle, w = turn.native.observation
+        assert turn.native.action == int(angle + 0.3 * w + 0.05 * x + 0.1 * v > 0)
+
+
+def test_held_out_episodes_that_are_trained_on_are_an_error(model, datasets, monkeypatch):
+    held_out = MinariDemonstrations("lrl/lakes-v0", split="validation", validation_share=0.3, seed=1)
+    data = data_of(model, monkeypatch, split="train", validation_share=0.3, held_out=held_out)
+    with pytest.raises(ValueError, match=r"have \d episodes of 'lrl/lakes-v0' in common with data.demonstrations"):
+        data.load_all()
+    for source in (
+        MinariDemonstrations("lrl/lakes-v0", split="validation", validation_share=0.3),
+        MinariDemonstrations("lrl/cartpole-v0", split="all"),
+    ):
+        source.check_held_out(data.demonstrations)
+
+
 def test_every_pass_visits_every_row_once_in_another_order(model, datasets, monkeypatch):
     turns = turns_of(model)
     first, second = turns.shuffled_indices(0, 0), turns.shuffled_indices(0, 1)
@@ -198,7 +264,7 @@ def test_a_pass_reads_each_episode_once_and_keeps_few(model, datasets, monkeypat
     turns._num_cached = 0
     for place in turns.shuffled_indices(0, 0).tolist():
         turns[place]
-        assert turns._num_cached <= 52 and turns._num_cached == sum(len(text.turns) for text in turns._cache.values())
+        assert turns._num_cached <= 52 and turns._num_cached == sum(map(len, turns._cache.values()))
     assert sorted(read) == list(range(10))
 
 
@@ -408,6 +474,8 @@ def test_another_size_or_other_actions_are_another_environment(datasets):
         ({"split": "test"}, "demonstrations.split is 'test'"),
         ({"validation_share": 1.0}, "demonstrations.validation_share is 1.0"),
         ({"num_rows": 0}, "demonstrations.num_rows is 0"),
+        ({"min_return": 7}, "min_return is 7, but the returns in the all split of 'lrl/lakes-v0' are 0 to 0; it must"),
+        ({"min_return": -1, "num_rows": 999}, r"'lrl/lakes-v0' holds \d+ with a return of -1 or more; it must be at"),
         ({"num_rows": 1, "num_episodes": 1}, "num_episodes and demonstrations.num_rows are both set"),
         ({"reasoning": ()}, "demonstrations.reasoning is"),
     ],
