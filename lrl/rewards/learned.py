@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from lrl.codecs.codec import TextCodec
 from lrl.models.reward_model import RewardModel, load_reward_model, reward_model_file
 from lrl.ranges import NonNegativeFloat, check_arguments
-from lrl.rewards.reward import Reward
+from lrl.rewards.reward import NativeAction, Reward
 from lrl.rewards.row import Row
 
 
@@ -44,7 +45,7 @@ class LearnedReward(Reward):
 
     @property
     def model(self) -> RewardModel:
-        """The reward model, loaded at the first call.
+        """The reward model, loaded when it is first needed.
 
         Raises:
             ValueError: the checkpoint is damaged or of something else, or has no members that could disagree.
@@ -59,23 +60,39 @@ class LearnedReward(Reward):
             self._model = model
         return self._model
 
+    def connect(self, codec: TextCodec, response_format: str | None, row: Row) -> None:
+        """Load the model, and raise if it cannot reward actions in this row.
+
+        Raises:
+            ValueError: the checkpoint is damaged or of something else, the row holds no native observation, or its
+                observation or action does not fit the model.
+        """
+        super().connect(codec, response_format, row)
+        model = self.model
+        if row.native_observation is None:
+            raise ValueError(
+                "env.rewards has a LearnedReward, but env.rows hold no native observations; it needs rows that do, "
+                "such as MinariRows."
+            )
+        try:
+            model.predict([row.native_observation], [row.action])
+        except ValueError as error:
+            raise ValueError(
+                f"env.rewards has a LearnedReward of {self.path!r}, which does not fit env.rows: {error}"
+            ) from error
+
     def __call__(
-        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[int | np.ndarray | None]
+        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[NativeAction | None]
     ) -> np.ndarray:
         """Compute the reward of each response in one forward pass; float64 ``(row,)``.
 
         Raises:
-            ValueError: rows hold no native observations, or observations or actions do not fit the model.
+            ValueError: observations or actions do not fit the model.
         """
         model = self.model
         rewards = np.full(len(rows), float(model.minimum) if self.invalid is None else self.invalid)
         valid = [index for index, action in enumerate(actions) if action is not None]
         if valid:
             observations: list[Any] = [rows[index].native_observation for index in valid]
-            if any(observation is None for observation in observations):
-                raise ValueError(
-                    "rewards has a LearnedReward, but the rows hold no native observations; it needs rows that do, "
-                    "such as those of a Minari data set."
-                )
             rewards[valid] = model.predict(observations, [actions[index] for index in valid], self.disagreement_coef)
         return rewards

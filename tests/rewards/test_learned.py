@@ -5,11 +5,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from lrl.codecs.spaces import SpaceCodec
 from lrl.models.reward_model import RewardModel
 from lrl.rewards.learned import LearnedReward
 from lrl.rewards.row import Row
 
 BOX, PUSH = spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1.0, 1.0, (1,))
+STILL = np.zeros(1)
 
 
 def linear(weights, biases, action_space=PUSH) -> RewardModel:
@@ -61,12 +63,6 @@ def test_disagreement_is_subtracted(saved) -> None:
     assert LearnedReward(path, disagreement_coef=0.5)(*seen).tolist() == pytest.approx([6], rel=1e-4)
 
 
-def test_disagreement_of_one_member_raises(saved) -> None:
-    reward = LearnedReward(saved(linear([1.0], [0.0])), disagreement_coef=0.5)
-    with pytest.raises(ValueError, match="disagreement_coef is 0.5, but the model .* has one member"):
-        reward(rows([1.0, 2.0]), [""], [np.array([1.0])])
-
-
 def test_discrete_actions_are_one_hot(saved) -> None:
     model = linear([1.0], [0.0], spaces.Discrete(3))
     with torch.no_grad():
@@ -88,14 +84,46 @@ def test_a_missing_folder_is_an_error_at_once(tmp_path) -> None:
         LearnedReward(str(tmp_path / "none"))
 
 
-def test_the_file_is_read_at_the_first_call_only(tmp_path) -> None:
-    (tmp_path / "later.ckpt").touch()
-    reward = LearnedReward(str(tmp_path / "later.ckpt"))
-    linear([1.0], [0.0]).save(tmp_path / "later.ckpt")
+def connected(reward, row) -> LearnedReward:
+    """Return the reward as an environment with this first row connects it."""
+    reward.connect(SpaceCodec(BOX, PUSH), None, row)
+    return reward
+
+
+def row_of(observation, action=STILL) -> Row:
+    return Row(observation="", action=action, native_observation=observation)
+
+
+def test_the_file_is_read_when_an_environment_is_created_and_not_before(tmp_path) -> None:
+    path = tmp_path / "later.ckpt"
+    path.touch()
+    reward = LearnedReward(str(path))
+    linear([1.0], [0.0]).save(path)
+    connected(reward, row_of(np.ones(2)))
+    path.unlink()
     assert reward(rows([1.0, 2.0]), [""], [np.array([1.0])]).tolist() == pytest.approx([4], rel=1e-4)
 
 
-def test_rows_without_native_observations_raise(saved) -> None:
-    reward = LearnedReward(saved(linear([1.0], [0.0])))
-    with pytest.raises(ValueError, match="the rows hold no native observations"):
-        reward([Row(observation="text", q_values=(), action=0)], [""], [np.array([1.0])])
+def test_an_ensemble_of_one_is_an_error_when_an_environment_is_created(saved) -> None:
+    reward = LearnedReward(saved(linear([1.0], [0.0])), disagreement_coef=0.5)
+    with pytest.raises(ValueError, match="disagreement_coef is 0.5, but the model .* has one member"):
+        connected(reward, row_of(np.ones(2)))
+
+
+def test_a_checkpoint_of_something_else_is_an_error_when_an_environment_is_created(tmp_path) -> None:
+    torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match="^rewards.path is '.*other.ckpt', which holds no reward model"):
+        connected(LearnedReward(str(tmp_path / "other.ckpt")), row_of(np.ones(2)))
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        (row_of(None), "env.rewards has a LearnedReward, but env.rows hold no native observations; it needs rows"),
+        (row_of(np.ones(3)), r"which does not fit env.rows: .* trained on observations of .*; these are .* \(3,\)"),
+        (row_of(np.ones(2), 1), "which does not fit env.rows: the reward model was trained on actions of Box"),
+    ],
+)
+def test_rows_that_do_not_fit_are_an_error_when_an_environment_is_created(saved, row, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        connected(LearnedReward(saved(linear([1.0], [0.0]))), row)
