@@ -31,6 +31,8 @@ class Distance(NamedTuple):
 
     logits: float
     """Largest absolute difference of logits, each model in its own data type."""
+    largest: float
+    """Largest absolute logit of the adapter model."""
     merged: tuple[float, float] | None = None
     """Mean and largest difference of log-probabilities, in nats, from the adapter model in float32; in 16 bits only."""
     adapter: tuple[float, float] | None = None
@@ -38,12 +40,13 @@ class Distance(NamedTuple):
 
     def describe(self) -> str:
         """Return a sentence on the distance."""
+        difference = f"{self.logits:.1e}, the largest logit being {self.largest:.3g}."
         if self.merged is None or self.adapter is None:
-            return f"Largest difference of logits from the adapter model: {self.logits:.1e}."
+            return f"Largest difference of logits from the adapter model: {difference}"
         merged, adapter = ("{:.2g} and {:.2g} nats".format(*pair) for pair in (self.merged, self.adapter))
         return (
             f"Mean and largest difference of log-probabilities from the adapter model in float32: {merged}; that of "
-            f"the adapter model as it was trained: {adapter}. Largest difference of logits: {self.logits:.1e}."
+            f"the adapter model as it was trained: {adapter}. Largest difference of logits: {difference}"
         )
 
 
@@ -218,7 +221,7 @@ def save_merged(
         loaded = load_base(LanguageModelConfig(name=str(draft), dtype=name, trust_remote_code=config.trust_remote_code))
         use_kernel(loaded, kernel)
         distance = _distance(_logits(loaded, ids), before, exact)
-        if exact is None and distance.logits > _BROKEN * float(before.abs().max()):
+        if exact is None and distance.logits > _BROKEN * distance.largest:
             raise ValueError(
                 f"the merged model differs from the adapter model by {distance.logits:.3g} in its logits, which is "
                 f"more than rounding; {str(folder)!r} was not written."
@@ -249,9 +252,9 @@ def _distance(after: Tensor, before: Tensor, exact: Tensor | None) -> Distance:
         before: of the adapter model.
         exact: of the adapter model in float32; None where the data type is no less.
     """
-    logits = float((after - before).abs().max())
+    logits, largest = float((after - before).abs().max()), float(before.abs().max())
     if exact is None:
-        return Distance(logits)
+        return Distance(logits, largest)
     differences = ((torch.log_softmax(one, dim=-1) - torch.log_softmax(exact, dim=-1)).abs() for one in (after, before))
     merged, adapter = ((float(one.mean()), float(one.max())) for one in differences)
-    return Distance(logits, merged, adapter)
+    return Distance(logits, largest, merged, adapter)

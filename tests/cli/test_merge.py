@@ -9,9 +9,12 @@ from settings import made
 from tiny_runs import save_tiny_model, text_policy
 
 from lrl.algorithms.ppo import PPOValueHeadModule
+from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.export import save_pretrained
-from lrl.models.language_model import LoRAConfig
+from lrl.models.language_model import LanguageModelConfig, LoRAConfig
 from lrl.models.value_head import ValueHeadConfig
+from lrl.policies.head import HeadPolicy
+from lrl.policies.mlp import MLPPolicy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft under transformers 5
 LORA = {"r": 2, "alpha": 8}
@@ -35,25 +38,44 @@ def write(root, name, dtype="float32", head=None):
         name, dtype=dtype, lora=LoRAConfig(**LORA), value_head=None if head is None else ValueHeadConfig(**head)
     )
     policy.configure()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for weight in policy.parameters():
-            if weight.requires_grad:
-                weight.add_(0.2 * torch.randn_like(weight))
     init_args = {
         "language_model": {"name": name, "dtype": dtype, "lora": LORA},
         "prompt": {"response_format": "direct", "system": ""},
         "sampling": {"max_new_tokens": 2},
         "value_head": head,
     }
-    kind = {"class_path": "lrl.policies.text.TextPolicy", "init_args": init_args}
-    config = {"model": {"init_args": {"policy": kind}}, "data": {"init_args": {}}}
-    learned = {name for name, weight in policy.named_parameters() if weight.requires_grad}
-    state = {f"policy.{name}": tensor for name, tensor in policy.state_dict().items() if name in learned}
+    return save(root, policy, init_args)
+
+
+def save(root, policy, init_args, **data):
+    """Move the trainable weights of a policy and write its checkpoint."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            if weight.requires_grad:
+                weight.add_(0.1 * torch.randn_like(weight))
+    kind = {"class_path": f"{type(policy).__module__}.{type(policy).__name__}", "init_args": init_args}
+    config = {"model": {"init_args": {"policy": kind}}, "data": {"init_args": data}}
+    frozen = {name for name, weight in policy.named_parameters(remove_duplicate=False) if not weight.requires_grad}
+    state = {f"policy.{name}": tensor for name, tensor in policy.state_dict().items() if name not in frozen}
     ours = {"config": yaml.safe_dump(config), "fingerprint": policy.fingerprint}
     (root / "checkpoints").mkdir(parents=True)
     torch.save({"state_dict": state, "lrl": ours}, root / "checkpoints" / "last.ckpt")
     return policy
+
+
+def write_without_text(root, kind, **init_args):
+    """The checkpoint of a policy on CartPole's native actions, and the policy."""
+    given = dict(init_args)
+    if "language_model" in given:
+        given["language_model"] = LanguageModelConfig(name=given["language_model"]["name"], lora=LoRAConfig(**LORA))
+    policy = kind(**given)
+    envs = GymnasiumEnvs("CartPole-v1")
+    policy.connect(envs.codec)
+    policy.connect_spaces(*envs.spaces)
+    policy.configure()
+    env = {"class_path": "lrl.envs.factory.GymnasiumEnvs", "init_args": {"id": "CartPole-v1"}}
+    return save(root, policy, init_args, env=env)
 
 
 def merge(*words):
@@ -75,6 +97,17 @@ def test_a_run_or_an_adapter_becomes_a_plain_folder(folder, tmp_path, source):
     assert [found.name for found in (tmp_path / "new").iterdir()] == ["merged"]
     again = merge(source, path, "--output_dir", tmp_path / "new" / "merged")
     assert again.returncode == 2 and again.stderr.endswith("merged', which is not empty; name a new folder.\n")
+
+
+def test_the_language_model_under_a_head_is_written_without_the_head(folder, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    given = {"language_model": {"name": folder, "lora": LORA}, "hidden_sizes": [4], "init_seed": 0}
+    policy = write_without_text(tmp_path / "run", HeadPolicy, **given)
+    done = merge("--checkpoint", tmp_path / "run", "--output_dir", tmp_path / "merged")
+    assert done.returncode == 0, done.stderr
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(logits(loaded), logits(policy.language_model.model), atol=1e-5, rtol=0)
 
 
 def test_in_sixteen_bits_the_distance_is_printed(folder, tmp_path):
@@ -126,23 +159,11 @@ def test_the_folder_is_pushed_to_a_repository_that_was_made_before(folder, tmp_p
 
 
 def test_what_cannot_be_merged_is_one_sentence(folder, tmp_path):
-    network = {"class_path": "lrl.policies.mlp.MLPPolicy", "init_args": {"hidden_sizes": [4], "init_seed": 0}}
-    lake = {"class_path": "lrl.envs.factory.GymnasiumEnvs", "init_args": {"id": "CartPole-v1"}}
     write(tmp_path / "run", folder)
     write(tmp_path / "adapted", folder, head=HEAD | {"adapter": True})
-    (tmp_path / "network").mkdir()
-    from lrl.envs.factory import GymnasiumEnvs
-    from lrl.policies.mlp import MLPPolicy
-
-    policy = MLPPolicy([4], init_seed=0)
-    policy.connect_spaces(*GymnasiumEnvs("CartPole-v1").spaces)
-    policy.configure()
-    config = {"model": {"init_args": {"policy": network}}, "data": {"init_args": {"env": lake}}}
-    state = {f"policy.{name}": tensor for name, tensor in policy.state_dict().items()}
-    saved = {"state_dict": state, "lrl": {"config": yaml.safe_dump(config), "fingerprint": ""}}
-    torch.save(saved, tmp_path / "network" / "last.ckpt")
+    write_without_text(tmp_path / "network", MLPPolicy, hidden_sizes=[4], init_seed=0)
     cases = {
-        ("--checkpoint", tmp_path / "network" / "last.ckpt"): "a MLPPolicy, which has no language model.",
+        ("--checkpoint", tmp_path / "network"): "a MLPPolicy, which has no language model.",
         ("--checkpoint", tmp_path / "run", "--value_head"): "the TextPolicy of --checkpoint has none; leave it out.",
         ("--checkpoint", tmp_path / "adapted", "--value_head"): "which the merged model lacks; leave it out.",
         ("--peft_model_id", folder, "--value_head"): "an adapter of peft has none; leave it out.",

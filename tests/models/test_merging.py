@@ -93,7 +93,9 @@ def digits(folders, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind == "four_bits" else kind for kind in KINDS]
+)
 def test_the_folder_has_the_logits_of_the_adapter_model(folders, digits, tmp_path, kind):
     base, settings = KINDS[kind]
     model = trained(digits(base) if "numbers" in kind else folders[base], **settings)
@@ -103,7 +105,7 @@ def test_the_folder_has_the_logits_of_the_adapter_model(folders, digits, tmp_pat
     distance = merged(model, tmp_path / "merged")
     loaded = plain(tmp_path / "merged")
     torch.testing.assert_close(logits(loaded), before, atol=1e-5, rtol=0)
-    assert distance.logits <= 1e-5 and f"{distance.logits:.1e}" in distance.describe()
+    assert distance.logits <= 1e-5 and f"{distance.logits:.1e}, the largest logit being" in distance.describe()
     ends = loaded.get_input_embeddings().weight, loaded.get_output_embeddings().weight
     assert (ends[0] is ends[1]) == tied and not [name for name, _ in loaded.named_modules() if "lora" in name]
     written = {file.name for file in (tmp_path / "merged").iterdir()}
@@ -177,6 +179,7 @@ def foreign(base, folder, **settings):
         ("tied", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, False),
         ("tied", {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}, False),
         ("tied", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"], "ensure_weight_tying": True}, True),
+        ("tied", {"target_modules": ["q_proj", "lm_head"], "ensure_weight_tying": True}, True),
         ("tied", {"target_modules": ["q_proj"], "trainable_token_indices": [3, 5]}, True),
     ],
 )
