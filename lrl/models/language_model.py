@@ -157,7 +157,7 @@ class LanguageModel(nn.Module):
         if self.cached and self.share and pack_tokens is not None:
             arrange = partial(pack, max_row_tokens=pack_tokens)
         elif self.cached and self.share and not self.training:
-            trees = lay_out_trees(*turns)
+            trees = lay_out_trees(*turns, max_columns=self.max_positions)
         layout = trees or (arrange(*turns) if self.training else lay_out_distinct(arrange, *turns))
         return self._with_lower_states(layout, lambda: turns_of(*turns))
 

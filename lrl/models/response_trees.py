@@ -27,6 +27,8 @@ _SHARE = 0.75
 """Trees are used if they cost at most this share of rows without them: each tree needs a mask of its own."""
 _MIN_PREFIX = 16
 """Prompts with a shorter common prefix are not arranged in a single tree."""
+_MAX_COLUMNS = 4096
+"""Wider rows are not used: the memory of their masks is quadratic."""
 
 
 class ResponsePrefixes(NamedTuple):
@@ -66,9 +68,14 @@ class _Trees(NamedTuple):
         return int(torch.bincount(self.found.prompt).max())
 
     @property
+    def columns(self) -> int:
+        """The number of columns of a row."""
+        return int(self.lengths.max()) + self.most
+
+    @property
     def cost(self) -> float:
         """The cost of a forward pass, see :func:`lrl.models.prompt_sharing.cost_of`."""
-        return cost_of(len(self.roots), int(self.lengths.max()) + self.most)
+        return cost_of(len(self.roots), self.columns)
 
 
 def find_prefixes(prompt_of: Tensor, response_ids: Tensor, sizes: Tensor) -> ResponsePrefixes:
@@ -89,7 +96,7 @@ def find_prefixes(prompt_of: Tensor, response_ids: Tensor, sizes: Tensor) -> Res
         turns = (sizes > column + 1).nonzero()[:, 0]
         keys = (here[turns] + len(prompt_of)) * vocabulary + response_ids[turns, column]
         distinct, number = torch.unique(keys, return_inverse=True)
-        first = turns.new_zeros(len(distinct)).scatter_(0, number, turns)  # any turn with that prefix
+        first = turns.new_full((len(distinct),), len(sizes)).scatter_reduce(0, number, turns, "amin")
         depth = torch.full_like(first, column + 1)
         parts.append((prompt_of[first], first, response_ids[first, column], depth, here[first]))
         here[turns] = count + number
@@ -100,7 +107,7 @@ def find_prefixes(prompt_of: Tensor, response_ids: Tensor, sizes: Tensor) -> Res
 
 
 def lay_out_trees(
-    prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor, response_mask: Tensor
+    prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor, response_mask: Tensor, max_columns: int | None = None
 ) -> Layout | None:
     """Arrange each distinct prompt in a row, with the prefixes of its responses after it, or all in a single row.
 
@@ -109,6 +116,7 @@ def lay_out_trees(
         prompt_mask: bool ``(turn, prompt)``.
         response_ids: int64 ``(turn, token)``, right-padded.
         response_mask: bool ``(turn, token)``, a prefix of each row; no response is empty.
+        max_columns: the longest row that the model takes; None is for any.
 
     Returns:
         The cheaper layout, or None where neither pays.
@@ -120,15 +128,31 @@ def lay_out_trees(
     unique, prompt_of, turns = torch.unique(keyed, dim=0, return_inverse=True, return_counts=True)
     found = find_prefixes(prompt_of, response_ids, sizes)
     trees = _Trees(unique[:, 1:], unique[:, 0], prompt_of, found, found.before)
+    most = min(max_columns or _MAX_COLUMNS, _MAX_COLUMNS)
     if len(unique) > 1 and (shared := common_prefix(unique[:, 1:], unique[:, 0])) >= _MIN_PREFIX:
-        single = _single_tree(shared, prompt_ids, lengths, response_ids, sizes)
-        trees = min(trees, single, key=lambda trees: trees.cost)
+        after = _after(shared, prompt_ids, lengths, response_ids, sizes)
+        columns = shared + count_prefixes(after, lengths - shared + sizes)
+        if columns <= most and cost_of(1, columns) < trees.cost:
+            trees = _single_tree(prompt_ids[:1, :shared], after, lengths - shared, response_ids, sizes)
     _, without = cheapest(turns, int(lengths.max()), int(sizes.max()) - 1)
-    return _build(trees) if trees.cost <= _SHARE * without else None
+    return _build(trees) if trees.cost <= _SHARE * without and trees.columns <= most else None
 
 
-def _single_tree(shared: int, prompt_ids: Tensor, lengths: Tensor, response_ids: Tensor, sizes: Tensor) -> _Trees:
-    """Return the tree whose root is what all prompts begin with.
+def count_prefixes(ids: Tensor, sizes: Tensor) -> int:
+    """Return the number of distinct prefixes of texts, each without its last token.
+
+    Args:
+        ids: int64 ``(text, token)``, not negative.
+        sizes: lengths of the texts, int64 ``(text,)``.
+    """
+    inside = torch.arange(ids.shape[1], device=ids.device) < (sizes - 1)[:, None]
+    texts = torch.unique(torch.where(inside, ids, -1), dim=0)  # in lexicographic order
+    common = ((texts[1:] == texts[:-1]) & (texts[1:] >= 0)).long().cumprod(1)
+    return int((texts >= 0).sum() - common.sum())
+
+
+def _after(shared: int, prompt_ids: Tensor, lengths: Tensor, response_ids: Tensor, sizes: Tensor) -> Tensor:
+    """Return the tokens of each turn after those that all prompts begin with, int64 ``(turn, token)``, right-padded.
 
     Args:
         shared: number of tokens that all prompts begin with.
@@ -143,11 +167,25 @@ def _single_tree(shared: int, prompt_ids: Tensor, lengths: Tensor, response_ids:
     after[turn, column] = prompt_ids[turn, shared + column]
     turn, column = ragged(sizes)
     after[turn, rest[turn] + column] = response_ids[turn, column]
+    return after
+
+
+def _single_tree(root: Tensor, after: Tensor, rest: Tensor, response_ids: Tensor, sizes: Tensor) -> _Trees:
+    """Return the tree whose root is what all prompts begin with.
+
+    Args:
+        root: its token ids, int64 ``(1, token)``.
+        after: the tokens of each turn after it, int64 ``(turn, token)``.
+        rest: how many of these belong to the prompt, int64 ``(turn,)``.
+        response_ids: int64 ``(turn, token)``, right-padded.
+        sizes: of the responses, int64 ``(turn,)``.
+    """
     root_of = torch.zeros_like(rest)
     found = find_prefixes(root_of, after, rest + sizes)
+    turn, column = ragged(sizes)
     before = torch.full_like(response_ids, -1)
     before[turn, column] = found.before[turn, rest[turn] + column]
-    return _Trees(prompt_ids[:1, :shared], root_of[:1] + shared, root_of, found, before)
+    return _Trees(root, root_of[:1] + root.shape[1], root_of, found, before)
 
 
 def _build(trees: _Trees) -> Layout:
@@ -179,7 +217,8 @@ def _build(trees: _Trees) -> Layout:
         seen[of, own] |= seen[of, above]
         seen[of, own, own] = True
 
-    turn = torch.empty_like(lengths).scatter_(0, prompt_of, torch.arange(len(prompt_of), device=device))
+    number = torch.arange(len(prompt_of), device=device)
+    turn = torch.full_like(lengths, len(prompt_of)).scatter_reduce(0, prompt_of, number, "amin")
     turn_of = torch.where(segments < 0, -1, turn[:, None])
     turn_of[found.prompt, width + place] = found.turn
     predicting = torch.where(before < 0, width - 1, width + place[before.clamp(min=0)])

@@ -18,7 +18,8 @@ def rephrased_table(reports: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     heads = ["policy", "as trained", *phrasings]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for policy, seeds in reports.items():
-        columns = [seeds, *([report["rephrased"][name] for report in seeds] for name in phrasings)]
+        known = ([report["rephrased"][name] for report in seeds if name in report["rephrased"]] for name in phrasings)
+        columns = [seeds, *known]
         cells = [", ".join(f"{report['success_rate']:.3f}" for report in column) for column in columns]
         lines.append(f"| {' | '.join([policy, *cells])} |")
     return "\n".join(lines)

@@ -16,7 +16,7 @@ from lrl.models import response_trees
 from lrl.models.language_model import LoRAConfig
 from lrl.models.packing import pack
 from lrl.models.prompt_sharing import lay_out, lay_out_alone
-from lrl.models.response_trees import find_prefixes, lay_out_distinct, lay_out_trees
+from lrl.models.response_trees import count_prefixes, find_prefixes, lay_out_distinct, lay_out_trees
 from lrl.models.value_head import ValueHeadConfig
 from lrl.types import RandomKeys
 
@@ -131,14 +131,6 @@ def test_equal_turns_are_arranged_once_and_refer_to_their_own_text(models):
 
 
 @pytest.fixture(scope="module")
-def short_prefixes():
-    """Let prompts share a single tree from two common tokens on."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(response_trees, "_MIN_PREFIX", 2)
-        yield
-
-
-@pytest.fixture(scope="module")
 def models(folder):
     last = LoRAConfig(r=2, alpha=8, last_layers=2)
     made = [load(folder, dtype="float64"), load(folder, dtype="float64", lora=last)]
@@ -154,13 +146,8 @@ RESPONSES = st.lists(st.sampled_from([4, 5]), min_size=1, max_size=5)
 PROMPTS = [[[6, 7, 8, 4], [5], [8, 8]], [[6, 7, 8, 4], [6, 7, 8], [6, 7, 4]]]
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 1), st.lists(st.tuples(st.integers(0, 2), RESPONSES), min_size=6, max_size=12))
-def test_logprobs_and_gradients_are_those_of_the_plain_pass(models, short_prefixes, which, drawn):
-    prompts = [PROMPTS[which][number] for number, _ in drawn]
-    ids, prompt_mask, response, mask = turns(prompts, [tokens for _, tokens in drawn])
+def check_against_plain_pass(models, ids, prompt_mask, response, mask):
     trees = lay_out_trees(ids, prompt_mask, response, mask)
-    assert max(max(tokens) for _, tokens in drawn) < len(WORDS)
     for model in models:
         results = []
         plain = lay_out(ids, prompt_mask, response, mask, share=False)
@@ -177,6 +164,17 @@ def test_logprobs_and_gradients_are_those_of_the_plain_pass(models, short_prefix
         assert trees.input_ids.numel() <= plain.input_ids.numel()
 
 
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 1), st.lists(st.tuples(st.integers(0, 2), RESPONSES), min_size=6, max_size=12))
+def test_logprobs_and_gradients_are_those_of_the_plain_pass(models, which, drawn):
+    prompts = [PROMPTS[which][number] for number, _ in drawn]
+    ids, prompt_mask, response, mask = turns(prompts, [tokens for _, tokens in drawn])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(response_trees, "_MIN_PREFIX", 2)
+        check_against_plain_pass(models, ids, prompt_mask, response, mask)
+    assert max(max(tokens) for _, tokens in drawn) < len(WORDS)
+
+
 LAST = LoRAConfig(r=2, alpha=8, last_layers=2)
 CRITIC = ValueHeadConfig(adapter=True)
 
@@ -186,7 +184,10 @@ CRITIC = ValueHeadConfig(adapter=True)
     [(None, LORA), (ValueHeadConfig(), LORA), (CRITIC, LORA), (ValueHeadConfig(), LAST), (CRITIC, LAST), (None, None)],
 )
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_policy_and_its_reference_say_the_same_with_and_without_trees(folder, monkeypatch, critic, lora, chunked):
+@pytest.mark.parametrize("single", [False, True])
+def test_a_policy_and_its_reference_say_the_same_with_and_without_trees(
+    folder, monkeypatch, critic, lora, chunked, single
+):
     policy = text_policy(folder, max_new_tokens=4, value_head=critic, lora=lora)
     policy.connect(FrozenLakeCodec())
     policy.configure()
@@ -208,7 +209,12 @@ def test_a_policy_and_its_reference_say_the_same_with_and_without_trees(folder, 
     tokens = []
     for share in (1.0, 0.0):
         monkeypatch.setattr(response_trees, "_SHARE", share)
-        tokens.append(policy.eval()._layout(batch.inputs, batch.response_mask).input_ids.numel())
+        monkeypatch.setattr(response_trees, "_MIN_PREFIX", 2 if single else 1000)
+        if single:
+            monkeypatch.setattr(response_trees, "cost_of", lambda rows, width: rows / 10)
+        layout = policy.eval()._layout(batch.inputs, batch.response_mask)
+        assert share == 0 or len(layout.input_ids) == 2 - single
+        tokens.append(layout.input_ids.numel())
         out = policy.evaluate(batch)
         weights = torch.linspace(-1, 1, 8)[:, None] * batch.response_mask
         (weights * (out.logprobs + out.entropy) + (0 if critic is None else weights * out.values)).sum().backward()
@@ -218,6 +224,20 @@ def test_a_policy_and_its_reference_say_the_same_with_and_without_trees(folder, 
     for one, other in zip(*results, strict=True):
         assert one is None or float((one - other).detach().norm()) <= 1e-5 * float(one.detach().norm())
     assert tokens[0] < tokens[1] and not torch.allclose(results[0][0], results[0][3], atol=1e-2)
+
+
+@given(st.lists(RESPONSES, min_size=1, max_size=9))
+def test_prefixes_are_counted_without_those_that_predict_nothing(texts):
+    ids, mask = padded(texts, 5)
+    assert count_prefixes(ids, mask.sum(1)) == len({tuple(text[:n]) for text in texts for n in range(1, len(text))})
+
+
+def test_no_row_is_wider_than_the_model_takes(monkeypatch):
+    monkeypatch.setattr(response_trees, "_MIN_PREFIX", 2)
+    groups = turns([[1, 2, 3, 4]] * 3 + [[1, 2, 5]] * 3, [[6, 7], [6, 8], [7], [6, 7], [6, 7], [8]])
+    assert len(lay_out_trees(*groups, max_columns=7).input_ids) == 1
+    assert len(lay_out_trees(*groups, max_columns=6).input_ids) == 2
+    assert lay_out_trees(*groups, max_columns=4) is None
 
 
 def test_there_are_no_trees_with_dropout(folder):
