@@ -252,6 +252,7 @@ def _matched(pattern: re.Pattern[str], texts: Sequence[str]) -> Sequence[str]:
 
 
 def is_valid_range(low: float, high: float) -> bool:
+    """Return whether integers can represent the numbers from ``low`` to ``high``: the range is finite, not empty."""
     return low < high and math.isfinite(float(high) - float(low))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import overload
 
@@ -16,13 +15,13 @@ from lrl.codecs.clipping import clip_to_space
 from lrl.codecs.codec import TextCodec
 from lrl.data.demonstrations.jsonl import observation_text, parse_action, readable_errors
 from lrl.envs.factory import EnvFactory
-from lrl.envs.rows import RowSource
+from lrl.envs.rows import EnvRows
 from lrl.functional.random import permutation
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.rewards.row import Row
 
 
-class JsonlRows(RowSource):
+class JsonlRows(EnvRows):
     """Data set of the lines of a file, such as ``{"observation": "<observation>..", "action": "<action>.."}``.
 
     Texts may have tags or not, and an action that is a word may be given by its number, so the files of the original
@@ -40,16 +39,6 @@ class JsonlRows(RowSource):
     def __init__(self, path: str, env: EnvFactory, num_rows: PositiveInt | None = None, seed: int = 0) -> None:
         check_arguments(JsonlRows.__init__, locals(), "env.rows")
         self.path, self.env, self.num_rows, self.seed = path, env, num_rows, seed
-
-    @property
-    def codec(self) -> TextCodec:
-        """Codec of the environment."""
-        return self.env.codec
-
-    @cached_property
-    def spaces(self) -> tuple[gym.Space, gym.Space]:
-        """Native observation and action space of the environment."""
-        return self.env.spaces
 
     def rows(self) -> JsonlRowSequence:
         """Return the selected lines as a lazy sequence, in the order of the file.

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, overload
 
-import gymnasium as gym
 import numpy as np
 
 from lrl.codecs.codec import TextCodec
 from lrl.data.episode_selection import EpisodeSelection, Split, check_dataset_spaces
 from lrl.envs.factory import EnvFactory
 from lrl.envs.minari_storage import DatasetReader, download
-from lrl.envs.rows import EpisodeRows, RowSource
+from lrl.envs.rows import EnvRows, EpisodeRows
 from lrl.envs.stored_episode import StoredEpisode
 from lrl.models.lru_cache import LRUCache
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
@@ -24,7 +22,7 @@ _CACHED_BYTES = 2**29
 """Size of the episodes that are kept in memory: more than a million steps of HalfCheetah."""
 
 
-class MinariRows(RowSource):
+class MinariRows(EnvRows):
     """Data set of the steps of a Minari data set, which rewards such as behaviour cloning compare responses with.
 
     A row is what the environment would show: its codec writes the native observation as text, and the prompt's history
@@ -65,16 +63,6 @@ class MinariRows(RowSource):
             min_return=min_return,
             seed=seed,
         )
-
-    @property
-    def codec(self) -> TextCodec:
-        """Codec of the environment."""
-        return self.env.codec
-
-    @cached_property
-    def spaces(self) -> tuple[gym.Space, gym.Space]:
-        """Native observation and action space of the environment."""
-        return self.env.spaces
 
     def prepare_data(self) -> None:
         """Download the data set if it is not local."""

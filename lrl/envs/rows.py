@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 
 import gymnasium as gym
 
 from lrl.codecs.codec import TextCodec
+from lrl.envs.factory import EnvFactory
 from lrl.rewards.row import Row
 
 
@@ -30,6 +32,23 @@ class RowSource(ABC):
     @abstractmethod
     def rows(self) -> Sequence[Row]:
         """Return all rows, in the same order at each call; a large data set returns a lazy sequence."""
+
+
+class EnvRows(RowSource):
+    """Abstract base class of data sets that were recorded in an environment, whose codec and spaces they have."""
+
+    env: EnvFactory
+    """The environment."""
+
+    @property
+    def codec(self) -> TextCodec:
+        """Codec of the environment."""
+        return self.env.codec
+
+    @cached_property
+    def spaces(self) -> tuple[gym.Space, gym.Space]:
+        """Native observation and action space of the environment."""
+        return self.env.spaces
 
 
 class EpisodeRows(Sequence[Row]):

@@ -32,7 +32,7 @@ _LEAST = 8
 
 
 class _Pick(torch.autograd.Function):
-    """From logits to log-probability and entropy; of the logits' size it keeps the logits alone."""
+    """Computes log-probabilities and entropies of tokens; the logits are the only tensor of their size that is kept."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -81,7 +81,7 @@ class PolicyModule(RunModule, ABC):
 
     @property
     def strict_loading(self) -> bool:
-        """Whether Lightning compares names of weights; :meth:`on_load_checkpoint` does, frozen ones being absent."""
+        """Return False: :meth:`on_load_checkpoint` compares the names of weights, because frozen ones are not saved."""
         return False
 
     @strict_loading.setter
