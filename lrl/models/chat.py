@@ -1,0 +1,50 @@
+"""The interface between what asks a language model in words and whatever answers: a server, or a model in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from lrl.types import SamplingConfig
+
+Message = dict[str, str]
+"""Chat message ``{"role": "system" | "user" | "assistant", "content": ...}``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """The answer of a chat model to one conversation, and what it cost."""
+
+    text: str
+    """The answer, without special tokens."""
+    finish_reason: str
+    """``stop`` where the model ended its answer, ``length`` where it was cut."""
+    prompt_tokens: int
+    """Tokens of the conversation; 0 where the server does not say."""
+    completion_tokens: int
+    """Tokens of the answer; 0 where the server does not say."""
+    cached: bool = False
+    """Whether the answer came from the cache and cost nothing."""
+
+
+class ChatModel(Protocol):
+    """Answers conversations."""
+
+    name: str
+    """Name of the model, for tables and logs."""
+
+    def complete(
+        self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]
+    ) -> list[Completion]:
+        """Return one answer for each conversation, in the same order.
+
+        Args:
+            conversations: messages, oldest first; the last one is the user's.
+            sampling: temperature, top-p and the maximum number of tokens of an answer.
+            seeds: of each answer; the order and number of conversations change nothing.
+
+        Raises:
+            ValueError: the model cannot be reached, or refuses the request for good; one sentence.
+        """
+        ...

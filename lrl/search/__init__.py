@@ -1,0 +1,1 @@
+"""Search for the parameters of small policies by their returns, without gradients."""

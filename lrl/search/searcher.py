@@ -1,0 +1,66 @@
+"""The interface of everything that proposes parameters and learns their returns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lrl.search.space import ParameterSpace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Parameters that were played, and what they returned."""
+
+    parameters: np.ndarray
+    """float64 ``(parameter,)``."""
+    returns: np.ndarray
+    """Undiscounted return of each episode, float64 ``(episode,)``."""
+    env_steps: int
+    """Steps of all episodes together."""
+    trajectory: list[tuple[str, str, float]] = field(default_factory=list)
+    """Observation, action and reward of each step of the first episode; empty where nobody asked for it."""
+
+    @property
+    def value(self) -> float:
+        """The mean return, which a search maximises."""
+        return float(self.returns.mean())
+
+
+class Searcher(ABC):
+    """Proposes parameters one vector at a time and is told how they did.
+
+    All its randomness follows from the seed and the number of proposals, so that a restored searcher proposes the same.
+    """
+
+    def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
+        """Start a search. Called once, before the first :meth:`ask` and before :meth:`load_state_dict`.
+
+        Args:
+            space: what may be proposed.
+            seed: of the search.
+            num_iterations: number of proposals that will be asked for.
+
+        Raises:
+            ValueError: the searcher cannot search in this space.
+        """
+        self.space, self.seed, self.num_iterations = space, seed, num_iterations
+
+    @abstractmethod
+    def ask(self) -> np.ndarray:
+        """Return the next proposal, float64 ``(size,)``, legal in the space."""
+
+    @abstractmethod
+    def tell(self, trial: Trial) -> None:
+        """Learn the returns of the last proposal, or of parameters that somebody else has played (warm-up)."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that later proposals depend on, as numbers, strings, lists, dicts and tensors."""
+
+    @abstractmethod
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
