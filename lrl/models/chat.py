@@ -1,4 +1,4 @@
-"""The interface between what asks a language model in words and whatever answers: a server, or a model in this process."""
+"""The interface between what asks a language model in words and what answers: a server, or a model in this process."""
 
 from __future__ import annotations
 
