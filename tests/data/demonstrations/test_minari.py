@@ -289,6 +289,18 @@ def test_random_actions_are_in_the_history_and_not_demonstrated(model, datasets)
     assert any(extract(was.response) != env.codec.action_to_text(best(was.observation)) for was in past)
 
 
+def test_random_actions_are_not_written_as_json_lines(model, datasets, tmp_path):
+    env = ENVS["lrl/lakes-v0"]
+    expert = load_baseline("expert", env).policy
+    collect(expert, env, "lrl/strayed-v0", 12, 0, name="expert", commit="abc", random_share=0.4)
+    reader, policy = DatasetReader("lrl/strayed-v0"), connected(model)
+    lines = write_jsonl("lrl/strayed-v0", env, tmp_path / "lines.jsonl")
+    assert lines == reader.num_demonstrated().sum() < reader.lengths.sum()
+    extract = get_response_format(policy.response_format).extract
+    for turn in JsonlDemonstrations(str(tmp_path / "lines.jsonl")).load(env.codec, policy):
+        assert extract(turn.response) == env.codec.action_to_text(expert.expert(turn.observation))
+
+
 def test_advised_actions_are_demonstrated_where_random_ones_were_taken(model, datasets):
     env = ENVS["lrl/lakes-v0"]
     expert = load_baseline("expert", env).policy
