@@ -419,13 +419,21 @@ def lose_actions(folder):
             del file[name]["actions"]
 
 
+def lose_some_rewards(folder):
+    with h5py.File(folder / "main_data.hdf5", "a") as file:
+        for name in file:
+            kept = file[name]["rewards"][:-1]
+            del file[name]["rewards"]
+            file[name]["rewards"] = kept
+
+
 def from_the_future(folder):
     path = folder / "metadata.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"minari_version": "99.0.0"}))
 
 
 @pytest.mark.parametrize(
-    "damage", [cut_metadata, cut_data, remove_data, lose_an_episode, lose_actions, from_the_future]
+    "damage", [cut_metadata, cut_data, remove_data, lose_an_episode, lose_actions, lose_some_rewards, from_the_future]
 )
 def test_a_damaged_data_set_raises_one_sentence(model, copied, damage):
     damage(copied)
