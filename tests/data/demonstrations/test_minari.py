@@ -562,6 +562,21 @@ def test_statistics_are_those_of_the_data_set(datasets):
     np.testing.assert_allclose([written.mean(0), written.std(0)], [np.zeros(4), np.ones(4)], atol=1e-5)
 
 
+@pytest.mark.parametrize("constant", [0.0, 0.1, -1 / 3, 123.456])
+def test_a_number_that_never_changes_is_not_stretched(datasets, constant):
+    """Its mean over episodes is rounded, which leaves a standard deviation of 1e-17."""
+    box, name = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64), f"lrl/still-{abs(int(1000 * constant))}-v0"
+    episode = {"seed": 0, "context": None, "success": False, "random_steps": [], "advised": []}
+    with DatasetWriter(name, box, gym.spaces.Discrete(2), None) as writer:
+        for steps in (7, 3, 5):
+            seen = [np.array([constant, float(step)]) for step in range(steps + 1)]
+            flags = {"terminations": [False] * steps, "truncations": [False] * steps, "rewards": [0.0] * steps}
+            writer.add([episode | {"observations": seen, "actions": [0] * steps} | flags])
+        writer.finish({})
+    (mean, deviation), (_, other) = observation_statistics(name)
+    assert mean == pytest.approx(constant) and deviation == 1 and 1 < other < 2
+
+
 def test_ranges_of_a_dict_have_keys(datasets):
     box = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     space = gym.spaces.Dict({"position": box, "count": gym.spaces.Discrete(9), "speed": gym.spaces.Tuple((box,))})
