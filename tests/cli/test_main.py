@@ -237,7 +237,7 @@ def launched(tmp_path_factory):
         environment = {**os.environ, "WANDB_MODE": "offline", "HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": ""}
         environment.pop("WANDB_SILENT", None)
         program = [sys.executable, "-c", ONE_AFTER_THE_OTHER.format(commands)]
-        result = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=120)
+        result = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=300)
         network.settimeout(0)
         try:
             network.accept()[0].close()
