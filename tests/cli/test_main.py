@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import run_words
-from jsonargparse import Namespace
+from jsonargparse import ArgumentError, Namespace
 
 import lrl.cli.main
 import lrl.shipped
@@ -228,10 +228,9 @@ def launched(tmp_path_factory):
     """Two short runs of one new process, which imports everything once: their directories, what each said, and whether
     the process called anybody."""
     root = tmp_path_factory.mktemp("launched")
-    commands = [("fit", *SHORT, *SIZES, *QUIET), ("fit", *WANDB)]
-    commands = [
-        [*command, "--run_directory", str(root / f"run-of-mine-{number}")] for number, command in enumerate(commands)
-    ]
+    runs = [root / f"run-of-mine-{number}" for number in range(2)]
+    words = (*SHORT, *SIZES, *QUIET), WANDB
+    commands = [["fit", *some, "--run_directory", str(run)] for some, run in zip(words, runs, strict=True)]
     with socket.create_server(("127.0.0.1", 0)) as network:
         proxy = "http://{}:{}".format(*network.getsockname())
         environment = {**os.environ, "WANDB_MODE": "offline", "HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": ""}
@@ -249,7 +248,7 @@ def launched(tmp_path_factory):
     out, err = (text.split(f"{NEXT}\n") for text in (result.stdout, result.stderr))
     assert len(out) == len(err) == 3
     said = [out[0] + err[0], "".join(out[1:] + err[1:])]
-    return [root / f"run-of-mine-{number}" for number in range(2)], said, called
+    return runs, said, called
 
 
 @pytest.mark.distributed
@@ -288,3 +287,15 @@ def test_help_does_not_offer_what_would_be_ignored(option, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         LRLCLI(["fit", "--help"])
     assert f"{option} " not in capsys.readouterr().out
+
+
+def test_options_are_prepared_for_the_command_that_is_named_and_without_one_for_all(monkeypatch):
+    prepared, prepare = [], LRLCLI._prepare_subcommand_parser
+    monkeypatch.setattr(
+        LRLCLI, "_prepare_subcommand_parser", lambda *given, **kw: prepared.append(given[2]) or prepare(*given, **kw)
+    )
+    for words in (["validate", "--nonsense", "1"], ["--nonsense", "1"]):
+        monkeypatch.setattr(sys, "argv", ["lrl", *words])
+        with pytest.raises(ArgumentError):
+            LRLCLI()
+    assert prepared == ["validate", "fit", "validate", "test", "predict"]
