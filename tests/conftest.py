@@ -9,10 +9,13 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import fcntl
 import multiprocessing
 import shutil
-from multiprocessing import forkserver
-from pathlib import Path
 
 import pytest
+
+# The fork server keeps the list that it is started with, by whichever test comes first: ranks, runs that are killed,
+# environments in processes. Nothing of lrl is in it, so children still import, and register, what they need.
+LIBRARIES = ("gymnasium", "lightning.pytorch", "peft", "torchmetrics", "transformers.models.llama.modeling_llama")
+multiprocessing.set_forkserver_preload([*LIBRARIES])
 
 WORDS = "<pad> <unk> <|im_start|> <|im_end|> <think> </think> <answer> </answer> \n system user assistant left right up"
 
@@ -38,13 +41,8 @@ def once(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def processes():
-    """Children that start with the imports done."""
-    context, here = multiprocessing.get_context("forkserver"), Path(__file__).parent
-    context.set_forkserver_preload(["ranks", "tiny_runs", "transformers.models.llama.modeling_llama"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here / 'distributed'}")  # Python 3.11's server has not ours
-        forkserver.ensure_running()
-    return context
+    """Children that start with the libraries imported."""
+    return multiprocessing.get_context("forkserver")
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,13 @@
 
 import hashlib
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import run_command
+from commands import run_command, run_words
 
 from lrl.cli.main import LRLCLI
 from lrl.data.demonstrations.minari import MinariDemonstrations
@@ -140,7 +142,23 @@ def test_a_training_command_runs(command, trained, datasets, tmp_path, monkeypat
     assert (trained(command) / "checkpoints" / "last.ckpt").exists()
 
 
+@pytest.fixture
+def children_of_this_process(monkeypatch):
+    """Python commands that a script starts are run here: each child would import torch and Lightning again."""
+    start = subprocess.run
+
+    def run(command, **settings):
+        if command[0] != sys.executable:
+            return start(command, **settings)
+        done = run_words(["python", *command[1:]])
+        assert done.returncode == 0, done.stderr
+        return done
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
 @pytest.mark.learning
+@pytest.mark.usefixtures("children_of_this_process")
 @pytest.mark.parametrize("command", SCRIPTS)
 def test_a_script_runs(command, trained, datasets, tmp_path):
     run = trained("python -m lrl fit --config configs/frozen_lake/grpo.yaml") if "runs/" in command else tmp_path
@@ -149,6 +167,7 @@ def test_a_script_runs(command, trained, datasets, tmp_path):
     command = re.sub(r"(--(?:json|out|tensorboard|capture_video)) \S+", rf"\1 {tmp_path}/out", command)
     command += " --episodes 4" if re.search("evaluate|success_table", command) else ""
     command += " --num_videos 1" if "--capture_video" in command else ""
+    command += " --rows 300 --encoded_rows 128" if "benchmark.py demonstrations" in command else ""
     result = run_command(command, MINARI_DATASETS_PATH=datasets)
     assert result.returncode == 0, result.stderr
 

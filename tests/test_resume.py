@@ -182,7 +182,12 @@ RARELY = [moment for moment in MOMENTS if "validation" not in moment[0]]
 """Moments that there are in an epoch without validation."""
 
 
-CASES = [("episodes", *moment, 1) for moment in MOMENTS] + [("episodes", *moment, 3) for moment in RARELY]
+CASES = [("episodes", *moment, 1) for moment in MOMENTS]
+CASES += [
+    ("episodes", *moment, 3)
+    for moment in RARELY
+    if moment[0] in ("collecting", "epoch_end") or moment[:2] in (("batch_start", 2), ("batch_end", PARTS - 1))
+]
 CASES += [
     (kind, *moment, 1)
     for kind in ("continuing", "network")

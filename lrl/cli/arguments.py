@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,27 @@ def exit_on_user_error(parser: argparse.ArgumentParser) -> Iterator[None]:
         yield
     except (ValueError, OSError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
+
+
+def subcommand(
+    make_parser: Callable[[str], argparse.ArgumentParser], run: Callable[[argparse.Namespace], None]
+) -> Callable[[str, Sequence[str]], None]:
+    """Return the ``main`` of a subcommand, which takes the name of the program and the words that follow it.
+
+    It parses the words and runs; a user's error is printed as one sentence, with exit status 2.
+
+    Args:
+        make_parser: returns the parser for the name of the program, as its help and its errors show it.
+        run: does what the parsed options ask for; they also hold that name as ``prog`` and the words as ``words``.
+    """
+
+    def main(prog: str, words: Sequence[str]) -> None:
+        parser = make_parser(prog)
+        arguments = parser.parse_args(words, argparse.Namespace(prog=prog, words=words))
+        with exit_on_user_error(parser):
+            run(arguments)
+
+    return main
 
 
 def add_env_arguments(

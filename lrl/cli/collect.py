@@ -12,11 +12,11 @@ A run or checkpoint may hold any policy: a language model that acts in text, or 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lrl.cli.arguments import add_env_arguments, check_env_arguments, command_parser, envs_of, exit_on_user_error
+from lrl.cli.arguments import add_env_arguments, check_env_arguments, command_parser, envs_of, subcommand
 
 if TYPE_CHECKING:
     from lrl.codecs.numbers import Ranges
@@ -46,24 +46,14 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(prog: str, args: Sequence[str]) -> None:
-    """Record, then export; a user's error is printed as one sentence, with exit status 2.
-
-    Args:
-        prog: name of the program, for its help and its errors.
-        args: the words of the command line after that name.
-    """
-    parser = make_parser(prog)
-    arguments = parser.parse_args(args)
-    measures = arguments.ranges or arguments.statistics
-    if arguments.policy is None and arguments.jsonl is None and not measures:
-        parser.error("give --policy to collect, --jsonl to export, --ranges or --statistics to measure, or several")
-    with exit_on_user_error(parser):
-        run(arguments)
-
-
 def run(arguments: argparse.Namespace) -> None:
-    """Record and export what the options ask for, and print what was written."""
+    """Record and export what the options ask for, and print what was written.
+
+    Raises:
+        ValueError: the options ask for nothing, or contradict each other.
+    """
+    if arguments.policy is None and arguments.jsonl is None and not (arguments.ranges or arguments.statistics):
+        raise ValueError("give --policy to collect, --jsonl to export, --ranges or --statistics to measure, or several")
     policy, env = load(arguments)
     if policy is not None:
         collected = record(policy, env, arguments)
@@ -140,3 +130,6 @@ def record(policy: Actor, env: GymnasiumEnvs, arguments: argparse.Namespace) -> 
             successful_only=arguments.successful_only,
             on_episode=advance,
         )
+
+
+main = subcommand(make_parser, run)

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
-from lrl.cli.arguments import command_parser, exit_on_user_error
+from lrl.cli.arguments import command_parser, subcommand
 from lrl.reports.comparison import POWER, Comparison, compare
 from lrl.reports.run_figures import common_metric, read_figures
 from lrl.reports.seed_intervals import MIN_SEEDS
@@ -33,18 +32,10 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(prog: str, args: Sequence[str]) -> None:
-    """Print the comparison; a user's error is printed as one sentence, with exit status 2.
-
-    Args:
-        prog: name of the program, for its help and its errors.
-        args: the words of the command line after that name.
-    """
-    parser = make_parser(prog)
-    arguments = parser.parse_args(args)
-    with exit_on_user_error(parser):
-        metric = common_metric([*arguments.runs, *arguments.baseline], arguments.metric)
-        print(report(compared(arguments, metric), metric))
+def run(arguments: argparse.Namespace) -> None:
+    """Print the comparison."""
+    metric = common_metric([*arguments.runs, *arguments.baseline], arguments.metric)
+    print(report(compared(arguments, metric), metric))
 
 
 def compared(arguments: argparse.Namespace, metric: str) -> Comparison:
@@ -99,3 +90,6 @@ def _power(result: Comparison) -> list[str]:
         return [smallest, "the observed difference is 0: no number of seeds detects it"]
     more = max(0, int(needed) - pairs)
     return [smallest, f"the observed difference takes {int(needed)} seeds, {f'{more} more' if more else 'no more'}"]
+
+
+main = subcommand(make_parser, run)

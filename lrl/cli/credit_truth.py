@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
-from lrl.cli.arguments import command_parser, exit_on_user_error
+from lrl.cli.arguments import command_parser, subcommand
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
@@ -28,20 +27,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(prog: str, args: Sequence[str]) -> None:
-    """Measure, and print the tables; a user's error is printed as one sentence, with exit status 2.
-
-    Args:
-        prog: name of the program, for its help and its errors.
-        args: the words of the command line after that name.
-    """
-    parser = make_parser(prog)
-    arguments = parser.parse_args(args)
-    with exit_on_user_error(parser):
-        run(arguments, f"python -m lrl credit_truth {shlex.join(args)}".strip())
-
-
-def run(arguments: argparse.Namespace, command: str) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Measure, print the tables, and write the files that the options name."""
     from lrl.cli.run_directory import commit
     from lrl.evaluation.tabular_rollouts import TOKENS
@@ -53,6 +39,7 @@ def run(arguments: argparse.Namespace, command: str) -> None:
     config = TruthConfig(
         temperatures=tuple(arguments.temperatures), **{name: getattr(arguments, name) for name in names}
     )
+    command = f"python -m lrl credit_truth {shlex.join(arguments.words)}".strip()
     about = {"title": "Advantages scored against the truth", "command": command, "commit": commit()}
     result = about | {"machine": arguments.machine, "settings": vars(config)} | measure(config)
     for tokens in TOKENS:
@@ -64,3 +51,6 @@ def run(arguments: argparse.Namespace, command: str) -> None:
         arguments.json.write_text(result_text(result), encoding="utf-8")
     if arguments.figure is not None:
         draw_scores(result, arguments.figure)
+
+
+main = subcommand(make_parser, run)

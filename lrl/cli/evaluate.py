@@ -10,7 +10,6 @@ lrl evaluate --policy expert --json expert.json
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,8 +20,8 @@ from lrl.cli.arguments import (
     check_env_arguments,
     command_parser,
     envs_of,
-    exit_on_user_error,
     fabric_of,
+    subcommand,
 )
 
 if TYPE_CHECKING:
@@ -61,20 +60,12 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(prog: str, args: Sequence[str]) -> None:
-    """Evaluate on all devices and print on the first; a user's error is one sentence, with exit status 2.
-
-    Args:
-        prog: name of the program, for its help and its errors.
-        args: the words of the command line after that name.
-    """
-    parser = make_parser(prog)
-    arguments = parser.parse_args(args)
-    with exit_on_user_error(parser):
-        fabric_of(arguments).launch(partial(run, arguments=arguments))
+def run(arguments: argparse.Namespace) -> None:
+    """Evaluate on all devices and print on the first."""
+    fabric_of(arguments).launch(partial(run_on_device, arguments=arguments))
 
 
-def run(fabric: Fabric, arguments: argparse.Namespace) -> None:
+def run_on_device(fabric: Fabric, arguments: argparse.Namespace) -> None:
     """Load the policy, and evaluate it in the precision that the options name."""
     loaded = load(arguments)
     with fabric.autocast():
@@ -236,3 +227,6 @@ def exact_line(loaded: Loaded) -> str:
     exact = exact_evaluation(loaded.policy, lakes_of(loaded.env_factory, num_maps=100))
     maps = f"mean over {len(exact.lakes)} maps" if len(exact.lakes) > 1 else "one map"
     return f"exact success at temperature 0 ({maps}): {exact.success.mean():.4f}; optimum {exact.optimum.mean():.4f}"
+
+
+main = subcommand(make_parser, run)

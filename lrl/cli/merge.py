@@ -10,11 +10,11 @@ the distance is printed. A model that was trained whole is written as it is.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrl.cli.arguments import command_parser, exit_on_user_error
+from lrl.cli.arguments import command_parser, subcommand
 
 if TYPE_CHECKING:
     from lrl.models.model_config import LanguageModelConfig
@@ -37,19 +37,6 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--dtype", choices=_TYPES, help="data type of the folder; default: that of the weights")
     return parser
-
-
-def main(prog: str, args: Sequence[str]) -> None:
-    """Merge, and print the distance from the adapter model; a user's error is one sentence, with exit status 2.
-
-    Args:
-        prog: name of the program, for its help and its errors.
-        args: the words of the command line after that name.
-    """
-    parser = make_parser(prog)
-    arguments = parser.parse_args(args)
-    with exit_on_user_error(parser):
-        run(arguments)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -115,3 +102,6 @@ def of_peft(arguments: argparse.Namespace, folder: Path) -> Source:
 
     loaded = load_adapter(arguments.peft_model_id)
     return loaded.model, folder, loaded.tokenizer.save_pretrained, loaded.config
+
+
+main = subcommand(make_parser, run)

@@ -9,10 +9,9 @@ Runs with the same label are one curve; a run without ``label=`` is labelled by 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from lrl.cli.arguments import command_parser, exit_on_user_error, labelled_number
+from lrl.cli.arguments import command_parser, labelled_number, subcommand
 from lrl.reports.plots import CLOCKS, aggregate, draw_curves, group_runs, read_series
 
 
@@ -29,21 +28,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(prog: str, args: Sequence[str]) -> None:
-    """Draw the figure; a user's error is printed as one sentence, with exit status 2.
-
-    Args:
-        prog: name of the program, for its help and its errors.
-        args: the words of the command line after that name.
-    """
-    parser = make_parser(prog)
-    arguments = parser.parse_args(args)
-    with exit_on_user_error(parser):
-        draw(arguments)
-        print(f"wrote {arguments.out}")
-
-
-def draw(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Draw one curve per label and one line per baseline."""
     baselines = dict(labelled_number("baseline", text) for text in arguments.baseline)
     curves = [
@@ -51,3 +36,7 @@ def draw(arguments: argparse.Namespace) -> None:
         for label, runs in group_runs(arguments.runs).items()
     ]
     draw_curves(curves, arguments.metric, arguments.clock, arguments.out, baselines, arguments.title)
+    print(f"wrote {arguments.out}")
+
+
+main = subcommand(make_parser, run)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from lrl.cli.arguments import command_parser, exit_on_user_error, labelled_number
+from lrl.cli.arguments import command_parser, labelled_number, subcommand
 from lrl.reports.documentation import documentation_pages, fill_tables
 from lrl.reports.notebook import filled_notebook
 from lrl.reports.results import draw_picture, final_values, kept_results, pictures, read_result, result_text, summarise
@@ -52,22 +51,14 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(prog: str, args: Sequence[str]) -> None:
-    """Keep, write or check; a user's error is printed as one sentence, with exit status 2.
-
-    Args:
-        prog: name of the program, for its help and its errors.
-        args: the words of the command line after that name.
-    """
-    parser = make_parser(prog)
-    arguments = parser.parse_args(args)
-    with exit_on_user_error(parser):
-        if arguments.action == "keep":
-            keep(arguments)
-        elif arguments.action == "write":
-            write()
-        else:
-            check()
+def run(arguments: argparse.Namespace) -> None:
+    """Keep, write or check."""
+    if arguments.action == "keep":
+        keep(arguments)
+    elif arguments.action == "write":
+        write()
+    else:
+        check()
 
 
 def keep(arguments: argparse.Namespace) -> None:
@@ -113,3 +104,6 @@ def _filled() -> dict[Path, str]:
     texts = {path: path.read_text(encoding="utf-8") for path in documentation_pages(Path())}
     pages = {path: fill_tables(path, text, results) for path, text in texts.items()}
     return pages | {NOTEBOOK: filled_notebook(NOTEBOOK.read_text(encoding="utf-8"), results)}
+
+
+main = subcommand(make_parser, run)

@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrl.cli.arguments import command_parser, exit_on_user_error
+from lrl.cli.arguments import command_parser, subcommand
 from lrl.reports.results import environments_table
 
 if TYPE_CHECKING:
@@ -42,19 +42,11 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(prog: str, args: Sequence[str]) -> None:
-    """Evaluate everywhere; a user's error is printed as one sentence, with exit status 2.
-
-    Args:
-        prog: name of the program, for its help and its errors.
-        args: the words of the command line after that name.
-    """
-    parser = make_parser(prog)
-    arguments = parser.parse_args(args)
-    with exit_on_user_error(parser):
-        rows = evaluate_all(arguments)
-        if arguments.json is not None:
-            write_report(rows, arguments, args)
+def run(arguments: argparse.Namespace) -> None:
+    """Evaluate everywhere, print the table and write the file."""
+    rows = evaluate_all(arguments)
+    if arguments.json is not None:
+        write_report(rows, arguments)
 
 
 def evaluate_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -71,12 +63,12 @@ def evaluate_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def write_report(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace, args: Sequence[str]) -> None:
+def write_report(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """Write the figures with the command, the commit and the machine as JSON."""
     from lrl.cli.run_directory import commit
     from lrl.reports.table import write_json
 
-    command = f"python -m lrl success_table {shlex.join(args)}"
+    command = f"python -m lrl success_table {shlex.join(arguments.words)}"
     about = {"command": command, "commit": commit(), "machine": arguments.machine}
     write_json(about | {"figure": arguments.figure, "environments": rows}, arguments.json)
 
@@ -125,3 +117,6 @@ def load(subject: str, env_id: str, env_kwargs: dict[str, Any], arguments: argpa
     if arguments.policy:
         return load_baseline(subject, GymnasiumEnvs(env_id, env_kwargs))
     return load_policy(subject, GymnasiumEnvs(env_id, env_kwargs, numbers=saved_numbers(subject)))
+
+
+main = subcommand(make_parser, run)

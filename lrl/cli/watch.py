@@ -8,11 +8,11 @@ lrl watch --human --env_id lrl/BabyAI-GoToLocal-v0
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lrl.cli.arguments import add_env_arguments, command_parser, envs_of, exit_on_user_error
+from lrl.cli.arguments import add_env_arguments, command_parser, envs_of, subcommand
 
 if TYPE_CHECKING:
     from lrl.evaluation.checkpoint import Loaded
@@ -34,20 +34,13 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(prog: str, args: Sequence[str]) -> None:
-    """Play one episode; a user's error is printed as one sentence, with exit status 2.
-
-    Args:
-        prog: name of the program, for its help and its errors.
-        args: the words of the command line after that name.
-    """
-    parser = make_parser(prog)
-    arguments = parser.parse_args(args)
-    with exit_on_user_error(parser):
-        try:
-            play(arguments)
-        except (EOFError, KeyboardInterrupt):
-            parser.exit(0, "\nleft\n")
+def run(arguments: argparse.Namespace) -> None:
+    """Play one episode; the end of the input, or Ctrl-C, leaves it."""
+    try:
+        play(arguments)
+    except (EOFError, KeyboardInterrupt):
+        sys.stderr.write("\nleft\n")
+        raise SystemExit(0) from None
 
 
 def play(arguments: argparse.Namespace) -> None:
@@ -109,3 +102,6 @@ def load(arguments: argparse.Namespace) -> Loaded:
     actor.connect(env.codec)
     print(env.codec.description)
     return Loaded(actor, env, {"name": "you", "env_id": env_id(env)})
+
+
+main = subcommand(make_parser, run)

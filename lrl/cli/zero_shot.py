@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrl.cli.arguments import command_parser, exit_on_user_error
+from lrl.cli.arguments import command_parser, subcommand
 from lrl.envs.factory import GymnasiumEnvs
 
 if TYPE_CHECKING:
@@ -51,20 +50,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(prog: str, args: Sequence[str]) -> None:
-    """Evaluate every policy that the file lacks in every environment; a user's error is printed as one sentence.
-
-    Args:
-        prog: name of the program, for its help and its errors.
-        args: the words of the command line after that name.
-    """
-    parser = make_parser(prog)
-    arguments = parser.parse_args(args)
-    with exit_on_user_error(parser):
-        _extend_report(arguments, f"{prog} {shlex.join(args)}")
-
-
-def _extend_report(arguments: argparse.Namespace, command: str) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Evaluate what the report lacks, and write it after each row."""
     from lrl.reports.table import write_json
 
@@ -76,6 +62,7 @@ def _extend_report(arguments: argparse.Namespace, command: str) -> None:
                 f"--{name} is {value!r}, but {arguments.json} was measured with {report['settings'].get(name)!r}; give "
                 "another file."
             )
+    command = f"{arguments.prog} {shlex.join(arguments.words)}"
     report["command"] = " && ".join(dict.fromkeys([*filter(None, [report["command"]]), command]))
     known = {(row["env_id"], json.dumps(row["env_kwargs"]), row["policy"]) for row in report["environments"]}
     for env_id, env_kwargs, label in product(arguments.env_id, arguments.env_kwargs, arguments.policies):
@@ -126,3 +113,6 @@ def loaded(label: str, envs: GymnasiumEnvs, arguments: argparse.Namespace) -> Lo
     prompt = {"response_format": response_format, "num_examples": num_examples}
     tokens = arguments.max_new_tokens if response_format != "direct" else 12
     return load_model(arguments.model, envs, prompt, choose, dtype=arguments.dtype, max_new_tokens=tokens)
+
+
+main = subcommand(make_parser, run)

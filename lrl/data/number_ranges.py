@@ -60,6 +60,10 @@ def observation_statistics(dataset_id: str) -> Ranges:
     return _by_key({path: _with_deviation(*one) for path, one in merged.items()})
 
 
+_CONSTANT = 1e-9
+"""Standard deviation, as a share of the mean, up to which a number never changes: rounding leaves some."""
+
+
 def _observed_numbers(dataset_id: str) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the observed numbers of each episode and Box, by its path, ``(step, dimension)``."""
     reader = DatasetReader(dataset_id)
@@ -87,4 +91,4 @@ def _with_margin(low: np.ndarray, high: np.ndarray) -> list[Range]:
 def _with_deviation(count: int, mean: np.ndarray, squares: np.ndarray) -> list[Range]:
     """Return ``(mean, deviation)`` per dimension from a sum of squared deviations; arrays are ``(dimension,)``."""
     deviation = np.sqrt(squares / count)
-    return [*zip(mean.tolist(), np.where(deviation > 0, deviation, 1.0).tolist(), strict=True)]
+    return [*zip(mean.tolist(), np.where(deviation > _CONSTANT * np.abs(mean), deviation, 1.0).tolist(), strict=True)]

@@ -52,6 +52,15 @@ class PromptEnvs(EnvFactory):
         """Codec of the data set."""
         return self.source.codec
 
+    @property
+    def spaces(self) -> tuple[gym.Space, gym.Space]:
+        """Native observation and action space of the data set, whatever the rewards read.
+
+        Raises:
+            ValueError: If they are not known.
+        """
+        return self.source.spaces or super().spaces
+
     def prepare_data(self) -> None:
         """Download the data set if it is not local."""
         self.source.prepare_data()

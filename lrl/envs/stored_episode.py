@@ -23,6 +23,9 @@ class StoredEpisode:
         length: number of steps.
         context: context of the codec as JSON values, whose lists become tuples; None if none was stored.
         rewards: one reward per step, ``(step,)``.
+
+    Raises:
+        ValueError: there is not one reward per step.
     """
 
     def __init__(
@@ -38,6 +41,8 @@ class StoredEpisode:
         self._observations, self._actions = (observation_space, observations), (action_space, actions)
         self._length, self.context = length, _lists_to_tuples(context)
         self.rewards = np.asarray(rewards, dtype=np.float64)
+        if len(self.rewards) != length:
+            raise ValueError(f"{length} steps, but {len(self.rewards)} rewards")
         if length:
             self.observation(length - 1)  # raises here if a column is too short, and not later
             self.action(length - 1)

@@ -104,8 +104,7 @@ def saved_numbers(path: str | Path, kind: str | None = None) -> NumberFormat | N
     Raises:
         ValueError: the user asks for another kind than the saved one.
     """
-    data = _saved_data(checkpoint_file(Path(path)))
-    saved = ((_env_config(data) or {}).get("init_args") or {}).get("numbers")
+    saved = _numbers_config(_env_config(_saved_data(checkpoint_file(Path(path)))))
     numbers = NumberFormat(**saved) if saved else None
     if kind is not None and kind != (numbers or NumberFormat()).kind:
         raise ValueError(f"--numbers is {kind!r}, but the checkpoint was trained with another format; leave it out.")
@@ -230,6 +229,13 @@ def _training_env(data: Mapping[str, Any], file: Path) -> EnvFactory:
 def _env_config(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the configuration of a run's validation environment; older runs have it under ``validation_env``."""
     return (data.get("validation") or {}).get("env") or data.get("validation_env") or data.get("env")
+
+
+def _numbers_config(env: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the number format in the configuration of an environment, or of the environment that its rows are of."""
+    given = (env or {}).get("init_args") or {}
+    rows = (given.get("rows") or {}).get("init_args") or {}
+    return _numbers_config(rows["env"]) if rows.get("env") else given.get("numbers")
 
 
 def _check_base(policy: Policy, saved: Mapping[str, Any], file: Path) -> None:

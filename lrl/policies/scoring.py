@@ -129,7 +129,9 @@ class ScoringPolicy(Policy):
         self.value_head = self.trunk.value_head
         self._tokens = [self.language_model.tokenizer.encode_text(text) for text in self.action_texts]
         check_distinct(self.action_texts, self._tokens, self.language_model.config.name)
-        if self.pack_tokens is not None and (max(map(len, self._tokens)) > 1 or not self.language_model.share):
+        if self.pack_tokens is not None and (
+            max(map(len, self._tokens), default=0) > 1 or not self.language_model.share
+        ):
             logging.getLogger("lrl").warning(
                 "policy.pack_tokens is ignored: an action has several tokens, or turns cannot share rows here."
             )

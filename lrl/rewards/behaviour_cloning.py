@@ -64,7 +64,8 @@ class _DistanceReward(Reward):
 class BehaviourCloningReward(_DistanceReward):
     """Reward of the original experiment on control: minus the mean squared error of a continuous action.
 
-    A discrete action is rewarded by 0 if it is that of the data set, else by ``wrong``.
+    A discrete action is rewarded by 0 if it is that of the data set, else by ``wrong``. Unlike in the original, numbers
+    out of bounds are clipped first, as the environment does it.
 
     Args:
         weight: Factor of this function in the sum.

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from jsonargparse import Namespace
+from commands import run_words
+from jsonargparse import ArgumentError, Namespace
 
 import lrl.cli.main
 import lrl.shipped
@@ -181,30 +182,6 @@ def test_a_checkpoint_is_found_in_a_run_directory(tmp_path):
     assert checkpoint_file(tmp_path).name == "last.ckpt"
 
 
-@pytest.mark.distributed
-def test_weights_and_biases_offline_write_to_the_run_directory_and_ask_nobody(tmp_path):
-    run = tmp_path / "run-of-mine"
-    where = ["--trainer.logger.project", "lakes", "--trainer.logger.entity", "ours"]
-    bare = ["max_epochs=1", "limit_val_batches=0", "accelerator=cpu"]
-    command = [sys.executable, "-m", "lrl", "fit", "--config", "configs/frozen_lake/sft.yaml"]
-    command += ["--config", "configs/overlays/wandb.yaml", *where, *(f"--trainer.{setting}" for setting in bare)]
-    with socket.create_server(("127.0.0.1", 0)) as network:
-        proxy = "http://{}:{}".format(*network.getsockname())
-        environment = {**os.environ, "WANDB_MODE": "offline", "HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": ""}
-        for name in ("LRL_RUN_DIRECTORY", "WANDB_SILENT"):
-            environment.pop(name, None)
-        result = subprocess.run(
-            [*command, "--run_directory", str(run)], capture_output=True, text=True, env=environment, timeout=120
-        )
-        network.settimeout(0)
-        with pytest.raises(BlockingIOError):
-            network.accept()
-    assert result.returncode == 0 and "wandb" not in (result.stdout + result.stderr).lower(), result.stderr
-    (written,) = run.glob("wandb/offline-run-*/run-*.wandb")
-    record = written.read_bytes()
-    assert all(text in record for text in (b"lakes", b"ours", b"run-of-mine", b"train/loss"))
-
-
 @pytest.mark.parametrize("case", ["text", "foreign", "cut", "sharded"])
 def test_what_cannot_be_resumed_is_one_sentence(tmp_path, case):
     path = tmp_path / "some.ckpt"
@@ -227,40 +204,77 @@ def test_a_checkpoint_of_ours_is_accepted(tmp_path):
     check_ours(tmp_path / "last.ckpt")
 
 
-def run(*arguments):
-    """A command line in a process of its own."""
-    environment = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
-    command = [sys.executable, "-m", "lrl", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-
-
 SHORT = ("--config", "configs/frozen_lake/grpo.yaml", "--data.init_args.validation.episodes", "2")
+SIZES = ("--trainer.max_epochs", "1", "--data.init_args.num_epochs", "1", "--data.init_args.group_size", "2")
+QUIET = ("--trainer.callbacks", "[{class_path: lrl.callbacks.collect.VectorEnvRollouts}, "
+         "{class_path: lrl.callbacks.checkpoint.CollectionCheckpoint}]")  # fmt: skip
+WANDB = ("--config", "configs/frozen_lake/sft.yaml", "--config", "configs/overlays/wandb.yaml",
+         "--trainer.logger.project", "lakes", "--trainer.logger.entity", "ours", "--trainer.max_epochs=1",
+         "--trainer.limit_val_batches=0", "--trainer.accelerator=cpu")  # fmt: skip
+NEXT = "--- next command ---"
+ONE_AFTER_THE_OTHER = f"""
+import os, runpy, sys
+for command in {{}}:
+    os.environ.pop("LRL_RUN_DIRECTORY", None)
+    sys.argv = ["lrl", *command]
+    runpy.run_module("lrl", run_name="__main__")
+    for stream in (sys.stdout, sys.stderr):
+        print({NEXT!r}, file=stream, flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A short run, and what it said."""
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    sizes = ["--trainer.max_epochs", "1", "--data.init_args.num_epochs", "1", "--data.init_args.group_size", "2"]
-    quiet = ["--trainer.callbacks", "[{class_path: lrl.callbacks.collect.VectorEnvRollouts}, "
-             "{class_path: lrl.callbacks.checkpoint.CollectionCheckpoint}]"]  # fmt: skip
-    return folder, run("fit", *SHORT, *sizes, *quiet, "--run_directory", folder)
+def launched(tmp_path_factory):
+    """Two short runs of one new process, which imports everything once: their directories, what each said, and whether
+    the process called anybody."""
+    root = tmp_path_factory.mktemp("launched")
+    runs = [root / f"run-of-mine-{number}" for number in range(2)]
+    words = (*SHORT, *SIZES, *QUIET), WANDB
+    commands = [["fit", *some, "--run_directory", str(run)] for some, run in zip(words, runs, strict=True)]
+    with socket.create_server(("127.0.0.1", 0)) as network:
+        proxy = "http://{}:{}".format(*network.getsockname())
+        environment = {**os.environ, "WANDB_MODE": "offline", "HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": ""}
+        environment.pop("WANDB_SILENT", None)
+        program = [sys.executable, "-c", ONE_AFTER_THE_OTHER.format(commands)]
+        result = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=300)
+        network.settimeout(0)
+        try:
+            network.accept()[0].close()
+        except BlockingIOError:
+            called = False
+        else:
+            called = True
+    assert result.returncode == 0, result.stderr
+    out, err = (text.split(f"{NEXT}\n") for text in (result.stdout, result.stderr))
+    assert len(out) == len(err) == 3
+    said = [out[0] + err[0], "".join(out[1:] + err[1:])]
+    return runs, said, called
 
 
 @pytest.mark.distributed
-def test_a_run_leaves_its_records(trained):
-    folder, result = trained
-    assert result.returncode == 0, result.stderr
+def test_a_run_leaves_its_records(launched):
+    (folder, _), (said, _), called = launched
+    assert not called
     assert {"config.yaml", "metrics.csv", "run.log", "commit.txt", "checkpoints"} <= set(os.listdir(folder))
     for noise in ("Tip", "Warning", "deprecated", "litlogger", "GPU available"):
-        assert noise not in result.stdout + result.stderr
+        assert noise not in said
+
+
+@pytest.mark.distributed
+def test_weights_and_biases_offline_write_to_the_run_directory_and_ask_nobody(launched):
+    (_, run), (_, said), called = launched
+    assert not called and "wandb" not in said.lower()
+    (written,) = run.glob("wandb/offline-run-*/run-*.wandb")
+    record = written.read_bytes()
+    assert all(text in record for text in (b"lakes", b"ours", b"run-of-mine", b"train/loss"))
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
-def test_a_checkpoint_is_evaluated_and_its_figures_are_printed(subcommand, trained, tmp_path):
-    folder, _ = trained
-    result = run(subcommand, *SHORT, "--ckpt_path", folder, "--run_directory", tmp_path / "run")
+def test_a_checkpoint_is_evaluated_and_its_figures_are_printed(subcommand, launched, tmp_path):
+    (folder, _), _, _ = launched
+    command = [subcommand, *SHORT, "--ckpt_path", str(folder), "--run_directory", str(tmp_path / "run")]
+    result = run_words(["python", "-m", "lrl", *command])
     assert result.returncode == 0, result.stderr
     assert all(word in result.stdout for word in ("FrozenLake-v1", "success", "2 episodes"))
     assert "before training" not in result.stderr
@@ -273,3 +287,15 @@ def test_help_does_not_offer_what_would_be_ignored(option, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         LRLCLI(["fit", "--help"])
     assert f"{option} " not in capsys.readouterr().out
+
+
+def test_options_are_prepared_for_the_command_that_is_named_and_without_one_for_all(monkeypatch):
+    prepared, prepare = [], LRLCLI._prepare_subcommand_parser
+    monkeypatch.setattr(
+        LRLCLI, "_prepare_subcommand_parser", lambda *given, **kw: prepared.append(given[2]) or prepare(*given, **kw)
+    )
+    for words in (["validate", "--nonsense", "1"], ["--nonsense", "1"]):
+        monkeypatch.setattr(sys, "argv", ["lrl", *words])
+        with pytest.raises(ArgumentError):
+            LRLCLI()
+    assert prepared == ["validate", "fit", "validate", "test", "predict"]

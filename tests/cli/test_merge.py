@@ -15,6 +15,8 @@ from lrl.models.language_model import LanguageModelConfig, LoRAConfig
 from lrl.models.value_head import ValueHeadConfig
 from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
+from lrl.policies.scoring import ScoringPolicy
+from lrl.prompts.template import PromptTemplate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft under transformers 5
 LORA = {"r": 2, "alpha": 8}
@@ -104,6 +106,20 @@ def test_the_language_model_under_a_head_is_written_without_the_head(folder, tmp
 
     given = {"language_model": {"name": folder, "lora": LORA}, "hidden_sizes": [4], "init_seed": 0}
     policy = write_without_text(tmp_path / "run", HeadPolicy, **given)
+    done = merge("--checkpoint", tmp_path / "run", "--output_dir", tmp_path / "merged")
+    assert done.returncode == 0, done.stderr
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(logits(loaded), logits(policy.language_model.model), atol=1e-5, rtol=0)
+
+
+def test_a_policy_that_scores_actions_is_written_without_an_environment(folder, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    prompt, packs = {"response_format": "direct", "system": ""}, {"pack_tokens": 64}
+    policy = ScoringPolicy(LanguageModelConfig(name=folder, lora=LoRAConfig(**LORA)), PromptTemplate(**prompt), **packs)
+    policy.connect(GymnasiumEnvs("FrozenLake-v1").codec)
+    policy.configure()
+    save(tmp_path / "run", policy, {"language_model": {"name": folder, "lora": LORA}, "prompt": prompt} | packs)
     done = merge("--checkpoint", tmp_path / "run", "--output_dir", tmp_path / "merged")
     assert done.returncode == 0, done.stderr
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")

@@ -7,8 +7,9 @@ import pytest
 import torch
 import yaml
 
+from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.evaluation.checkpoint import Loaded, load_baseline, load_model, load_policy
+from lrl.evaluation.checkpoint import Loaded, load_baseline, load_model, load_policy, saved_numbers
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.models.language_model import LanguageModelConfig, LoRAConfig
 from lrl.policies.text import TextPolicy
@@ -114,6 +115,19 @@ def test_a_config_that_cannot_be_built_raises_one_sentence(tmp_path: Path, tiny_
     path, _ = write_checkpoint(tmp_path, tiny_model, lora=True, lrl=ours)
     with pytest.raises(ValueError, match="whose Policy cannot be built"):
         load_policy(path)
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_numbers_are_those_that_the_policy_was_trained_on(tmp_path: Path, offline: bool) -> None:
+    """A policy that was trained on rows reads the numbers of the environment that the rows are of."""
+    env = {"class_path": "GymnasiumEnvs", "init_args": {"id": "Pendulum-v1", "numbers": {"kind": "integers"}}}
+    rows = {"class_path": "MinariRows", "init_args": {"dataset_id": "lrl/pendulum-v0", "env": env}}
+    prompts = {"class_path": "PromptEnvs", "init_args": {"rows": rows, "rewards": []}}
+    config = {"model": {}, "data": {"init_args": {"env": prompts if offline else env, "validation": {"env": None}}}}
+    torch.save({"lrl": {"config": yaml.safe_dump(config)}}, tmp_path / "last.ckpt")
+    assert saved_numbers(tmp_path / "last.ckpt") == NumberFormat(kind="integers")
+    with pytest.raises(ValueError, match="--numbers is 'decimals', but the checkpoint was trained with another format"):
+        saved_numbers(tmp_path / "last.ckpt", "decimals")
 
 
 def test_a_model_is_evaluated_as_it_is(tiny_model: str) -> None:

@@ -6,13 +6,17 @@ import pytest
 
 from lrl.codecs.grid import FrozenLakeCodec
 from lrl.codecs.numbers import NumberFormat
+from lrl.data.minari_rows import MinariRows
 from lrl.data.minari_writer import collect
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.minari_storage import DatasetReader
+from lrl.envs.prompt_env import PromptEnvs
 from lrl.evaluation.checkpoint import load_baseline
 from lrl.policies.baselines.experts import expert_for
 from lrl.policies.baselines.fixed import ExpertActor
 from lrl.prompts.template import PromptTemplate
+from lrl.rewards.behaviour_cloning import BehaviourCloningReward
+from lrl.rewards.format import ClosingTagFormatReward
 from lrl.rollouts import few_shot_examples
 from lrl.rollouts.few_shot_examples import add_examples, draw_examples, draw_stored_examples
 
@@ -72,7 +76,8 @@ def test_a_prompt_gets_the_examples_it_asks_for_once() -> None:
     assert policy.prompt is drawn
 
 
-def test_more_examples_than_states_and_environments_without_expert_are_errors() -> None:
+def test_more_examples_than_states_and_environments_without_expert_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_shot_examples, "_EPISODES_PER_EXAMPLE", 25)  # which show every state
     with pytest.raises(ValueError, match="num_examples is 12; it must be at most 11"):
         draw_examples(GymnasiumEnvs("FrozenLake-v1"), 12, "direct")
     with pytest.raises(ValueError, match="num_examples is 1; it must be 0, or .*: BabyAICodec has no expert"):
@@ -112,7 +117,14 @@ def test_a_prompt_gets_its_examples_from_the_data_set_that_it_names(dataset) -> 
     assert policy.prompt.examples == draw_stored_examples(dataset, PENDULUM, 2, "direct")
 
 
+def test_examples_can_be_shown_with_rows_whose_rewards_read_responses(dataset) -> None:
+    """The spaces of rows do not depend on rewards, which refuse native actions."""
+    rows = PromptEnvs(MinariRows(dataset, PENDULUM), [ClosingTagFormatReward(), BehaviourCloningReward()])
+    assert draw_stored_examples(dataset, rows, 2, "direct") == draw_stored_examples(dataset, PENDULUM, 2, "direct")
+
+
 def test_data_sets_that_cannot_be_shown_raise_one_sentence(dataset, monkeypatch) -> None:
+    monkeypatch.setattr(few_shot_examples, "_EPISODES_PER_EXAMPLE", 5)  # which show every turn
     with pytest.raises(ValueError, match="num_examples is 99; it must be at most 24, .* found in 'lrl/pendulum-v0'"):
         draw_stored_examples(dataset, PENDULUM, 99, "direct")
     with pytest.raises(ValueError, match="examples_from is 'lrl/pendulum-v0', whose observation space is Box"):

@@ -128,7 +128,8 @@ def _text(record: dict[str, Any], *keys: str) -> str:
 def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path) -> int:
     """Convert a Minari data set to a file that :class:`JsonlDemonstrations` reads, in the original's format.
 
-    A line is ``{"observation": "<observation>..</observation>", "action": "<action>..</action>"}``.
+    A line is ``{"observation": "<observation>..</observation>", "action": "<action>..</action>"}``. Steps at which a
+    random action was inserted while collecting are left out, as a line cannot be marked as no demonstration.
 
     Args:
         dataset_id: Minari's name of the data set.
@@ -149,9 +150,9 @@ def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path) -> int:
     with Path(path).open("w", encoding="utf-8") as file:
         for index in range(len(reader.lengths)):
             episode = reader.episode(index)
-            for observation, action in zip(episode.observations, episode.actions, strict=True):
-                texts = {"observation": codec.observation_to_text(observation, episode.context)}
-                texts["action"] = codec.action_to_text(action)
+            for step in reader.demonstrated_steps(index).tolist():
+                texts = {"observation": codec.observation_to_text(episode.observation(step), episode.context)}
+                texts["action"] = codec.action_to_text(episode.action(step))
                 file.write(json.dumps({tag: _tagged(tag, text) for tag, text in texts.items()}) + "\n")
                 lines += 1
     return lines

@@ -13,11 +13,13 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 
@@ -32,7 +34,7 @@ _FORMAT = 1
 _CHUNK = 2048
 """Number of demonstrations that are encoded together."""
 _NUM_PROBES = 8
-"""Number of demonstrations whose ids belong to the key: they show a change that settings do not."""
+"""Number of demonstrations whose ids belong to the key: they may show a change of the code, which settings do not."""
 
 
 class CachedTokens(DemonstrationTokens):
@@ -142,9 +144,28 @@ def _key(demonstrations: Sequence[Demonstration], policy: Policy, encoder: Encod
     ids = encoder.encode([demonstrations[index] for index in probes.tolist()])
     assert policy.trunk is not None
     tokenizer, codec = policy.trunk.language_model.tokenizer, policy.codec
-    about: list[Any] = [type(codec).__name__, getattr(codec, "description", "")]
+    about: list[Any] = [_settings(codec), getattr(codec, "description", "")]
     about += [repr(policy.prompt), policy.response_format, policy.trunk.max_prompt_tokens]
     return _hash(json.dumps([_FORMAT, content, ids, tokenizer.fingerprint, *about]))[:24]
+
+
+def _settings(value: Any) -> str:
+    """Return what an object consists of as a text, the same in every process: its class and its attributes.
+
+    A range or a mean that changed by little may change the ids of no probe.
+    """
+    if isinstance(value, np.ndarray):
+        return repr((value.dtype.str, value.shape, value.tolist()))
+    if isinstance(value, Mapping):
+        return repr([(_settings(key), _settings(part)) for key, part in value.items()])
+    if isinstance(value, (list, tuple)):
+        return repr([*map(_settings, value)])
+    name = getattr(value, "__qualname__", None)  # of a function or a class, whose own text holds an address
+    if name is not None or isinstance(value, gym.Space) or not hasattr(value, "__dict__"):
+        return repr(value) if name is None else name
+    kind, own = type(value), vars(value)
+    kept = [key for key in own if not isinstance(getattr(kind, key, None), cached_property)]
+    return f"{kind.__qualname__}({', '.join(f'{key}={_settings(own[key])}' for key in kept)})"
 
 
 def _hash(text: str) -> str:

@@ -289,6 +289,18 @@ def test_random_actions_are_in_the_history_and_not_demonstrated(model, datasets)
     assert any(extract(was.response) != env.codec.action_to_text(best(was.observation)) for was in past)
 
 
+def test_random_actions_are_not_written_as_json_lines(model, datasets, tmp_path):
+    env = ENVS["lrl/lakes-v0"]
+    expert = load_baseline("expert", env).policy
+    collect(expert, env, "lrl/strayed-v0", 12, 0, name="expert", commit="abc", random_share=0.4)
+    reader, policy = DatasetReader("lrl/strayed-v0"), connected(model)
+    lines = write_jsonl("lrl/strayed-v0", env, tmp_path / "lines.jsonl")
+    assert lines == reader.num_demonstrated().sum() < reader.lengths.sum()
+    extract = get_response_format(policy.response_format).extract
+    for turn in JsonlDemonstrations(str(tmp_path / "lines.jsonl")).load(env.codec, policy):
+        assert extract(turn.response) == env.codec.action_to_text(expert.expert(turn.observation))
+
+
 def test_advised_actions_are_demonstrated_where_random_ones_were_taken(model, datasets):
     env = ENVS["lrl/lakes-v0"]
     expert = load_baseline("expert", env).policy
@@ -407,13 +419,21 @@ def lose_actions(folder):
             del file[name]["actions"]
 
 
+def lose_some_rewards(folder):
+    with h5py.File(folder / "main_data.hdf5", "a") as file:
+        for name in file:
+            kept = file[name]["rewards"][:-1]
+            del file[name]["rewards"]
+            file[name]["rewards"] = kept
+
+
 def from_the_future(folder):
     path = folder / "metadata.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"minari_version": "99.0.0"}))
 
 
 @pytest.mark.parametrize(
-    "damage", [cut_metadata, cut_data, remove_data, lose_an_episode, lose_actions, from_the_future]
+    "damage", [cut_metadata, cut_data, remove_data, lose_an_episode, lose_actions, lose_some_rewards, from_the_future]
 )
 def test_a_damaged_data_set_raises_one_sentence(model, copied, damage):
     damage(copied)
@@ -540,6 +560,21 @@ def test_statistics_are_those_of_the_data_set(datasets):
     codec = GymnasiumEnvs("CartPole-v1", numbers=numbers).codec
     written = np.array([text[13:-14].split(",") for text in codec.observations_to_texts(list(seen))], dtype=np.float64)
     np.testing.assert_allclose([written.mean(0), written.std(0)], [np.zeros(4), np.ones(4)], atol=1e-5)
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, -1 / 3, 123.456])
+def test_a_number_that_never_changes_is_not_stretched(datasets, constant):
+    """Its mean over episodes is rounded, which leaves a standard deviation of 1e-17."""
+    box, name = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64), f"lrl/still-{abs(int(1000 * constant))}-v0"
+    episode = {"seed": 0, "context": None, "success": False, "random_steps": [], "advised": []}
+    with DatasetWriter(name, box, gym.spaces.Discrete(2), None) as writer:
+        for steps in (7, 3, 5):
+            seen = [np.array([constant, float(step)]) for step in range(steps + 1)]
+            flags = {"terminations": [False] * steps, "truncations": [False] * steps, "rewards": [0.0] * steps}
+            writer.add([episode | {"observations": seen, "actions": [0] * steps} | flags])
+        writer.finish({})
+    (mean, deviation), (_, other) = observation_statistics(name)
+    assert mean == pytest.approx(constant) and deviation == 1 and 1 < other < 2
 
 
 def test_ranges_of_a_dict_have_keys(datasets):

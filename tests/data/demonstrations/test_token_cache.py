@@ -1,11 +1,14 @@
 """Tokens from files make the batches that encoding makes."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from settings import made
 
 from lrl.codecs.numbers import NumberFormat
+from lrl.codecs.rephrased import Phrasing, RephrasedCodec
 from lrl.data.demonstrations import token_cache
 from lrl.data.demonstrations.data_module import DemonstrationsDataModule
 from lrl.data.demonstrations.minari import MinariDemonstrations
@@ -111,6 +114,32 @@ def test_whatever_changes_the_tokens_makes_new_files(model, dataset, tmp_path, m
 
     assert len(make()) == len(make()) == 1
     assert len(make(**change)) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "pairs"),
+    [("integers", "ranges", [[-1, 1], [-1, 1], [-8, 8]]), ("normalised", "statistics", [[0, 1], [0, 1], [0, 3]])],
+)
+def test_ranges_that_differ_by_little_make_new_files(model, dataset, tmp_path, kind, key, pairs):
+    """No probe need show them: one value in a thousand is written in another way."""
+    found = set()
+    for last in (0.0, 1e-5):
+        given = [*pairs[:-1], [pairs[-1][0], pairs[-1][1] + last]]
+        env = GymnasiumEnvs("Pendulum-v1", max_episode_steps=9, numbers=NumberFormat(kind=kind, **{key: given}))
+        for _ in range(2):
+            data_of(model, MinariDemonstrations(dataset, split="all"), env, str(tmp_path)).batch(0, 0)
+        found |= {path.name for path in tmp_path.iterdir() if path.is_dir()}
+        assert len(found) == 1 + (last > 0)
+
+
+def test_the_key_is_the_same_in_every_process(model, dataset, tmp_path):
+    """Addresses in memory, and what was computed and kept, must not count."""
+    codec = RephrasedCodec(LAKE.codec, Phrasing(actions={"LEFT": "WEST"}, observations={"row": "line"}))
+    bins = GymnasiumEnvs("Pendulum-v1", numbers=NumberFormat(kind="integers")).codec
+    before = token_cache._settings([codec, bins])
+    bins.observations_to_texts([np.zeros(3)])
+    assert token_cache._settings([codec, bins]) == before == token_cache._settings(copy.deepcopy([codec, bins]))
+    assert " at 0x" not in before and "WEST" in before and "line" in before
 
 
 def test_files_that_were_not_finished_are_not_used(model, dataset, tmp_path, monkeypatch):
