@@ -30,7 +30,8 @@ class TabularPolicy(SearchedPolicy):
     @property
     def _discrete(self) -> tuple[spaces.Discrete, spaces.Discrete]:
         observed, acted = self.spaces
-        assert isinstance(observed, spaces.Discrete) and isinstance(acted, spaces.Discrete)
+        assert isinstance(observed, spaces.Discrete)
+        assert isinstance(acted, spaces.Discrete)
         return observed, acted
 
     def parameter_space(self) -> ParameterSpace:

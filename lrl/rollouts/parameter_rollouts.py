@@ -19,7 +19,7 @@ TrajectorySteps = list[tuple[str, str, float]]
 
 
 def proposal_seeds(seed: int, proposal: int, num_rollouts: int) -> np.ndarray:
-    """Return the seeds of the episodes that a proposal is played with, int64 ``(episode,)``; no two proposals share any.
+    """Return the seeds of the episodes of a proposal, int64 ``(episode,)``; no two proposals share any.
 
     Args:
         seed: of the search.

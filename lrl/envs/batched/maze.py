@@ -26,11 +26,8 @@ def maze() -> TableDynamics:
     """
     cells, moves = np.arange(9)[:, None], np.array(_MOVES)
     passages = {frozenset(pair) for pair in OPEN}
-    ahead = cells + moves
-    is_open = np.array(
-        [[frozenset((int(cell[0]), int(cell[0] + move))) in passages for move in _MOVES] for cell in cells]
-    )
-    following = np.where(is_open, ahead, cells)[..., None]
+    is_open = np.array([[frozenset((cell, cell + move)) in passages for move in _MOVES] for cell in range(9)])
+    following = np.where(is_open, cells + moves, cells)[..., None]
     arrives = is_open[..., None] & (following == GOAL)
     table = TransitionTable(
         next_state=following.astype(np.int64),
