@@ -107,6 +107,10 @@ class SearchedPolicy(Policy):
 
     # -- what takes a gradient -----------------------------------------------------------------------------------
 
+    def check_gradients(self) -> None:
+        """Raise: the policy is searched."""
+        self._raise()
+
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Raise: there are no log-probabilities to differentiate."""
         self._raise()
