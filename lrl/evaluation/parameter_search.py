@@ -191,21 +191,29 @@ def search_all(
     if jobs < 1:
         raise ValueError(f"--jobs is {jobs}; it must be at least 1.")
     todo = [run for run in runs if read_record(run, budget, folder) is None]
-
-    def keep(run: SearchRun, record: dict[str, Any]) -> None:
-        _write(record | dict(about or {}), run.file(folder))
-        if on_record is not None:
-            on_record(record)
-
+    told = on_record or (lambda record: None)
     if jobs == 1:
         for run in todo:
-            keep(run, search(run, budget))
+            told(finish(run, budget, folder, about))
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that are started now
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(search, run, budget): run for run in todo}
-        for future in as_completed(futures):
-            keep(futures[future], future.result())
+        for future in as_completed([pool.submit(finish, run, budget, folder, about) for run in todo]):
+            told(future.result())
+
+
+def finish(run: SearchRun, budget: SearchBudget, folder: Path, about: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Search, write the record and return it.
+
+    Args:
+        run: the task, the method and the seed.
+        budget: the same for all methods.
+        folder: of the records.
+        about: further entries of the record.
+    """
+    record = search(run, budget) | dict(about or {})
+    _write(record, run.file(folder))
+    return record
 
 
 def _write(record: dict[str, Any], file: Path) -> None:

@@ -23,7 +23,8 @@ def search_tables(records: Records) -> str:
     A cell is the mean over seeds with their standard deviation, or the single values of fewer than five; ``n/m``
     follows where only n of m planned seeds have finished.
     """
-    parts = [f"{title}:\n\n{_table(records, rule)}" for rule, title in RULES.items()]
+    heading = "mean ± standard deviation over seeds, single values of fewer than five"
+    parts = [f"{title.capitalize()}, {heading}:\n\n{_table(records, rule)}" for rule, title in RULES.items()]
     parts += [reached_text(records, rule) for rule in RULES]
     missing = unfinished(records)
     parts.append(f"Unfinished: {', '.join(missing)}." if missing else "All planned runs have finished.")

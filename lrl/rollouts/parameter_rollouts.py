@@ -44,8 +44,8 @@ def play_parameters(
 ) -> Trial:
     """Play one whole episode for each seed, as many side by side as there are environments.
 
-    An episode depends on its seed and the parameters alone. No environment takes part in a step after its end that
-    counts; those that cannot be stepped then are reset.
+    An episode depends on its seed and the parameters alone. What environments return after the end of their episode is
+    not counted; those that cannot be stepped then are reset.
 
     Args:
         policy: connected to the spaces; its own parameters are not used and not changed.

@@ -17,17 +17,19 @@ class RandomSearch(Searcher):
     def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
         """Start a search."""
         super().setup(space, seed, num_iterations)
-        self._num_told, self._pending = 0, False
+        self._num_told = 0
+        self._pending: np.ndarray | None = None
 
     def ask(self) -> np.ndarray:
         """Return the next proposal, which depends on the seed and the number of earlier ones alone."""
-        self._pending = True
-        return self.space.sample(np.random.default_rng([self.seed, self._num_told]))
+        self._pending = self.space.sample(np.random.default_rng([self.seed, self._num_told]))
+        return self._pending.copy()
 
     def tell(self, trial: Trial) -> None:
         """Count a proposal; parameters that were not proposed change nothing."""
-        self._num_told += self._pending
-        self._pending = False
+        if self._pending is not None and np.array_equal(trial.parameters, self._pending):
+            self._pending = None
+            self._num_told += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of proposals."""
