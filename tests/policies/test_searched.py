@@ -3,10 +3,14 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
+import yaml
 from gymnasium import spaces
 
 from lrl.algorithms.grpo import GRPOModule
+from lrl.cli.watch import main
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.evaluation.checkpoint import load_policy
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.policies.linear import LinearPolicy
 from lrl.policies.tabular import TabularPolicy
@@ -141,3 +145,26 @@ def test_gradient_methods_raise_one_sentence():
             call()
     with pytest.raises(ValueError, match=said):
         GRPOModule(policy).configure_model()
+
+
+@pytest.mark.parametrize(
+    ("kind", "id", "values"),
+    [
+        ("linear.LinearPolicy", "CartPole-v1", np.arange(10) / 10 - 0.5),
+        ("tabular.TabularPolicy", "lrl/Nim-v0", [2] * 11),
+    ],
+)
+def test_a_checkpoint_is_played_where_all_others_are(kind, id, values, tmp_path):
+    config = {
+        "model": {"class_path": "Search", "init_args": {"policy": {"class_path": f"lrl.policies.{kind}"}}},
+        "data": {"init_args": {"env": {"class_path": "lrl.envs.factory.GymnasiumEnvs", "init_args": {"id": id}}}},
+    }
+    weights = {"policy.parameter_values": torch.tensor(values, dtype=torch.float64)}
+    saved = {"lrl": {"config": yaml.safe_dump(config), "env_steps": 3}, "state_dict": weights}
+    torch.save(saved, tmp_path / "last.ckpt")
+    loaded = load_policy(tmp_path / "last.ckpt")
+    assert loaded.policy.parameters_vector == pytest.approx(values) and loaded.info["env_steps"] == 3
+    results = evaluate_policy(loaded.policy, loaded.env_factory, 3, 0, 2, loaded.policy.sampling_at(0.0))
+    played = play_parameters(loaded.policy, loaded.env_factory, np.asarray(values), range(3), 500)
+    assert results.returns == pytest.approx(played.returns)
+    main("lrl watch", ["--checkpoint", str(tmp_path / "last.ckpt"), "--turns", "2"])
