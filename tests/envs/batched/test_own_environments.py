@@ -182,7 +182,7 @@ def test_the_robot_turns_right_by_action_1_and_is_rewarded_as_described():
     assert rewards.tolist() == [5, -0.5, -0.5] and not terminated.any()
     turned = [
         1.5 / np.sin(angle) for angle in (np.pi / 4 - 0.2, np.pi / 4 + 0.2)
-    ]  # the right wall is straight ahead of it
+    ]
     assert after[1, [4, 6]] == pytest.approx(turned)
     near = np.zeros((2, 8))
     near[:, :3] = (0.45, 10.0, -np.pi / 2)
