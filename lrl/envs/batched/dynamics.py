@@ -134,8 +134,9 @@ class DynamicsVectorEnv(VectorEnv):
         mask = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=bool))
         self._states = self._states.copy()
         for row in np.flatnonzero(mask):
-            if seeds[row] is not None:
-                self._rngs[row] = seeding.np_random(int(seeds[row]))[0]
+            given = seeds[row]
+            if given is not None:
+                self._rngs[row] = seeding.np_random(int(given))[0]
             self._states[row] = self.dynamics.start(self._rngs[row])
         self._steps = np.where(mask, 0, self._steps)
         return self.dynamics.observe(self._states), {}
