@@ -62,7 +62,7 @@ class SeparateEnvs(VectorEnv):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Begin episodes; arguments are those of :meth:`DynamicsVectorEnv.reset`."""
         mask, seeds = reset_arguments(self.num_envs, seed, options)
-        for row in np.flatnonzero(mask):
+        for row in np.flatnonzero(mask).tolist():
             self._observations[row], _ = self.envs[row].reset(seed=seeds[row], options=self._reset_options)
         self._active = self._active | mask
         return self._observations.copy(), {}
