@@ -26,6 +26,7 @@ COMMANDS = {
     "results": "summarise runs as JSON, and write the documentation's tables and figures from the summaries",
     "zero_shot": "evaluate an untrained language model in several environments, beside random actions",
     "success_table": "evaluate policies in several environments, and print a Markdown table",
+    "search_table": "search for small policies on the tasks of ProPS, beside its published figures",
     "credit_truth": "compare estimated advantages with the exact ones on FrozenLake",
     "expert_q": "write the Q-values of a FrozenLake expert as CSV",
 }

@@ -11,6 +11,7 @@ from lrl.codecs.mujoco import mujoco_action, mujoco_observation, mujoco_task
 from lrl.codecs.quantities import Quantity
 from lrl.codecs.spaces import EnvironmentMetadata
 
+_SIDES = ("far left", "left", "ahead", "right", "far right")
 _CAR = (Quantity("position", "m"), Quantity("velocity", "m per step"))
 
 ENVIRONMENT_METADATA: dict[str, EnvironmentMetadata] = {
@@ -47,6 +48,30 @@ ENVIRONMENT_METADATA: dict[str, EnvironmentMetadata] = {
         description="A pendulum hangs from a joint. Swing it up and keep it upright with little torque.",
         observation=(Quantity("cosine"), Quantity("sine"), Quantity("velocity", "rad/s")),
         action=(Quantity("torque", "N m"),),
+    ),
+    "lrl.envs.batched.maze:MazeEnv": EnvironmentMetadata(
+        description="Find the way out of a maze of 3 x 3 cells, numbered row by row from 0, where you start, to 8, the "
+        "exit. The walls are unknown.",
+        action_names=("up", "down", "right", "left"),
+    ),
+    "lrl.envs.batched.nim:NimEnv": EnvironmentMetadata(
+        description="Ten sticks lie on the table, and you begin. Each side takes 1 to 3 of them in turn; who takes the "
+        "last stick loses. The observation is the number of sticks left."
+    ),
+    "lrl.envs.batched.navigation:NavigationEnv": EnvironmentMetadata(
+        description="A robot in a corridor sees the distance to the wall in five directions. Go forward without "
+        "touching a wall.",
+        observation=tuple(Quantity(f"distance {side}", "m", (0.0, 30.0)) for side in _SIDES),
+        action_names=("forward", "right", "left"),
+    ),
+    "lrl.envs.batched.pong:PongEnv": EnvironmentMetadata(
+        description="You move the left paddle of a game of Pong. Hit the ball as often as possible; y grows downwards.",
+        observation=(
+            Quantity("centre of the paddle", "pixels"),
+            *(Quantity(f"ball {axis}", "pixels") for axis in "xy"),
+            *(Quantity(f"ball velocity {axis}", "pixels per step") for axis in "xy"),
+        ),
+        action_names=("up", "down", "nothing"),
     ),
     "gymnasium.envs.mujoco.mujoco_env:MujocoEnv": EnvironmentMetadata(
         description="A simulated body with motors at its joints. The observation lists positions, then velocities.",

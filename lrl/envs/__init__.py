@@ -17,6 +17,20 @@ gym.register(
     kwargs={"gravity": 1.0, "friction": 1.0},
 )
 
+for _name, _module, _kind, _limit, _threshold in (
+    ("Maze3x3", "maze", "Maze", 200, 0.96),
+    ("Nim", "nim", "Nim", None, None),
+    ("Navigation", "navigation", "Navigation", 1000, 4000.0),
+    ("Pong", "pong", "Pong", 1000, 3.0),
+):
+    gym.register(
+        id=f"lrl/{_name}-v0",
+        entry_point=f"lrl.envs.batched.{_module}:{_kind}Env",
+        vector_entry_point=f"lrl.envs.batched.{_module}:{_kind}VectorEnv",
+        max_episode_steps=_limit,
+        reward_threshold=_threshold,
+    )
+
 _MIXED = ("goto", "pickup", "open", "putnext", "pickup_seq_goto")
 
 for _name, _tasks, _split in (

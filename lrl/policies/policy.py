@@ -44,6 +44,13 @@ class Policy(Actor):
             dropout_seed: seeds the dropout; None switches it off, as RL needs: its first ratio is 1.
         """
 
+    def check_gradients(self) -> None:  # noqa: B027 (most policies can be trained by gradients)
+        """Raise if gradients cannot train the policy.
+
+        Raises:
+            ValueError: they cannot.
+        """
+
     # -- the critic ----------------------------------------------------------------------------------------------
 
     @property

@@ -157,6 +157,7 @@ class GradientModule(PolicyModule, ABC):
         """Load the weights, then keep the reference; a second call does nothing."""
         if self._configured:
             return
+        self.policy.check_gradients()
         super().configure_model()
         if self.init_from is not None:
             self._overwritten = {f"policy.{name}" for name in start_from(self.policy, self.init_from)}

@@ -1,0 +1,77 @@
+"""Search for the parameters of small policies on the tasks of ProPS with random search, CEM, CMA-ES and ARS.
+
+lrl search_table --folder runs/search_table --jobs 2
+lrl search_table --folder runs/search_table --tasks frozen_lake maze --methods cma_es --seeds 3
+lrl search_table --folder runs/search_table --show --json runs/search_table.json
+
+Every method has the same budget, the same prior and the same seeds. A record is written when a task, method and seed
+has finished; a second call runs what is missing. The Markdown tables have the published figures beside both rules:
+the best iteration, which is the paper's, and the chosen policy on fresh episodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lrl.cli.arguments import command_parser, exit_on_user_error
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = command_parser(prog, __doc__)
+    parser.add_argument("--folder", type=Path, required=True, help="of the records, one file each")
+    parser.add_argument("--tasks", nargs="+", help="default: all 15")
+    parser.add_argument("--methods", nargs="+", help="default: all of them")
+    parser.add_argument("--seeds", type=int, help="number of seeds; default: 10 where episodes are short, else 3")
+    parser.add_argument("--iterations", type=int, default=400, help="proposals of a search")
+    parser.add_argument("--rollouts", type=int, default=20, help="episodes of a proposal")
+    parser.add_argument("--fresh_episodes", type=int, default=100, help="of the chosen policy")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes at a time, of one thread each")
+    parser.add_argument("--show", action="store_true", help="run nothing, print what has finished")
+    parser.add_argument("--machine", default="", help="the machine's description, for the records")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all records to one file")
+    return parser
+
+
+def main(prog: str, args: Sequence[str]) -> None:
+    """Finish the searches and print the tables; a user's error is printed as one sentence, with exit status 2.
+
+    Args:
+        prog: name of the program, for its help and its errors.
+        args: the words of the command line after that name.
+    """
+    parser = make_parser(prog)
+    arguments = parser.parse_args(args)
+    with exit_on_user_error(parser):
+        _search(arguments, f"{prog} {shlex.join(args)}")
+
+
+def _search(arguments: argparse.Namespace, command: str) -> None:
+    """Run what is missing, print the tables, and write one file of all records."""
+    from lrl.cli.run_directory import commit
+    from lrl.evaluation.parameter_search import METHODS, SearchBudget, planned, read_record, search_all
+    from lrl.reports.search_table import search_tables
+    from lrl.reports.table import write_json
+    from lrl.search.tasks import TASKS
+
+    names = ("iterations", "rollouts", "fresh_episodes")
+    budget = SearchBudget(**{name: getattr(arguments, name) for name in names})
+    runs = planned(arguments.tasks or list(TASKS), arguments.methods or list(METHODS), arguments.seeds)
+    about = {"commit": commit(), "machine": arguments.machine}
+    if not arguments.show:
+        search_all(runs, budget, arguments.folder, arguments.jobs, about, _print_record)
+    records = {run: read_record(run, budget, arguments.folder) for run in runs}
+    print(search_tables(records))
+    if arguments.json is not None:
+        finished = [record for record in records.values() if record is not None]
+        write_json({"command": command, **about, "searches": finished}, arguments.json)
+
+
+def _print_record(record: dict[str, Any]) -> None:
+    """Print one line for a search that has finished."""
+    figures = " ".join(f"{name} {record[name]:.4g}" for name in ("best_iteration", "fresh", "seconds"))
+    print(f"{record['task']} {record['method']} {record['index']}: {figures}", flush=True)

@@ -1,0 +1,225 @@
+"""Searches for the parameters of small policies without a trainer: one record for each task, method and seed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lrl.envs.batched.make import make_batched
+from lrl.evaluation.seeds import headline_seed
+from lrl.evaluation.statistics import bootstrap_interval
+from lrl.policies.linear import LinearPolicy
+from lrl.policies.searched import SearchedPolicy
+from lrl.policies.tabular import TabularPolicy
+from lrl.rollouts.parameter_rollouts import fresh_seeds, play_parameters, proposal_seeds
+from lrl.search.augmented_random_search import AugmentedRandomSearch
+from lrl.search.cmaes import CMAES
+from lrl.search.cross_entropy import CrossEntropyMethod
+from lrl.search.random_search import RandomSearch
+from lrl.search.searcher import Searcher, Trial
+from lrl.search.tasks import TASKS, SearchTask
+
+METHODS: dict[str, Callable[[], Searcher]] = {
+    "random_search": RandomSearch,
+    "cross_entropy": CrossEntropyMethod,
+    "cma_es": CMAES,
+    "ars": AugmentedRandomSearch,
+}
+"""Methods by name, with their defaults on every task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchBudget:
+    """How much every method plays."""
+
+    iterations: int = 400
+    """Number of proposals."""
+    rollouts: int = 20
+    """Number of episodes of each proposal."""
+    fresh_episodes: int = 100
+    """Number of episodes of the chosen policy that no proposal was selected on."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise ValueError(f"--{name} is {value}; it must be at least 1.")
+
+
+@dataclass(frozen=True)
+class SearchRun:
+    """A method on a task with a seed."""
+
+    task: str
+    method: str
+    index: int
+    """Index of the seed, from which :func:`~lrl.evaluation.seeds.headline_seed` follows."""
+
+    def file(self, folder: Path) -> Path:
+        """Return the file of the record."""
+        return folder / self.task / f"{self.method}_{self.index}.json"
+
+
+def make_policy(task: SearchTask) -> SearchedPolicy:
+    """Return the policy of a task, connected to its spaces."""
+    policy = LinearPolicy() if task.policy == "linear" else TabularPolicy()
+    policy.connect_spaces(*task.env_factory().spaces)
+    return policy
+
+
+def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], None] | None = None) -> dict[str, Any]:
+    """Search with one method, and return the record.
+
+    Args:
+        run: the task, the method and the seed.
+        budget: the same for all methods.
+        on_trial: called after each proposal.
+
+    Returns:
+        ``best_iteration`` is the figure of the paper, the best mean return that any proposal had; ``fresh`` that of the
+        same policy, the first one with the best mean, on fresh episodes.
+    """
+    task, seed, started = TASKS[run.task], headline_seed(run.index), time.perf_counter()
+    policy, envs, searcher = make_policy(task), make_batched(task.env_factory(), budget.rollouts), METHODS[run.method]()
+    searcher.setup(policy.parameter_space(), seed, budget.iterations)
+    values, env_steps = np.zeros(budget.iterations), 0
+    best: Trial | None = None
+    for proposal in range(budget.iterations):
+        seeds = proposal_seeds(seed, proposal, budget.rollouts)
+        trial = play_parameters(policy, envs, searcher.ask(), seeds, task.max_steps)
+        searcher.tell(trial)
+        values[proposal], env_steps = trial.value, env_steps + trial.env_steps
+        if best is None or trial.value > best.value:
+            best = trial
+        if on_trial is not None:
+            on_trial(trial)
+    assert best is not None
+    space = policy.parameter_space()
+    searched = time.perf_counter() - started
+    fresh = play_parameters(policy, envs, best.parameters, fresh_seeds(seed, budget.fresh_episodes), task.max_steps)
+    envs.close()
+    return {
+        **asdict(run),
+        **asdict(budget),
+        "seed": seed,
+        "env_id": task.env_id,
+        "space": asdict(space) | {"actions": None if space.actions is None else list(space.actions)},
+        "best_iteration": best.value,
+        "best_proposal": int(values.argmax()),
+        "parameters": best.parameters.tolist(),
+        "fresh": fresh.value,
+        "fresh_ci95": list(bootstrap_interval(fresh.returns)),
+        "episodes": budget.iterations * budget.rollouts,
+        "env_steps": env_steps,
+        "seconds": round(searched, 2),
+        "values": [round(value, 6) for value in values.tolist()],
+    }
+
+
+def planned(tasks: Sequence[str], methods: Sequence[str], num_seeds: int | None = None) -> list[SearchRun]:
+    """Return all runs, the first seed of every task and method first.
+
+    Args:
+        tasks: names of :data:`~lrl.search.tasks.TASKS`.
+        methods: names of :data:`METHODS`.
+        num_seeds: number of seeds; None takes that of each task.
+
+    Raises:
+        ValueError: a name is unknown, or ``num_seeds`` is below 1.
+    """
+    for option, names, known in (("tasks", tasks, TASKS), ("methods", methods, METHODS)):
+        for name in names:
+            if name not in known:
+                raise ValueError(f"--{option} has {name!r}; it must be one of {', '.join(known)}.")
+    if num_seeds is not None and num_seeds < 1:
+        raise ValueError(f"--seeds is {num_seeds}; it must be at least 1.")
+    seeds = {task: TASKS[task].num_seeds if num_seeds is None else num_seeds for task in tasks}
+    most = max(seeds.values(), default=0)
+    return [
+        SearchRun(task, method, index)
+        for index in range(most)
+        for task in tasks
+        for method in methods
+        if index < seeds[task]
+    ]
+
+
+def read_record(run: SearchRun, budget: SearchBudget, folder: Path) -> dict[str, Any] | None:
+    """Return the record of a finished run; None if it has not finished.
+
+    Raises:
+        ValueError: it was made with another budget.
+    """
+    file = run.file(folder)
+    if not file.exists():
+        return None
+    record = json.loads(file.read_text(encoding="utf-8"))
+    for name, value in asdict(budget).items():
+        if record.get(name) != value:
+            raise ValueError(f"--{name} is {value}, but {file} was made with {record.get(name)}; give another folder.")
+    return record
+
+
+def search_all(
+    runs: Sequence[SearchRun],
+    budget: SearchBudget,
+    folder: Path,
+    jobs: int = 1,
+    about: Mapping[str, Any] | None = None,
+    on_record: Callable[[dict[str, Any]], None] | None = None,
+) -> None:
+    """Finish all runs that have no record yet; each record is written whole when its run ends.
+
+    Args:
+        runs: what :func:`planned` returned.
+        budget: the same for all.
+        folder: of the records.
+        jobs: number of processes, of one thread each.
+        about: further entries of each record.
+        on_record: called with each new record.
+
+    Raises:
+        ValueError: ``jobs`` is below 1, or a record was made with another budget.
+    """
+    if jobs < 1:
+        raise ValueError(f"--jobs is {jobs}; it must be at least 1.")
+    todo = [run for run in runs if read_record(run, budget, folder) is None]
+    told = on_record or (lambda record: None)
+    if jobs == 1:
+        for run in todo:
+            told(finish(run, budget, folder, about))
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that are started now
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(finish, run, budget, folder, about) for run in todo]):
+            told(future.result())
+
+
+def finish(run: SearchRun, budget: SearchBudget, folder: Path, about: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Search, write the record and return it.
+
+    Args:
+        run: the task, the method and the seed.
+        budget: the same for all methods.
+        folder: of the records.
+        about: further entries of the record.
+    """
+    record = search(run, budget) | dict(about or {})
+    _write(record, run.file(folder))
+    return record
+
+
+def _write(record: dict[str, Any], file: Path) -> None:
+    """Write a record as JSON, whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    partial.replace(file)

@@ -1,0 +1,99 @@
+"""The linear policy whose weights are searched."""
+
+from __future__ import annotations
+
+from typing import final
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from lrl.policies.searched import Decide, SearchedPolicy
+from lrl.ranges import PositiveFloat, check_arguments
+from lrl.search.space import ParameterSpace
+
+
+@final
+class LinearPolicy(SearchedPolicy):
+    """Compute scores or actions ``s W + b`` of the raw observation ``s``: one weight per dimension and output.
+
+    With Discrete actions the highest score is taken, the first of equal ones; values of a Box are clipped to it, so
+    that an environment never charges for more than it can do. Flat order of the parameters: all outputs of the first
+    dimension of the observation, all of the second, ..., then the biases (ProPS, arXiv:2511.21928).
+
+    Args:
+        bias: whether there are biases.
+        low: smallest weight.
+        high: largest weight.
+        decimals: decimal places of the weights; null does not round.
+        scale: standard deviation of random weights.
+
+    Raises:
+        ValueError: ``low`` is not below ``high``.
+    """
+
+    def __init__(
+        self,
+        bias: bool = True,
+        low: float = -6.0,
+        high: float = 6.0,
+        decimals: int | None = 1,
+        scale: PositiveFloat = 3.0,
+    ) -> None:
+        check_arguments(LinearPolicy.__init__, locals(), "policy")
+        super().__init__()
+        if not low < high:
+            raise ValueError(f"policy.low is {low:g} and policy.high is {high:g}; low must be below high.")
+        self.bias, self.low, self.high, self.decimals, self.scale = bias, low, high, decimals, scale
+
+    def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
+        """Set the spaces, from which the number of weights follows.
+
+        Raises:
+            ValueError: observations are not a Box, or actions neither Discrete nor a Box.
+        """
+        if not isinstance(observation_space, spaces.Box):
+            raise ValueError(
+                f"model.policy is a LinearPolicy, but observations are {observation_space}; they must be a Box (a "
+                "TabularPolicy reads Discrete ones)."
+            )
+        if not isinstance(action_space, (spaces.Discrete, spaces.Box)):
+            raise ValueError(
+                f"model.policy is a LinearPolicy, but actions are {action_space}; they must be Discrete or a Box."
+            )
+        self._spaces = observation_space, action_space
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of inputs and of outputs."""
+        observed, acted = self.spaces
+        return int(np.prod(observed.shape or ())), int(
+            acted.n if isinstance(acted, spaces.Discrete) else np.prod(acted.shape or ())
+        )
+
+    def parameter_space(self) -> ParameterSpace:
+        """Return the range of the weights and biases."""
+        inputs, outputs = self.shape
+        return ParameterSpace(
+            size=(inputs + self.bias) * outputs, low=self.low, high=self.high, decimals=self.decimals, scale=self.scale
+        )
+
+    def decider(self, parameters: np.ndarray) -> Decide:
+        """Return the function from observations ``(row, ...)`` to clipped actions, or to those of the highest score."""
+        inputs, outputs = self.shape
+        rows = np.asarray(parameters, dtype=np.float64).reshape(inputs + self.bias, outputs)
+        weights, bias = rows[:inputs], rows[inputs:].sum(0)  # no row of biases: zeros
+
+        def scores(observations: np.ndarray) -> np.ndarray:
+            # The sum of a product, not a matrix product, whose rounding depends on the number of rows.
+            return (observations.reshape(len(observations), inputs, 1) * weights).sum(1) + bias
+
+        acted = self.spaces[1]
+        if isinstance(acted, spaces.Discrete):
+            start = int(acted.start)
+            return lambda observations: scores(observations).argmax(1) + start
+        assert isinstance(acted, spaces.Box)
+        low, high, shape, dtype = acted.low.ravel(), acted.high.ravel(), acted.shape, acted.dtype
+        return lambda observations: (
+            np.minimum(np.maximum(scores(observations), low), high).astype(dtype).reshape(-1, *shape)
+        )

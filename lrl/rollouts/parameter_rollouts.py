@@ -1,0 +1,119 @@
+"""Play whole episodes with the parameters of a small policy, without torch in the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from lrl.envs.batched.make import make_batched
+from lrl.envs.factory import EnvFactory
+from lrl.functional.random import seeds as hashed_seeds
+from lrl.policies.searched import Decide, SearchedPolicy
+from lrl.search.searcher import Trial
+
+TrajectorySteps = list[tuple[str, str, float]]
+"""Observation, action and reward of each step, as :attr:`Trial.trajectory <lrl.search.searcher.Trial.trajectory>`."""
+
+
+def proposal_seeds(seed: int, proposal: int, num_rollouts: int) -> np.ndarray:
+    """Return the seeds of the episodes of a proposal, int64 ``(episode,)``; no two proposals share any.
+
+    Args:
+        seed: of the search.
+        proposal: index of the proposal, from 0; warm-up policies may count from -1 downwards.
+        num_rollouts: number of episodes.
+    """
+    return hashed_seeds("proposal", seed, proposal, np.arange(num_rollouts))
+
+
+def fresh_seeds(seed: int, num_episodes: int) -> np.ndarray:
+    """Return the seeds of episodes that no proposal was selected on, int64 ``(episode,)``."""
+    return hashed_seeds("fresh episode", seed, np.arange(num_episodes))
+
+
+def play_parameters(
+    policy: SearchedPolicy,
+    envs: EnvFactory | VectorEnv,
+    parameters: np.ndarray,
+    seeds: Sequence[int] | np.ndarray,
+    max_steps: int,
+    trajectory: bool = False,
+) -> Trial:
+    """Play one whole episode for each seed, as many side by side as there are environments.
+
+    An episode depends on its seed and the parameters alone. What environments return after the end of their episode is
+    not counted; those that cannot be stepped then are reset.
+
+    Args:
+        policy: connected to the spaces; its own parameters are not used and not changed.
+        envs: environments without autoreset, which are reused: make them once by
+            :func:`~lrl.envs.batched.make.make_batched`. A factory makes them for this call only.
+        parameters: ``(parameter,)``.
+        seeds: one for each episode.
+        max_steps: truncates episodes after this many steps; the environment's own limit may be shorter.
+        trajectory: whether to describe the steps of the first episode.
+
+    Raises:
+        ValueError: there is no seed, or ``envs`` is the factory of environments that cannot be played natively.
+    """
+    if not len(seeds):
+        raise ValueError("seeds is empty; there must be one for each episode.")
+    if isinstance(envs, EnvFactory):
+        made = make_batched(envs, len(seeds))
+        try:
+            return play_parameters(policy, made, parameters, seeds, max_steps, trajectory)
+        finally:
+            made.close()
+    decide, returns, env_steps = policy.decider(parameters), [], 0
+    described: TrajectorySteps = []
+    for first in range(0, len(seeds), envs.num_envs):
+        steps_of = described if trajectory and first == 0 else None
+        part, steps = _play(decide, envs, seeds[first : first + envs.num_envs], max_steps, steps_of)
+        returns.append(part)
+        env_steps += steps
+    return Trial(
+        parameters=np.asarray(parameters, dtype=np.float64),
+        returns=np.concatenate(returns),
+        env_steps=env_steps,
+        trajectory=described,
+    )
+
+
+def _play(
+    decide: Decide,
+    envs: VectorEnv,
+    seeds: Sequence[int] | np.ndarray,
+    max_steps: int,
+    described: TrajectorySteps | None,
+) -> tuple[np.ndarray, int]:
+    """Play at most as many episodes as there are environments; return their returns ``(episode,)`` and their steps."""
+    given = [int(seed) for seed in seeds]
+    all_seeds: Any = given + given[-1:] * (envs.num_envs - len(given))  # copies without an episode of their own
+    active = np.arange(envs.num_envs) < len(given)
+    observations, _ = envs.reset(seed=all_seeds)
+    returns, env_steps = np.zeros(envs.num_envs), 0
+    needs_reset = envs.num_envs > 1 and not getattr(envs, "steps_ended_copies", False)
+    for _ in range(max_steps):
+        actions = decide(observations)
+        before = observations[0] if described is not None and active[0] else None
+        observations, rewards, terminated, truncated, _ = envs.step(actions)
+        if before is not None and described is not None:
+            described.append((describe(before), describe(actions[0]), float(rewards[0])))
+        env_steps += int(np.count_nonzero(active))
+        returns += np.where(active, rewards, 0.0)
+        ended = terminated | truncated
+        active &= ~ended
+        if not active.any():
+            break
+        if needs_reset and ended.any():
+            observations, _ = envs.reset(seed=all_seeds, options={"reset_mask": ended})
+    return returns[: len(given)], env_steps
+
+
+def describe(value: Any) -> str:
+    """Return an observation or action as text: a whole number, or numbers of four significant digits."""
+    numbers = np.asarray(value).ravel().tolist()
+    return ", ".join(str(one) if isinstance(one, int) else f"{one:.4g}" for one in numbers)

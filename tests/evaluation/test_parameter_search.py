@@ -1,0 +1,140 @@
+"""Searches on the tasks: records, both rules, and what a second call finds."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lrl.cli.search_table import main
+from lrl.evaluation.parameter_search import (
+    METHODS,
+    SearchBudget,
+    SearchRun,
+    make_policy,
+    planned,
+    read_record,
+    search,
+    search_all,
+)
+from lrl.evaluation.seeds import headline_seed
+from lrl.reports.search_table import reached_text, search_tables, unfinished
+from lrl.rollouts.parameter_rollouts import fresh_seeds, play_parameters, proposal_seeds
+from lrl.search.tasks import TASKS
+
+SMALL = SearchBudget(iterations=6, rollouts=3, fresh_episodes=5)
+
+
+def test_a_record_has_both_figures():
+    trials = []
+    record = search(SearchRun("cart_pole", "random_search", 2), SMALL, trials.append)
+    values = [trial.value for trial in trials]
+    best = trials[int(np.argmax(values))]
+    assert record["seed"] == headline_seed(2) and record["values"] == pytest.approx(values, abs=1e-6)
+    assert record["best_iteration"] == max(values) and record["parameters"] == best.parameters.tolist()
+    assert record["episodes"] == 18 and record["env_steps"] == sum(trial.env_steps for trial in trials)
+    task = TASKS["cart_pole"]
+    policy, seed = make_policy(task), headline_seed(2)
+    fresh = play_parameters(policy, task.env_factory(), best.parameters, fresh_seeds(seed, 5), 500)
+    again = play_parameters(
+        policy, task.env_factory(), best.parameters, proposal_seeds(seed, record["best_proposal"], 3), 500
+    )
+    assert record["fresh"] == fresh.value and again.value == record["best_iteration"]
+    assert record["fresh_ci95"][0] <= record["fresh"] <= record["fresh_ci95"][1]
+    assert json.loads(json.dumps(record)) == record
+    repeated = search(SearchRun("cart_pole", "random_search", 2), SMALL)
+    assert {**repeated, "seconds": 0} == {**record, "seconds": 0}
+
+
+def test_every_method_plays_the_same_number_of_episodes():
+    records = [search(SearchRun("nim", method, 0), SMALL) for method in METHODS]
+    assert {record["episodes"] for record in records} == {18} and {len(record["values"]) for record in records} == {6}
+    assert len({record["seed"] for record in records}) == 1
+    assert len({json.dumps(record["space"]) for record in records}) == 1
+
+
+def test_plans_have_the_seeds_of_each_task():
+    runs = planned(["maze", "hopper"], ["ars", "cma_es"])
+    assert len(runs) == 2 * (10 + 3) and runs[:4] == [
+        SearchRun("maze", "ars", 0),
+        SearchRun("maze", "cma_es", 0),
+        SearchRun("hopper", "ars", 0),
+        SearchRun("hopper", "cma_es", 0),
+    ]
+    assert len(planned(list(TASKS), list(METHODS), 1)) == 60
+
+
+def test_a_second_call_runs_only_what_is_missing(tmp_path, capsys):
+    command = ["--folder", str(tmp_path), "--iterations", "4", "--rollouts", "2", "--fresh_episodes", "3"]
+    command += ["--tasks", "maze", "nim", "--methods", "random_search", "ars", "--machine", "a test"]
+    main("lrl search_table", [*command, "--seeds", "1"])
+    first = capsys.readouterr().out
+    assert first.count("seconds") == 4 and "All planned runs have finished." in first
+    kept = {file: file.read_text() for file in tmp_path.rglob("*.json")}
+    assert len(kept) == 4 and not list(tmp_path.rglob("*.partial"))
+    lost = tmp_path / "nim" / "ars_0.json"
+    lost.unlink()
+    main("lrl search_table", [*command, "--seeds", "1", "--show"])
+    assert "Unfinished: nim ars (1 of 1 seeds missing)." in capsys.readouterr().out
+    main("lrl search_table", [*command, "--seeds", "2", "--json", str(tmp_path / "all.json")])
+    assert capsys.readouterr().out.count("seconds") == 5
+    assert all(file.read_text() == text for file, text in kept.items() if file != lost)
+    assert {**json.loads(lost.read_text()), "seconds": 0} == {**json.loads(kept[lost]), "seconds": 0}
+    report = json.loads((tmp_path / "all.json").read_text())
+    assert len(report["searches"]) == 8 and report["machine"] == "a test"
+    assert report["searches"][0]["machine"] == "a test" and report["searches"][0]["commit"]
+
+
+@pytest.mark.distributed
+def test_processes_find_what_one_process_finds(tmp_path):
+    runs, found = planned(["maze", "nim"], ["ars"], 1), []
+    search_all(runs, SMALL, tmp_path, jobs=2, on_record=found.append)
+    for run in runs:
+        record = read_record(run, SMALL, tmp_path)
+        assert record is not None and record in found
+        assert {**record, "seconds": 0} == {**json.loads(json.dumps(search(run, SMALL))), "seconds": 0}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--tasks chess", "--tasks has 'chess'; it must be one of mountain_car_continuous, "),
+        ("--methods sgd", "--methods has 'sgd'; it must be one of random_search, cross_entropy, cma_es, ars."),
+        ("--seeds 0", "--seeds is 0; it must be at least 1."),
+        ("--jobs 0", "--jobs is 0; it must be at least 1."),
+        ("--rollouts 0", "--rollouts is 0; it must be at least 1."),
+    ],
+)
+def test_a_mistake_is_one_sentence(options, said, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main("lrl search_table", ["--folder", str(tmp_path), "--tasks", "maze", *options.split(" ")])
+    assert stop.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_records_of_another_budget_are_not_mixed(tmp_path, capsys):
+    command = ["--folder", str(tmp_path), "--tasks", "maze", "--methods", "ars", "--seeds", "1", "--iterations", "2"]
+    main("lrl search_table", [*command, "--rollouts", "1"])
+    with pytest.raises(SystemExit):
+        main("lrl search_table", [*command, "--rollouts", "2"])
+    assert "--rollouts is 2, but " in capsys.readouterr().err
+
+
+def recorded(best, fresh):
+    return {"best_iteration": best, "fresh": fresh}
+
+
+def test_tables_show_both_rules_and_what_is_missing():
+    seeds = [SearchRun("maze", "ars", index) for index in range(5)]
+    records = dict(zip(seeds, [recorded(0.9, 0.5), recorded(1.0, 0.6), *[recorded(0.8, 0.4)] * 3]))
+    records |= {SearchRun("maze", "cma_es", index): None for index in range(5)}
+    records |= {SearchRun("hopper", "ars", 0): recorded(300.0, 200.0), SearchRun("hopper", "ars", 1): None}
+    records |= {SearchRun("hopper", "cma_es", 0): recorded(100.0, 90.0), SearchRun("hopper", "cma_es", 1): None}
+    text = search_tables(records)
+    assert "| maze | 9 | 0.86 ± 0.08 | 0/5 | 0.55 | 0.97 |  | 0.97 A2C | 0.97 |" in text
+    assert "| maze | 9 | 0.46 ± 0.08 | 0/5 |" in text and "| hopper | 36 | 300.0 1/2 | 100.0 1/2 | 284.2 |" in text
+    assert unfinished(records) == [
+        "maze cma_es (5 of 5 seeds missing)",
+        "hopper ars (1 of 2 seeds missing)",
+        "hopper cma_es (1 of 2 seeds missing)",
+    ]
+    assert "(best iteration): ars 1 and 0 of 1; cma_es 0 and 0 of 0." in reached_text(records, "best_iteration")
+    assert "(chosen policy on fresh episodes): ars 0 and 0 of 1;" in reached_text(records, "fresh")

@@ -1,0 +1,41 @@
+"""The table of tasks fits the environments."""
+
+import numpy as np
+import pytest
+
+from lrl.envs.batched.dynamics import DynamicsVectorEnv
+from lrl.envs.batched.make import make_batched
+from lrl.evaluation.parameter_search import make_policy
+from lrl.rollouts.parameter_rollouts import play_parameters
+from lrl.search.tasks import TASKS
+
+RANKS = [3, 5, 10, 22, 18, 36, 108, 16, 48, 9, 11, 9, 18, 18, 10]
+"""Numbers of parameters of the paper's table, in its order."""
+
+
+def test_there_are_the_papers_fifteen_tasks():
+    assert [task.num_parameters for task in TASKS.values()] == RANKS
+    short = [name for name, task in TASKS.items() if task.num_seeds == 10]
+    assert short == ["reacher", "frozen_lake", "cliff_walking", "maze", "nim", "mountain_car"]
+    assert all(task.published.best_baseline >= (task.published.ppo or -np.inf) for task in TASKS.values())
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_can_be_played(name):
+    task = TASKS[name]
+    policy, envs = make_policy(task), make_batched(task.env_factory(), 2)
+    space = policy.parameter_space()
+    assert space.size == task.num_parameters
+    assert isinstance(envs, DynamicsVectorEnv) == (task.env_id[-2:] != "v5"), "all but MuJoCo step many copies at once"
+    trial = play_parameters(policy, envs, space.sample(np.random.default_rng(0)), [1, 2], task.max_steps)
+    assert np.isfinite(trial.returns).all() and 2 <= trial.env_steps <= 2 * task.max_steps
+    ceiling = task.yardsticks.ceiling
+    assert ceiling is None or trial.value <= ceiling + (1 if task.policy == "tabular" else 0)
+    envs.close()
+
+
+def test_every_short_task_ends_at_its_cap():
+    envs = make_batched(TASKS["cliff_walking"].env_factory(), 1)
+    envs.reset(seed=[0])
+    cuts = [bool(envs.step(np.array([3]))[3][0]) for _ in range(100)]
+    assert cuts == [False] * 99 + [True]
