@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,6 @@ def serve(envs: GymnasiumEnvs, arguments: argparse.Namespace) -> None:
     if arguments.max_sessions < 1:
         raise ValueError(f"--max_sessions is {arguments.max_sessions}; it must be at least 1.")
     app = make_app(envs, arguments.max_sessions)
-    with listen(arguments.host, arguments.port) as socket:
+    with listen(arguments.host, arguments.port) as socket, suppress(KeyboardInterrupt):
         print(f"{envs.id} at http://{arguments.host}:{socket.getsockname()[1]} until Ctrl+C", flush=True)
         make_server(app).run(sockets=[socket])

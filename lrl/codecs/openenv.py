@@ -82,7 +82,10 @@ class OpenEnvCodec(TextCodec):
     @property
     def description(self) -> str:
         """Description of the environment, and of its actions where the first does not contain it."""
-        return " ".join(filter(None, (self._description.strip(), self._describe_actions())))
+        own = self._description.strip()
+        ended = own if own.endswith((".", "!", "?")) or not own else f"{own}."
+        actions = self._describe_actions()
+        return f"{ended} {actions}".strip() if actions else own
 
     def _describe_actions(self) -> str:
         """Return a sentence about the actions; empty if the description of the environment contains it."""

@@ -197,7 +197,8 @@ def _errors(error: ValueError) -> list[Any]:
 def _sentence(data: Mapping[str, Any]) -> str:
     """Return the message of a server's error, with the reasons of a validation."""
     reasons = [str(one.get("msg", "")) for one in data.get("errors") or () if isinstance(one, dict)]
-    return " ".join("; ".join(filter(None, [str(data.get("message") or ""), *reasons])).split()) or "unknown error"
+    told = "; ".join(filter(None, [str(data.get("message") or ""), *reasons]))
+    return reason_of(told) if told else "unknown error"
 
 
 def reason_of(error: Any) -> str:
