@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from commands import run_command
 from openenv_server import serving
@@ -30,7 +31,7 @@ def test_evaluating_a_served_environment_is_evaluating_it_here(tmp_path):
         assert there.pop("env_steps_per_second") > 0 and here.pop("env_steps_per_second") > 0
         assert there == here
         short = evaluate(f"""--env_url {url} --env_kwargs '{{"max_episode_steps": 1}}'""", tmp_path / "short.json")
-        assert short["length"]["mean"] == 1.0
+        assert short["length_mean"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -76,13 +77,34 @@ def test_the_configuration_of_the_documentation_is_one():
     assert envs.url == "http://127.0.0.1:8000" and envs.action.names == {"LEFT": 0, "STAY": 1, "RIGHT": 2}
 
 
+TRAINING = """
+model:
+  class_path: PPOValueHeadModule
+  init_args:
+    policy:
+      class_path: ScoringPolicy
+      init_args: {{language_model: {{name: assets/tiny-lm}}, prompt: {{response_format: direct}}, value_head: {{}}}}
+data:
+  class_path: RolloutDataModule
+  init_args:
+    env: {{class_path: {env}}}
+    num_envs: 2
+    num_steps: 4
+    num_epochs: 1
+    num_minibatches: 1
+trainer: {{max_epochs: 1, limit_val_batches: 0}}
+"""
+
+
 @pytest.mark.slow
-def test_a_policy_learns_in_a_served_environment(tmp_path):
-    short = "--trainer.max_epochs 1 --trainer.limit_val_batches 0 --data.init_args.num_groups 2"
-    with serving(GymnasiumEnvs("FrozenLake-v1")) as url:
-        env = f"--data.init_args.env OpenEnvEnvs --data.init_args.env.init_args.url {url}"
-        sizes = "--data.init_args.group_size 2 --data.init_args.max_turns 4 --data.init_args.num_minibatches 1"
-        command = f"python -m lrl fit --config configs/frozen_lake/grpo.yaml {env} {short} {sizes}"
-        result = run_command(f"{command} --run_directory {tmp_path / 'run'}")
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "run/checkpoints/last.ckpt").exists()
+def test_a_policy_that_chooses_is_trained_alike_on_a_served_environment(tmp_path):
+    def train(env, name):
+        (tmp_path / f"{name}.yaml").write_text(TRAINING.format(env=env))
+        result = run_command(f"python -m lrl fit --config {tmp_path / name}.yaml --run_directory {tmp_path / name}")
+        assert result.returncode == 0, result.stderr
+        return torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+    with serving(GymnasiumEnvs("CartPole-v1")) as url:
+        there = train(f"OpenEnvEnvs, init_args: {{url: '{url}'}}", "there")
+    here = train("GymnasiumEnvs, init_args: {id: CartPole-v1}", "here")
+    assert list(there) == list(here) and all(torch.equal(there[name], here[name]) for name in here)
