@@ -15,6 +15,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP) "torch==$(TORCH)"
 	$(PIP) hatchling editables
 	$(PIP) --no-build-isolation --editable ".[$(EXTRAS)]"
+	$(PIP) --no-deps openenv  # its command only: what it depends on conflicts with the pins, and checks need none of it
 	touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed

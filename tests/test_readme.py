@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import run_command, run_words
+from openenv_server import serving_process
 
 from lrl.cli.main import LRLCLI
 from lrl.data.demonstrations.minari import MinariDemonstrations
@@ -35,8 +36,9 @@ def commands():
 
 
 COLLECTING = [line for line in commands() if "collect.py --policy" in line]
-TRAINING = [line for line in commands() if " -m lrl " in line]
-SCRIPTS = [line for line in commands() if " scripts/" in line and line not in COLLECTING]
+SERVING = [line for line in commands() if " serve_env " in line or " --env_url " in line]
+TRAINING = [line for line in commands() if " -m lrl " in line and line not in SERVING]
+SCRIPTS = [line for line in commands() if " scripts/" in line and line not in (*COLLECTING, *SERVING)]
 DIRECTORIES = {named[1]: line for line in TRAINING if (named := re.search(r" --run_directory (runs/\S+)", line))}
 """Training commands that others start from, by the directory that they name."""
 
@@ -170,6 +172,20 @@ def test_a_script_runs(command, trained, datasets, tmp_path):
     command += " --rows 300 --encoded_rows 128" if "benchmark.py demonstrations" in command else ""
     result = run_command(command, MINARI_DATASETS_PATH=datasets)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.slow
+def test_a_served_environment_is_played_and_packaged(tmp_path):
+    packaging = [line for line in SERVING if " --package " in line]
+    playing = [line for line in SERVING if " --env_url " in line]
+    (serving,) = [line for line in SERVING if line not in (*packaging, *playing)]
+    with serving_process(*serving.partition(" serve_env ")[2].split(), "--port", "0") as (url, _):
+        for command in playing:
+            result = run_command(re.sub(r"(--env_url) \S+", rf"\1 {url}", command) + " --episodes 4")
+            assert result.returncode == 0, result.stderr
+    for command in packaging:
+        result = run_command(re.sub(r"(--package) \S+", rf"\1 {tmp_path}/package", command))
+        assert result.returncode == 0 and (tmp_path / "package/openenv.yaml").exists(), result.stderr
 
 
 def test_there_are_commands_to_run():

@@ -14,6 +14,8 @@ from lrl.envs.factory import GymnasiumEnvs
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
+    from lrl.envs.factory import EnvFactory
+
 
 def command_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
     """Return a parser whose help shows ``description`` with its line breaks."""
@@ -82,6 +84,35 @@ def envs_of(arguments: argparse.Namespace, numbers: NumberFormat | None = None, 
     )
 
 
+def add_env_url_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--env_url``, for :func:`envs_at`."""
+    parser.add_argument(
+        "--env_url", help="an OpenEnv server in place of --env_id; --env_kwargs are then settings of OpenEnvEnvs"
+    )
+
+
+def envs_at(arguments: argparse.Namespace, numbers: NumberFormat | None = None) -> EnvFactory:
+    """Return the factory of the environment that ``--env_url`` or ``--env_id`` names.
+
+    Args:
+        arguments: the parsed command line.
+        numbers: the number format that the policy was trained with, for ``--env_id``; None takes ``--numbers``.
+
+    Raises:
+        ValueError: both are given, a setting does not exist, or ``--numbers`` is given for a server, which writes them.
+    """
+    if arguments.env_url is None:
+        return envs_of(arguments, numbers)
+    for name in ("env_id", "numbers"):
+        if getattr(arguments, name) is not None:
+            raise ValueError(f"--{name} is given with --env_url, whose server determines it; leave --{name} out.")
+    from lrl.envs.openenv.factory import OpenEnvEnvs
+
+    settings = json_object("env_kwargs", arguments.env_kwargs)
+    options = json_object("reset_options", arguments.reset_options)
+    return OpenEnvEnvs.of({**settings, "url": arguments.env_url, "reset_options": options})
+
+
 def check_env_arguments(arguments: argparse.Namespace) -> None:
     """Raise if ``--env_kwargs`` or ``--reset_options`` would be ignored.
 
@@ -89,7 +120,8 @@ def check_env_arguments(arguments: argparse.Namespace) -> None:
         ValueError: one of them is given and ``--env_id`` is not.
     """
     for name in ("env_kwargs", "reset_options"):
-        if not arguments.env_id and json_object(name, getattr(arguments, name)):
+        named = arguments.env_id or getattr(arguments, "env_url", None)
+        if not named and json_object(name, getattr(arguments, name)):
             raise ValueError(f"--{name} is given without --env_id; name the environment that it is for.")
 
 

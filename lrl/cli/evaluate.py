@@ -5,6 +5,7 @@ lrl evaluate --model HuggingFaceTB/SmolLM2-135M-Instruct --env_id FrozenLake-v1 
 lrl evaluate --model smollm2-135m --dtype bfloat16 --choose --env_id CartPole-v1
 lrl evaluate --checkpoint runs/frozen_lake/grpo/<run> --rephrase assets/rephrased/frozen_lake.yaml
 lrl evaluate --policy expert --json expert.json
+lrl evaluate --policy random --env_url http://127.0.0.1:8000
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from lrl.cli.arguments import (
     add_env_arguments,
+    add_env_url_argument,
     add_fabric_arguments,
     check_env_arguments,
     command_parser,
-    envs_of,
+    envs_at,
     fabric_of,
     subcommand,
 )
@@ -38,6 +40,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--model", help="any causal LM, untrained by lrl: hub name, folder or GGUF file")
     parser.add_argument("--policy", help="a baseline: random, constant or expert; mlp: --checkpoint must hold an MLP")
     add_env_arguments(parser)
+    add_env_url_argument(parser)
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
     parser.add_argument("--num_envs", type=int, default=16, help="in parallel; the result does not depend on it")
@@ -156,18 +159,19 @@ def load(arguments: argparse.Namespace) -> Loaded:
     check_subject(arguments)
     if arguments.checkpoint is not None:
         check_env_arguments(arguments)
+        named = arguments.env_id or arguments.env_url
         numbers = saved_numbers(arguments.checkpoint, arguments.numbers)
-        loaded = load_policy(arguments.checkpoint, envs_of(arguments, numbers) if arguments.env_id else None)
+        loaded = load_policy(arguments.checkpoint, envs_at(arguments, numbers) if named else None)
         kind = type(loaded.policy).__name__
         if arguments.policy == "mlp" and kind != "MLPPolicy":
             raise ValueError(f"--policy is 'mlp', but --checkpoint holds a {kind}; leave --policy out.")
         return loaded
     if arguments.policy is not None:
-        return load_baseline(arguments.policy, envs_of(arguments))
+        return load_baseline(arguments.policy, envs_at(arguments))
     response_format = arguments.response_format or ("direct" if arguments.choose else "think_answer")
     return load_model(
         arguments.model,
-        envs_of(arguments),
+        envs_at(arguments),
         {
             "response_format": response_format,
             "num_examples": arguments.num_examples,

@@ -18,6 +18,7 @@ COMMANDS = {
     "fetch": "download and convert a pretrained language model",
     "evaluate": "play episodes with a checkpoint, any language model or a baseline, and print the results",
     "watch": "follow one episode turn by turn in the terminal, or play it yourself",
+    "serve_env": "serve an environment by OpenEnv's protocol, or write a folder that OpenEnv can deploy",
     "merge": "merge an adapter into its base model, and write a plain Hugging Face folder",
     "collect": "record episodes as a Minari data set, or export a data set as JSON lines",
     "plot": "draw a logged metric of runs, with a 95% interval over seeds",

@@ -72,6 +72,15 @@ class FixedActor(Actor):
 class RandomActor(FixedActor):
     """Takes every action with the same probability, always in a valid format."""
 
+    def connect(self, codec: TextCodec) -> None:
+        """Set the codec.
+
+        Raises:
+            ValueError: the actions cannot be sampled.
+        """
+        super().connect(codec)
+        codec.random_action_text(0.0)
+
     def choose(self, observations: Sequence[Any], keys: RandomKeys) -> list[str]:
         """Sample an action per row from one uniform number."""
         return [self.text.random_action_text(uniform) for uniform in token_uniforms(keys, 1)[:, 0].tolist()]

@@ -1,0 +1,1 @@
+"""Environments by OpenEnv's protocol: those of others as text environments, and those of lrl on a server."""

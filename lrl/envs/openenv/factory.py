@@ -1,0 +1,129 @@
+"""Factory of text environments that OpenEnv's protocol gives access to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
+
+from lrl.codecs.openenv import OpenEnvAction, OpenEnvCodec
+from lrl.envs.factory import EnvFactory
+from lrl.envs.openenv.endpoints import Endpoint, LocalEndpoint, UrlEndpoint
+from lrl.envs.openenv.text import OpenEnvEnv, OpenEnvTextEnv, OpenEnvVectorEnv
+from lrl.ranges import PositiveFloat, PositiveInt, check_arguments
+
+
+class OpenEnvEnvs(EnvFactory):
+    """Factory of vectorized sessions with an OpenEnv environment, at a URL or in this process.
+
+    Each environment has a session of its own. All actions of a turn are sent before the first outcome is waited for.
+
+    Args:
+        url: Address of a server, ``http://`` or ``https://``; null with ``environment``.
+        environment: Class of an environment in this process, as ``module:Class``; null with ``url``.
+        kwargs: Arguments of ``environment``.
+        action: How a text becomes an action; None reads it from the environment's schema.
+        observation_field: Field of the observation that is shown; None shows all fields.
+        description: Description of the environment, for the system message; None takes the environment's own.
+        invalid_penalty: Reward of a response without a legal action.
+        max_invalid: Number of consecutive invalid responses that ends an episode.
+        max_episode_steps: Number of steps after which an episode is truncated; None leaves it to the environment.
+        success_return: Return from which an episode is a success; None: see :class:`~lrl.envs.native.NativeEnv`.
+        reset_options: Arguments of every reset, beside the seed.
+        timeout: Longest wait for a response, in seconds.
+
+    Raises:
+        ValueError: If a setting is invalid.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        environment: str | None = None,
+        kwargs: dict[str, Any] | None = None,
+        action: OpenEnvAction | None = None,
+        observation_field: str | None = None,
+        description: str | None = None,
+        invalid_penalty: float = -0.1,
+        max_invalid: PositiveInt = 5,
+        max_episode_steps: PositiveInt | None = None,
+        success_return: float | None = None,
+        reset_options: dict[str, Any] | None = None,
+        timeout: PositiveFloat = 60.0,
+    ) -> None:
+        check_arguments(OpenEnvEnvs.__init__, locals(), "env")
+        if (url is None) == (environment is None):
+            raise ValueError(
+                f"env.url is {url!r} and env.environment is {environment!r}; it must be exactly one of them."
+            )
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise ValueError(f"env.url is {url!r}; it must begin with http:// or https://.")
+        if url is not None and kwargs:
+            raise ValueError("env.kwargs is set, but the environment is at env.url; give them to its server.")
+        self.url, self.environment, self.kwargs = url, environment, dict(kwargs or {})
+        self.action, self.observation_field, self.description = action, observation_field, description
+        self.invalid_penalty, self.max_invalid = invalid_penalty, int(max_invalid)
+        self.max_episode_steps, self.success_return = max_episode_steps, success_return
+        self.reset_options, self.timeout = dict(reset_options or {}), float(timeout)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> OpenEnvEnvs:
+        """Create a factory from settings as they stand in a configuration.
+
+        Raises:
+            ValueError: If there is no such setting.
+        """
+        given = dict(settings)
+        try:
+            if isinstance(given.get("action"), Mapping):
+                given["action"] = OpenEnvAction(**given["action"])
+            return cls(**given)
+        except TypeError as error:
+            reason = str(error).rpartition(".")[2].removeprefix("__init__() ")
+            raise ValueError(f"the settings of OpenEnvEnvs are {dict(settings)}: {reason}.") from error
+
+    @property
+    def id(self) -> str:
+        """Return the URL or the class of the environment."""
+        return self.url or str(self.environment)
+
+    @functools.cached_property
+    def endpoint(self) -> Endpoint:
+        """Return where sessions are opened."""
+        if self.url is not None:
+            return UrlEndpoint(self.url, self.timeout)
+        return LocalEndpoint(self.id, self.kwargs, None if self.action is None else self.action.type)
+
+    @functools.cached_property
+    def codec(self) -> OpenEnvCodec:
+        """Codec by the schema of the environment's action, which is asked for once.
+
+        Raises:
+            ValueError: If the environment cannot be reached, or ``action`` does not fit its schema.
+        """
+        card = self.endpoint.card()
+        description = card.description if self.description is None else self.description
+        return OpenEnvCodec(description, card.action_schema, self.action, self.observation_field)
+
+    def make(self, num_envs: int, response_format: str | None) -> VectorEnv:
+        """Create a vectorized environment; see :meth:`EnvFactory.make`.
+
+        Raises:
+            ValueError: If ``num_envs`` is less than 1, the policy does not respond in text, or the environment cannot
+                be reached.
+        """
+        if num_envs < 1:
+            raise ValueError(f"num_envs is {num_envs}; it must be at least 1.")
+        if response_format is None:
+            raise ValueError(f"env is {self.id!r}, which is played in text only; the policy must respond in text.")
+        settings = (self.codec, response_format, self.invalid_penalty, self.max_invalid, self.success_return)
+        return OpenEnvVectorEnv([functools.partial(self._make_one, index, *settings) for index in range(num_envs)])
+
+    def _make_one(self, index: int, *settings: Any) -> OpenEnvTextEnv:
+        env: gym.Env = OpenEnvEnv(self.endpoint, index, self.reset_options)
+        if self.max_episode_steps is not None:
+            env = gym.wrappers.TimeLimit(env, int(self.max_episode_steps))
+        return OpenEnvTextEnv(env, *settings)

@@ -1,0 +1,204 @@
+"""Server of text environments of lrl by OpenEnv's protocol, over HTTP and WebSockets."""
+
+from __future__ import annotations
+
+import functools
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.openenv.served import (
+    OBSERVATION_SCHEMA,
+    STATE_SCHEMA,
+    MessageError,
+    ServedEnvironment,
+    action_schema,
+    error_message,
+    make_environment,
+)
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.websockets import WebSocket
+
+_VERSION = "1.0.0"
+"""Version of the protocol's HTTP routes."""
+
+
+class OpenEnvServer:
+    """Handlers of the protocol's routes.
+
+    Each WebSocket is a session with an environment of its own. Clients that use HTTP only share one environment.
+
+    Args:
+        envs: Factory of the environments.
+        max_sessions: Number of WebSockets that may be open at a time.
+    """
+
+    def __init__(self, envs: GymnasiumEnvs, max_sessions: int = 64) -> None:
+        self._envs, self._make, self._max_sessions = envs, make_environment(envs), max_sessions
+        self.num_sessions = 0
+
+    @functools.cached_property
+    def _shared(self) -> ServedEnvironment:
+        return self._make()
+
+    async def play(self, websocket: WebSocket) -> None:
+        """Play one session until its client closes it."""
+        from starlette.websockets import WebSocketDisconnect
+
+        await websocket.accept()
+        if self.num_sessions >= self._max_sessions:
+            reason = f"all {self._max_sessions} sessions are taken; play fewer environments, or raise --max_sessions"
+            await websocket.send_text(json.dumps(error_message("CAPACITY_REACHED", reason)))
+            await websocket.close()
+            return
+        self.num_sessions += 1
+        environment = self._make()
+        try:
+            while (reply := environment.reply(await websocket.receive_text())) is not None:
+                await websocket.send_text(json.dumps(reply))
+            await websocket.close()
+        except WebSocketDisconnect:
+            pass
+        finally:
+            self.num_sessions -= 1
+            environment.close()
+
+    async def health(self, request: Request) -> JSONResponse:
+        """Report that the server runs."""
+        return _json({"status": "healthy"})
+
+    async def metadata(self, request: Request) -> JSONResponse:
+        """Describe the environment."""
+        return _json({"name": self._envs.id, "description": self._envs.codec.description, "version": _VERSION})
+
+    async def schema(self, request: Request) -> JSONResponse:
+        """Return the JSON schemas of actions, observations and state."""
+        schemas = {"action": action_schema(self._envs.codec), "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA}
+        return _json(schemas | {"reset_observation": OBSERVATION_SCHEMA})
+
+    async def state(self, request: Request) -> JSONResponse:
+        """Return the state of the shared environment."""
+        return _json(self._shared.state)
+
+    async def reset(self, request: Request) -> JSONResponse:
+        """Start an episode of the shared environment."""
+        return await self._respond(request, lambda body: self._shared.reset(body))
+
+    async def step(self, request: Request) -> JSONResponse:
+        """Take an action in the shared environment."""
+        return await self._respond(request, lambda body: self._shared.step(_action(body)))
+
+    async def tools(self, request: Request) -> JSONResponse:
+        """Report that the environment has no tools, as JSON-RPC does."""
+        body = await _body(request)
+        error = {"code": -32601, "message": "the environment has no tools; it is played by /ws"}
+        return _json({"jsonrpc": "2.0", "id": body.get("id") if isinstance(body, dict) else None, "error": error})
+
+    async def openapi(self, request: Request) -> JSONResponse:
+        """List the routes."""
+        found = {f"/{name}": {verb: {"responses": {"200": {"description": "OK"}}}} for name, verb, _ in self.routes()}
+        return _json({"openapi": "3.1.0", "info": {"title": self._envs.id, "version": _VERSION}, "paths": found})
+
+    def routes(self) -> list[tuple[str, str, Callable[[Request], Awaitable[JSONResponse]]]]:
+        """Return path, method and handler of each HTTP route."""
+        return [
+            ("health", "get", self.health),
+            ("metadata", "get", self.metadata),
+            ("schema", "get", self.schema),
+            ("state", "get", self.state),
+            ("reset", "post", self.reset),
+            ("step", "post", self.step),
+            ("mcp", "post", self.tools),
+            ("openapi.json", "get", self.openapi),
+        ]
+
+    async def _respond(self, request: Request, ask: Callable[[Any], dict[str, Any]]) -> JSONResponse:
+        body = await _body(request)
+        try:
+            if not isinstance(body, dict):
+                raise MessageError("VALIDATION_ERROR", "the body is not a JSON object")
+            return _json(ask(body))
+        except MessageError as error:
+            return _json({"detail": str(error)}, 422 if error.code == "VALIDATION_ERROR" else 409)
+
+
+def make_app(envs: GymnasiumEnvs, max_sessions: int = 64) -> Starlette:
+    """Return an ASGI application that serves environments.
+
+    Args:
+        envs: Factory of the environments.
+        max_sessions: Number of WebSockets that may be open at a time.
+
+    Raises:
+        ValueError: If an environment cannot be created, or lrl[openenv] is not installed.
+    """
+    require_extra()
+    from starlette.applications import Starlette
+    from starlette.routing import Route, WebSocketRoute
+
+    envs.check("env", "direct")
+    handlers = OpenEnvServer(envs, max_sessions)
+    routes = [Route(f"/{name}", handler, methods=[verb.upper()]) for name, verb, handler in handlers.routes()]
+    return Starlette(routes=[*routes, WebSocketRoute("/ws", handlers.play)])
+
+
+def make_server(app: Starlette) -> uvicorn.Server:
+    """Return a web server of an application; ``run(sockets=[...])`` serves until ``should_exit`` is set."""
+    import uvicorn
+
+    return uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="websockets-sansio", lifespan="off"))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; port 0 takes a free one.
+
+    Raises:
+        ValueError: If the address cannot be used.
+    """
+    try:
+        return socket.create_server((host, port))
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"--host is {host!r} and --port is {port}, which cannot be used: {error}.") from error
+
+
+def require_extra() -> None:
+    """Check that the packages of the extra ``openenv`` are installed.
+
+    Raises:
+        ValueError: If one of them is not.
+    """
+    try:
+        import starlette
+        import uvicorn
+        import websockets
+    except ModuleNotFoundError as error:
+        raise ValueError(f"OpenEnv needs {error.name}, which is not installed; pip install 'lrl[openenv]'.") from error
+    del starlette, uvicorn, websockets
+
+
+def _action(body: dict[str, Any]) -> dict[str, Any]:
+    action = body.get("action")
+    if not isinstance(action, dict):
+        raise MessageError("VALIDATION_ERROR", f"the action is {action!r}; it must be an object with a text")
+    return action
+
+
+async def _body(request: Request) -> Any:
+    raw = await request.body()
+    try:
+        return json.loads(raw) if raw else {}
+    except json.JSONDecodeError:
+        return None
+
+
+def _json(content: Any, status: int = 200) -> JSONResponse:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(content, status)
