@@ -33,6 +33,7 @@ for _name in (
     "callbacks.transcripts",
     *("data.demonstrations.data_module", "data.demonstrations.jsonl", "data.jsonl_rows", "data.minari_rows"),
     *("data.rollout_buffer", "data.search", "data.transitions"),
+    "evaluation.policy_chat",
     *("envs.factory", "envs.frozen_lake.csv_file", "envs.frozen_lake.expert_rows", "envs.prompt_env"),
     *("policies.head", "policies.linear", "policies.mlp", "policies.scoring", "policies.tabular", "policies.text"),
     *("rewards.behaviour_cloning", "rewards.expert_q", "rewards.format", "rewards.learned"),

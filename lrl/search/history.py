@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lrl.ranges import NonNegativeInt, PositiveInt, check_fields
+from lrl.search.integers import ranks, to_integers
 from lrl.search.searcher import Trial
 from lrl.search.space import ParameterSpace
 
@@ -64,9 +65,10 @@ class HistoryConfig:
     """Number of the best policies, of those before the most recent."""
     order: Literal["time", "value"] = "time"
     """``time``: oldest first; ``value``: worst first."""
-    style: Literal["indexed", "compact"] = "indexed"
+    style: Literal["indexed", "compact", "integers"] = "indexed"
     """``indexed``: ``params[0]: 1.5; params[1]: -2.0; f(params): 23.40 (mean of 20 episodes)``; ``compact``: ``1.5 -2.0
-    = 23.40 (20)``, in a third of the tokens."""
+    = 23.40 (20)``, in a third of the tokens; ``integers``: ``75 40 = 99``, tenths above the lower end of the range and
+    the rank among the policies shown, 99 being the best, for models that were trained on such histories."""
     trajectories: NonNegativeInt = 0
     """Number of policies, the last that are shown, whose first episode is shown as well."""
     trajectory_steps: PositiveInt = 100
@@ -76,6 +78,10 @@ class HistoryConfig:
         check_fields(self, "searcher.history")
         if self.recent == 0 and self.top_k == 0:
             raise ValueError("searcher.history.recent and top_k are 0; one of them must be positive, or recent null.")
+        if self.trajectories and self.style == "integers":
+            raise ValueError(
+                f"searcher.history.trajectories is {self.trajectories}, but style is integers, which shows none."
+            )
 
     def selected(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return the entries that are shown, in order; of equal values the older one counts as the better."""
@@ -94,6 +100,12 @@ class HistoryConfig:
             space: what their parameters are.
         """
         shown, lines = self.selected(entries), []
+        if self.style == "integers":
+            places = ranks([entry.value for entry in shown])
+            return "\n".join(
+                f"{' '.join(map(str, to_integers(entry.parameters, space)))} = {place}"
+                for entry, place in zip(shown, places, strict=True)
+            )
         for place, entry in enumerate(shown):
             lines.append(render_entry(entry, space, self.style))
             if entry.trajectory and place >= len(shown) - self.trajectories:

@@ -11,11 +11,16 @@ from lrl.functional.random import seeds
 from lrl.models.chat import ChatModel, Completion
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.search.history import Entry, HistoryConfig, same_parameters
+from lrl.search.integers import from_integers, integer_space
 from lrl.search.parsing import ProposalError, parse_parameters
 from lrl.search.prompts import SearchPrompt, TaskText
 from lrl.search.searcher import Searcher, Trial
 from lrl.search.space import ParameterSpace
 from lrl.types import SamplingConfig
+
+_METRICS: tuple[str, ...] = (
+    *("prompt_tokens", "completion_tokens", "cached", "prompt_characters", "retries", "duplicates", "failed"),
+)
 
 
 @final
@@ -64,7 +69,13 @@ class PromptedSearcher(Searcher):
         self._task = TaskText(environment=environment, policy=policy)
 
     def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
-        """Start a search with an empty history."""
+        """Start a search with an empty history.
+
+        Raises:
+            ValueError: the parameters cannot be written as integers, and ``history.style`` asks for that.
+        """
+        if self.history.style == "integers":
+            integer_space(space)
         super().setup(space, seed, num_iterations)
         self.entries, self._asked = [], 0
 
@@ -84,8 +95,7 @@ class PromptedSearcher(Searcher):
         Raises:
             ValueError: no reply could be used, or the model cannot be reached.
         """
-        names = ("prompt_tokens", "completion_tokens", "cached", "prompt_characters", "retries", "duplicates", "failed")
-        self._metrics, self._replies, complaint = dict.fromkeys(names, 0.0), [], ""
+        self._metrics, self._replies, complaint = dict.fromkeys(_METRICS, 0.0), [], ""
         for attempt in range(self.max_tries):
             text, cut = self._request(attempt, complaint)
             try:
@@ -129,7 +139,10 @@ class PromptedSearcher(Searcher):
         Raises:
             ProposalError: it cannot be used.
         """
-        proposal = self.space.nearest(np.array(parse_parameters(text, self.space, cut)))
+        if self.history.style == "integers":
+            proposal = from_integers(parse_parameters(text, integer_space(self.space), cut), self.space)
+        else:
+            proposal = self.space.nearest(np.array(parse_parameters(text, self.space, cut)))
         before = None if self.allow_repeats else same_parameters(self.entries, proposal)
         if before is not None:
             self._metrics["duplicates"] += 1

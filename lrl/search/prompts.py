@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lrl.models.chat import Message
 from lrl.ranges import PositiveFloat, check_fields
+from lrl.search.integers import integer_space
 from lrl.search.space import ParameterSpace
 
 _FUNCTION = (
@@ -35,6 +36,8 @@ _HISTORY = "Tried so far, {order}:\n{history}"
 _NOTHING = "Nothing was tried so far."
 _ROUND = "This is proposal {iteration} of {total}."
 _REJECTED = "Your previous reply to this was rejected: {complaint} Correct that."
+_INTEGERS = "{size} numbers from {legal}, {iteration} of {total}:"
+"""All that a model is shown besides the history if it was trained to search."""
 _PATTERN_ENTRIES = 12
 """Number of parameters up to which the pattern of the reply is written in full."""
 
@@ -90,11 +93,13 @@ class SearchPrompt:
             task: the environment and the policy in words.
             history: the policies so far, as :meth:`lrl.search.history.HistoryConfig.render` writes them.
             order: ``time`` or ``value``.
-            style: ``indexed`` or ``compact``, for the reply.
+            style: ``indexed`` or ``compact``, for the reply; of ``integers`` the prompt is one line and the history.
             iteration: number of this proposal, from 1.
             total: number of all proposals.
             complaint: why the previous reply was rejected, one sentence; empty for the first try.
         """
+        if style == "integers":
+            return [{"role": "user", "content": integer_prompt(space, history, iteration, total)}]
         task = task if self.environment is None else TaskText(environment=self.environment, policy=task.policy)
         ordered = "oldest first" if order == "time" else "worst first"
         parts = [
@@ -114,7 +119,7 @@ class SearchPrompt:
         return _FUNCTION.format(size=space.size)
 
     def _rules(self, space: ParameterSpace) -> list[str]:
-        rules = list(_RULES)
+        rules: list[str] = list(_RULES)
         if space.actions is not None:
             rules.append(_VALUES)
         elif self.step_size is not None:
@@ -122,6 +127,14 @@ class SearchPrompt:
         if self.optimum is not None:
             rules.append(_OPTIMUM.format(optimum=self.optimum))
         return rules
+
+
+def integer_prompt(space: ParameterSpace, history: str, iteration: int, total: int) -> str:
+    """Return the prompt for a model that was trained to search: one line, and the history as integers."""
+    numbers = integer_space(space)
+    legal = f"0 to {numbers.high:g}" if space.actions is None else " ".join(map(str, space.actions))
+    head = _INTEGERS.format(size=space.size, legal=legal, iteration=iteration, total=total)
+    return f"{head}\n{history}" if history else head
 
 
 def _legal(space: ParameterSpace) -> str:
