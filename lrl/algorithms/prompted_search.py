@@ -27,6 +27,7 @@ Departures from the original (its code at 5d75218):
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -140,8 +141,7 @@ class PromptedSearchModule(PolicyModule):
         """Connect the policy, and start the search.
 
         Raises:
-            ValueError: the data module is of another kind, there are several devices, or ``trainer.max_epochs`` leaves
-                no room for any proposal.
+            ValueError: the data module is of another kind, or there are several devices.
         """
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, SearchDataModule):
@@ -152,11 +152,9 @@ class PromptedSearchModule(PolicyModule):
         if stage != "fit":
             return
         epochs = self.trainer.max_epochs
-        if epochs is not None and 0 <= epochs <= data.warmup and data.warmup:
-            raise ValueError(
-                f"trainer.max_epochs is {epochs}, data.warmup is {data.warmup}; max_epochs must be greater, up to "
-                f"{data.num_policies} for the whole search."
-            )
+        if epochs is not None and 0 <= epochs < data.num_policies:
+            sentence = "trainer.max_epochs is %d, which ends the search early: it plays %d policies"
+            logging.getLogger("lrl").warning(sentence, epochs, data.num_policies)
         self.searcher.describe(data.codec.description, policy_in_words(self.policy, data.codec))
         self.searcher.setup(self.policy.parameter_space(), data.seed, data.num_iterations)
 

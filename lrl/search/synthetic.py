@@ -146,6 +146,7 @@ def _of_function(function: SyntheticFunction, seed: int, teacher: TeacherConfig)
         if length in lengths or (length >= warmup and length % 3 == 0):  # not at every length, for speed
             taught = teach(function, entries, teacher.generations, rng)
         if length in lengths:
+            assert taught is not None
             history = teacher.history.render(entries, space)
             response = " ".join(map(str, to_integers(taught, space)))
             yield {"prompt": integer_prompt(space, history, length - warmup + 1, total), "response": response}

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from lrl.data.demonstrations.synthetic import SyntheticHistories
 from lrl.evaluation.synthetic_search import compare_searchers, search_function
 from lrl.search.cmaes import CMAES
 from lrl.search.history import Entry, HistoryConfig
@@ -147,14 +148,15 @@ def test_the_command_writes_what_a_run_learns_from_and_compares_it(tmp_path, mon
 
     from lrl.cli.synthetic_search import main
 
-    for name, more in (("histories", ""), ("held_out", "--held_out")):
-        main("x", f"--write {tmp_path / name}.jsonl --functions 8 {more}".split())
+    main("x", f"--write {tmp_path}/histories.jsonl --functions 8".split())
     rows = [json.loads(line) for line in (tmp_path / "histories.jsonl").read_text().splitlines()]
     assert rows == list(demonstrations(0, range(8), TeacherConfig()))
+    made = SyntheticHistories(8).load(None, None)
+    assert [{"prompt": one.observation, "response": one.response} for one in made] == rows
     run, data = tmp_path / "run", "--data.init_args"
     command = f"python -m lrl fit --config configs/synthetic/sft.yaml --run_directory {run} --trainer.max_epochs 1"
-    command += f" {data}.demonstrations.init_args.path {tmp_path}/histories.jsonl {data}.batch_size 8"
-    command += f" {data}.validation_demonstrations.init_args.path {tmp_path}/held_out.jsonl --trainer.accelerator cpu"
+    command += f" {data}.demonstrations.init_args.num_functions 8 {data}.batch_size 8 --trainer.accelerator cpu"
+    command += f" {data}.validation_demonstrations.init_args.num_functions 2"
     result = run_command(command)
     assert result.returncode == 0, result.stderr
     capsys.readouterr()
