@@ -102,6 +102,7 @@ def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], Non
         if on_trial is not None:
             on_trial(trial)
     assert best is not None
+    space = policy.parameter_space()
     searched = time.perf_counter() - started
     fresh = play_parameters(policy, envs, best.parameters, fresh_seeds(seed, budget.fresh_episodes), task.max_steps)
     envs.close()
@@ -110,7 +111,7 @@ def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], Non
         **asdict(budget),
         "seed": seed,
         "env_id": task.env_id,
-        "space": asdict(policy.parameter_space()),
+        "space": asdict(space) | {"actions": None if space.actions is None else list(space.actions)},
         "best_iteration": best.value,
         "best_proposal": int(values.argmax()),
         "parameters": best.parameters.tolist(),

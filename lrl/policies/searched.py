@@ -1,4 +1,4 @@
-"""What small policies have in common whose parameters are searched, not trained by gradients."""
+"""The base class of small policies whose parameters are searched, not trained by gradients."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class SearchedPolicy(Policy):
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
         """Decide for each row. ``sampling`` changes nothing: the policy is deterministic."""
-        actions = self.decider(self.parameters_vector)(np.asarray(observations))
+        actions: Any = self.decider(self.parameters_vector)(np.asarray(observations))
         shape = (len(actions), 1)
         return Decisions(
             actions=actions,

@@ -102,7 +102,7 @@ def _play(
         observations, rewards, terminated, truncated, _ = envs.step(actions)
         if before is not None and described is not None:
             described.append((describe(before), describe(actions[0]), float(rewards[0])))
-        env_steps += np.count_nonzero(active)
+        env_steps += int(np.count_nonzero(active))
         returns += np.where(active, rewards, 0.0)
         ended = terminated | truncated
         active &= ~ended

@@ -1,4 +1,4 @@
-"""What searchers have in common that learn from a generation of proposals at a time."""
+"""The base class of searchers that learn from a generation of proposals at a time."""
 
 from __future__ import annotations
 

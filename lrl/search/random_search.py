@@ -22,7 +22,8 @@ class RandomSearch(Searcher):
 
     def ask(self) -> np.ndarray:
         """Return the next proposal, which depends on the seed and the number of earlier ones alone."""
-        self._pending = self.space.sample(np.random.default_rng([self.seed, self._num_told]))
+        # The stream of [seed, 0] is that of the seed alone, which other searchers use; the 1 keeps them apart.
+        self._pending = self.space.sample(np.random.default_rng([self.seed, self._num_told, 1]))
         return self._pending.copy()
 
     def tell(self, trial: Trial) -> None:

@@ -34,7 +34,7 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Yardsticks:
-    """What the returns of a task mean, measured before any search here; None where nothing was measured."""
+    """Returns that say how good others are, measured before any search here; None where nothing was measured."""
 
     nothing: float | None
     """With all parameters zero, or always the first action."""

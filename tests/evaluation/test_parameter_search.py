@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from lrl.cli.search_table import main
-from lrl.evaluation.parameter_search import METHODS, SearchBudget, SearchRun, make_policy, planned, search
+from lrl.evaluation.parameter_search import (
+    METHODS,
+    SearchBudget,
+    SearchRun,
+    make_policy,
+    planned,
+    read_record,
+    search,
+    search_all,
+)
 from lrl.evaluation.seeds import headline_seed
 from lrl.reports.search_table import reached_text, search_tables, unfinished
 from lrl.rollouts.parameter_rollouts import fresh_seeds, play_parameters, proposal_seeds
@@ -66,13 +75,23 @@ def test_a_second_call_runs_only_what_is_missing(tmp_path, capsys):
     lost.unlink()
     main("lrl search_table", [*command, "--seeds", "1", "--show"])
     assert "Unfinished: nim ars (1 of 1 seeds missing)." in capsys.readouterr().out
-    main("lrl search_table", [*command, "--seeds", "2", "--jobs", "2", "--json", str(tmp_path / "all.json")])
+    main("lrl search_table", [*command, "--seeds", "2", "--json", str(tmp_path / "all.json")])
     assert capsys.readouterr().out.count("seconds") == 5
     assert all(file.read_text() == text for file, text in kept.items() if file != lost)
     assert {**json.loads(lost.read_text()), "seconds": 0} == {**json.loads(kept[lost]), "seconds": 0}
     report = json.loads((tmp_path / "all.json").read_text())
     assert len(report["searches"]) == 8 and report["machine"] == "a test"
     assert report["searches"][0]["machine"] == "a test" and report["searches"][0]["commit"]
+
+
+@pytest.mark.distributed
+def test_processes_find_what_one_process_finds(tmp_path):
+    runs, found = planned(["maze", "nim"], ["ars"], 1), []
+    search_all(runs, SMALL, tmp_path, jobs=2, on_record=found.append)
+    for run in runs:
+        record = read_record(run, SMALL, tmp_path)
+        assert record is not None and record in found
+        assert {**record, "seconds": 0} == {**json.loads(json.dumps(search(run, SMALL))), "seconds": 0}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from lrl.envs.batched.make import OneEnv, make_batched
+from lrl.envs.batched.make import SeparateEnvs, make_batched
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.linear import LinearPolicy
 from lrl.policies.tabular import TabularPolicy
@@ -97,7 +97,7 @@ def test_environments_that_must_be_reset_after_their_end_play_the_same():
 def test_an_environment_is_built_once(monkeypatch):
     policy, factory = policy_for("InvertedPendulum-v5")
     envs = make_batched(factory, 20)
-    assert isinstance(envs, OneEnv)
+    assert isinstance(envs, SeparateEnvs)
     monkeypatch.setattr(gym, "make", None)
     parameters = policy.parameter_space().sample(np.random.default_rng(0))
     for _ in range(2):

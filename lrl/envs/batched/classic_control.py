@@ -47,7 +47,7 @@ class CartPole(Dynamics):
         derivative[:, 1] = pushed - _POLE_MOMENT * turn * cos / _MASS
         derivative[:, 3] = turn
         states = states + _TAU * derivative
-        return states, np.ones(len(states)), (np.abs(states[:, ::2]) > _LIMITS).any(1)
+        return states, np.ones(len(states)), np.any(np.abs(states[:, ::2]) > _LIMITS, axis=1)
 
 
 class MountainCar(Dynamics):

@@ -89,6 +89,29 @@ class DynamicsEnv(gym.Env):
         return self.dynamics.observe(self._states)[0], float(rewards[0]), bool(terminated[0]), False, {}
 
 
+def reset_arguments(
+    num_envs: int, seed: int | list[int | None] | None, options: dict[str, Any] | None
+) -> tuple[np.ndarray, list[int | None]]:
+    """Return which copies are reset, bool ``(copy,)``, and the seed of each.
+
+    Args:
+        num_envs: Number of copies.
+        seed: See :meth:`DynamicsVectorEnv.reset`.
+        options: See :meth:`DynamicsVectorEnv.reset`.
+
+    Raises:
+        ValueError: If there is a list of seeds of another length.
+    """
+    if seed is None or isinstance(seed, (int, np.integer)):
+        seeds = [None if seed is None else int(seed) + row for row in range(num_envs)]
+    else:
+        seeds = [None if one is None else int(one) for one in seed]
+    if len(seeds) != num_envs:
+        raise ValueError(f"seed is a list of {len(seeds)} numbers; there must be one for each of {num_envs}.")
+    mask = (options or {}).get("reset_mask")
+    return np.ones(num_envs, dtype=bool) if mask is None else mask, seeds
+
+
 class DynamicsVectorEnv(VectorEnv):
     """Many copies of an environment without autoreset.
 
@@ -126,16 +149,11 @@ class DynamicsVectorEnv(VectorEnv):
             seed: One for each copy, or the first of successive ones; None continues with the current random numbers.
             options: ``reset_mask``, bool ``(copy,)``, selects the copies; by default all of them.
         """
-        seeds = [seed] * self.num_envs if seed is None else seed
-        if isinstance(seeds, (int, np.integer)):
-            seeds = [int(seeds) + row for row in range(self.num_envs)]
-        if len(seeds) != self.num_envs:
-            raise ValueError(f"seed is a list of {len(seeds)} numbers; there must be one for each of {self.num_envs}.")
-        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=bool))
+        mask, seeds = reset_arguments(self.num_envs, seed, options)
         self._states = self._states.copy()
         for row in np.flatnonzero(mask):
             if seeds[row] is not None:
-                self._rngs[row] = seeding.np_random(int(seeds[row]))[0]
+                self._rngs[row] = seeding.np_random(seeds[row])[0]
             self._states[row] = self.dynamics.start(self._rngs[row])
         self._steps = np.where(mask, 0, self._steps)
         return self.dynamics.observe(self._states), {}

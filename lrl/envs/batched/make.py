@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from lrl.envs.batched.classic_control import CartPole, MountainCar, MountainCarContinuous
-from lrl.envs.batched.dynamics import Dynamics, DynamicsEnv, DynamicsVectorEnv
+from lrl.envs.batched.dynamics import Dynamics, DynamicsEnv, DynamicsVectorEnv, reset_arguments
 from lrl.envs.batched.tables import TableDynamics
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.tabular import TransitionTable
@@ -34,51 +34,63 @@ _DYNAMICS: dict[str, Callable[[Any], Dynamics]] = {
 _ANY_ARGUMENTS = (_table,)
 
 
-class OneEnv(VectorEnv):
-    """A single environment as a vectorised one, for environments that cannot step many copies at once.
+class SeparateEnvs(VectorEnv):
+    """Copies that are stepped one after the other, for environments that cannot step many at once.
 
-    Unlike :class:`gymnasium.vector.SyncVectorEnv` it copies nothing and collects no ``info``.
+    Copies whose episode has ended are left out until their reset. Unlike :class:`gymnasium.vector.SyncVectorEnv` it
+    collects no ``info``.
 
     Args:
-        env: The environment, with its time limit.
+        envs: The copies, with their time limit.
+        reset_options: Options of every reset.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED}
+    steps_ended_copies = True
 
-    def __init__(self, env: gym.Env) -> None:
-        self.env, self.num_envs = env, 1
-        self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
-        self.observation_space = batch_space(env.observation_space, 1)
-        self.action_space = batch_space(env.action_space, 1)
+    def __init__(self, envs: Sequence[gym.Env], reset_options: Mapping[str, Any] | None = None) -> None:
+        self.envs, self.num_envs, self._reset_options = envs, len(envs), dict(reset_options or {})
+        self.single_observation_space, self.single_action_space = envs[0].observation_space, envs[0].action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        space = self.single_observation_space
+        self._observations = np.zeros((self.num_envs, *(space.shape or ())), dtype=space.dtype)
+        self._active = np.zeros(self.num_envs, dtype=bool)
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode; a list has one seed."""
-        observation, _ = self.env.reset(seed=seed[0] if isinstance(seed, list) else seed)
-        return np.asarray(observation)[None], {}
+        """Begin episodes; arguments are those of :meth:`DynamicsVectorEnv.reset`."""
+        mask, seeds = reset_arguments(self.num_envs, seed, options)
+        for row in np.flatnonzero(mask).tolist():
+            self._observations[row], _ = self.envs[row].reset(seed=seeds[row], options=self._reset_options)
+        self._active = self._active | mask
+        return self._observations.copy(), {}
 
     def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Take one step."""
-        observation, reward, terminated, truncated, _ = self.env.step(actions[0])
-        ends = np.array([[terminated], [truncated]], dtype=bool)
-        return np.asarray(observation)[None], np.array([reward], dtype=np.float64), ends[0], ends[1], {}
+        """Take one step in each copy whose episode has not ended."""
+        rewards, ends = np.zeros(self.num_envs), np.zeros((2, self.num_envs), dtype=bool)
+        for row in np.flatnonzero(self._active).tolist():
+            observation, reward, terminated, truncated, _ = self.envs[row].step(actions[row])
+            self._observations[row], rewards[row] = observation, reward
+            if terminated or truncated:
+                ends[:, row], self._active[row] = (terminated, truncated), False
+        return self._observations.copy(), rewards, ends[0], ends[1], {}
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the environment."""
-        self.env.close()
+        """Close the copies."""
+        for env in self.envs:
+            env.close()
 
 
 def make_batched(factory: EnvFactory, num_envs: int) -> VectorEnv:
     """Create native environments for :func:`~lrl.rollouts.parameter_rollouts.play_parameters`.
 
-    Those with transitions in :mod:`lrl.envs.batched` step ``num_envs`` copies at once; of all others there is one copy,
-    which plays one episode after the other: stepping copies one by one is not faster, and short episodes would wait for
-    long ones.
+    Those with transitions in :mod:`lrl.envs.batched` step all copies in NumPy; all others step one after the other.
 
     Args:
         factory: Names the environment, its arguments and its time limit.
-        num_envs: Number of copies, where many can be stepped at once.
+        num_envs: Number of copies.
 
     Raises:
         ValueError: If the factory does not make registered environments, or its settings are invalid.
@@ -88,7 +100,8 @@ def make_batched(factory: EnvFactory, num_envs: int) -> VectorEnv:
     env = factory.make_native()
     dynamics = None if factory.reset_options else _dynamics(env.unwrapped, factory.kwargs)
     if dynamics is None:
-        return OneEnv(env)
+        envs = [env, *(factory.make_native() for _ in range(num_envs - 1))]
+        return SeparateEnvs(envs, factory.reset_options)
     limit = None if env.spec is None else env.spec.max_episode_steps
     env.close()
     return DynamicsVectorEnv(dynamics, num_envs, limit)

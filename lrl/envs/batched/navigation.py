@@ -98,7 +98,7 @@ class Navigation(Dynamics):
         after[:, 1] = states[:, 1] + moved * np.cos(heading)
         after[:, 2] = heading + _TURN[actions] + noise[:, 1]
         after[:, 3:] = distances(after[:, :2], after[:, 2]) + noise[:, 2:]
-        collides = (after[:, 3:] < _COLLISION).any(1)
+        collides = np.any(after[:, 3:] < _COLLISION, axis=1)
         return after, np.where(collides, -200.0, _REWARD[actions]), collides
 
 

@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode
 from lrl.codecs.registry import codec_for
 from lrl.envs.batched.classic_control import CartPole, MountainCar, MountainCarContinuous
 from lrl.envs.batched.dynamics import DynamicsVectorEnv
-from lrl.envs.batched.make import OneEnv, make_batched
+from lrl.envs.batched.make import SeparateEnvs, make_batched
 from lrl.envs.batched.tables import TableDynamics
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake.maps import transition_table
@@ -115,22 +115,23 @@ def test_a_table_is_sampled_with_its_probabilities():
     ("id", "kwargs", "kind"),
     [
         ("CartPole-v1", {}, DynamicsVectorEnv),
-        ("CartPole-v1", {"sutton_barto_reward": True}, OneEnv),  # which CartPole here does not have
+        ("CartPole-v1", {"sutton_barto_reward": True}, SeparateEnvs),  # which CartPole here does not have
         ("FrozenLake-v1", {"is_slippery": False}, DynamicsVectorEnv),
-        ("lrl/FrozenLakeRandomMaps-v0", {}, OneEnv),  # a subclass with another map in each episode
+        ("lrl/FrozenLakeRandomMaps-v0", {}, SeparateEnvs),  # a subclass with another map in each episode
         ("lrl/Pong-v0", {}, DynamicsVectorEnv),
-        ("Acrobot-v1", {}, OneEnv),
+        ("Acrobot-v1", {}, SeparateEnvs),
     ],
 )
 def test_only_what_is_known_exactly_is_stepped_at_once(id, kwargs, kind):
     envs = make_batched(GymnasiumEnvs(id, kwargs), 4)
-    assert type(envs) is kind and envs.num_envs == (4 if kind is DynamicsVectorEnv else 1)
+    assert type(envs) is kind and envs.num_envs == 4
     envs.close()
 
 
 def test_reset_options_and_time_limits_of_the_factory_count():
     bounded = make_batched(GymnasiumEnvs("CartPole-v1", reset_options={"low": 0.01, "high": 0.011}), 4)
-    assert isinstance(bounded, OneEnv)
+    assert isinstance(bounded, SeparateEnvs)
+    assert (np.abs(bounded.reset(seed=0)[0] - 0.0105) <= 0.00051).all()
     short = make_batched(GymnasiumEnvs("CartPole-v1", max_episode_steps=2), 1)
     short.reset(seed=[0])
     assert [short.step(np.array([1]))[3][0] for _ in range(2)] == [False, True]
@@ -161,3 +162,21 @@ def test_language_models_read_what_they_are_about(id, words):
         action += int(env.action_space.start)
         assert codec.text_to_action(codec.action_to_text(action)) == action
     env.close()
+
+
+def test_separate_copies_are_left_out_after_their_end():
+    envs = make_batched(GymnasiumEnvs("Acrobot-v1", max_episode_steps=3), 3)
+    envs.reset(seed=0)
+    taken = [0, 0, 0]
+    for row, env in enumerate(envs.envs):
+        step = env.step
+        env.step = lambda action, row=row, step=step: (taken.__setitem__(row, taken[row] + 1), step(action))[1]
+    for _ in range(3):
+        observations, rewards, terminated, truncated, _ = envs.step(np.array([0, 1, 2]))
+    assert truncated.all() and not terminated.any() and rewards.tolist() == [-1, -1, -1]
+    again, *_ = envs.step(np.array([0, 1, 2]))
+    assert taken == [3, 3, 3] and (again == observations).all()
+    begun, _ = envs.reset(seed=[5, 6, 7], options={"reset_mask": np.array([False, True, False])})
+    envs.step(np.array([0, 1, 2]))
+    assert taken == [3, 4, 3] and (begun[[0, 2]] == observations[[0, 2]]).all() and (begun[1] != observations[1]).any()
+    envs.close()
