@@ -36,6 +36,7 @@ for _name in (
     *("data.rollout_buffer", "data.search", "data.transitions"),
     "evaluation.policy_chat",
     *("envs.factory", "envs.frozen_lake.csv_file", "envs.frozen_lake.expert_rows", "envs.prompt_env"),
+    "models.served_chat",
     *("policies.head", "policies.linear", "policies.mlp", "policies.scoring", "policies.tabular", "policies.text"),
     *("rewards.behaviour_cloning", "rewards.expert_q", "rewards.format", "rewards.learned"),
     *("search.augmented_random_search", "search.cmaes", "search.cross_entropy", "search.prompted"),
