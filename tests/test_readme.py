@@ -13,6 +13,7 @@ from openenv_server import serving_process
 
 from lrl.cli.main import LRLCLI
 from lrl.data.demonstrations.minari import MinariDemonstrations
+from lrl.data.demonstrations.synthetic import SyntheticHistories
 from lrl.envs.frozen_lake.expert_rows import RandomMapRows
 
 PAGES = ("README.md", "configs/README.md", *sorted(str(page) for page in Path("docs").rglob("*.md")))
@@ -104,6 +105,8 @@ def run_shortened(command, datasets):
         ):
             if isinstance(source, MinariDemonstrations):
                 source.selection = replace(source.selection, num_rows=None, num_episodes=None)  # the sets are small
+            if isinstance(source, SyntheticHistories):
+                source.num_functions = MAPS
         for name, most in SMALL.items():
             if hasattr(self.datamodule, name) and (name == "max_turns" or getattr(self.datamodule, name) is not None):
                 setattr(self.datamodule, name, min(getattr(self.datamodule, name) or most, most))

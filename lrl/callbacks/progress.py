@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 _SHOWN = {
     "rollout/return": "return",
+    "search/best_return": "best",
     "rollout/success_rate": "success",
     "rollout/invalid_action_rate": "invalid",
     "train/loss": "loss",

@@ -27,16 +27,21 @@ from lrl.training.run_module import RunModule
 
 for _name in (
     *("algorithms.grpo", "algorithms.ppo", "algorithms.reinforce_pp", "algorithms.reward_model", "algorithms.sft"),
-    "algorithms.trpo",
+    *("algorithms.prompted_search", "algorithms.trpo"),
     *("callbacks.checkpoint", "callbacks.collect", "callbacks.exact_success", "callbacks.export"),
-    *("callbacks.group_statistics", "callbacks.policy_picture", "callbacks.progress", "callbacks.transcripts"),
-    *("data.demonstrations.data_module", "data.demonstrations.jsonl", "data.jsonl_rows", "data.minari_rows"),
-    *("data.rollout_buffer", "data.transitions"),
+    *("callbacks.group_statistics", "callbacks.policy_picture", "callbacks.progress", "callbacks.search_pictures"),
+    "callbacks.transcripts",
+    *("data.demonstrations.data_module", "data.demonstrations.jsonl", "data.demonstrations.synthetic"),
+    *("data.jsonl_rows", "data.minari_rows"),
+    *("data.rollout_buffer", "data.search", "data.transitions"),
+    "evaluation.policy_chat",
     *("envs.factory", "envs.frozen_lake.csv_file", "envs.frozen_lake.expert_rows", "envs.prompt_env"),
     "envs.openenv.factory",
+    "models.served_chat",
     *("policies.head", "policies.linear", "policies.mlp", "policies.scoring", "policies.tabular", "policies.text"),
     *("rewards.behaviour_cloning", "rewards.expert_q", "rewards.format", "rewards.learned"),
-    *("search.augmented_random_search", "search.cmaes", "search.cross_entropy", "search.random_search"),
+    *("search.augmented_random_search", "search.cmaes", "search.cross_entropy", "search.prompted"),
+    *("search.random_search", "search.stand_in"),
 ):  # so that configurations can name classes without their module
     importlib.import_module(f"lrl.{_name}")
 

@@ -28,6 +28,7 @@ COMMANDS = {
     "zero_shot": "evaluate an untrained language model in several environments, beside random actions",
     "success_table": "evaluate policies in several environments, and print a Markdown table",
     "search_table": "search for small policies on the tasks of ProPS, beside its published figures",
+    "synthetic_search": "write histories to learn searching from, or compare searchers on held-out functions",
     "credit_truth": "compare estimated advantages with the exact ones on FrozenLake",
     "expert_q": "write the Q-values of a FrozenLake expert as CSV",
 }
@@ -60,7 +61,7 @@ def main() -> None:
     """Run the command line; a user's error is printed as one sentence, with exit status 2."""
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help"):
-        commands = (f"  {name:<14} {text}\n" for name, text in (TRAINER_COMMANDS | COMMANDS).items())
+        commands = (f"  {name:<16} {text}\n" for name, text in (TRAINER_COMMANDS | COMMANDS).items())
         sys.stdout.write(f"{_HEAD}{''.join(commands)}{_OPTIONS}")
     elif words[0] == "--version":
         from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""The interface between what asks a language model in words and what answers: a server, or a model in this process."""
+"""The interface between what asks a language model in words and what responds: a server, or a model in this process."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """The answer of a chat model to one conversation, and what it cost."""
+    """A chat model's response to one conversation, and what it cost."""
 
     text: str
-    """The answer, without special tokens."""
+    """The response, without special tokens."""
     finish_reason: str
-    """``stop`` where the model ended its answer, ``length`` where it was cut."""
+    """``stop`` where the model ended its response, ``length`` where it was cut."""
     prompt_tokens: int
     """Tokens of the conversation; 0 where the server does not say."""
     completion_tokens: int
-    """Tokens of the answer; 0 where the server does not say."""
+    """Tokens of the response; 0 where the server does not say."""
     cached: bool = False
-    """Whether the answer came from the cache and cost nothing."""
+    """Whether the response came from the cache and cost nothing."""
 
 
 class ChatModel(Protocol):
-    """Answers conversations."""
+    """Responds to conversations in words."""
 
     name: str
     """Name of the model, for tables and logs."""
@@ -37,14 +37,14 @@ class ChatModel(Protocol):
     def complete(
         self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]
     ) -> list[Completion]:
-        """Return one answer for each conversation, in the same order.
+        """Return one response to each conversation, in the same order.
 
         Args:
             conversations: messages, oldest first; the last one is the user's.
-            sampling: temperature, top-p and the maximum number of tokens of an answer.
-            seeds: of each answer; the order and number of conversations change nothing.
+            sampling: temperature, top-p and the maximum number of tokens of a response.
+            seeds: of each response; the order and number of conversations change nothing.
 
         Raises:
-            ValueError: the model cannot be reached, or refuses the request for good; one sentence.
+            ValueError: the model cannot be reached, or the server rejects the request for good; one sentence.
         """
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ class Trial:
     env_steps: int
     """Steps of all episodes together."""
     trajectory: list[tuple[str, str, float]] = field(default_factory=list)
-    """Observation, action and reward of each step of the first episode; empty where nobody asked for it."""
+    """Observation, action and reward of each step of the first episode; empty unless it was asked for."""
 
     @property
     def value(self) -> float:
@@ -35,6 +36,29 @@ class Searcher(ABC):
 
     All its randomness follows from the seed and the number of proposals, so that a restored searcher proposes the same.
     """
+
+    @property
+    def needs_trajectory(self) -> bool:
+        """Whether :attr:`Trial.trajectory` is read."""
+        return False
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Cost of the last :meth:`ask` by name, logged as ``search/<name>``."""
+        return {}
+
+    @property
+    def replies(self) -> list[dict[str, str]]:
+        """Responses of a language model in the last :meth:`ask`, for the record of the search."""
+        return []
+
+    def describe(self, environment: str, policy: str) -> None:  # noqa: B027 (most searchers read no words)
+        """Take words for what is searched. Called once, before :meth:`setup`.
+
+        Args:
+            environment: what the environment is.
+            policy: what the parameters are to the policy.
+        """
 
     def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
         """Start a search. Called once, before the first :meth:`ask` and before :meth:`load_state_dict`.

@@ -1,0 +1,209 @@
+"""Prompted policy search (ProPS, arXiv:2511.21928): a language model proposes parameters and sees their returns.
+
+Objective, over the parameters w of a small policy, by proposals and without gradients:
+
+    J(w) = E[ sum_t r_t | a_t = pi_w(s_t) ]
+
+The loop, for k = 1 .. num_iterations:
+
+    w_k = searcher(h_1 .. h_m, (w_1, J_1) .. (w_k-1, J_k-1))      h: warm-up, random policies with their returns
+    J_k = mean return of num_rollouts episodes with w_k
+
+The result is the first w_k with the largest J_k. Any searcher will do: ``PromptedSearcher`` asks a language model;
+``RandomSearch``, ``CrossEntropyMethod``, ``CMAES`` and ``AugmentedRandomSearch`` are its controls at equal budget.
+
+Departures from the original (its code at 5d75218):
+
+1. Proposals are checked: every index once, legal values, no repeats. What is wrong is said in the next prompt.
+2. The known optimum is not in the prompt unless ``searcher.prompt.optimum`` puts it there.
+3. The prompt has the real number of iterations, counted from 1, and the number of episodes behind each mean.
+4. Random policies are clipped to the legal range, and played as often as proposals.
+5. Actions are clipped to the action space, as the environments assume when they charge for actions.
+6. ProPS and ProPS+ differ in ``searcher.prompt`` and ``searcher.history.trajectories``, in nothing else.
+7. The history can be the best and the most recent policies; the original shows all, and overflows the context.
+8. Everything is seeded; a search that was interrupted goes on with the same history and the same proposals.
+9. The best policy is also played on held-out episodes, which no selection has seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+
+from lrl.data.search import SearchDataModule
+from lrl.envs.batched.make import make_batched
+from lrl.functional.random import seeds
+from lrl.policies.described import policy_in_words
+from lrl.policies.searched import SearchedPolicy
+from lrl.rollouts.parameter_rollouts import play_parameters, proposal_seeds
+from lrl.search.searcher import Searcher, Trial
+from lrl.training.policy_module import PolicyModule
+
+
+class PromptedSearchModule(PolicyModule):
+    """Searches the parameters of a policy: a training step is one proposal and its episodes.
+
+    The policy holds the best parameters so far, at checkpoints and in held-out episodes.
+
+    Args:
+        policy: whose parameters are searched.
+        searcher: proposes them.
+    """
+
+    run_data: SearchDataModule | None
+    policy: SearchedPolicy
+
+    def __init__(self, policy: SearchedPolicy, searcher: Searcher) -> None:
+        super().__init__(policy)
+        self.searcher = searcher
+        self.automatic_optimization = False
+        self.trials: list[dict[str, Any]] = []
+        """All policies in the order of play: ``iteration`` (from 1; 0 and below for warm-up), ``parameters``,
+        ``returns``, ``env_steps``, and the ``replies`` of a language model."""
+        self.best = -1
+        """Index of the best trial; -1 before the first."""
+        self._envs: VectorEnv | None = None
+
+    # -- one training step ------------------------------------------------------------------------------------------
+
+    def training_step(self, index: int) -> None:
+        """Ask for proposal ``index``, or sample a warm-up policy where it is negative, and play it."""
+        data, started = self._data, time.monotonic()
+        parameters = self._warm_up_policy(index) if index < 0 else self.searcher.ask()
+        proposed = time.monotonic()
+        trial = self._play_proposal(parameters, index)
+        self.searcher.tell(trial)
+        costs = dict(self.searcher.metrics) if index >= 0 else {}
+        self._keep(trial, index)
+        tokens = costs.get("prompt_tokens", 0) + costs.get("completion_tokens", 0)
+        data.tick(trial.env_steps, len(trial.returns), tokens)
+        self._record(trial, costs | {"proposal_seconds": proposed - started}, time.monotonic() - proposed)
+
+    def _warm_up_policy(self, index: int) -> np.ndarray:
+        """Return a random policy, ``(parameter,)``."""
+        data = self._data
+        rng = np.random.default_rng(int(seeds("warm-up", data.seed, index)))
+        return self.policy.parameter_space().sample(rng)
+
+    def _play_proposal(self, parameters: np.ndarray, index: int) -> Trial:
+        """Play the episodes of proposal ``index``."""
+        data = self._data
+        if self._envs is None:
+            self._envs = make_batched(data.env, data.num_rollouts)
+        episodes = proposal_seeds(data.seed, index, data.num_rollouts)
+        return play_parameters(
+            self.policy, self._envs, parameters, episodes, data.max_steps, self.searcher.needs_trajectory
+        )
+
+    def _keep(self, trial: Trial, index: int) -> None:
+        """Note a trial, and let the policy hold it if it is the best."""
+        better = self.best < 0 or trial.value > self.best_return
+        self.trials.append(
+            {
+                "iteration": index + 1,
+                "parameters": trial.parameters.tolist(),
+                "returns": trial.returns.tolist(),
+                "env_steps": int(trial.env_steps),
+                "replies": list(self.searcher.replies) if index >= 0 else [],
+            }
+        )
+        if better:
+            self.best = len(self.trials) - 1
+            self.policy.load_parameters(trial.parameters)
+
+    @property
+    def best_return(self) -> float:
+        """Mean return of the best policy so far, on the episodes that it was selected on."""
+        return float(np.mean(self.trials[self.best]["returns"]))
+
+    def _record(self, trial: Trial, costs: dict[str, float], seconds: float) -> None:
+        """Record the returns, the best so far, and what the proposal took."""
+        self.record("rollout/return", torch.from_numpy(trial.returns))
+        self.record("rollout/length", torch.tensor(trial.env_steps / len(trial.returns)))
+        self.record("search/best_return", torch.tensor(self.best_return, dtype=torch.float64))
+        for name, value in costs.items():
+            self.record(f"search/{name}", torch.tensor(float(value)))
+        self.record("throughput/env_steps_per_second", torch.tensor(trial.env_steps / max(seconds, 1e-9)))
+
+    # -- plumbing ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _data(self) -> SearchDataModule:
+        assert self.run_data is not None, "setup() comes first"
+        return self.run_data
+
+    def setup(self, stage: str) -> None:
+        """Connect the policy, and start the search.
+
+        Raises:
+            ValueError: the data module is of another kind, or there are several devices.
+        """
+        data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, SearchDataModule):
+            raise ValueError(f"data is a {type(data).__name__}; it must be a SearchDataModule.")
+        if self.trainer.world_size > 1:
+            raise ValueError(f"trainer.devices is {self.trainer.world_size}; a search runs on 1.")
+        super().setup(stage)
+        if stage != "fit":
+            return
+        epochs = self.trainer.max_epochs
+        if epochs is not None and 0 <= epochs < data.num_policies:
+            sentence = "trainer.max_epochs is %d, which ends the search early: it plays %d policies"
+            logging.getLogger("lrl").warning(sentence, epochs, data.num_policies)
+        self.searcher.describe(data.codec.description, policy_in_words(self.policy, data.codec))
+        self.searcher.setup(self.policy.parameter_space(), data.seed, data.num_iterations)
+
+    def configure_optimizers(self) -> list[Any]:
+        """Return no optimiser."""
+        return []
+
+    def on_train_start(self) -> None:
+        """End a run that is resumed after the last proposal, once that is logged and validated."""
+        if not self.trainer.fit_loop.restarted_mid_epoch:
+            self._end_if_finished()
+
+    def on_train_epoch_start(self) -> None:
+        """Validate after the last proposal too, in a run that validates before."""
+        each, last = self.trainer.check_val_every_n_epoch, self._data.played + 1 >= self._data.num_policies
+        if last and each is not None and each <= self.trainer.current_epoch + 1:
+            self.trainer.check_val_every_n_epoch = 1
+
+    def on_train_epoch_end(self) -> None:
+        """Log once per policy, and end the run after the last one."""
+        super().on_train_epoch_end()
+        self._end_if_finished()
+
+    def _end_if_finished(self) -> None:
+        if self._data.finished:
+            self.trainer.should_stop = True
+
+    def teardown(self, stage: str) -> None:
+        """Close the environments."""
+        if self._envs is not None:
+            self._envs.close()
+            self._envs = None
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the trials and the state of the searcher."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["lrl"]["search"] = {"trials": self.trials, "best": self.best, "searcher": self.searcher.state_dict()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the trials and the searcher.
+
+        Raises:
+            ValueError: the checkpoint holds no search.
+        """
+        super().on_load_checkpoint(checkpoint)
+        if self.trainer.state.fn != "fit":
+            return
+        saved = checkpoint["lrl"].get("search")
+        if saved is None:
+            raise ValueError("ckpt_path holds no search; give a run of PromptedSearchModule.")
+        self.trials, self.best = list(saved["trials"]), int(saved["best"])
+        self.searcher.load_state_dict(saved["searcher"])

@@ -1,0 +1,115 @@
+"""Write synthetic optimisation histories to learn searching from, or compare searchers on held-out functions.
+
+lrl synthetic_search --write data/histories.jsonl --functions 20000
+lrl synthetic_search --functions 100 --iterations 40 --checkpoint runs/synthetic/sft/x --json search.json
+
+The functions are random quadratics, ridges, plateaus and steps of 2 to 10 parameters. Those that searchers are compared
+on are never written. Values are exact ones of the proposal that each search chose: 0 is the best possible, -1 about
+that of a random proposal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from lrl.cli.arguments import command_parser, exit_on_user_error
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = command_parser(prog, __doc__)
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write demonstrations of a teacher, compare nothing")
+    parser.add_argument("--held_out", action="store_true", help="with --write: of held-out functions, for val/loss")
+    parser.add_argument("--generations", type=int, default=6, help="with --write: generations the teacher is ahead")
+    parser.add_argument("--functions", type=int, default=50, help="number of functions")
+    parser.add_argument("--warmup", type=int, default=5, help="random proposals before each search")
+    parser.add_argument("--iterations", type=int, default=40, help="proposals of each search")
+    parser.add_argument("--checkpoint", help="a run that learned to search, compared as well")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of that run's responses")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    return parser
+
+
+def main(prog: str, args: Sequence[str]) -> None:
+    """Write or compare; a user's error is printed as one sentence, with exit status 2.
+
+    Args:
+        prog: name of the program, for its help and its errors.
+        args: the words of the command line after that name.
+    """
+    parser = make_parser(prog)
+    arguments = parser.parse_args(args)
+    with exit_on_user_error(parser):
+        fewest = 1 if arguments.write is not None else 2  # an interval needs two
+        for name, least in (("functions", fewest), ("warmup", 1), ("iterations", 1), ("generations", 0)):
+            if getattr(arguments, name) < least:
+                raise ValueError(f"--{name} is {getattr(arguments, name)}; it must be at least {least}.")
+        if arguments.held_out and arguments.write is None:
+            raise ValueError(
+                "--held_out is given without --write; searchers are compared on held-out functions anyway."
+            )
+        if arguments.write is not None:
+            write(arguments)
+        else:
+            compare(arguments)
+
+
+def write(arguments: argparse.Namespace) -> None:
+    """Write the demonstrations, one JSON object per line, and print their number."""
+    from lrl.search.synthetic import TeacherConfig, demonstrations
+
+    teacher, count = TeacherConfig(generations=arguments.generations), 0
+    arguments.write.parent.mkdir(parents=True, exist_ok=True)
+    with arguments.write.open("w", encoding="utf-8") as file:
+        for row in demonstrations(arguments.seed, range(arguments.functions), teacher, arguments.held_out):
+            file.write(json.dumps(row) + "\n")
+            count += 1
+    print(f"wrote {count} demonstrations to {arguments.write}")
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Print a Markdown table, one row per searcher."""
+    from lrl.evaluation.policy_chat import PolicyChatModel
+    from lrl.evaluation.synthetic_search import compare_searchers
+    from lrl.reports.table import write_json
+    from lrl.search.cmaes import CMAES
+    from lrl.search.prompted import PromptedSearcher
+    from lrl.search.random_search import RandomSearch
+    from lrl.search.searcher import Searcher
+    from lrl.search.synthetic import TeacherConfig
+    from lrl.types import SamplingConfig
+
+    searchers: dict[str, partial[Searcher]] = {"random_search": partial(RandomSearch), "cma_es": partial(CMAES)}
+    if arguments.checkpoint is not None:
+        searchers["in_context"] = partial(
+            PromptedSearcher,
+            PolicyChatModel(arguments.checkpoint),
+            history=TeacherConfig().history,
+            sampling=SamplingConfig(temperature=arguments.temperature, max_new_tokens=32),
+            on_failure="random",
+        )
+    sizes = {"num_functions": arguments.functions, "warmup": arguments.warmup, "iterations": arguments.iterations}
+    figures = compare_searchers(searchers, arguments.seed, **sizes, on_function=partial(_progress, arguments.functions))
+    print("| searcher | exact value of the choice | gain on random search | better on |\n|---|---|---|---|")
+    for name, one in figures.items():
+        value, gain = (_interval(one[key], one[f"{key}_ci95"]) for key in ("value", "gain"))
+        print(f"| {name} | {value} | {gain} | {one['better_share']:.0%} |")
+    if arguments.json is not None:
+        about = {"checkpoint": arguments.checkpoint, "seed": arguments.seed, **sizes}
+        write_json(about | {"searchers": figures}, arguments.json)
+
+
+def _progress(total: int, index: int) -> None:
+    """Report every tenth function on a terminal."""
+    if sys.stderr.isatty() and (index + 1) % 10 == 0:
+        sys.stderr.write(f"{index + 1} of {total} functions\n")
+
+
+def _interval(mean: float, bounds: Sequence[float]) -> str:
+    return f"{mean:.3f} ({bounds[0]:.3f} to {bounds[1]:.3f})"

@@ -1,0 +1,57 @@
+"""A chat model that is the text policy of a checkpoint, for models that were trained here to search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+
+from lrl.evaluation.checkpoint import load_policy
+from lrl.models.chat import ChatModel, Completion, Message
+from lrl.policies.text import TextPolicy
+from lrl.types import RandomKeys, SamplingConfig
+
+
+@final
+class PolicyChatModel(ChatModel):
+    """Responds as the text policy of a checkpoint does to an observation, with the prompt of its training.
+
+    Args:
+        checkpoint: a checkpoint of a :class:`~lrl.policies.text.TextPolicy`, or a run directory.
+    """
+
+    def __init__(self, checkpoint: str) -> None:
+        self.name, self._policy = checkpoint, None
+
+    @property
+    def policy(self) -> TextPolicy:
+        """The policy, loaded when it is first asked.
+
+        Raises:
+            ValueError: there is no checkpoint, or it holds another policy.
+        """
+        if self._policy is None:
+            policy = load_policy(self.name).policy
+            if not isinstance(policy, TextPolicy):
+                raise ValueError(f"checkpoint is {self.name!r}, a {type(policy).__name__}; it must be a TextPolicy.")
+            self._policy: TextPolicy | None = policy
+        return self._policy
+
+    def complete(
+        self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]
+    ) -> list[Completion]:
+        """Return one response to the last message of each conversation; earlier ones are not read."""
+        texts, seeded = [messages[-1]["content"] for messages in conversations], np.asarray(seeds, dtype=np.int64)
+        keys = RandomKeys(seed=0, purpose="chat", collection=0, env=seeded, turn=np.zeros_like(seeded))
+        decisions = self.policy.act(texts, [()] * len(texts), keys, sampling)
+        lengths = decisions.response_mask.sum(-1).tolist()
+        return [
+            Completion(
+                text=str(text),
+                finish_reason="length" if length >= sampling.max_new_tokens else "stop",
+                prompt_tokens=len(self.policy.encode(prompt, ())),
+                completion_tokens=int(length),
+            )
+            for text, prompt, length in zip(decisions.actions, texts, lengths, strict=True)
+        ]

@@ -1,0 +1,86 @@
+"""Searchers side by side on held-out synthetic functions, with equal budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from lrl.evaluation.statistics import bootstrap_interval
+from lrl.functional.random import seeds
+from lrl.search.searcher import Searcher, Trial
+from lrl.search.synthetic import SyntheticFunction, sample_function
+
+
+def search_function(
+    searcher: Searcher, function: SyntheticFunction, seed: int, warmup: int, iterations: int
+) -> np.ndarray:
+    """Search one function and return the exact value of the best proposal so far after each trial, ``(trial,)``.
+
+    The best is chosen by measured values, as a search does; its exact value is at most 0.
+
+    Args:
+        searcher: any.
+        function: what is searched.
+        seed: of the warm-up, which all searchers share, and of the search.
+        warmup: number of random proposals that the searcher is told first.
+        iterations: number of its own.
+    """
+    space, rng = function.space, np.random.default_rng(int(seeds("synthetic measurement", seed)))
+    warm = np.random.default_rng(int(seeds("synthetic warm-up", seed)))
+    searcher.setup(space, seed, iterations)
+    best: Trial | None = None
+    exact = np.zeros(warmup + iterations)
+    for trial in range(warmup + iterations):
+        proposal = space.sample(warm) if trial < warmup else searcher.ask()
+        measured = function.measure(proposal, rng)
+        searcher.tell(measured)
+        if best is None or measured.value > best.value:
+            best = measured
+        exact[trial] = function.values(best.parameters[None])[0]
+    return exact
+
+
+def compare_searchers(
+    searchers: Mapping[str, Callable[[], Searcher]],
+    seed: int,
+    num_functions: int,
+    warmup: int,
+    iterations: int,
+    on_function: Callable[[int], None] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Search the same held-out functions with several searchers.
+
+    Args:
+        searchers: makes each by its name; ``random_search`` is what the others are compared with, if it is there.
+        seed: of the functions and the searches.
+        num_functions: number of functions.
+        warmup: random proposals of each search, the same for all searchers.
+        iterations: proposals of each search.
+        on_function: called with the index of each function that is done.
+
+    Returns:
+        For each name the mean exact value of the chosen proposal with its 95% interval over functions, the values of
+        all functions, and the mean difference to random search on the same function, with its interval.
+    """
+    finals: dict[str, list[float]] = {name: [] for name in searchers}
+    for index in range(num_functions):
+        function = sample_function(seed, index, held_out=True)
+        search_seed = int(seeds("synthetic search", seed, index))
+        for name, make in searchers.items():
+            finals[name].append(float(search_function(make(), function, search_seed, warmup, iterations)[-1]))
+        if on_function is not None:
+            on_function(index)
+    control = np.array(finals.get("random_search", []))
+    return {name: _figures(np.array(values), control) for name, values in finals.items()}
+
+
+def _figures(values: np.ndarray, control: np.ndarray) -> dict[str, Any]:
+    """Return the figures of a searcher, of its values ``(function,)`` and those of random search."""
+    figures = {"value": float(values.mean()), "value_ci95": list(bootstrap_interval(values)), "values": values.tolist()}
+    if len(control):
+        gains = values - control
+        figures |= {"gain": float(gains.mean()), "gain_ci95": list(bootstrap_interval(gains))}
+        figures["better_share"] = float((gains > 0).mean())
+    return figures

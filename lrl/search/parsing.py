@@ -1,0 +1,130 @@
+"""Parse the parameters that a language model proposes in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from lrl.search.space import ParameterSpace
+
+_MINUS = dict.fromkeys(map(ord, "−–‒﹣－"), "-")  # noqa: RUF001 (models write them for a minus)
+_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
+_MARKS = r"[\s`*\"'_]*"
+_ASSIGNMENT = re.compile(
+    rf"params?{_MARKS}\[\s*(\d+)\s*\]{_MARKS}(?::=|[:=]){_MARKS}({_NUMBER})(?![\w.]*\w)", re.IGNORECASE
+)
+"""For example ``params[0]: 1.2``, ``params[0] = .5`` or ``**params[0]**: -1e-1``."""
+_SEPARATOR = r"\s*[,;\s]\s*"
+_BRACKETED = re.compile(rf"[\[(]\s*({_NUMBER}(?:{_SEPARATOR}{_NUMBER})*)\s*[,;]?\s*[\])]")
+_BARE_LINE = re.compile(
+    rf"^{_MARKS}(?:params?{_MARKS}[:=])?{_MARKS}({_NUMBER}(?:{_SEPARATOR}{_NUMBER})*)[\s,;.`*]*$", re.IGNORECASE
+)
+_ASSIGNED_INDEX = re.compile(r"params?[`*\"'_]*\s*$", re.IGNORECASE)
+_LAST_NUMBER = re.compile(r"[+-]?[\d.]+(?:[eE][+-]?\d*)?$")
+
+
+class ProposalError(ValueError):
+    """Raised for a response without a legal proposal. The message is one sentence, shown to the model."""
+
+
+def parse_parameters(text: str, space: ParameterSpace, cut: bool = False) -> list[float]:
+    """Return the values that a response proposes, as they were written.
+
+    Values are read by their index, in any order, from anywhere in the response; every index is needed once. A complete
+    list from ``params[0]`` to the last counts, whatever else is said of single parameters in other lines. Without
+    indices, a list of numbers in brackets or on a line of its own is read. Reasoning between ``<think>`` and
+    ``</think>`` is skipped.
+
+    Args:
+        text: the response.
+        space: what may be proposed.
+        cut: whether the response ended because it reached its maximum length; its last number may be incomplete.
+
+    Raises:
+        ProposalError: there are no values, not all, too many, contradictory or illegal ones.
+    """
+    said = without_reasoning(text).translate(_MINUS)
+    if cut:
+        said = _LAST_NUMBER.sub("", said.rstrip())
+    try:
+        values = _indexed(said, space.size)
+        if values is None:
+            values = _listed(said, space.size)
+        complaint = space.complaint(values)
+    except ProposalError as error:
+        complaint, values = str(error), []
+    if complaint:
+        raise ProposalError("The reply was cut at its maximum length: " * cut + complaint)
+    return values
+
+
+def without_reasoning(text: str) -> str:
+    """Remove the reasoning of a model that thinks aloud; what is not closed was cut, and is removed to its end."""
+    text = re.sub(r"<think(?:ing)?>.*?</think(?:ing)?>", "\n", text, flags=re.DOTALL | re.IGNORECASE)
+    text = re.sub(r"<think(?:ing)?>.*", "", text, flags=re.DOTALL | re.IGNORECASE)
+    return re.split(r"</think(?:ing)?>", text, flags=re.IGNORECASE)[-1]  # the prompt may have opened it
+
+
+def _indexed(text: str, size: int) -> list[float] | None:
+    """Return the values of ``params[i]: value``; None where there are none."""
+    lines = [[(int(match[1]), float(match[2])) for match in _ASSIGNMENT.finditer(line)] for line in text.splitlines()]
+    found = [pair for line in lines for pair in line]
+    if not found:
+        return None
+    indices = [index for index, _ in found]
+    if len(set(indices)) < len(indices):
+        lists = {tuple(values) for values in _complete_lists(lines, size)}
+        if len(lists) == 1:
+            return list(lists.pop())
+        twice = next(index for index in indices if indices.count(index) > 1)
+        raise ProposalError(f"params[{twice}] was given more than once; give every index once.")
+    by_index = dict(found)
+    unknown = [index for index in indices if index >= size]
+    if unknown and len(indices) <= size:
+        raise ProposalError(f"params[{unknown[0]}] does not exist; the indices are 0 to {size - 1}.")
+    missing = [index for index in range(size) if index not in by_index]
+    if missing and len(missing) < size:
+        raise ProposalError(
+            f"{len(indices)} values were given; there must be {size}, and params[{missing[0]}] is missing."
+        )
+    return [by_index[index] for index in sorted(by_index)]
+
+
+def _complete_lists(lines: Sequence[Sequence[tuple[int, float]]], size: int) -> Iterator[list[float]]:
+    """Yield the values of lists from 0 to ``size - 1``, each on one or more lines that hold nothing else."""
+    for start, first in enumerate(lines):
+        if not first or first[0][0] != 0:
+            continue
+        pairs: list[tuple[int, float]] = []
+        for line in lines[start:]:
+            if len(pairs) >= size or not (pairs == [] or not line or line[0][0] == len(pairs)):
+                break
+            pairs.extend(line)
+        if [index for index, _ in pairs] == list(range(size)):
+            yield [value for _, value in pairs]
+
+
+def _listed(text: str, size: int) -> list[float]:
+    """Return a list of numbers without indices.
+
+    Raises:
+        ProposalError: there is none, or there are several different ones.
+    """
+    found: list[tuple[float, ...]] = []
+    for match in _BRACKETED.finditer(text):
+        if not _ASSIGNED_INDEX.search(text[: match.start()]):
+            found.append(_numbers(match[1]))
+    for line in text.splitlines():
+        match = _BARE_LINE.match(line)
+        if match:
+            found.append(_numbers(match[1]))
+    if not found:
+        raise ProposalError("No parameters were found in the reply.")
+    fitting = list(dict.fromkeys(values for values in found if len(values) == size))
+    if len(fitting) > 1:
+        raise ProposalError("Several different lists of parameters were given; give one.")
+    return list(fitting[0] if fitting else max(found, key=len))
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(map(float, re.findall(_NUMBER, text)))

@@ -1,0 +1,75 @@
+"""A chat model without a language model, to try a prompted search and to test it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+
+from lrl.models.chat import ChatModel, Completion, Message
+from lrl.ranges import ClosedUnitInterval, PositiveFloat, check_arguments
+from lrl.types import SamplingConfig
+
+_NUMBER = r"-?(?:\d+\.?\d*|\.\d+)"
+_INDEXED = re.compile(rf"^(params\[0\]: .*); f\(params\): ({_NUMBER})", re.MULTILINE)
+_COMPACT = re.compile(rf"^((?:{_NUMBER} )+)= ({_NUMBER})", re.MULTILINE)
+_SIZE = re.compile(r"params has (\d+) entries")
+_RANGE = re.compile(rf"number from ({_NUMBER}) to ({_NUMBER})")
+_ACTIONS = re.compile(r"one of ((?:-?\d+, )*-?\d+)\.")
+
+
+@final
+class HillClimbingChatModel(ChatModel):
+    """Replies with the best parameters in the prompt, some of them changed at random.
+
+    It reads the prompt as a language model would, and nothing else. What it reaches is no result of a language model.
+
+    Args:
+        scale: standard deviation of a change of a real parameter.
+        share: probability of changing a parameter.
+    """
+
+    name = "hill-climbing stand-in"
+
+    def __init__(self, scale: PositiveFloat = 1.0, share: ClosedUnitInterval = 0.5) -> None:
+        check_arguments(HillClimbingChatModel.__init__, locals(), "chat_model")
+        self.scale, self.share = scale, share
+
+    def complete(
+        self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]
+    ) -> list[Completion]:
+        """Return one reply to each conversation; it depends on the last message and the seed alone."""
+        return [self._reply(messages[-1]["content"], seed) for messages, seed in zip(conversations, seeds, strict=True)]
+
+    def _reply(self, prompt: str, seed: int) -> Completion:
+        rng = np.random.default_rng(seed)
+        actions, limits = _ACTIONS.search(prompt), _RANGE.search(prompt)
+        tried = [(float(value), _values(line)) for line, value in _INDEXED.findall(prompt) + _COMPACT.findall(prompt)]
+        if not tried:
+            sized = _SIZE.search(prompt)
+            assert sized is not None, "the prompt says how many parameters there are"
+            values = np.full(int(sized[1]), float(actions[1].split(",")[0]) if actions else 0.0)
+        else:
+            values = np.array(max(tried, key=lambda one: one[0])[1])
+        changed = rng.random(len(values)) < self.share
+        changed[rng.integers(len(values))] = True
+        if actions is not None:
+            legal = np.array([int(action) for action in actions[1].split(",")])
+            values[changed] = rng.choice(legal, changed.sum())
+            texts = [str(int(value)) for value in values]
+        else:
+            assert limits is not None, "the prompt says what is legal"
+            values[changed] += rng.normal(0.0, self.scale, changed.sum())
+            texts = [f"{value:.1f}" for value in np.clip(values, float(limits[1]), float(limits[2]))]
+        named = ", ".join(f"params[{index}]: {text}" for index, text in enumerate(texts))
+        text = f"{named}\nI changed {changed.sum()} of the best parameters so far."
+        return Completion(
+            text=text, finish_reason="stop", prompt_tokens=len(prompt.split()), completion_tokens=len(text.split())
+        )
+
+
+def _values(line: str) -> list[float]:
+    """Return the parameters of a line of the history."""
+    return [float(number) for number in re.findall(_NUMBER, re.sub(r"params\[\d+\]:", "", line))]

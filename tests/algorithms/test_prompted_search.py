@@ -1,0 +1,175 @@
+"""Searches as Lightning runs: what a step plays, what the policy holds, and how a search resumes."""
+
+import json
+import logging
+import signal
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from search_runs import PLUS, SignalAt, StopAt, data_of, fit, fit_until_killed, module_of
+from tiny_runs import rollout_data
+
+from lrl.algorithms.ppo import PPOValueHeadModule
+from lrl.algorithms.prompted_search import PromptedSearchModule
+from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.callbacks.search_pictures import SearchPictures
+from lrl.evaluation.checkpoint import load_policy
+from lrl.evaluation.parameter_search import SearchBudget, SearchRun
+from lrl.evaluation.parameter_search import search as plain_search
+from lrl.evaluation.seeds import headline_seed
+from lrl.policies.mlp import MLPPolicy
+from lrl.policies.tabular import TabularPolicy
+from lrl.search.prompted import PromptedSearcher
+from lrl.search.stand_in import HillClimbingChatModel
+
+
+def test_a_run_plays_what_the_plain_loop_plays(tmp_path):
+    run = SearchRun("cart_pole", "cma_es", 0)
+    record = plain_search(run, SearchBudget(iterations=12, rollouts=3, fresh_episodes=1))
+    data = data_of(num_iterations=12, warmup=0, max_steps=500, seed=headline_seed(0))
+    trainer = fit(tmp_path, module=module_of("cma"), data=data, max_epochs=12, limit_val_batches=0)
+    module = trainer.lightning_module
+    assert [np.mean(trial["returns"]) for trial in module.trials] == pytest.approx(record["values"], abs=1e-6)
+    assert module.policy.parameters_vector.tolist() == record["parameters"]
+    assert data.clocks["env_steps"] == record["env_steps"] and data.clocks["episodes"] == 12 * 3
+
+
+def test_the_policy_holds_the_first_of_the_best_and_rows_say_what_it_took(tmp_path):
+    trainer = fit(tmp_path, CollectionCheckpoint(1))
+    module, rows = trainer.lightning_module, [row for _, row in trainer.logger.rows]
+    means = [np.mean(trial["returns"]) for trial in module.trials]
+    assert module.best == int(np.argmax(means)) and module.best_return == max(means)
+    assert module.policy.parameters_vector.tolist() == module.trials[module.best]["parameters"]
+    training = [row for row in rows if "rollout/return" in row]
+    assert [row["rollout/return"] for row in training] == pytest.approx(means)
+    assert [row["search/best_return"] for row in training] == pytest.approx(np.maximum.accumulate(means))
+    assert [trial["iteration"] for trial in module.trials] == [-1, 0, 1, 2, 3, 4, 5, 6]
+    proposals = [row for row in training if "search/prompt_tokens" in row]
+    assert len(proposals) == 6 and sum(row["search/retries"] for row in proposals) > 0
+    tokens = sum(row["search/prompt_tokens"] + row["search/completion_tokens"] for row in proposals)
+    assert trainer.datamodule.clocks["tokens"] == tokens > 0
+    assert trainer.datamodule.clocks["episodes"] == 8 * 3
+    (validated,) = [row for row in rows if "val/return" in row]
+    assert validated["clock/episodes"] == 24
+    loaded = load_state(tmp_path)
+    assert loaded["policy.parameter_values"].tolist() == module.trials[module.best]["parameters"]
+
+
+def load_state(root):
+    return torch.load(root / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+
+def test_prompts_hold_the_history_the_rejection_and_the_environment(tmp_path):
+    module = module_of()
+    fit(tmp_path, module=module)
+    prompts = module.searcher.chat_model.prompts
+    assert "A pole stands on a cart" in prompts[0] and "score[0] is that of left" in prompts[0]
+    assert "This is proposal 1 of 6." in prompts[0] and "This is proposal 6 of 6." in prompts[-1]
+    assert prompts[0].count("f(params): ") == 2 and prompts[-1].count("(mean of 3 episodes)") == 7
+    assert prompts[0].count("State | Action | Reward") == 2
+    rejected = [prompt for prompt in prompts if "was rejected: 1 values were given; there must be 10" in prompt]
+    retried = sum(len(trial["replies"]) - 1 for trial in module.trials if trial["replies"])
+    assert len(rejected) == retried > 0
+
+
+def assert_same_search(resumed, whole):
+    ours, theirs = resumed.lightning_module, whole.lightning_module
+    assert ours.trials == theirs.trials and ours.best == theirs.best
+    assert ours.searcher.state_dict() == theirs.searcher.state_dict()
+    assert torch.equal(ours.policy.parameter_values, theirs.policy.parameter_values)
+    clocks = {name: (resumed.datamodule.clocks[name], value) for name, value in whole.datamodule.clocks.items()}
+    assert all(ours == theirs for name, (ours, theirs) in clocks.items() if name != "minutes")
+    varying = ("clock/minutes", "search/proposal_seconds", "throughput/env_steps_per_second", "val/seconds")
+    rows = [
+        [{name: value for name, value in row.items() if name not in varying} for _, row in trainer.logger.rows]
+        for trainer in (resumed, whole)
+    ]
+    assert rows[0] == rows[1][-len(rows[0]) :]
+
+
+@pytest.mark.parametrize("kind", ["prompted", "cma", "random"])
+@pytest.mark.parametrize(("stop", "played"), [(StopAt, 1), (StopAt, 5), (SignalAt, 4), (SignalAt, 7)])
+def test_a_search_that_was_stopped_goes_on_with_the_same_proposals(kind, stop, played, tmp_path):
+    whole = fit(tmp_path / "whole", CollectionCheckpoint(1), module=module_of(kind))
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        fit(tmp_path / "half", stop(played), CollectionCheckpoint(1), module=module_of(kind))
+    last = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    resumed = fit(tmp_path / "more", CollectionCheckpoint(1), module=module_of(kind), ckpt_path=last)
+    assert_same_search(resumed, whole)
+
+
+@pytest.mark.distributed
+def test_a_killed_search_resumes_with_the_same_history_and_proposals(processes, tmp_path):
+    whole = fit(tmp_path / "whole", CollectionCheckpoint(1))
+    child = processes.Process(target=fit_until_killed, args=(tmp_path / "half",))
+    child.start()
+    child.join(120)
+    assert child.exitcode == -signal.SIGKILL
+    last = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    assert_same_search(fit(tmp_path / "more", CollectionCheckpoint(1), ckpt_path=last), whole)
+
+
+def test_a_finished_search_that_is_resumed_plays_nothing_more(tmp_path):
+    fit(tmp_path, CollectionCheckpoint(1))
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    resumed = fit(tmp_path / "more", CollectionCheckpoint(1), ckpt_path=last, max_epochs=100)
+    assert len(resumed.lightning_module.trials) == 8 and resumed.datamodule.clocks["episodes"] == 24
+
+
+def test_a_search_ends_by_itself_and_stops_early(tmp_path):
+    trainer = fit(tmp_path, max_epochs=50)
+    assert trainer.datamodule.played == 8
+    stopping = EarlyStopping("search/best_return", mode="max", stopping_threshold=1.0, check_on_train_epoch_end=True)
+    trainer = fit(tmp_path, stopping)
+    assert trainer.datamodule.played == 1
+
+
+def test_a_run_directory_has_all_proposals_and_two_pictures(tmp_path):
+    fit(tmp_path / "half", CollectionCheckpoint(1), SearchPictures(), max_epochs=3)
+    last = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    trainer = fit(tmp_path / "more", CollectionCheckpoint(1), SearchPictures(), ckpt_path=last)
+    lines = (tmp_path / "more" / "proposals.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == trainer.lightning_module.trials and len(lines) == 8
+    for picture in ("search.png", "parameters.png"):
+        assert (tmp_path / "more" / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_that_ends_before_the_search_says_so(tmp_path, caplog):
+    logging.getLogger("lrl").propagate = True
+    fit(tmp_path, max_epochs=3)
+    assert "trainer.max_epochs is 3, which ends the search early: it plays 8 policies" in caplog.text
+    caplog.clear()
+    fit(tmp_path)
+    assert "max_epochs is" not in caplog.text
+
+
+def test_tables_are_searched_with_trajectories(tmp_path):
+    module = PromptedSearchModule(TabularPolicy(), PromptedSearcher(HillClimbingChatModel(), **PLUS))
+    fit(tmp_path, module=module, data=data_of("FrozenLake-v1"))
+    assert all(len(entry.trajectory) > 0 for entry in module.searcher.entries)
+    assert set(np.ravel([trial["parameters"] for trial in module.trials])) <= {0, 1, 2, 3}
+
+
+def test_what_does_not_fit_is_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match="data is a RolloutDataModule; it must be a SearchDataModule"):
+        fit(tmp_path, data=rollout_data("prompts"))
+    with pytest.raises(ValueError, match="which has nothing for a PPOValueHeadModule to train on"):
+        fit(tmp_path, module=PPOValueHeadModule(MLPPolicy()))
+    with pytest.raises(ValueError, match="observations are Discrete"):
+        fit(tmp_path, data=data_of("FrozenLake-v1"))
+
+
+def test_the_found_policy_is_what_evaluate_loads(tmp_path):
+    trainer = fit(tmp_path, CollectionCheckpoint(1))
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    data = "data: {init_args: {env: {class_path: lrl.envs.factory.GymnasiumEnvs, init_args: {id: CartPole-v1}}}}"
+    policy = "{policy: {class_path: lrl.policies.linear.LinearPolicy}}"
+    module = f"model: {{class_path: lrl.algorithms.prompted_search.PromptedSearchModule, init_args: {policy}}}"
+    checkpoint["lrl"]["config"] = f"{data}\n{module}"
+    torch.save(checkpoint, path)
+    loaded = load_policy(path)
+    best = trainer.lightning_module.trials[trainer.lightning_module.best]
+    assert loaded.policy.parameters_vector.tolist() == best["parameters"]

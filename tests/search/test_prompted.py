@@ -1,0 +1,137 @@
+"""Tests of the searcher that asks a language model."""
+
+import numpy as np
+import pytest
+
+from lrl.models.chat import Completion
+from lrl.search.history import HistoryConfig
+from lrl.search.prompted import PromptedSearcher
+from lrl.search.prompts import SearchPrompt
+from lrl.search.searcher import Trial
+from lrl.search.space import ParameterSpace
+from lrl.search.stand_in import HillClimbingChatModel
+from lrl.types import SamplingConfig
+
+SPACE = ParameterSpace(size=4)
+OPTIMUM = np.array([2.0, -3.0, 0.5, 4.0])
+
+
+class Scripted:
+    """Replies with given texts, one after the other."""
+
+    name = "scripted"
+
+    def __init__(self, *replies):
+        self.replies, self.prompts, self.seeds = list(replies), [], []
+
+    def complete(self, conversations, sampling, seeds):
+        self.prompts.append(conversations[0][-1]["content"])
+        self.seeds += seeds
+        text, reason = self.replies.pop(0), "stop"
+        if text.startswith("CUT "):
+            text, reason = text[4:], "length"
+        return [Completion(text=text, finish_reason=reason, prompt_tokens=100, completion_tokens=10)]
+
+
+def searcher_of(*replies, **settings):
+    searcher = PromptedSearcher(Scripted(*replies), **settings)
+    searcher.setup(ParameterSpace(size=2), 0, 5)
+    return searcher
+
+
+def played(parameters, value=1.0):
+    return Trial(parameters=np.asarray(parameters, dtype=float), returns=np.array([value]), env_steps=1)
+
+
+def test_a_reply_is_asked_for_again_with_the_reason_in_the_prompt():
+    searcher = searcher_of("No.", "params[0]: 1", "params[0]: 7, params[1]: 0", "CUT 1, 2", "1.04 -2")
+    assert searcher.ask().tolist() == [1.0, -2.0]  # rounded
+    prompts = searcher.chat_model.prompts
+    reasons = (
+        "No parameters were found in the reply.",
+        "1 values were given; there must be 2, and params[1] is missing.",
+        "params[0] is 7; it must be between -6 and 6.",
+        "The reply was cut at its maximum length: 1 values were given; there must be 2.",
+    )
+    assert "rejected" not in prompts[0]
+    for prompt, reason in zip(prompts[1:], reasons, strict=True):
+        assert prompt.endswith(f"was rejected: {reason} Correct that.")
+    assert len(set(searcher.chat_model.seeds)) == 5
+    taken = {"retries": 4, "duplicates": 0, "prompt_tokens": 500, "completion_tokens": 50, "failed": 0, "cached": 0}
+    assert taken.items() <= dict(searcher.metrics).items()
+    assert searcher.metrics["prompt_characters"] == sum(map(len, prompts))
+    assert [one["rejected"] for one in searcher.replies] == [*reasons, ""]
+
+
+def test_parameters_that_were_tried_are_rejected_unless_they_may_be_repeated():
+    searcher = searcher_of("1 2", "1.01 2", "1 2.1")
+    searcher.tell(played([1, 2], 3.5))
+    assert searcher.ask().tolist() == [1.0, 2.1] and searcher.metrics["duplicates"] == 2
+    assert "These parameters were tried before, with f(params) 3.50." in searcher.chat_model.prompts[1]
+    searcher = searcher_of("1 2", allow_repeats=True)
+    searcher.tell(played([1, 2]))
+    assert searcher.ask().tolist() == [1, 2]
+
+
+def test_tries_are_bounded_and_what_follows_is_chosen():
+    searcher = searcher_of(*["No."] * 9, max_tries=3)
+    sentence = "scripted gave no usable proposal 1 in searcher.max_tries 3 replies; .* No parameters were found"
+    with pytest.raises(ValueError, match=sentence):
+        searcher.ask()
+    assert len(searcher.chat_model.prompts) == 3
+    searcher = searcher_of(*["No."] * 3, "1 2", max_tries=3, on_failure="random")
+    assert SPACE.complaint([0, 0, *searcher.ask()]) == "" and searcher.metrics["failed"] == 1
+    assert searcher.ask().tolist() == [1, 2] and searcher.metrics["failed"] == 0
+    assert "This is proposal 2 of 5." in searcher.chat_model.prompts[-1]
+
+
+def climb(searcher, iterations, told=()):
+    """Search the maximum of a quadratic; return all proposals."""
+    proposals = [proposal.tolist() for proposal in told]
+    for _ in range(iterations):
+        proposal = searcher.ask()
+        proposals.append(proposal.tolist())
+        searcher.tell(played(proposal, -float(((proposal - OPTIMUM) ** 2).sum())))
+    return proposals
+
+
+@pytest.mark.parametrize("style", ["indexed", "compact"])
+def test_a_model_that_climbs_from_the_history_in_the_prompt_gets_to_the_top(style):
+    histories = HistoryConfig(style=style), HistoryConfig(style=style, recent=1)
+    distances = []
+    for history in histories:
+        searcher = PromptedSearcher(HillClimbingChatModel(), history=history)
+        searcher.setup(SPACE, 1, 150)
+        proposals = np.array(climb(searcher, 150))
+        distances.append(((proposals - OPTIMUM) ** 2).sum(1).min())
+    assert distances[0] < 0.5 < distances[1]  # without history there is nothing to climb from
+
+
+def test_a_restored_search_has_the_same_history_and_proposals():
+    def fresh():
+        model = HillClimbingChatModel()
+        searcher = PromptedSearcher(model, SearchPrompt(optimum=0.0), sampling=SamplingConfig(max_new_tokens=64))
+        searcher.setup(SPACE, 7, 12)
+        return searcher
+
+    whole, half = fresh(), fresh()
+    expected = climb(whole, 12)
+    begun = climb(half, 5)
+    resumed = fresh()
+    resumed.load_state_dict(half.state_dict())
+    assert begun + climb(resumed, 7) == expected
+    assert resumed.entries == whole.entries
+    other = PromptedSearcher(HillClimbingChatModel())
+    other.setup(SPACE, 8, 12)
+    assert climb(other, 5) != begun
+
+
+def test_the_stand_in_writes_legal_tables():
+    searcher = PromptedSearcher(HillClimbingChatModel())
+    table = ParameterSpace(size=6, actions=(1, 2, 3))
+    searcher.setup(table, 0, 40)
+    for _ in range(40):
+        proposal = searcher.ask()
+        assert table.complaint(proposal.tolist()) == "" and searcher.metrics["failed"] == 0
+        searcher.tell(played(proposal, float((proposal == 2).sum())))
+    assert max(entry.value for entry in searcher.entries) == 6

@@ -1,0 +1,171 @@
+"""Tests of the synthetic functions, of the integers that histories are written in, and of what is demonstrated."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lrl.data.demonstrations.synthetic import SyntheticHistories
+from lrl.evaluation.synthetic_search import compare_searchers, search_function
+from lrl.search.cmaes import CMAES
+from lrl.search.history import Entry, HistoryConfig
+from lrl.search.integers import from_integers, integer_space, ranks, to_integers
+from lrl.search.parsing import parse_parameters
+from lrl.search.prompted import PromptedSearcher
+from lrl.search.prompts import integer_prompt
+from lrl.search.random_search import RandomSearch
+from lrl.search.space import ParameterSpace
+from lrl.search.synthetic import KINDS, TeacherConfig, demonstrations, sample_function, teach
+
+
+def test_parameters_are_counted_in_tenths_from_the_lower_end():
+    space = ParameterSpace(size=4)
+    assert to_integers([-6.0, 0.0, 1.3, 6.0], space) == [0, 60, 73, 120]
+    assert from_integers([0, 60, 73, 120], space).tolist() == [-6.0, 0.0, 1.3, 6.0]
+    assert (integer_space(space).low, integer_space(space).high) == (0, 120)
+    table = ParameterSpace(size=2, actions=(1, 2, 3))
+    assert to_integers([3, 1], table) == [3, 1] and from_integers([3, 1], table).tolist() == [3, 1]
+    assert integer_space(table) == table
+    for decimals in (None, 2):
+        with pytest.raises(ValueError, match=f"decimals is {decimals} for parameters from -6 to 6"):
+            integer_space(ParameterSpace(size=1, decimals=decimals))
+
+
+def test_ranks_go_from_0_to_99_and_equal_values_share_theirs():
+    assert ranks([5.0, -1e9, 6.0]) == [50, 0, 99]
+    assert ranks([1.0, 1.0, 1.0]) == [50, 50, 50] and ranks([3.0]) == [99] and ranks([]) == []
+    assert ranks([0.0, 0.0, 1.0]) == [25, 25, 99]
+
+
+def test_a_history_of_integers():
+    entries = [Entry((0.0, 1.0), 2.0, 20), Entry((-6.0, 6.0), 1.0, 20)]
+    history = HistoryConfig(order="value", style="integers").render(entries, ParameterSpace(size=2))
+    assert history == "0 120 = 0\n60 70 = 99"
+    prompt = integer_prompt(ParameterSpace(size=2), history, 3, 9)
+    assert prompt == "2 numbers from 0 to 120, 3 of 9:\n0 120 = 0\n60 70 = 99"
+    assert integer_prompt(ParameterSpace(size=2, actions=(0, 2)), "", 1, 9) == "2 numbers from 0 2, 1 of 9:"
+    with pytest.raises(ValueError, match="trajectories is 1, but style is integers"):
+        HistoryConfig(style="integers", trajectories=1)
+
+
+@pytest.mark.parametrize("index", range(8))
+def test_functions_are_best_at_their_optimum_and_alike_in_scale(index):
+    function, rng = sample_function(3, index), np.random.default_rng(0)
+    assert function.kind == KINDS[index % 4] and 2 <= function.space.size <= 10
+    random = np.stack([function.space.sample(rng) for _ in range(500)])
+    values = function.values(random)
+    assert function.values(function.optimum[None])[0] == pytest.approx(0, abs=1e-12) and values.max() <= 0
+    assert -2 < values.mean() < -0.3
+    assert function.space.complaint(function.optimum.tolist()) == ""
+    if function.kind == "steps":
+        assert np.allclose(values * 8, np.round(values * 8))
+    measured = function.measure(random[0], rng, 20_000)
+    assert measured.value == pytest.approx(values[0], abs=0.01) and measured.returns.std() == pytest.approx(
+        function.error, abs=0.01
+    )
+
+
+def test_held_out_functions_are_others_and_both_can_be_repeated():
+    first, again, held_out = sample_function(0, 5), sample_function(0, 5), sample_function(0, 5, held_out=True)
+    assert np.array_equal(first.shape, again.shape)
+    assert first.shape.shape != held_out.shape.shape or not np.allclose(first.shape, held_out.shape)
+
+
+def test_the_teacher_gets_better_with_generations_and_repeats_nothing():
+    gaps = {}
+    for generations in (0, 2, 8):
+        gaps[generations] = []
+        for index in range(24):
+            function, rng = sample_function(1, index), np.random.default_rng(index)
+            entries = [Entry.of(function.measure(function.space.sample(rng), rng)) for _ in range(5)]
+            taught = teach(function, entries, generations, rng)
+            assert tuple(taught) not in {entry.parameters for entry in entries}
+            assert function.space.complaint(taught.tolist()) == ""
+            gaps[generations].append(function.values(taught[None])[0])
+    means = [np.mean(gaps[generations]) for generations in (0, 2, 8)]
+    assert means[0] < means[1] < means[2] and means[2] > 0.6 * means[0]
+
+
+def test_demonstrations_are_prompts_of_the_searcher_with_legal_responses():
+    rows = list(demonstrations(0, range(12), TeacherConfig()))
+    assert rows == list(demonstrations(0, range(12), TeacherConfig())) and len(rows) > 12
+    for row in rows:
+        size = int(row["prompt"].split(" ")[0])
+        head, *history = row["prompt"].splitlines()
+        iteration, total = (int(word) for word in head.rstrip(":").split(", ")[1].split(" of "))
+        assert 1 <= iteration <= total <= 40 and 1 <= len(history) <= 32
+        values = parse_parameters(row["response"], integer_space(ParameterSpace(size=size)))
+        assert not any(line.startswith(f"{row['response']} =") for line in history) and len(values) == size
+    assert rows != list(demonstrations(0, range(12), TeacherConfig(), held_out=True))
+
+
+def test_cma_es_beats_random_search_on_held_out_functions():
+    figures = compare_searchers({"random_search": RandomSearch, "cma_es": CMAES}, 0, 16, 5, 100)
+    assert figures["random_search"]["gain"] == 0 and figures["random_search"]["better_share"] == 0
+    assert figures["cma_es"]["gain"] > 0.05 and figures["cma_es"]["better_share"] > 0.6
+    assert figures["cma_es"]["value"] == pytest.approx(np.mean(figures["cma_es"]["values"]))
+
+
+def test_the_best_so_far_is_chosen_by_what_was_measured():
+    function = sample_function(0, 4, held_out=True)
+    exact = search_function(RandomSearch(), function, 0, 3, 20)
+    assert len(exact) == 23 and exact.max() <= 0
+    if function.error == 0:
+        assert (np.diff(exact) >= 0).all()
+
+
+class Centre:
+    """Proposes the middle of all ranges in integers, and notes what it was asked."""
+
+    name = "centre"
+
+    def __init__(self):
+        self.prompts = []
+
+    def complete(self, conversations, sampling, seeds):
+        from lrl.models.chat import Completion
+
+        self.prompts.append(conversations[0][-1]["content"])
+        text = " ".join([str(60 + len(self.prompts))] * int(self.prompts[-1].split(" ")[0]))
+        return [Completion(text=text, finish_reason="stop", prompt_tokens=1, completion_tokens=1)]
+
+
+def test_the_searcher_writes_and_reads_integers():
+    model, function = Centre(), sample_function(0, 0)
+    searcher = PromptedSearcher(model, history=TeacherConfig().history)
+    search_function(searcher, function, 0, 4, 3)
+    proposals = [entry.parameters for entry in searcher.entries[4:]]
+    assert proposals == [(value,) * function.space.size for value in (0.1, 0.2, 0.3)]
+    assert model.prompts[2].startswith(f"{function.space.size} numbers from 0 to 120, 3 of 3:\n")
+    assert len(model.prompts[2].splitlines()) == 1 + 6
+
+
+@pytest.mark.slow
+def test_the_command_writes_what_a_run_learns_from_and_compares_it(tmp_path, monkeypatch, capsys):
+    import sys
+
+    from commands import run_command
+
+    from lrl.cli.synthetic_search import main
+
+    main("x", f"--write {tmp_path}/histories.jsonl --functions 8".split())
+    rows = [json.loads(line) for line in (tmp_path / "histories.jsonl").read_text().splitlines()]
+    assert rows == list(demonstrations(0, range(8), TeacherConfig()))
+    made = SyntheticHistories(8).load(None, None)
+    assert [{"prompt": one.observation, "response": one.response} for one in made] == rows
+    run, data = tmp_path / "run", "--data.init_args"
+    command = f"python -m lrl fit --config configs/synthetic/sft.yaml --run_directory {run} --trainer.max_epochs 1"
+    command += f" {data}.demonstrations.init_args.num_functions 8 {data}.batch_size 8 --trainer.accelerator cpu"
+    command += f" {data}.validation_demonstrations.init_args.num_functions 2"
+    result = run_command(command)
+    assert result.returncode == 0, result.stderr
+    capsys.readouterr()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    main("x", f"--functions 2 --warmup 3 --iterations 2 --checkpoint {run} --json {tmp_path}/out.json".split())
+    table = capsys.readouterr().out
+    assert [line.split(" ")[1] for line in table.splitlines()[2:]] == ["random_search", "cma_es", "in_context"]
+    assert set(json.loads((tmp_path / "out.json").read_text())["searchers"]) == {
+        "random_search",
+        "cma_es",
+        "in_context",
+    }

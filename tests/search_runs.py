@@ -1,0 +1,100 @@
+"""Searches that take a fraction of a second, and ways to stop them; nothing in this file asks for pytest."""
+
+import os
+import signal
+
+import lightning as L
+from tiny_runs import Rows
+
+from lrl.algorithms.prompted_search import PromptedSearchModule
+from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.data.search import SearchDataModule
+from lrl.data.validation import ValidationConfig
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.models.chat import Completion
+from lrl.policies.linear import LinearPolicy
+from lrl.search.cmaes import CMAES
+from lrl.search.history import HistoryConfig
+from lrl.search.prompted import PromptedSearcher
+from lrl.search.prompts import SearchPrompt
+from lrl.search.random_search import RandomSearch
+from lrl.search.stand_in import HillClimbingChatModel
+
+PLUS = {"prompt": SearchPrompt(describe_environment=True), "history": HistoryConfig(trajectories=2)}
+
+
+class Forgetful:
+    """Climbs hills, but every third request is met with something that is no proposal."""
+
+    name = "forgetful"
+
+    def __init__(self):
+        self.model, self.prompts = HillClimbingChatModel(), []
+
+    def complete(self, conversations, sampling, seeds):
+        self.prompts.append(conversations[0][-1]["content"])
+        if seeds[0] % 3 == 0:
+            return [Completion(text="params[0]: 1", finish_reason="stop", prompt_tokens=7, completion_tokens=2)]
+        return self.model.complete(conversations, sampling, seeds)
+
+
+def data_of(id="CartPole-v1", **settings):
+    sizes = {"num_iterations": 6, "num_rollouts": 3, "warmup": 2, "max_steps": 60}
+    sizes |= {"validation": ValidationConfig(episodes=4, num_envs=4)}
+    return SearchDataModule(GymnasiumEnvs(id), **sizes | settings)
+
+
+def module_of(kind="prompted"):
+    searchers = {"random": RandomSearch, "cma": CMAES, "prompted": lambda: PromptedSearcher(Forgetful(), **PLUS)}
+    return PromptedSearchModule(LinearPolicy(), searchers[kind]())
+
+
+def trainer_of(root, *callbacks, **settings):
+    bare = {"accelerator": "cpu", "devices": 1, "logger": Rows(), "enable_progress_bar": False, "max_epochs": 8}
+    bare |= {"enable_model_summary": False, "num_sanity_val_steps": 0, "use_distributed_sampler": False}
+    bare |= {"check_val_every_n_epoch": 8, "log_every_n_steps": 1}
+    writes = any(isinstance(callback, CollectionCheckpoint) for callback in callbacks)
+    return L.Trainer(**bare | settings, callbacks=list(callbacks), default_root_dir=root, enable_checkpointing=writes)
+
+
+def fit(root, *callbacks, module=None, data=None, ckpt_path=None, **settings):
+    trainer = trainer_of(root, *callbacks, **settings)
+    trainer.fit(
+        module or module_of(),
+        datamodule=data or data_of(),
+        ckpt_path=ckpt_path,
+        weights_only=True if ckpt_path else None,
+    )
+    return trainer
+
+
+class StopAt(L.Callback):
+    """Ends a run inside a proposal, without a checkpoint."""
+
+    def __init__(self, played):
+        self.played = played
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.datamodule.played == self.played:
+            raise KeyboardInterrupt
+
+
+class KillAt(StopAt):
+    """Kills the process."""
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.datamodule.played == self.played:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class SignalAt(StopAt):
+    """Sends SIGTERM inside a step."""
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.datamodule.played == self.played:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def fit_until_killed(root):
+    """Kill the process inside the sixth policy."""
+    fit(root, KillAt(5), CollectionCheckpoint(1))
