@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lrl.cli.arguments import command_parser, exit_on_user_error
+from lrl.cli.arguments import command_parser, subcommand
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
@@ -37,20 +36,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(prog: str, args: Sequence[str]) -> None:
-    """Finish the searches and print the tables; a user's error is printed as one sentence, with exit status 2.
-
-    Args:
-        prog: name of the program, for its help and its errors.
-        args: the words of the command line after that name.
-    """
-    parser = make_parser(prog)
-    arguments = parser.parse_args(args)
-    with exit_on_user_error(parser):
-        _search(arguments, f"{prog} {shlex.join(args)}")
-
-
-def _search(arguments: argparse.Namespace, command: str) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Run what is missing, print the tables, and write one file of all records."""
     from lrl.cli.run_directory import commit
     from lrl.evaluation.parameter_search import METHODS, SearchBudget, planned, read_record, search_all
@@ -58,6 +44,7 @@ def _search(arguments: argparse.Namespace, command: str) -> None:
     from lrl.reports.table import write_json
     from lrl.search.tasks import TASKS
 
+    command = f"{arguments.prog} {shlex.join(arguments.words)}"
     names = ("iterations", "rollouts", "fresh_episodes")
     budget = SearchBudget(**{name: getattr(arguments, name) for name in names})
     runs = planned(arguments.tasks or list(TASKS), arguments.methods or list(METHODS), arguments.seeds)
@@ -75,3 +62,6 @@ def _print_record(record: dict[str, Any]) -> None:
     """Print one line for a search that has finished."""
     figures = " ".join(f"{name} {record[name]:.4g}" for name in ("best_iteration", "fresh", "seconds"))
     print(f"{record['task']} {record['method']} {record['index']}: {figures}", flush=True)
+
+
+main = subcommand(make_parser, run)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from lrl.cli.arguments import command_parser, exit_on_user_error
+from lrl.cli.arguments import command_parser, subcommand
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
@@ -36,28 +36,22 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(prog: str, args: Sequence[str]) -> None:
-    """Write or compare; a user's error is printed as one sentence, with exit status 2.
+def run(arguments: argparse.Namespace) -> None:
+    """Write the demonstrations, or compare.
 
-    Args:
-        prog: name of the program, for its help and its errors.
-        args: the words of the command line after that name.
+    Raises:
+        ValueError: a number is too small, or an option would be ignored.
     """
-    parser = make_parser(prog)
-    arguments = parser.parse_args(args)
-    with exit_on_user_error(parser):
-        fewest = 1 if arguments.write is not None else 2  # an interval needs two
-        for name, least in (("functions", fewest), ("warmup", 1), ("iterations", 1), ("generations", 0)):
-            if getattr(arguments, name) < least:
-                raise ValueError(f"--{name} is {getattr(arguments, name)}; it must be at least {least}.")
-        if arguments.held_out and arguments.write is None:
-            raise ValueError(
-                "--held_out is given without --write; searchers are compared on held-out functions anyway."
-            )
-        if arguments.write is not None:
-            write(arguments)
-        else:
-            compare(arguments)
+    fewest = 1 if arguments.write is not None else 2  # an interval needs two
+    for name, least in (("functions", fewest), ("warmup", 1), ("iterations", 1), ("generations", 0)):
+        if getattr(arguments, name) < least:
+            raise ValueError(f"--{name} is {getattr(arguments, name)}; it must be at least {least}.")
+    if arguments.held_out and arguments.write is None:
+        raise ValueError("--held_out is given without --write; searchers are compared on held-out functions anyway.")
+    if arguments.write is not None:
+        write(arguments)
+    else:
+        compare(arguments)
 
 
 def write(arguments: argparse.Namespace) -> None:
@@ -113,3 +107,6 @@ def _progress(total: int, index: int) -> None:
 
 def _interval(mean: float, bounds: Sequence[float]) -> str:
     return f"{mean:.3f} ({bounds[0]:.3f} to {bounds[1]:.3f})"
+
+
+main = subcommand(make_parser, run)
