@@ -6,6 +6,7 @@ lrl evaluate --model smollm2-135m --dtype bfloat16 --choose --env_id CartPole-v1
 lrl evaluate --checkpoint runs/frozen_lake/grpo/<run> --rephrase assets/rephrased/frozen_lake.yaml
 lrl evaluate --policy expert --json expert.json
 lrl evaluate --policy random --env_url http://127.0.0.1:8000
+lrl evaluate --api_url http://127.0.0.1:8000/v1 --model NAME --env_id FrozenLake-v1 --response_format direct
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from lrl.cli.arguments import (
     fabric_of,
     subcommand,
 )
+from lrl.cli.model_arguments import add_model_arguments, check_model_arguments, load_untrained
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -51,20 +53,13 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--num_videos", type=int, default=3, help="with --capture_video")
     parser.add_argument("--rephrase", metavar="FILE", help="play again with the prompts that a YAML file rephrases")
     add_fabric_arguments(parser)
-    model = parser.add_argument_group("with --model")
-    model.add_argument("--choose", action="store_true", help="score the legal actions instead of writing one")
-    formats = "direct, think_answer or final_answer; default: think_answer, with --choose direct"
-    model.add_argument("--response_format", help=formats)
-    model.add_argument("--num_examples", type=int, default=0, help="few-shot turns of the environment's expert")
-    model.add_argument("--examples_from", metavar="ID", help="Minari data set whose turns are shown, not the expert's")
-    model.add_argument("--chat_template", default="auto", help="auto, plain, chatml or a file")
-    model.add_argument("--dtype", default="float32")
-    model.add_argument("--max_new_tokens", type=int, default=64, help="of a response; none are written with --choose")
+    add_model_arguments(parser)
     return parser
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Evaluate on all devices and print on the first."""
+    check_model_arguments(arguments)
     fabric_of(arguments).launch(partial(run_on_device, arguments=arguments))
 
 
@@ -80,6 +75,7 @@ def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> N
     from rich.console import Console
 
     from lrl.evaluation.checkpoint import load_baseline
+    from lrl.evaluation.served import served_report, usage_line
     from lrl.reports.table import results_table, write_json
 
     subject = "trained" if arguments.checkpoint else "model" if arguments.model else arguments.policy
@@ -91,7 +87,7 @@ def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> N
             continue  # this environment has no such baseline
         if name not in rows:
             rows[name] = play(fabric, baseline, arguments)
-    exact = [exact_line(loaded)]
+    exact = [exact_line(loaded, arguments.temperature)]
     other_words = play_rephrased(fabric, loaded, arguments)
     for name, (results, line) in other_words.items():
         rows[f"{subject}, {name}"] = results
@@ -100,10 +96,12 @@ def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> N
         seeds = f"seeds {arguments.seed} to {arguments.seed + arguments.episodes - 1}"
         what = f"{loaded.info['name']} in {loaded.info['env_id']}"
         title = f"{what}\n{arguments.episodes} episodes ({seeds}), 95% intervals"
-        Console().print(results_table(rows, title, "\n".join(filter(None, exact))))
+        served = served_report(loaded)
+        usage = [usage_line(served)] if served else []
+        Console().print(results_table(rows, title, "\n".join(filter(None, [*exact, *usage]))))
         if arguments.json is not None:
             env_id, policy = loaded.info["env_id"], loaded.info["name"]
-            report = rows[subject].report(env_id, policy)
+            report = rows[subject].report(env_id, policy) | ({"served": served} if served else {})
             if other_words:
                 report["rephrased"] = {name: row.report(env_id, policy) for name, (row, _) in other_words.items()}
             write_json(report, arguments.json)
@@ -124,7 +122,7 @@ def play_rephrased(
     played: dict[str, tuple[EpisodeResults, str]] = {}
     for name, phrasing in read_phrasings(arguments.rephrase).items():
         with rephrased(loaded, phrasing) as changed:
-            played[name] = play(fabric, changed, arguments), exact_line(changed)
+            played[name] = play(fabric, changed, arguments), exact_line(changed, arguments.temperature)
     return played
 
 
@@ -154,7 +152,7 @@ def load(arguments: argparse.Namespace) -> Loaded:
     Raises:
         ValueError: options contradict each other, or something cannot be loaded.
     """
-    from lrl.evaluation.checkpoint import load_baseline, load_model, load_policy, saved_numbers
+    from lrl.evaluation.checkpoint import load_baseline, load_policy, saved_numbers
 
     check_subject(arguments)
     if arguments.checkpoint is not None:
@@ -168,20 +166,7 @@ def load(arguments: argparse.Namespace) -> Loaded:
         return loaded
     if arguments.policy is not None:
         return load_baseline(arguments.policy, envs_at(arguments))
-    response_format = arguments.response_format or ("direct" if arguments.choose else "think_answer")
-    return load_model(
-        arguments.model,
-        envs_at(arguments),
-        {
-            "response_format": response_format,
-            "num_examples": arguments.num_examples,
-            "examples_from": arguments.examples_from,
-        },
-        choose=arguments.choose,
-        chat_template=arguments.chat_template,
-        dtype=arguments.dtype,
-        max_new_tokens=arguments.max_new_tokens,
-    )
+    return load_untrained(arguments, envs_at(arguments))
 
 
 def check_subject(arguments: argparse.Namespace) -> None:
@@ -221,14 +206,23 @@ def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> Episo
     return gather(results)
 
 
-def exact_line(loaded: Loaded) -> str:
-    """Describe the exact success of the greedy policy, or return "" where there is no transition table."""
+def exact_line(loaded: Loaded, temperature: float) -> str:
+    """Describe the exact success of the greedy policy, or return "" where there is no transition table.
+
+    Args:
+        loaded: the policy, and the environment.
+        temperature: of the episodes; of a served policy nothing else is asked, as that may cost money.
+    """
     from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of
+    from lrl.policies.served import ServedPolicy
 
     native = loaded.policy.response_format is None  # its states are evaluated as texts
     if not is_frozen_lake(loaded.env_factory) or not loaded.policy.greedy_is_reproducible or native:
         return ""
-    exact = exact_evaluation(loaded.policy, lakes_of(loaded.env_factory, num_maps=100))
+    lakes = lakes_of(loaded.env_factory, num_maps=100)
+    if isinstance(loaded.policy, ServedPolicy) and (temperature or len(lakes) > 1):
+        return ""
+    exact = exact_evaluation(loaded.policy, lakes)
     maps = f"mean over {len(exact.lakes)} maps" if len(exact.lakes) > 1 else "one map"
     return f"exact success at temperature 0 ({maps}): {exact.success.mean():.4f}; optimum {exact.optimum.mean():.4f}"
 

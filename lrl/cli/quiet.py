@@ -19,6 +19,7 @@ def silence_libraries() -> None:
         "lightning.fabric": logging.WARNING,  # "Seed set to 0"
         "bitsandbytes": logging.ERROR,  # recommends optional kernels on import
         "httpx": logging.WARNING,  # one line per request
+        "httpx2": logging.WARNING,  # the same, of the openai client
         "absl": logging.ERROR,  # dm_control passes on deprecations of MuJoCo
     }.items():
         logging.getLogger(name).setLevel(level)

@@ -2,6 +2,7 @@
 
 lrl watch --policy expert --env_id FrozenLake-v1 --seed 3
 lrl watch --checkpoint runs/frozen_lake/grpo/<run>
+lrl watch --api_url http://127.0.0.1:8000/v1 --model NAME --response_format direct
 lrl watch --human --env_id lrl/BabyAI-GoToLocal-v0
 """
 
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lrl.cli.arguments import add_env_arguments, command_parser, envs_of, subcommand
+from lrl.cli.model_arguments import add_model_arguments, check_model_arguments, load_untrained
 
 if TYPE_CHECKING:
     from lrl.evaluation.checkpoint import Loaded
@@ -24,6 +26,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser = command_parser(prog, __doc__)
     subject = parser.add_mutually_exclusive_group(required=True)
     subject.add_argument("--checkpoint", help="a checkpoint or a run directory")
+    subject.add_argument("--model", help="any causal LM, untrained by lrl: hub name, folder or GGUF file")
     subject.add_argument("--policy", help="a baseline: random, constant or expert")
     subject.add_argument("--human", action="store_true", help="type the actions yourself; an empty line ends the game")
     add_env_arguments(parser)
@@ -31,6 +34,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
     parser.add_argument("--turns", type=int, help="stop after this many turns")
     parser.add_argument("--frames", type=Path, metavar="FOLDER", help="write a picture of each turn")
+    add_model_arguments(parser)
     return parser
 
 
@@ -90,6 +94,9 @@ def load(arguments: argparse.Namespace) -> Loaded:
     """Load the policy and the environment that the options name."""
     from lrl.evaluation.checkpoint import Loaded, env_id, load_baseline, load_policy, saved_numbers
 
+    check_model_arguments(arguments)
+    if arguments.model is not None:
+        return load_untrained(arguments, envs_of(arguments))
     if arguments.checkpoint is not None:
         numbers = saved_numbers(arguments.checkpoint, arguments.numbers)
         return load_policy(arguments.checkpoint, envs_of(arguments, numbers) if arguments.env_id else None)

@@ -7,7 +7,9 @@ import threading
 
 import pytest
 from chat_server import ChatServer, dropped, empty, garbage, slow, status, truncated
+from jsonargparse import ArgumentParser
 
+from lrl.models.chat import ChatModel
 from lrl.models.chat_retries import RetryConfig, retry_after
 from lrl.models.served_chat import Prices, ServedChatModel
 from lrl.types import SamplingConfig
@@ -316,3 +318,22 @@ def test_the_key_is_in_no_log_error_response_or_file(server, tmp_path, monkeypat
     assert completion.text == "your key is <API key>" and caplog.text.count("<API key>") >= 2
     assert not any(KEY in text for text in seen)
     assert not any(KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+# -- configurations ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["served_chat.ServedChatModel", "local_chat.LocalChatModel"])
+def test_a_configuration_names_a_chat_model_by_its_class(kind, monkeypatch):
+    """As an experiment's YAML does; the key is no part of it."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--chat_model", type=ChatModel)
+    served = {"name": "any", "api_url": "http://127.0.0.1:1/v1", "retries": {"max_retries": 2}, "prices": None}
+    settings = served if kind.startswith("served") else {"language_model": {"name": "assets/tiny-lm"}}
+    config = parser.parse_object({"chat_model": {"class_path": f"lrl.models.{kind}", "init_args": settings}})
+    model = parser.instantiate(config)["chat_model"]
+    assert type(model).__name__ == kind.split(".")[1] and KEY not in parser.dump(config)
+    assert model.name == ("any" if "name" in settings else "assets/tiny-lm")
+    if "name" in settings:
+        assert model.retries == RetryConfig(max_retries=2)

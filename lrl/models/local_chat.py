@@ -1,0 +1,103 @@
+"""Chat models in this process: a language model of ours, or any generator of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lrl.functional.random import counter_hash
+from lrl.models.availability import check_available
+from lrl.models.chat import ChatModel, Completion, Message
+from lrl.models.decode_loop import DecodeLoop
+from lrl.models.generator import Generator
+from lrl.models.language_model import LanguageModel, LanguageModelConfig
+from lrl.models.tokenizer import ChatTokenizer
+from lrl.ranges import PositiveInt, check_arguments
+from lrl.types import SamplingConfig
+
+
+@final
+class LocalChatModel(ChatModel):
+    """A language model that responds in this process; loaded by the first :meth:`complete`.
+
+    The random numbers of a response follow from its seed, so it depends on nothing else in the batch, up to rounding.
+
+    Args:
+        language_model: which causal LM. Where a generator is given, only its tokenizer is loaded.
+        generator: samples the tokens; null decodes with the language model.
+        stop_text: text that ends a response, besides the end of the turn; a generator that is given has its own.
+        batch_size: conversations that are computed at once.
+        device: where the language model computes; ``auto`` is the first GPU, or the CPU.
+    """
+
+    def __init__(
+        self,
+        language_model: LanguageModelConfig,
+        generator: Generator | None = None,
+        stop_text: str | None = None,
+        batch_size: PositiveInt = 32,
+        device: str = "auto",
+    ) -> None:
+        check_arguments(type(self).__init__, {"batch_size": batch_size}, "chat_model")
+        self.name, self.config, self.stop_text = language_model.name, language_model, stop_text
+        self.batch_size, self.device = batch_size, device
+        self._generator, self._tokenizer = generator, None if generator is None else self._load_tokenizer()
+
+    def complete(
+        self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]
+    ) -> list[Completion]:
+        """Return one response to each conversation, in the same order.
+
+        Args:
+            conversations: messages, oldest first; the tokenizer's chat template makes a prompt of them.
+            sampling: how tokens are sampled, and the maximum number of tokens of a response.
+            seeds: of each response.
+
+        Raises:
+            ValueError: the model cannot be loaded, or a conversation and its response may take more tokens than it has
+                positions.
+        """
+        tokenizer, generator = self._load()
+        prompts = [tokenizer.encode_chat(messages) for messages in conversations]
+        bits = seeded_bits(seeds, sampling.max_new_tokens)
+        stops, completions = tokenizer.stop_ids(self.stop_text), []
+        for start in range(0, len(prompts), self.batch_size):
+            batch = slice(start, start + self.batch_size)
+            responses = generator.generate(prompts[batch], bits[batch], sampling)
+            lengths = responses.mask.sum(1).tolist()
+            for prompt, ids, length in zip(prompts[batch], responses.ids.tolist(), lengths, strict=True):
+                cut = length == sampling.max_new_tokens and ids[length - 1] not in stops
+                completions.append(
+                    Completion(
+                        text=tokenizer.decode(ids[:length]),
+                        finish_reason="length" if cut else "stop",
+                        prompt_tokens=len(prompt),
+                        completion_tokens=length,
+                    )
+                )
+        return completions
+
+    def _load(self) -> tuple[ChatTokenizer, Generator]:
+        """Return the tokenizer and the generator; the first call loads them."""
+        if self._generator is None:
+            model = LanguageModel(self.config)
+            model.configure()
+            auto = "cuda" if torch.cuda.is_available() else "cpu"
+            model.requires_grad_(False).eval().to(auto if self.device == "auto" else self.device)
+            self._tokenizer, self._generator = model.tokenizer, DecodeLoop(model, self.stop_text)
+        assert self._tokenizer is not None
+        return self._tokenizer, self._generator
+
+    def _load_tokenizer(self) -> ChatTokenizer:
+        check_available(self.config.name)
+        return ChatTokenizer.from_pretrained(self.config.name, self.config.chat_template, self.config.trust_remote_code)
+
+
+def seeded_bits(seeds: Sequence[int], num_tokens: int) -> Tensor:
+    """Return 64 random bits for each token that may be sampled, int64 ``(row, token)``; a row depends on its seed."""
+    rows = np.asarray(seeds, dtype=np.int64).reshape(-1, 1)
+    return torch.from_numpy(counter_hash("chat", rows, np.arange(num_tokens)[None]).view(np.int64))

@@ -1,0 +1,65 @@
+"""Chat models in this process."""
+
+import pytest
+import torch
+
+from lrl.models.generator import Responses
+from lrl.models.language_model import LanguageModelConfig
+from lrl.models.local_chat import LocalChatModel, seeded_bits
+from lrl.types import SamplingConfig
+
+SAMPLING = SamplingConfig(temperature=1.0, max_new_tokens=6)
+
+
+def say(*texts):
+    return [[{"role": "user", "content": text}] for text in texts]
+
+
+def texts(model, conversations, seeds, sampling=SAMPLING):
+    return [completion.text for completion in model.complete(conversations, sampling, seeds)]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    return LocalChatModel(LanguageModelConfig(name=tiny_model), batch_size=3, device="cpu")
+
+
+def test_a_response_depends_on_its_conversation_and_its_seed_alone(model):
+    conversations, seeds = say("left", "right w1 w2", "left", "up", "left"), [1, 2, 3, 4, 1]
+    together = texts(model, conversations, seeds)
+    assert together == [texts(model, [one], [seed])[0] for one, seed in zip(conversations, seeds, strict=True)]
+    assert together[::-1] == texts(model, conversations[::-1], seeds[::-1])
+    assert together[0] == together[4] != together[2]
+
+
+def test_what_is_counted_and_why_it_ended(model):
+    completions = model.complete(say("left", "w1 w2 w3"), SAMPLING, [1, 2])  # blanks are tokens too
+    first, second = (completion.prompt_tokens for completion in completions)
+    assert second == first + 4 and model.name.endswith("tiny")
+    ends = {seed: model.complete(say("up"), SAMPLING, [seed])[0] for seed in range(40)}
+    assert {end.finish_reason for end in ends.values()} == {"stop", "length"}
+    for end in ends.values():
+        assert end.completion_tokens == 6 if end.finish_reason == "length" else end.completion_tokens <= 6
+        assert "<|im_end|>" not in end.text
+
+
+def test_seeds_name_independent_rows_of_bits():
+    bits = seeded_bits([5, 6, 5], 4)
+    assert bits.shape == (3, 4) and bits.dtype == torch.int64
+    assert torch.equal(bits[0], bits[2]) and not torch.equal(bits[0], bits[1]) and len(set(bits[0].tolist())) == 4
+    assert torch.equal(bits[:, :2], seeded_bits([5, 6, 5], 2))
+
+
+def test_a_generator_that_is_given_needs_the_tokenizer_only(tiny_model, monkeypatch):
+    class Repeats:
+        """Responds with the last word of each conversation, twice, and ends."""
+
+        def generate(self, prompts, uniforms, sampling):
+            ids = torch.tensor([[prompt[-6]] * 3 for prompt in prompts])
+            mask = torch.tensor([[True, True, False]] * len(ids))
+            return Responses(ids=ids, mask=mask, logprobs=torch.zeros(ids.shape))
+
+    monkeypatch.setattr("lrl.models.local_chat.LanguageModel", None)
+    model = LocalChatModel(LanguageModelConfig(name=tiny_model), Repeats())
+    (completion,) = model.complete(say("w1 w2"), SAMPLING, [0])
+    assert (completion.text.split(), completion.finish_reason, completion.completion_tokens) == (["w2w2"], "stop", 2)
