@@ -59,9 +59,8 @@ def usage_line(report: Mapping[str, Any]) -> str:
         f"({report['further_responses']} further responses), {report['still_invalid']} in vain"
     ]
     if "requests" in report:
-        parts.append(
-            f"{report['requests']} requests, {report['retries']} of them retries, {report['cached']} from cache"
-        )
+        requests = f"{report['requests']} requests, {report['retries']} of them retries"
+        parts.append(f"{requests}, {report['cached']} prompts known before")
         parts.append(f"{report['prompt_tokens']:,} + {report['completion_tokens']:,} tokens")
     if report.get("cost") is not None:
         parts.append(f"cost {report['cost']:.4g}")
