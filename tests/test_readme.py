@@ -18,7 +18,7 @@ from lrl.envs.frozen_lake.expert_rows import RandomMapRows
 
 PAGES = ("README.md", "configs/README.md", *sorted(str(page) for page in Path("docs").rglob("*.md")))
 SHORT = "--trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.limit_val_batches 0"
-SMALL = {"batch_size": 8, "num_groups": 8, "group_size": 3, "num_steps": 4, "max_turns": 6}
+SMALL = {"batch_size": 8, "num_groups": 4, "group_size": 3, "num_steps": 4, "max_turns": 4}
 MAPS = 10
 NEEDS_A_HUB = ("grpo_gemma", "ppo_llama3b", "trpo_gpt2", "_smollm2")
 """Configurations of models that are not in this repository; none is loaded here, even where `lrl fetch` has one."""
@@ -201,10 +201,10 @@ def test_a_short_run_is_made_of_the_sizes_that_are_written(tmp_path, monkeypatch
     result = run_shortened(f"{TRAINING[0]} --run_directory {tmp_path / 'run'}", str(tmp_path))
     assert result.returncode == 0, result.stderr
     assert {name: seen[name] for name in SMALL if name in seen} == {
-        "num_groups": 8,
+        "num_groups": 4,
         "group_size": 3,
         "num_steps": None,
-        "max_turns": 6,
+        "max_turns": 4,
     }
 
 
