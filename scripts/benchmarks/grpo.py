@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 from benchmarks.first_batch import compare_first_batch
-from benchmarks.timing import Comparison, alternate, finish, quiet
+from benchmarks.timing import Comparison, alternate, finish, quiet, write
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.callbacks.collect import VectorEnvRollouts
@@ -42,6 +43,7 @@ from lrl.training.optimizer import OptimizerConfig
 from lrl.types import PastTurn, SamplingConfig
 
 KL_COEF, CLIP_RANGE, LR, MAX_GRAD_NORM = 0.04, 0.2, 1e-6, 1.0
+BAR = 3.0
 THINK = get_response_format("think_answer")
 
 
@@ -287,14 +289,19 @@ def title(options: argparse.Namespace) -> str:
 def main(options: argparse.Namespace) -> None:
     """Run the comparison at every prompt length, and print and write its result."""
     quiet()
-    comparisons = [compare(options, tokens) for tokens in options.prompt_tokens]
-    for comparison in comparisons:
+    names = ("model", "dtype", "lora_r", "last_layers", "num_groups", "group_size", "max_new_tokens", "steps")
+    settings = {name: getattr(options, name) for name in names}
+    document = {"bar": BAR, "title": title(options), "settings": settings | {"kl_coef": KL_COEF}}
+    comparisons: list[Comparison] = []
+    for tokens in options.prompt_tokens:
+        comparison = compare(options, tokens)
+        comparisons.append(comparison)
         notes = comparison.notes
         print(
             f"{comparison.name}: first loss {notes['loss_ours']:.7f} = {notes['loss_theirs']:.7f}, completions of "
-            f"{notes['response_tokens_ours']:.1f} and {notes['response_tokens_theirs']:.1f} tokens"
+            f"{notes['response_tokens_ours']:.1f} and {notes['response_tokens_theirs']:.1f} tokens",
+            flush=True,
         )
-    names = ("model", "dtype", "lora_r", "last_layers", "num_groups", "group_size", "max_new_tokens", "steps")
-    settings = {name: getattr(options, name) for name in names}
-    notes = {"title": title(options), "settings": settings | {"kl_coef": KL_COEF}}
-    finish(comparisons, bar=3.0, path=options.json, **notes)
+        write(comparisons, options.json, **document)
+        gc.collect()
+    finish(comparisons, path=options.json, **document)

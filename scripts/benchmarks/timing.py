@@ -107,8 +107,13 @@ def finish(comparisons: list[Comparison], bar: float, path: Path | None, **notes
     for comparison in comparisons:
         print(comparison.line())
     print(f"bar: {bar:g}x")
+    write(comparisons, path, bar=bar, **notes)
+
+
+def write(comparisons: list[Comparison], path: Path | None, **notes: Any) -> None:
+    """Write the JSON file, where one is asked for."""
     if path is None:
         return
-    document = {**provenance(), "bar": bar, **notes, "comparisons": [comparison.report() for comparison in comparisons]}
+    document = {**provenance(), **notes, "comparisons": [comparison.report() for comparison in comparisons]}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=2) + "\n")
