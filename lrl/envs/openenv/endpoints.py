@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lrl.envs.openenv.sessions import LocalSession, Session, SessionError, SocketSession, is_loopback, reason_of
+from lrl.addresses import is_loopback
+from lrl.envs.openenv.sessions import LocalSession, Session, SessionError, SocketSession, reason_of
 
 
 @dataclass(frozen=True)

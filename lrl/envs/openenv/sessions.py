@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import ipaddress
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+
+from lrl.addresses import is_loopback
 
 _MAX_BYTES = 100 * 2**20
 """Longest message, as in OpenEnv's own client."""
@@ -179,15 +179,6 @@ class LocalSession(Session):
         except Exception as error:  # the environment is anybody's code
             raise SessionError(f"it raised {type(error).__name__}: {reason_of(error)}") from error
         return Outcome.of(observation | {"observation": observation})
-
-
-def is_loopback(url: str) -> bool:
-    """Return whether a URL leads to this machine, which no proxy does."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _errors(error: ValueError) -> list[Any]:
