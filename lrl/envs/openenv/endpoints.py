@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib
 import inspect
 import json
@@ -79,7 +80,7 @@ class UrlEndpoint(Endpoint):
             raise ValueError(
                 f"env.url is {self.name!r}, whose /{path} returns status {error.code}; it must be an OpenEnv server."
             ) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reason = reason_of(getattr(error, "reason", error))
             raise ValueError(
                 f"env.url is {self.name!r}, which cannot be read ({reason}); start the server first."
