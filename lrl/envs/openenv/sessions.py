@@ -111,7 +111,7 @@ class SocketSession(Session):
 
     def reset(self, data: Mapping[str, Any]) -> Outcome:
         """Start an episode; see :meth:`Session.reset`."""
-        if self._sent:  # the outcome of an action that nobody asked for is not that of the reset
+        if self._sent:  # an outcome that was not asked for is not that of the reset
             self._sent = False
             with suppress(InvalidPayloadError):
                 self._read()
