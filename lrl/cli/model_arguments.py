@@ -27,6 +27,8 @@ _SERVED: dict[str, Any] = {
     "accept_empty": False,
 }
 """Options of ``--api_url``, with their defaults."""
+_AGAIN = {"invalid_retries": 10, "retry_temperature": 0.3}
+"""Options of ``--api_url`` and ``--use_vllm``, with their defaults."""
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,8 +60,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     served.add_argument("--max_tokens_field", default=_SERVED["max_tokens_field"], help="or max_completion_tokens")
     served.add_argument("--accept_empty", action="store_true", help="an empty response is an invalid action")
     again = parser.add_argument_group("with --api_url or --use_vllm")
-    again.add_argument("--invalid_retries", type=int, default=10, help="further responses where none holds an action")
-    again.add_argument("--retry_temperature", type=float, default=0.3, help="of the further responses")
+    more = "further responses where none holds an action"
+    again.add_argument("--invalid_retries", type=int, default=_AGAIN["invalid_retries"], help=more)
+    of_these = "of the further responses"
+    again.add_argument("--retry_temperature", type=float, default=_AGAIN["retry_temperature"], help=of_these)
 
 
 def load_untrained(arguments: argparse.Namespace, envs: EnvFactory) -> Loaded:
@@ -110,6 +114,13 @@ def check_model_arguments(arguments: argparse.Namespace) -> None:
             raise ValueError(f"{option} is given without --model; name the model.")
         if getattr(arguments, "devices", "1") != "1":
             raise ValueError(f"--devices is {arguments.devices!r}; with {option} it must be 1.")
+    else:
+        for name, default in _AGAIN.items():
+            if getattr(arguments, name) != default:
+                raise ValueError(
+                    f"--{name} is {getattr(arguments, name):g}, but only models of --api_url or --use_vllm are asked "
+                    "again; leave it out."
+                )
     if arguments.use_vllm and arguments.choose:
         raise ValueError("--use_vllm is given with --choose, for which vLLM is not used; give one of them.")
     if arguments.vllm_options != _LOADED["vllm_options"] and not arguments.use_vllm:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lrl.codecs.codec import InvalidActionError
+from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.codecs.grid import Desc, FrozenLakeCodec, get_desc
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.tabular import TransitionTable, optimal_q, optimal_success, reachable_states, success_probability
@@ -189,8 +189,8 @@ def exact_evaluation(
         seed: seed of the responses.
     """
     states = [(number, state) for number, lake in enumerate(lakes) for state in lake.states]
-    assert policy.codec is not None
-    texts = [policy.codec.observation_to_text(state, lakes[number].desc) for number, state in states]
+    codec = _codec_of(policy)
+    texts = [codec.observation_to_text(state, lakes[number].desc) for number, state in states]
     actions = _actions(policy, [text for text in texts for _ in range(samples)], sampling, samples, seed)
     decisions = [np.zeros((lake.table.num_states, lake.table.num_actions)) for lake in lakes]
     for place, action in enumerate(actions):
@@ -214,10 +214,15 @@ def _actions(
     return [_parsed(policy, response) for response in responses]
 
 
-def _parsed(policy: Actor, response: str) -> int | None:
+def _codec_of(policy: Actor) -> TextCodec:
+    """Return the codec of a policy, or that of the lakes where it is trained on another environment, such as a URL."""
     assert policy.codec is not None
+    return policy.codec if isinstance(policy.codec.unwrapped, FrozenLakeCodec) else FrozenLakeCodec()
+
+
+def _parsed(policy: Actor, response: str) -> int | None:
     assert policy.response_format is not None
     try:
-        return policy.codec.text_to_action(get_response_format(policy.response_format).extract(response))
+        return _codec_of(policy).text_to_action(get_response_format(policy.response_format).extract(response))
     except InvalidActionError:
         return None

@@ -22,16 +22,24 @@ _SCHEMA = (
     "finish_reason TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL) WITHOUT ROWID"
 )
 _FIELDS = "text, finish_reason, prompt_tokens, completion_tokens"
+_UNLESS_EMPTY = (
+    "ON CONFLICT (request) DO UPDATE SET text = excluded.text, finish_reason = excluded.finish_reason, "
+    "prompt_tokens = excluded.prompt_tokens, completion_tokens = excluded.completion_tokens "
+    "WHERE trim(completions.text, char(9, 10, 13, 32)) = '' AND completions.finish_reason <> 'length' "
+    "AND trim(excluded.text, char(9, 10, 13, 32)) <> ''"
+)
+"""Keeps the first response, except for an empty one, which was allowed once and need not be allowed now."""
 
 
-def request_key(api_url: str, body: Mapping[str, Any]) -> str:
+def request_key(api_url: str, body: Mapping[str, Any], seed: int) -> str:
     """Hash a whole request: the address of the server, and everything that is sent except the API key.
 
     Args:
         api_url: base URL of the server.
-        body: model, messages, sampling and seed, as JSON can hold them.
+        body: model, messages and sampling, as JSON can hold them.
+        seed: of the response; part of the key even where the server is not sent it, or all samples would be the same.
     """
-    text = json.dumps([api_url, body], sort_keys=True, ensure_ascii=False, allow_nan=False)
+    text = json.dumps([api_url, body, int(seed)], sort_keys=True, ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -75,11 +83,11 @@ class CompletionCache:
         )
 
     def add(self, key: str, model: str, completion: Completion) -> Completion:
-        """Write a response, and return the one that later calls will find: the first to the same request."""
+        """Write a response, and return the one that later calls will find: the first to the same request with text."""
         fields = completion.text, completion.finish_reason, completion.prompt_tokens, completion.completion_tokens
         with self._use() as connection:
             written = connection.execute(
-                f"INSERT OR IGNORE INTO completions (request, model, {_FIELDS}) VALUES (?, ?, ?, ?, ?, ?)",
+                f"INSERT INTO completions (request, model, {_FIELDS}) VALUES (?, ?, ?, ?, ?, ?) {_UNLESS_EMPTY}",
                 (key, model, *fields),
             ).rowcount
         return completion if written else self.find(key) or completion

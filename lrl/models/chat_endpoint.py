@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, final
 from urllib.parse import urlsplit
 
+from lrl.addresses import is_loopback
 from lrl.models.chat import Completion
 from lrl.models.chat_retries import Failure, failure_of_status
 
 _SHOWN = 200
 """Characters of a server's message that are shown."""
+_SHOWN_BODY = 60
+"""Characters of a body that are shown where it is no chat completion."""
+_PLACEHOLDER = "none"
+"""What is sent in place of an API key where there is none."""
 _SECRET = 8
 """A shorter API key is no secret, but a placeholder for a server without keys, and may be part of other words."""
-_NOT_OPENAI = ("top_k",)
-"""Fields that some servers know and the client's signature does not have."""
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a body raises that is no chat completion."""
 
 
 @final
@@ -47,9 +53,10 @@ class ChatEndpoint:
         """Make the client, which opens no connection yet.
 
         Raises:
-            ValueError: the package is not installed.
+            ValueError: the package is not installed, or the environment holds what cannot be an API key.
         """
         assert self._client is not None
+        self._key()
 
     @cached_property
     def _client(self) -> Any:
@@ -57,20 +64,33 @@ class ChatEndpoint:
             import openai
         except ImportError as error:
             raise ValueError("api_url needs the package openai; install the extra, 'lrl[serve]'.") from error
-        # The key is a function, so that no object holds it; a server without keys ignores the placeholder.
+        direct = openai.DefaultHttpxClient(trust_env=False) if is_loopback(self.api_url) else None
+        if direct is not None:
+            weakref.finalize(self, direct.close)  # openai closes only what it made itself
+        # Each request brings its own key, so that the client does not hold it.
         return openai.OpenAI(
-            api_key=lambda: self._key() or "none", base_url=self.api_url, timeout=self.timeout, max_retries=0
+            api_key=_PLACEHOLDER, base_url=self.api_url, timeout=self.timeout, max_retries=0, http_client=direct
         )
 
     def _key(self) -> str:
-        return os.environ.get(self.api_key_env, "").strip()
+        """Return the API key, "" where the environment holds none.
 
-    def send(self, body: Mapping[str, Any], extra: Mapping[str, Any]) -> tuple[Completion | Failure, tuple[int, int]]:
+        Raises:
+            ValueError: it cannot be sent, and the client's own error would show it.
+        """
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise ValueError(
+                f"the environment variable {self.api_key_env} holds several lines or characters that no API key has; "
+                "it must hold the key alone."
+            )
+        return key
+
+    def send(self, body: Mapping[str, Any]) -> tuple[Completion | Failure, tuple[int, int]]:
         """Send a request once.
 
         Args:
-            body: its fields.
-            extra: further fields, which OpenAI's own API does not have.
+            body: its fields, ``model`` and ``messages`` among them; those that the client does not know are sent too.
 
         Returns:
             The response or what failed, and the numbers of tokens of the conversation and of the response, which an
@@ -79,17 +99,19 @@ class ChatEndpoint:
         client = self._client
         import openai
 
-        extra = {name: body[name] for name in _NOT_OPENAI if name in body} | dict(extra)
-        known = {name: value for name, value in body.items() if name not in extra}
+        others = {name: value for name, value in body.items() if name not in ("model", "messages")}
+        key = {"Authorization": f"Bearer {self._key() or _PLACEHOLDER}"}
         try:
-            raw = client.chat.completions.with_raw_response.create(**known, extra_body=extra or None)
+            raw = client.chat.completions.with_raw_response.create(
+                model=body["model"], messages=body["messages"], extra_body=others, extra_headers=key
+            )
             return self._read(raw.text)
         except openai.APITimeoutError:
             return Failure(reason=f"no response within {self.timeout:g} s"), (0, 0)
         except openai.APIStatusError as error:
             message, code = _message_of(error)
-            headers = error.response.headers
-            return failure_of_status(error.status_code, headers, self.redact(message), code), (0, 0)
+            shown, headers = self.redact(message)[:_SHOWN], error.response.headers
+            return failure_of_status(error.status_code, headers, shown, code), (0, 0)
         except openai.APIConnectionError as error:
             return Failure(reason=self.redact(f"no connection, {error.__cause__ or error}")), (0, 0)
 
@@ -104,15 +126,17 @@ class ChatEndpoint:
             message, usage = choice["message"], payload.get("usage") or {}
             tokens = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
             reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-            content, finish_reason = str(message.get("content") or ""), str(choice.get("finish_reason") or "stop")
-        except (ValueError, TypeError, LookupError, AttributeError):
-            return Failure(reason=self.redact(f"no chat completion but {text[:60]!r}")), (0, 0)
+            content, finish_reason = message.get("content") or "", str(choice.get("finish_reason") or "stop")
+            if not isinstance(content, str):
+                raise TypeError("the content is no text")
+        except _UNREADABLE:
+            return Failure(reason=f"no chat completion but {self.redact(text)[:_SHOWN_BODY]!r}"), (0, 0)
         if not (content.strip() or finish_reason == "length" or self.accept_empty):
             return Failure(reason="an empty response, which accept_empty would allow"), tokens
         content = self.redact(f"<think>{reasoning}</think>{content}" if reasoning else content)
         completion = Completion(
             text=content.encode("utf-8", "replace").decode("utf-8"),  # no file takes half a surrogate pair
-            finish_reason=finish_reason,
+            finish_reason=self.redact(finish_reason),
             prompt_tokens=tokens[0],
             completion_tokens=tokens[1],
         )
@@ -130,13 +154,17 @@ def _checked_url(api_url: str) -> str:
     Raises:
         ValueError: it is no HTTP address, or holds what may be a secret, which would be written to files.
     """
-    parts = urlsplit(api_url)
-    if parts.username or parts.password or parts.query:
+    if "@" in api_url.split("//", 1)[-1].split("/", 1)[0] or "?" in api_url or "#" in api_url:
         raise ValueError(
-            "api_url holds a user name, a password or a query; it must not, as files will hold it: keys are read from "
-            "the environment."
+            "api_url holds a user name, a password, a query or a fragment; it must not, as files will hold it: keys "
+            "are read from the environment."
         )
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    try:
+        parts = urlsplit(api_url)
+        host = "" if parts.port == 0 else (parts.hostname or "").encode("idna").decode()
+    except ValueError:  # a port that is no number, half an IPv6 address, a name that cannot be
+        parts, host = None, ""
+    if parts is None or parts.scheme not in ("http", "https") or not host or " " in api_url:
         raise ValueError(f"api_url is {api_url!r}; it must be an address such as http://127.0.0.1:8000/v1.")
     return api_url.rstrip("/")
 
@@ -145,4 +173,4 @@ def _message_of(error: Any) -> tuple[str, str | None]:
     """Return the message and the code of an ``openai.APIStatusError``."""
     body = error.body if isinstance(error.body, dict) else {}
     message, code = body.get("message") or body.get("detail") or error.response.text, body.get("code")
-    return " ".join(str(message).split())[:_SHOWN], None if code is None else str(code)
+    return " ".join(str(message).split()), None if code is None else str(code)

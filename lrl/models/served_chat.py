@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +65,8 @@ class ServedChatModel(ChatModel):
         cache: SQLite file of responses; null asks again every time.
         retries: how failed requests are repeated.
         prices: for the cost; null computes none.
-        extra_body: further fields of each request, as the server knows them.
+        extra_body: further fields of each request, as the server knows them; null leaves a field out, such as a seed
+            that it does not take.
         max_tokens_field: what the server calls the maximum number of tokens of a response; OpenAI's reasoning models
             take ``max_completion_tokens`` only.
         accept_empty: whether an empty response is one; else it is a failure, and the request is sent again.
@@ -90,7 +92,7 @@ class ServedChatModel(ChatModel):
         check_arguments(type(self).__init__, {"max_concurrency": max_concurrency}, "chat_model")
         self.endpoint = ChatEndpoint(api_url, api_key_env, retries.timeout, accept_empty)
         self.name, self.retries, self.prices = name, retries, prices
-        self.extra_body, self.max_tokens_field = dict(extra_body or {}), max_tokens_field
+        self.extra_body, self.max_tokens_field = _checked_fields(extra_body or {}), max_tokens_field
         self.max_concurrency = max_concurrency
         self.cache = None if cache is None else CompletionCache(cache)
         self.usage = Usage()
@@ -113,15 +115,19 @@ class ServedChatModel(ChatModel):
         """
         self.endpoint.connect()
         bodies = [self._body(*pair, sampling) for pair in zip(conversations, seeds, strict=True)]
-        keys = [request_key(self.endpoint.api_url, body) for body in bodies]
+        keys = [request_key(self.endpoint.api_url, *pair) for pair in zip(bodies, seeds, strict=True)]
         known: dict[str, Completion] = {}
         if self.cache is not None:
             found = {key: self.cache.find(key) for key in dict.fromkeys(keys)}
-            known = {key: completion for key, completion in found.items() if completion is not None}
+            known = {key: completion for key, completion in found.items() if completion and self._is_one(completion)}
         missing = {key: body for key, body in zip(keys, bodies) if key not in known}
         self._count(cached=len(keys) - len(missing))
         known |= self._ask_all(missing)
         return [known[key] for key in keys]
+
+    def _is_one(self, completion: Completion) -> bool:
+        """Return whether a response from the cache, which may be empty, would be accepted from the server."""
+        return self.endpoint.accept_empty or completion.finish_reason == "length" or bool(completion.text.strip())
 
     @property
     def cost(self) -> float | None:
@@ -144,8 +150,8 @@ class ServedChatModel(ChatModel):
             self.max_tokens_field: sampling.max_new_tokens,
             "seed": int(seed),
         }
-        optional = {"top_p": sampling.top_p, "top_k": sampling.top_k}
-        return body | {name: value for name, value in optional.items() if value is not None} | self.extra_body
+        body |= {"top_p": sampling.top_p, "top_k": sampling.top_k} | self.extra_body
+        return {name: value for name, value in body.items() if value is not None}
 
     def _ask_all(self, missing: Mapping[str, Mapping[str, Any]]) -> dict[str, Completion]:
         """Send requests, several at a time, and return the responses by key.
@@ -172,24 +178,26 @@ class ServedChatModel(ChatModel):
         Args:
             key: of the request.
             body: everything that is sent.
-            stop: set by the first request that fails for good; None is returned where it comes before this request.
+            stop: set by the first request that fails for good; None is returned where this request is then not sent,
+                or not sent again.
 
         Raises:
-            ValueError: the request failed for good, or is not sent again after ``stop``.
+            ValueError: the request failed for good.
         """
         if stop.is_set():
             return None
         outcome, retry = self._send(body), 0
         while isinstance(outcome, Failure):
             too_long = (outcome.retry_after or 0.0) > self.retries.max_wait
-            if outcome.transient and not too_long and retry < self.retries.max_retries:
+            if not outcome.transient or too_long or retry == self.retries.max_retries:
+                stop.set()
+                raise ValueError(self._sentence(outcome, retry + 1))
+            if not stop.is_set():
                 delay = self.retries.delay(retry, outcome.retry_after, int(key[:15], 16))
                 _LOG.warning("%s: %s; the request is sent again in %.1f s.", self.name, outcome.reason, delay)
                 self.wait(stop, delay)
-            else:
-                stop.set()
-            if stop.is_set():
-                raise ValueError(self._sentence(outcome, retry + 1))
+            if stop.is_set():  # the request that failed for good says why
+                return None
             retry += 1
             self._count(retries=1)
             outcome = self._send(body)
@@ -197,7 +205,7 @@ class ServedChatModel(ChatModel):
 
     def _send(self, body: Mapping[str, Any]) -> Completion | Failure:
         with self._slots:
-            outcome, (prompt_tokens, completion_tokens) = self.endpoint.send(body, self.extra_body)
+            outcome, (prompt_tokens, completion_tokens) = self.endpoint.send(body)
         self._count(requests=1, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
         return outcome
 
@@ -222,3 +230,19 @@ class ServedChatModel(ChatModel):
         else:
             kept = f"{len(self.cache)} responses are kept in {str(self.cache.path)!r}, and the same command resumes"
         return f"api_url is {api_url!r}, which failed {times} for the model {self.name!r} ({reason}); {kept}."
+
+
+def _checked_fields(extra_body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return further fields of each request.
+
+    Raises:
+        ValueError: they cannot be sent, or not be read back.
+    """
+    for name in ("model", "messages", "stream"):
+        if name in extra_body:
+            raise ValueError(f"extra_body holds {name!r}, which each request has already; leave it out.")
+    try:
+        json.dumps(extra_body, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"extra_body is {dict(extra_body)}; it must be what JSON can hold ({error}).") from error
+    return dict(extra_body)

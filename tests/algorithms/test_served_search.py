@@ -1,6 +1,7 @@
 """Searches by a model behind a server that fails in mid-search: the same search, or one sentence and nothing lost."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -57,9 +58,13 @@ def test_a_server_that_is_killed_and_started_again_changes_nothing(trials, tmp_p
 
         def kill_and_start_later(body):
             if len(server.bodies) == 3:
-                threading.Thread(target=server.stop).start()
-                threading.Timer(0.3, server.start).start()
+                threading.Thread(target=restart).start()
             return climb(body)
+
+        def restart():
+            server.stop()
+            time.sleep(0.3)
+            server.start()
 
         server.respond = kill_and_start_later
         module = module_of(server.url, retries=RetryConfig(base_delay=0.2, max_delay=0.4, max_retries=20, timeout=5.0))

@@ -1,10 +1,13 @@
 """``lrl evaluate`` and ``lrl watch`` with models that another program runs."""
 
 import json
+import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -107,6 +110,36 @@ def test_the_same_command_resumes_after_the_server_stopped_it_and_the_key_is_in_
     assert not any(KEY.encode() in path.read_bytes() for path in files)
 
 
+def test_a_command_that_was_killed_resumes_without_asking_twice(server, capsys):
+    """SIGKILL, while the responses of a turn arrive."""
+    evaluated(server, capsys, "--cache none")
+    whole, asked = without_time("report.json"), len(server.bodies)
+    Path("report.json").unlink()
+    arrived = threading.Event()
+
+    def slowly(body):
+        if len(server.bodies) - asked > 6:
+            arrived.set()
+            time.sleep(0.2)
+        return respond(body)
+
+    server.respond = slowly
+    line = f"--api_url {server.url} --model stand-in --response_format direct --episodes 3 --seed 7 --temperature 1"
+    words = [*line.split(), "--max_concurrency", "2"]
+    process = multiprocessing.get_context("fork").Process(target=evaluate.main, args=("lrl", words))
+    process.start()  # everything is imported already
+    assert arrived.wait(60)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    server.respond, before = respond, len(server.bodies)
+    code, _ = evaluated(server, capsys)
+    again = len(server.bodies) - before
+    assert code == 0 and without_time("report.json") == whole
+    # Of those that were asked before, only the ones under way when it was killed are asked again.
+    assert 6 <= before - asked < asked and asked - (before - asked) <= again <= asked - (before - asked) + 2
+
+
 def test_a_server_that_is_down_is_one_sentence(server, capsys):
     server.stop()
     code, said = evaluated(server, capsys, "--max_retries 0 --cache none")
@@ -135,6 +168,8 @@ def test_a_server_that_is_down_is_one_sentence(server, capsys):
         ("--api_url x --model a", "api_url is 'x'; it must be an address such as"),
         ("--api_url http://x/v1 --model a --devices 2", "--devices is '2'; with --api_url it must be 1"),
         ("--model a --prices 1 2", "--prices is given without --api_url"),
+        ("--model a --invalid_retries 3", "--invalid_retries is 3, but only models of --api_url or --use_vllm are"),
+        ("--policy random --retry_temperature 0.5", "--retry_temperature is 0.5, but only models of --api_url or"),
         ('--model a --vllm_options {"seed":1}', "--vllm_options is given without --use_vllm"),
         ("--model a --use_vllm --choose", "--use_vllm is given with --choose"),
         ("--model assets/tiny-lm --use_vllm", "use_vllm needs the package vllm, which cannot be imported"),

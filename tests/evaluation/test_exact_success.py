@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from lrl.codecs.openenv import OpenEnvCodec
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake.maps import map_split
+from lrl.envs.openenv.served import action_schema
 from lrl.envs.tabular import success_probability
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of, wrong_states
@@ -34,6 +36,14 @@ def test_frequencies_of_random_answers_give_the_random_walk() -> None:
     assert exact.decisions[0][lakes[0].states] == pytest.approx(np.full((11, 4), 0.25), abs=0.1)
     assert exact.decisions[0].sum() == pytest.approx(11), "states in which nobody acts hold nothing"
     assert exact.success[0] == pytest.approx(0.0139, abs=0.006)
+
+
+def test_a_policy_that_is_trained_on_a_served_lake_is_evaluated_alike() -> None:
+    """Its codec knows the texts of the server alone."""
+    policy = RandomActor()
+    policy.connect(OpenEnvCodec(LAKE.codec.description, action_schema(LAKE.codec)))
+    there, here = (exact_evaluation(one, lakes_of(LAKE), samples=9) for one in (policy, connected(RandomActor())))
+    assert there.success[0] == here.success[0] > 0 and (there.decisions[0] == here.decisions[0]).all()
 
 
 @pytest.mark.slow

@@ -30,8 +30,19 @@ def test_a_response_is_found_as_it_was_written_and_the_first_one_stays(tmp_path)
 
 
 def test_keys_do_not_depend_on_the_order_of_fields():
-    assert request_key("u", {"a": 1, "b": 2}) == request_key("u", {"b": 2, "a": 1})
-    assert len({request_key("u", {"a": 1}), request_key("v", {"a": 1}), request_key("u", {"a": 2})}) == 3
+    assert request_key("u", {"a": 1, "b": 2}, 3) == request_key("u", {"b": 2, "a": 1}, 3)
+    others = [("u", {"a": 1}, 3), ("v", {"a": 1}, 3), ("u", {"a": 2}, 3), ("u", {"a": 1}, 4)]
+    assert len({request_key(*other) for other in others}) == 4
+
+
+def test_an_empty_response_gives_way_to_one_with_text(tmp_path):
+    cache = CompletionCache(tmp_path / "c.sqlite")
+    assert [cache.add("k", "m", completion(text)).text for text in (" \n", "", "go", "stay", "")] == [
+        " \n", " \n", "go", "go", "go",
+    ]  # fmt: skip
+    cut = Completion(text="", finish_reason="length", prompt_tokens=3, completion_tokens=9)
+    assert cache.add("cut", "m", cut) == cut and cache.add("cut", "m", completion("go")).text == ""
+    cache.close()
 
 
 def write(path, name, count, written):

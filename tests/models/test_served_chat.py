@@ -10,7 +10,7 @@ from chat_server import ChatServer, dropped, empty, garbage, slow, status, trunc
 from jsonargparse import ArgumentParser
 
 from lrl.models.chat import ChatModel
-from lrl.models.chat_retries import RetryConfig, retry_after
+from lrl.models.chat_retries import Failure, RetryConfig, retry_after
 from lrl.models.served_chat import Prices, ServedChatModel
 from lrl.types import SamplingConfig
 
@@ -76,9 +76,40 @@ def test_a_request_holds_the_conversation_the_sampling_and_the_seed(server):
     assert (completion.prompt_tokens, completion.completion_tokens) == (3, 3)
 
 
-def test_the_field_of_the_maximum_number_of_tokens_has_another_name_on_some_servers(server):
-    model_of(server, max_tokens_field="max_completion_tokens").complete(say("go"), SAMPLING, [1])
-    assert server.bodies[0]["max_completion_tokens"] == 7 and "max_tokens" not in server.bodies[0]
+@pytest.mark.parametrize("field", ["max_completion_tokens", "num_predict"])
+def test_the_field_of_the_maximum_number_of_tokens_has_another_name_on_some_servers(server, field):
+    model_of(server, max_tokens_field=field).complete(say("go"), SAMPLING, [1])
+    assert server.bodies[0][field] == 7 and "max_tokens" not in server.bodies[0]
+
+
+def test_a_field_that_the_server_does_not_take_is_left_out_and_samples_still_differ(server, tmp_path):
+    server.respond = lambda body: f"response {len(server.bodies)}"
+    settings = {"extra_body": {"seed": None, "temperature": None}, "cache": str(tmp_path / "c.sqlite")}
+    completions = model_of(server, **settings).complete(say("a", "a"), SAMPLING, [1, 2])
+    assert texts(completions) == ["response 1", "response 2"]
+    assert all(set(body) == {"model", "messages", "max_tokens"} for body in server.bodies)
+    assert texts(model_of(server, **settings).complete(say("a", "a"), SAMPLING, [2, 1])) == texts(completions)[::-1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model": "x"}, "extra_body holds 'model', which each request has already; leave it out."),
+        ({"messages": []}, "extra_body holds 'messages'"),
+        ({"stream": True}, "extra_body holds 'stream'"),
+        ({"min_p": float("nan")}, "extra_body is {'min_p': nan}; it must be what JSON can hold"),
+    ],
+)
+def test_fields_that_cannot_be_sent_are_one_sentence(fields, said):
+    with pytest.raises(ValueError) as error:
+        ServedChatModel("any", "http://127.0.0.1:1/v1", extra_body=fields)
+    assert str(error.value).startswith(said)
+
+
+def test_no_proxy_stands_between_this_machine_and_itself(server, monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert texts(model_of(server, retries=RetryConfig(max_retries=0)).complete(say("go"), SAMPLING, [1]))
 
 
 def test_responses_stand_in_the_order_of_the_conversations_and_equal_requests_are_sent_once(server):
@@ -121,6 +152,9 @@ FAULTS = {
     "no JSON": garbage,
     "JSON of something else": lambda: garbage("[1, 2]"),
     "no choices": lambda: garbage('{"choices": []}'),
+    "no text": lambda: garbage('{"choices": [{"message": {"content": [{"text": "up"}]}}]}'),
+    "no number of tokens": lambda: garbage('{"choices": [{"message": {}}], "usage": {"prompt_tokens": Infinity}}'),
+    "JSON without end": lambda: garbage("[" * 100_000),
     "empty": empty,
     "connection cut": dropped,
 }
@@ -137,9 +171,9 @@ def test_after_a_failure_the_response_is_what_it_would_have_been(server, name):
 
 
 def test_a_server_that_is_too_slow_is_asked_again(server):
-    server.faults = [slow(1.0)]
-    model = model_of(server, retries=RetryConfig(timeout=0.2))
-    assert texts(model.complete(say("go"), SAMPLING, [1])) == ["go 1 0.5"] and model.usage.retries == 1
+    server.faults = [slow(3.0)]
+    model = model_of(server, retries=RetryConfig(timeout=0.5))
+    assert texts(model.complete(say("go"), SAMPLING, [1])) == ["go 1 0.5"] and model.usage.retries >= 1
 
 
 def test_a_server_that_is_killed_in_the_midst_and_comes_back_changes_nothing(server):
@@ -197,6 +231,28 @@ def test_it_stops_in_one_sentence(server, fault, said):
     assert len(server.bodies) == (3 if "3 times" in said or "(no con" in said or "(an em" in said else 1)
 
 
+def test_the_request_that_failed_for_good_says_why_and_not_one_that_it_stopped(server):
+    """The first conversation waits to be sent again while the second is rejected."""
+    waits, sent = threading.Event(), []
+
+    def send(body):
+        sent.append(body["messages"][-1]["content"])
+        if sent[-1] == "a":
+            return Failure(reason="busy", status=500), (0, 0)
+        assert waits.wait(10)
+        return Failure(reason="who?", status=401, transient=False), (0, 0)
+
+    def wait(stop, seconds):
+        waits.set()
+        assert stop.wait(10)
+
+    model = model_of(server, max_concurrency=2)
+    model.endpoint.send, model.wait = send, wait
+    with pytest.raises(ValueError, match=r"needs a valid key.*\(who\?\)"):
+        model.complete(say("a", "b"), SAMPLING, [1, 2])
+    assert sorted(sent) == ["a", "b"]
+
+
 def test_a_server_that_is_not_there_is_one_sentence_too(server):
     server.stop()
     with pytest.raises(ValueError, match=r"which failed 3 times .*no connection, .*refused"):
@@ -213,6 +269,12 @@ def test_an_empty_response_may_be_allowed(server):
     [
         ("127.0.0.1:8000", "must be an address such as"),
         ("file:///etc", "must be an address such as"),
+        ("http://host:port/v1", "api_url is 'http://host:port/v1'; it must be an address such as"),
+        ("http://[::1/v1", "must be an address such as"),
+        ("http://a..b/v1", "must be an address such as"),
+        ("http://the host/v1", "must be an address such as"),
+        ("https://host/v1#secret", "keys are read from the environment"),
+        ("me:secret@host/v1", "keys are read from the environment"),
         ("https://me:secret@host/v1", "keys are read from the environment"),
         ("https://host/v1?key=secret", "keys are read from the environment"),
     ],
@@ -265,6 +327,14 @@ def test_another_request_is_asked_anew(server, tmp_path, messages, sampling, see
     assert len(server.bodies) == 2
 
 
+def test_an_empty_response_that_was_allowed_is_asked_anew_where_it_is_not(server, tmp_path):
+    server.faults, file = [empty()], str(tmp_path / "responses.sqlite")
+    for accept_empty, expected in ((True, ""), (True, ""), (False, "a 1 0.5"), (True, "a 1 0.5")):
+        model = model_of(server, cache=file, accept_empty=accept_empty)
+        assert texts(model.complete(say("a"), SAMPLING, [1])) == [expected]
+    assert len(server.bodies) == 2
+
+
 def test_the_same_request_to_another_server_is_asked_anew(server, tmp_path):
     file = str(tmp_path / "responses.sqlite")
     model_of(server, cache=file).complete(say("a"), SAMPLING, [1])
@@ -308,16 +378,36 @@ def test_the_key_is_in_no_log_error_response_or_file(server, tmp_path, monkeypat
     server.respond = lambda body: f"your key is {KEY}"
     server.faults = [status(500, f"bad {KEY}"), garbage(f"{KEY} is no JSON"), None, status(401, f"Incorrect: {KEY}")]
     model = model_of(server, cache=str(tmp_path / "responses.sqlite"))
+    server.finish_reason = f"stop of {KEY}"
     (completion,) = model.complete(say("a"), SAMPLING, [1])
     with pytest.raises(ValueError, match="needs a valid key, and OPENAI_API_KEY holds another key") as error:
         model.complete(say("b"), SAMPLING, [2])
+    client = vars(model.endpoint)["_client"]
     caught, seen = error.value, [completion.text, caplog.text, repr(vars(model)), json.dumps(model.report())]
+    seen += [repr(vars(client)), repr(client.default_headers)]
     while caught is not None:
         seen.append(f"{caught!r} {vars(caught)}")
         caught = caught.__cause__ or caught.__context__
     assert completion.text == "your key is <API key>" and caplog.text.count("<API key>") >= 2
     assert not any(KEY in text for text in seen)
     assert not any(KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("letters", range(170, 201, 6))
+def test_a_message_that_is_cut_shows_no_part_of_the_key(server, monkeypatch, letters):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    server.faults = [garbage("x" * (letters - 140) + KEY), status(400, "x" * letters + KEY)]
+    with pytest.raises(ValueError, match="xxx") as error:
+        model_of(server).complete(say("a"), SAMPLING, [1])
+    assert KEY[:2] not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["sk-one-line\nsk-another-line", "sk-\u2019quoted\u2019", "sk-\tindented"])
+def test_what_cannot_be_a_key_is_one_sentence_without_it_and_is_not_sent(server, monkeypatch, caplog, key):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(ValueError, match="the environment variable OPENAI_API_KEY holds several lines or") as error:
+        model_of(server).complete(say("a"), SAMPLING, [1])
+    assert "sk-" not in f"{error.value!r} {caplog.text}" and not server.bodies
 
 
 # -- configurations ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib
 import inspect
 import json
@@ -13,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lrl.envs.openenv.sessions import LocalSession, Session, SessionError, SocketSession, is_loopback, reason_of
+from lrl.addresses import is_loopback
+from lrl.envs.openenv.sessions import LocalSession, Session, SessionError, SocketSession, reason_of
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class UrlEndpoint(Endpoint):
             raise ValueError(
                 f"env.url is {self.name!r}, whose /{path} returns status {error.code}; it must be an OpenEnv server."
             ) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reason = reason_of(getattr(error, "reason", error))
             raise ValueError(
                 f"env.url is {self.name!r}, which cannot be read ({reason}); start the server first."

@@ -120,7 +120,15 @@ class OpenEnvEnvs(EnvFactory):
         if response_format is None:
             raise ValueError(f"env is {self.id!r}, which is played in text only; the policy must respond in text.")
         settings = (self.codec, response_format, self.invalid_penalty, self.max_invalid, self.success_return)
-        return OpenEnvVectorEnv([functools.partial(self._make_one, index, *settings) for index in range(num_envs)])
+        envs = list[OpenEnvTextEnv]()
+        try:
+            for index in range(num_envs):
+                envs.append(self._make_one(index, *settings))
+        except BaseException:
+            for env in envs:  # else their sessions would stay open
+                env.close()
+            raise
+        return OpenEnvVectorEnv([functools.partial(envs.__getitem__, index) for index in range(num_envs)])
 
     def _make_one(self, index: int, *settings: Any) -> OpenEnvTextEnv:
         env: gym.Env = OpenEnvEnv(self.endpoint, index, self.reset_options)

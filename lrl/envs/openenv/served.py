@@ -93,7 +93,7 @@ class ServedEnvironment:
                 native environment's reset.
 
         Raises:
-            MessageError: If a seed is not an integer, or the environment does not accept the options.
+            MessageError: If a seed is not an integer, or the environment raises, as for options that it does not know.
         """
         options = dict(data)
         seed, noise_seed = (_seed(name, options.pop(name, None)) for name in ("seed", "noise_seed"))
@@ -101,8 +101,8 @@ class ServedEnvironment:
         self._env.noise_seed = noise_seed
         try:
             text, info = self._env.reset(seed=seed, options=options)
-        except (ValueError, TypeError, KeyError) as error:
-            raise MessageError("EXECUTION_ERROR", f"reset with {options} failed: {error}") from error
+        except Exception as error:  # the environment is anybody's code
+            raise MessageError("EXECUTION_ERROR", f"reset with {options} failed: {error!r}") from error
         self._episode_id, self._step_count, self._in_episode = str(episode_id or uuid.uuid4()), 0, True
         return _observation(text, None, False, False, info)
 
@@ -113,14 +113,19 @@ class ServedEnvironment:
             data: The action, which has a ``text``.
 
         Raises:
-            MessageError: If the action does not fit the schema, or no episode has begun or the last one is over.
+            MessageError: If the action does not fit the schema, no episode has begun, the last one is over, or the
+                environment raises, which ends the episode.
         """
         unknown = [name for name in data if name not in ("text", "metadata")]
         if unknown or not isinstance(data.get("text"), str):
             raise MessageError("VALIDATION_ERROR", f"the action is {dict(data)}; it must be an object with a text")
         if not self._in_episode:
             raise MessageError("EXECUTION_ERROR", "there is no episode to step; reset starts one")
-        text, reward, terminated, truncated, info = self._env.step(data["text"])
+        try:
+            text, reward, terminated, truncated, info = self._env.step(data["text"])
+        except Exception as error:  # the environment is anybody's code
+            self._in_episode = False
+            raise MessageError("EXECUTION_ERROR", f"the step failed: {error!r}") from error
         self._step_count += 1
         self._in_episode = not (terminated or truncated)
         return _observation(text, float(reward), bool(terminated), bool(truncated), info)
@@ -165,7 +170,7 @@ def error_message(code: str, reason: str) -> dict[str, Any]:
 def _message(raw: str) -> dict[str, Any]:
     try:
         message = json.loads(raw)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also whole numbers of thousands of digits
         raise MessageError("INVALID_JSON", f"the message is not JSON: {error}") from error
     if not isinstance(message, dict):
         raise MessageError("INVALID_JSON", "the message is not an object")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import socket
@@ -59,16 +60,15 @@ class OpenEnvServer:
             await websocket.close()
             return
         self.num_sessions += 1
-        environment = self._make()
         try:
-            while (reply := environment.reply(await websocket.receive_text())) is not None:
-                await websocket.send_text(json.dumps(reply))
-            await websocket.close()
+            with contextlib.closing(self._make()) as environment:
+                while (reply := environment.reply(await _received(websocket))) is not None:
+                    await websocket.send_text(json.dumps(reply))
+                await websocket.close()
         except WebSocketDisconnect:
             pass
         finally:
             self.num_sessions -= 1
-            environment.close()
 
     async def health(self, request: Request) -> JSONResponse:
         """Report that the server runs."""
@@ -190,11 +190,19 @@ def _action(body: dict[str, Any]) -> dict[str, Any]:
     return action
 
 
+async def _received(websocket: WebSocket) -> str:
+    """Return the next message of a session; "", which is no JSON, for one in bytes."""
+    try:
+        return await websocket.receive_text() or ""
+    except KeyError:
+        return ""
+
+
 async def _body(request: Request) -> Any:
     raw = await request.body()
     try:
         return json.loads(raw) if raw else {}
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
 
 

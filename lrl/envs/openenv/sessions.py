@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import ipaddress
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+
+from lrl.addresses import is_loopback
 
 _MAX_BYTES = 100 * 2**20
 """Longest message, as in OpenEnv's own client."""
+_PING_TIMEOUT = 20.0
+"""Shortest wait for the response to a ping, in seconds; the default of the package websockets."""
 
 
 class SessionError(ValueError):
@@ -37,10 +39,17 @@ class Outcome:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Outcome:
-        """Read the data of a response, whose metadata are part of the observation, beside it, or both."""
-        observation = dict(data.get("observation") or {})
-        metadata = {**(observation.pop("metadata", None) or {}), **(data.get("metadata") or {})}
-        return cls(observation, float(data.get("reward") or 0.0), bool(data.get("done")), metadata)
+        """Read the data of a response, whose metadata are part of the observation, beside it, or both.
+
+        Raises:
+            SessionError: If they do not have the form of an observation.
+        """
+        try:
+            observation = dict(data.get("observation") or {})
+            metadata = {**(observation.pop("metadata", None) or {}), **(data.get("metadata") or {})}
+            return cls(observation, float(data.get("reward") or 0.0), bool(data.get("done")), metadata)
+        except (TypeError, ValueError) as error:
+            raise SessionError(f"it sent {str(data)[:80]!r}, which is no observation") from error
 
 
 class Session(ABC):
@@ -92,6 +101,7 @@ class SocketSession(Session):
         self._timeout, self._failures, self._sent = timeout, (OSError, EOFError, WebSocketException), False
         address = f"ws{url.removeprefix('http').rstrip('/')}/ws"
         settings: dict[str, Any] = {"open_timeout": timeout, "close_timeout": 1, "max_size": _MAX_BYTES}
+        settings["ping_timeout"] = max(timeout, _PING_TIMEOUT)  # a server in a long step may not return a ping either
         settings |= {"proxy": None if is_loopback(url) else True, "compression": None}
         self._stack = ExitStack()
         try:
@@ -101,6 +111,10 @@ class SocketSession(Session):
 
     def reset(self, data: Mapping[str, Any]) -> Outcome:
         """Start an episode; see :meth:`Session.reset`."""
+        if self._sent:  # an outcome that was not asked for is not that of the reset
+            self._sent = False
+            with suppress(InvalidPayloadError):
+                self._read()
         self._write("reset", data)
         return self._read()
 
@@ -129,13 +143,14 @@ class SocketSession(Session):
         try:
             message = json.loads(self._socket.recv(timeout=self._timeout))
         except TimeoutError as error:
+            self.close()  # or a late response would be taken for that of the next message
             raise SessionError(f"it did not respond within {self._timeout:g} seconds") from error
         except self._failures as error:
             raise SessionError(f"the connection was lost ({reason_of(error)})") from error
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise SessionError("it sent a message that is not JSON") from error
-        data = message.get("data") or {} if isinstance(message, dict) else {}
-        if not isinstance(message, dict) or message.get("type") not in ("observation", "error"):
+        data = message.get("data") or {} if isinstance(message, dict) else None
+        if not isinstance(data, dict) or message.get("type") not in ("observation", "error"):
             raise SessionError(f"it sent {str(message)[:80]!r}, which is no observation")
         if message["type"] == "error":
             kind = InvalidPayloadError if data.get("code") == "VALIDATION_ERROR" else SessionError
@@ -179,15 +194,6 @@ class LocalSession(Session):
         except Exception as error:  # the environment is anybody's code
             raise SessionError(f"it raised {type(error).__name__}: {reason_of(error)}") from error
         return Outcome.of(observation | {"observation": observation})
-
-
-def is_loopback(url: str) -> bool:
-    """Return whether a URL leads to this machine, which no proxy does."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _errors(error: ValueError) -> list[Any]:

@@ -6,6 +6,8 @@ import urllib.request
 
 import pytest
 from openenv_server import serving
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.openenv import server
@@ -62,6 +64,39 @@ def test_the_rule_of_invalid_actions_holds_for_every_client(lake):
 def test_a_message_that_cannot_be_followed_is_an_error_of_the_protocol(lake, raw, code):
     reply = lake.reply(raw)
     assert reply["type"] == "error" and reply["data"]["code"] == code and reply["data"]["message"]
+
+
+def test_what_the_environment_raises_is_an_error_of_the_protocol_and_ends_the_episode(lake, monkeypatch):
+    def fall(action):
+        raise RuntimeError("the ice broke")
+
+    ask(lake, "reset", seed=3)
+    monkeypatch.setattr(lake._env, "step", fall)
+    reply = ask(lake, "step", text="LEFT")
+    assert reply["data"] == {"code": "EXECUTION_ERROR", "message": "the step failed: RuntimeError('the ice broke')"}
+    assert "no episode" in ask(lake, "step", text="LEFT")["data"]["message"]
+
+
+def test_a_session_whose_environment_cannot_be_made_is_given_back(monkeypatch):
+    makers = [lambda: 1 / 0]
+    monkeypatch.setattr(server, "make_environment", lambda envs: lambda: makers.pop()() if makers else made())
+    made = make_environment(GymnasiumEnvs("FrozenLake-v1"))
+    with serving(GymnasiumEnvs("FrozenLake-v1"), max_sessions=1) as url:
+        with connect(f"ws{url[4:]}/ws", proxy=None) as socket, pytest.raises(ConnectionClosed):
+            socket.recv(timeout=10)
+        with connect(f"ws{url[4:]}/ws", proxy=None) as socket:
+            socket.send('{"type": "state"}')
+            assert json.loads(socket.recv(timeout=10))["type"] == "state"
+
+
+def test_a_message_in_bytes_is_an_error_of_the_protocol_and_the_session_goes_on():
+    with serving(GymnasiumEnvs("FrozenLake-v1")) as url, connect(f"ws{url[4:]}/ws", proxy=None) as socket:
+        replies = []
+        for message in (b'{"type": "state"}', '{"type": ' + "9" * 5000 + "}", '{"type": "state"}'):
+            socket.send(message)
+            replies.append(json.loads(socket.recv(timeout=10)))
+    assert [reply["type"] for reply in replies] == ["error", "error", "state"]
+    assert {reply["data"]["code"] for reply in replies[:2]} == {"INVALID_JSON"}
 
 
 def test_options_of_a_reset_reach_the_environment():

@@ -1,8 +1,12 @@
 """Tests of environments of others: in this process, and behind servers that fail."""
 
+import functools
 import json
 import random
+import socket
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +15,7 @@ from openenv_server import serving_app
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route, WebSocketRoute
+from websockets.sync import client
 
 from lrl.codecs.openenv import OpenEnvAction
 from lrl.envs.openenv.factory import OpenEnvEnvs
@@ -141,19 +146,94 @@ SEEN = {"type": "observation", "data": {"observation": {"text": "hall"}, "reward
     [
         ("{broken", "it sent a message that is not JSON"),
         ([1, 2], "it sent '.1, 2.', which is no observation"),
+        ({"type": "observation", "data": [1]}, "it sent .*, which is no observation"),
+        ({"type": "observation", "data": {"observation": "hall"}}, "it sent .*, which is no observation"),
+        ({"type": "observation", "data": {"observation": {}, "reward": "much"}}, "it sent .*, which is no observation"),
+        ({"type": "error", "data": ["the wall fell"]}, "it sent .*, which is no observation"),
         ({"type": "state", "data": {}}, "it sent .*, which is no observation"),
         ({"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "the wall\nfell."}}, "the wall fell"),
         ({"type": "error"}, "unknown error"),
-        (None, "it did not respond within 0.3 seconds"),
+        (None, "it did not respond within 1 seconds"),
     ],
 )
 def test_a_server_that_fails_is_one_sentence(message, reason):
     with serving_app(Scripted(SEEN, message).app) as url:
-        envs = OpenEnvEnvs(url, timeout=0.3).make(1, "direct")
+        envs = OpenEnvEnvs(url, timeout=30 if message else 1).make(1, "direct")
         assert envs.reset(seed=[6])[0] == ("hall",)
         with pytest.raises(EnvironmentDiedError, match=rf"^environment 0 of .*\(episode seed 6\) failed: {reason}\.$"):
             envs.step(("go",))
         envs.close()
+
+
+def test_a_late_response_is_not_that_of_the_next_message():
+    late = {"type": "observation", "data": {"observation": {"text": "late"}}}
+    with serving_app(Scripted(SEEN, late, SEEN).app) as url:
+        envs = OpenEnvEnvs(url).make(1, "direct")
+        envs.reset(seed=[6])
+        envs.envs[0].send("go")  # as where another environment failed before this one was stepped
+        assert envs.reset(seed=[7])[0] == ("hall",)
+        envs.close()
+    with serving_app(Scripted(SEEN, None, late).app) as url:
+        envs = OpenEnvEnvs(url, timeout=1).make(1, "direct")
+        envs.reset(seed=[6])
+        with pytest.raises(EnvironmentDiedError, match="did not respond within 1 seconds"):
+            envs.step(("go",))
+        with pytest.raises(EnvironmentDiedError, match="the connection was lost"):
+            envs.reset(seed=[7])
+        envs.close()
+
+
+def test_sessions_are_closed_where_a_later_one_cannot_be_opened(monkeypatch):
+    factory, opened = game(), []
+    connect = type(factory.endpoint).connect
+
+    def third_fails(endpoint):
+        if len(opened) == 2:
+            raise ValueError("no more")
+        opened.append(connect(endpoint))
+        return opened[-1]
+
+    monkeypatch.setattr(type(factory.endpoint), "connect", third_fails)
+    with pytest.raises(ValueError, match="no more"):
+        factory.make(3, "direct")
+    assert [session._environment.closed for session in opened] == [True, True]
+
+
+def test_a_server_in_a_long_step_does_not_lose_its_client(monkeypatch):
+    """Its event loop returns no pings meanwhile; the client pings often here."""
+    eager = functools.partial(client.connect, ping_interval=0.05)
+    monkeypatch.setattr(client, "connect", lambda *args, **settings: eager(*args, **{"ping_timeout": 0.2} | settings))
+
+    class Slow(Scripted):
+        async def play(self, websocket):
+            await websocket.accept()
+            for message in self.messages:
+                await websocket.receive_text()
+                time.sleep(1.0)
+                await websocket.send_text(json.dumps(message))
+            await websocket.close()
+
+    with serving_app(Slow(SEEN).app) as url:
+        envs = OpenEnvEnvs(url, timeout=30).make(1, "direct")
+        assert envs.reset(seed=[6])[0] == ("hall",)
+        envs.close()
+
+
+def test_an_address_of_something_else_than_a_web_server_is_one_sentence():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def greet():
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"220 mail ready\r\n")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(ValueError, match="which cannot be read .*; start the server first"):
+            OpenEnvEnvs(url, timeout=10).make(1, "direct")
+        thread.join(10)
 
 
 def test_a_server_that_leaves_is_one_sentence():
