@@ -27,6 +27,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from lrl.data.demonstrations.data_module import DemonstrationsDataModule
 from lrl.evaluation.results import EpisodeResults
@@ -87,6 +88,25 @@ class SFTModule(GradientModule):
                 "sampling.temperature %g is ignored, SFT trains at 1.", sampling.temperature
             )
             self.policy.sampling = self.policy.sampling_at(1.0)
+
+    def on_fit_start(self) -> None:
+        """Raise for a critic under DDP, which expects a gradient of every weight: demonstrations give a critic none.
+
+        Raises:
+            ValueError: so it is, and the strategy does not look for weights without gradient.
+        """
+        super().on_fit_start()
+        critic = any(weight.requires_grad for weight in self.policy.critic_parameters())
+        replica: Any = self.trainer.model
+        if critic and isinstance(replica, DistributedDataParallel) and not replica.find_unused_parameters:
+            trunk = self.policy.trunk
+            key = "critic" if trunk is None or trunk.value_head is None else "value_head"
+            unset = "false" if trunk is None else "null"
+            raise ValueError(
+                f"policy.{key} is set, but demonstrations do not train it, and trainer.strategy is ddp, which waits "
+                f"for the gradient of every weight; {key} must be {unset}, or the strategy "
+                "ddp_find_unused_parameters_true."
+            )
 
     @torch.no_grad()
     def on_train_start(self) -> None:

@@ -1,5 +1,8 @@
 """Behaviour cloning by policies that act natively: a network, and a head on a language model."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import gymnasium as gym
 import minari
 import numpy as np
@@ -8,6 +11,7 @@ import torch
 from settings import made
 from sft_runs import SaveInside, fit, logged, weights
 from tiny_runs import make_trainer, save_tiny_model
+from torch.nn.parallel import DistributedDataParallel
 
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.algorithms.sft import SFTModule
@@ -23,7 +27,7 @@ from lrl.envs.frozen_lake.expert_rows import ExpertQRows
 from lrl.evaluation.checkpoint import load_baseline
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.functional.distributions import Gaussian
-from lrl.models.action_heads import ActionHead
+from lrl.models.action_heads import ActionHead, ObservationCriticConfig
 from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
@@ -168,6 +172,34 @@ def test_the_held_out_loss_is_the_mean_over_held_out_actions(kind, tmp_path):
     distribution = policy.head.distribution(policy(inputs["observation"])[0])
     nll = -float(policy.head.logprobs_of(distribution, inputs).mean().detach())
     assert logged(trainer, "val/loss")[-1] == pytest.approx(nll, rel=1e-5)
+
+
+class Replica(DistributedDataParallel):
+    """What Lightning wraps a module in, without processes."""
+
+    def __init__(self, find_unused_parameters):
+        torch.nn.Module.__init__(self)
+        self.find_unused_parameters = find_unused_parameters
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        ("network", {"critic": True}, "policy.critic is set, .* is ddp, .*; critic must be false, or"),
+        ("network", {"critic": True, "shared_value_network": True}, None),
+        ("network", {"critic": False}, None),
+        ("head", {"critic": ObservationCriticConfig()}, "policy.critic is set, .*; critic must be null"),
+        ("head", {"critic": None}, None),
+    ],
+)
+def test_a_critic_that_ddp_would_wait_for_is_one_sentence(folder, kind, settings, said):
+    policy = network(**settings) if kind == "network" else head(folder, **settings)
+    module = sft(configured(policy, ENVS["discrete"]))
+    module._trainer = SimpleNamespace(strategy=None, model=Replica(find_unused_parameters=True))
+    module.on_fit_start()
+    module._trainer.model = Replica(find_unused_parameters=False)
+    with pytest.raises(ValueError, match=said) if said else nullcontext():
+        module.on_fit_start()
 
 
 @pytest.mark.parametrize("kind", ENVS)
