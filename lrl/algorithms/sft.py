@@ -16,8 +16,8 @@ Departures from the usual recipe (Hugging Face's ``labels`` loss, TRL's ``SFTTra
 4. What all prompts of a batch begin with is computed once per packed row (``TextPolicy(pack_tokens=...)``).
 5. pi is the model's own distribution, whatever temperature the policy samples with.
 6. Dropout, the adapters' and the model's own, follows from the run's seed and the batch's place in the run.
-7. Running statistics are those of all training demonstrations, taken before the first update, unless ``init_from`` or
-   a checkpoint brought some.
+7. Running statistics are those of all training demonstrations, taken before the first update, but for those that
+   ``init_from`` or a checkpoint brought.
 """
 
 from __future__ import annotations
@@ -110,12 +110,15 @@ class SFTModule(GradientModule):
 
     @torch.no_grad()
     def on_train_start(self) -> None:
-        """Take the running statistics of the policy from the demonstrations, if it has none yet."""
-        if self.policy.lacks_statistics:
-            with self.trainer.precision_plugin.forward_context():
-                for number, batch in enumerate(self._demonstrations.in_order(_CHUNK)):
-                    self.policy.learn_statistics(batch.to(self.device), number)
-                    self.policy.settle_statistics(number + 1)
+        """Take those running statistics of the policy from the demonstrations that have seen nothing yet."""
+        empty = self.policy.empty_statistics
+        if not empty:
+            return
+        with self.trainer.precision_plugin.forward_context():
+            for number, batch in enumerate(self._demonstrations.in_order(_CHUNK)):
+                self.policy.learn_statistics(batch.to(self.device), number, parts=empty)
+                for part in empty:
+                    part.settle(number + 1)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Log what the previous steps recorded, if it is time; advance the clocks; name the dropout of this batch."""

@@ -202,6 +202,19 @@ def test_a_critic_that_ddp_would_wait_for_is_one_sentence(folder, kind, settings
         module.on_fit_start()
 
 
+def test_statistics_that_a_start_brings_are_kept_where_others_are_empty(folder, tmp_path):
+    """A critic's statistics of observations are new; those of the states that are whitened are not."""
+    whitened = {"freeze_trunk": True, "whiten_states": 1e-2}
+    trainer = fit(sft(head(folder, **whitened)), tmp_path, data("box"), max_epochs=1)
+    trainer.save_checkpoint(tmp_path / "clone.ckpt")
+    again = sft(head(folder, critic=ObservationCriticConfig(), **whitened), init_from=str(tmp_path / "clone.ckpt"))
+    fit(again, tmp_path, data("box", source=MinariDemonstrations("lrl/box-v0", num_rows=20)), max_epochs=1)
+    policy, before = again.policy, trainer.lightning_module.policy
+    assert (policy.norm.counting[0] == 20).all() and not policy.empty_statistics
+    assert torch.equal(policy.whitening.counting, before.whitening.counting)
+    assert torch.equal(policy.whitening.matrix, before.whitening.matrix)
+
+
 @pytest.mark.parametrize("kind", ENVS)
 def test_a_pass_visits_every_step_once(kind):
     source = data(kind, batch_size=1)
