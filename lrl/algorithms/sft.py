@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lrl.data.demonstrations.data_module import DemonstrationsDataModule
 from lrl.evaluation.results import EpisodeResults
 from lrl.functional.distributed import unsharded
+from lrl.functional.distributions import Gaussian
 from lrl.functional.random import seeds
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveInt, check_arguments
@@ -154,7 +155,11 @@ class SFTModule(GradientModule):
         with unsharded(self):  # ranks may have different numbers of batches
             for held_out in self._demonstrations.validation_batches(self.global_rank, self.trainer.world_size):
                 batch = held_out.to(self.device)
-                losses.record("val/loss", -self.policy.evaluate(batch).logprobs[batch.response_mask])
+                evaluation = self.policy.evaluate(batch)
+                losses.record("val/loss", -evaluation.logprobs[batch.response_mask])
+                if isinstance(evaluation.distribution, Gaussian):
+                    density = evaluation.distribution.logprobs(batch.inputs["clipped_action"][:, None])
+                    losses.record("val/log_likelihood", density[batch.response_mask])
         means = losses.flush()
         if means:
             self.publish(means)

@@ -174,6 +174,20 @@ def test_the_held_out_loss_is_the_mean_over_held_out_actions(kind, tmp_path):
     assert logged(trainer, "val/loss")[-1] == pytest.approx(nll, rel=1e-5)
 
 
+def test_the_held_out_density_is_that_of_the_gaussian_before_clipping(tmp_path):
+    trainer = fit(sft(network()), tmp_path, data("box", held_out=True), max_epochs=2, limit_val_batches=None)
+    policy, total = trainer.lightning_module.policy, 0.0
+    observations, actions = stored("box", "validation")
+    means = policy(torch.as_tensor(observations))[0].detach()
+    std = float(policy.head.log_std.detach().exp())
+    for mean, action in zip(means, actions, strict=True):
+        total += float(torch.distributions.Normal(float(mean), std).log_prob(torch.tensor(float(action[0]))))
+    assert logged(trainer, "val/log_likelihood")[-1] == pytest.approx(total / len(actions), rel=1e-5)
+    assert logged(trainer, "val/log_likelihood")[-1] != pytest.approx(-logged(trainer, "val/loss")[-1], rel=1e-3)
+    trainer = fit(sft(network()), tmp_path, data("discrete", held_out=True), max_epochs=1, limit_val_batches=None)
+    assert logged(trainer, "val/loss") and not logged(trainer, "val/log_likelihood")
+
+
 class Replica(DistributedDataParallel):
     """What Lightning wraps a module in, without processes."""
 
