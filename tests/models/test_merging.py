@@ -214,6 +214,12 @@ def test_adapters_that_cannot_be_had_are_one_sentence(folders, tmp_path):
         load_adapter(str(folders["llama"]))
     foreign(folders["llama"], tmp_path / "adapter", target_modules=["q_proj"])
     settings = (tmp_path / "adapter" / "adapter_config.json").read_text()
+    pinned = settings.replace(folders["llama"], "owner/base").replace('"revision": null', '"revision": "abc123"')
+    (tmp_path / "adapter" / "adapter_config.json").write_text(pinned)
+    with pytest.raises(ValueError, match="whose base is 'owner/base' in the revision 'abc123', and the newest would"):
+        load_adapter(str(tmp_path / "adapter"))
+    (tmp_path / "adapter" / "adapter_config.json").write_text(pinned.replace("owner/base", folders["llama"]))
+    assert load_adapter(str(tmp_path / "adapter")).config.name == folders["llama"], "a folder is of one revision"
     for base, message in (("no-such-base", "there is no"), (folders["wide"], r"does not fit its base .*wide")):
         (tmp_path / "adapter" / "adapter_config.json").write_text(settings.replace(folders["llama"], base))
         with pytest.raises(ValueError, match=message):
