@@ -82,9 +82,10 @@ def wheel(tmp_path_factory):
     return built
 
 
-def test_the_wheel_holds_every_model_and_every_config(wheel):
+def test_the_wheel_holds_every_model_every_config_and_the_files_that_configs_name(wheel):
     carried = set(zipfile.ZipFile(wheel).namelist())
-    files = [path for path in (*ROOT.glob("assets/*-lm/*"), *ROOT.glob("configs/**/*.yaml")) if path.is_file()]
+    shipped = "assets/*-lm/*", "assets/expert_q/*", "configs/**/*.yaml"
+    files = [path for pattern in shipped for path in ROOT.glob(pattern) if path.is_file()]
     assert len(files) > 40
     assert {f"lrl/files/{path.relative_to(ROOT)}" for path in files} <= carried
 

@@ -179,11 +179,11 @@ def module_of(folder, kind, **changes):
     return {"continuing": ppo, "network": network}.get(kind, grpo)(folder, **OPTIONS.get(kind, {}) | changes)
 
 
-def sft(folder, **changes):
+def sft(folder, value_head=None, **changes):
     """Learns what experts do."""
     from lrl.algorithms.sft import SFTModule
 
-    return made(SFTModule, text_policy(folder), **{"lr": 1e-2} | changes)
+    return made(SFTModule, text_policy(folder, value_head=value_head), **{"lr": 1e-2} | changes)
 
 
 def demonstrations():

@@ -16,8 +16,8 @@ Departures from the usual recipe (Hugging Face's ``labels`` loss, TRL's ``SFTTra
 4. What all prompts of a batch begin with is computed once per packed row (``TextPolicy(pack_tokens=...)``).
 5. pi is the model's own distribution, whatever temperature the policy samples with.
 6. Dropout, the adapters' and the model's own, follows from the run's seed and the batch's place in the run.
-7. Running statistics are those of all training demonstrations, taken before the first update, unless ``init_from`` or
-   a checkpoint brought some.
+7. Running statistics are those of all training demonstrations, taken before the first update, but for those that
+   ``init_from`` or a checkpoint brought.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from lrl.data.demonstrations.data_module import DemonstrationsDataModule
 from lrl.evaluation.results import EpisodeResults
 from lrl.functional.distributed import unsharded
+from lrl.functional.distributions import Gaussian
 from lrl.functional.random import seeds
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveInt, check_arguments
@@ -88,14 +90,36 @@ class SFTModule(GradientModule):
             )
             self.policy.sampling = self.policy.sampling_at(1.0)
 
+    def on_fit_start(self) -> None:
+        """Raise for a critic under DDP, which expects a gradient of every weight: demonstrations give a critic none.
+
+        Raises:
+            ValueError: so it is, and the strategy does not look for weights without gradient.
+        """
+        super().on_fit_start()
+        critic = any(weight.requires_grad for weight in self.policy.critic_parameters())
+        replica: Any = self.trainer.model
+        if critic and isinstance(replica, DistributedDataParallel) and not replica.find_unused_parameters:
+            trunk = self.policy.trunk
+            key = "critic" if trunk is None or trunk.value_head is None else "value_head"
+            unset = "false" if trunk is None else "null"
+            raise ValueError(
+                f"policy.{key} is set, but demonstrations do not train it, and trainer.strategy is ddp, which waits "
+                f"for the gradient of every weight; {key} must be {unset}, or the strategy "
+                "ddp_find_unused_parameters_true."
+            )
+
     @torch.no_grad()
     def on_train_start(self) -> None:
-        """Take the running statistics of the policy from the demonstrations, if it has none yet."""
-        if self.policy.lacks_statistics:
-            with self.trainer.precision_plugin.forward_context():
-                for number, batch in enumerate(self._demonstrations.in_order(_CHUNK)):
-                    self.policy.learn_statistics(batch.to(self.device), number)
-                    self.policy.settle_statistics(number + 1)
+        """Take those running statistics of the policy from the demonstrations that have seen nothing yet."""
+        empty = self.policy.empty_statistics
+        if not empty:
+            return
+        with self.trainer.precision_plugin.forward_context():
+            for number, batch in enumerate(self._demonstrations.in_order(_CHUNK)):
+                self.policy.learn_statistics(batch.to(self.device), number, parts=empty)
+                for part in empty:
+                    part.settle(number + 1)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Log what the previous steps recorded, if it is time; advance the clocks; name the dropout of this batch."""
@@ -131,7 +155,11 @@ class SFTModule(GradientModule):
         with unsharded(self):  # ranks may have different numbers of batches
             for held_out in self._demonstrations.validation_batches(self.global_rank, self.trainer.world_size):
                 batch = held_out.to(self.device)
-                losses.record("val/loss", -self.policy.evaluate(batch).logprobs[batch.response_mask])
+                evaluation = self.policy.evaluate(batch)
+                losses.record("val/loss", -evaluation.logprobs[batch.response_mask])
+                if isinstance(evaluation.distribution, Gaussian):
+                    density = evaluation.distribution.logprobs(batch.inputs["clipped_action"][:, None])
+                    losses.record("val/log_likelihood", density[batch.response_mask])
         means = losses.flush()
         if means:
             self.publish(means)

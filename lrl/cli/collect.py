@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING
 
 from lrl.cli.arguments import add_env_arguments, check_env_arguments, command_parser, envs_of, subcommand
 
+_OF_PLAYING = ("episodes", "seed", "num_envs", "vectorization", "temperature", "random_share", "successful_only")
+"""Options that say how episodes are played, which only ``--policy`` does."""
+
 if TYPE_CHECKING:
     from lrl.codecs.numbers import Ranges
     from lrl.data.minari_writer import Collected
@@ -54,6 +57,8 @@ def run(arguments: argparse.Namespace) -> None:
     """
     if arguments.policy is None and arguments.jsonl is None and not (arguments.ranges or arguments.statistics):
         raise ValueError("give --policy to collect, --jsonl to export, --ranges or --statistics to measure, or several")
+    if arguments.policy is None:
+        check_nothing_to_play(arguments)
     policy, env = load(arguments)
     if policy is not None:
         collected = record(policy, env, arguments)
@@ -75,6 +80,20 @@ def run(arguments: argparse.Namespace) -> None:
 
         statistics = observation_statistics(arguments.dataset_id)
         print(f"numbers: {{kind: normalised, statistics: {_yaml(statistics)}}}")
+
+
+def check_nothing_to_play(arguments: argparse.Namespace) -> None:
+    """Raise if an option would be ignored, because nothing is played.
+
+    Raises:
+        ValueError: one of :data:`_OF_PLAYING` is not its default.
+    """
+    parser = make_parser("")
+    for name in _OF_PLAYING:
+        value = getattr(arguments, name)
+        if value != parser.get_default(name):
+            given = f"--{name} is given" if value is True else f"--{name} is {value}"
+            raise ValueError(f"{given} without --policy, and nothing is played; leave it out, or give --policy.")
 
 
 def _yaml(ranges: Ranges) -> str:

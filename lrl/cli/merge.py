@@ -33,7 +33,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--value_head",
         action="store_true",
-        help="write the critic of --checkpoint as value_head.safetensors, which model.init_from takes",
+        help="write the critic of --checkpoint as value_head/value_head.safetensors, which model.init_from takes",
     )
     parser.add_argument("--dtype", choices=_TYPES, help="data type of the folder; default: that of the weights")
     return parser
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(error)
     load = of_peft if arguments.checkpoint is None else of_checkpoint
     distance = save_merged(*load(arguments, folder), dtype=arguments.dtype)
-    print(f"{folder}: {sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.1f} MB. {distance.describe()}")
+    print(f"{folder}: {sum(file.stat().st_size for file in folder.rglob('*')) / 1e6:.1f} MB. {distance.describe()}")
     if repo_id:
         if error := upload(folder, repo_id):
             raise ValueError(error)

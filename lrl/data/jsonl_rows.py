@@ -13,7 +13,7 @@ import numpy as np
 
 from lrl.codecs.clipping import clip_to_space
 from lrl.codecs.codec import TextCodec
-from lrl.data.demonstrations.jsonl import observation_text, parse_action, readable_errors
+from lrl.data.demonstrations.jsonl import check_scale, observation_text, parse_action, readable_errors
 from lrl.envs.factory import EnvFactory
 from lrl.envs.rows import EnvRows
 from lrl.functional.random import permutation
@@ -54,7 +54,7 @@ class JsonlRows(EnvRows):
                 f"env.rows.num_rows is {self.num_rows}, but {self.path!r} holds {len(lines)}; it must be at most that."
             )
         selected = np.sort(permutation(len(lines), "lines", self.seed)[: self.num_rows])
-        rows = JsonlRowSequence(self.path, self.codec, self.spaces[1], lines[selected])
+        rows = JsonlRowSequence(self.path, self.codec, self.spaces, lines[selected])
         rows[0]  # Reports errors that all rows have.
         return rows
 
@@ -78,12 +78,14 @@ class JsonlRowSequence(Sequence[Row]):
     Args:
         path: Path of the file.
         codec: Codec of the environment.
-        action_space: Native action space, to whose bounds actions are clipped.
+        native_spaces: Native observation space, and action space, to whose bounds actions are clipped.
         lines: Number, first byte and length of each line, int64 ``(line, 3)``.
     """
 
-    def __init__(self, path: str, codec: TextCodec, action_space: gym.Space, lines: np.ndarray) -> None:
-        self._path, self._codec, self._action_space, self._lines = path, codec, action_space, lines
+    def __init__(
+        self, path: str, codec: TextCodec, native_spaces: tuple[gym.Space, gym.Space], lines: np.ndarray
+    ) -> None:
+        self._path, self._codec, self._spaces, self._lines = path, codec, native_spaces, lines
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -111,6 +113,10 @@ class JsonlRowSequence(Sequence[Row]):
             observation = codec.text_to_observation(text)
         except ValueError as error:
             raise LookupError(f"observation is {text!r}, which the environment does not write: {error}") from error
-        action, _ = clip_to_space(self._action_space, parse_action(codec, record, "action"))
+        if observation is not None:
+            check_scale("observation", text, self._spaces[0], observation)
+        parsed = parse_action(codec, record, "action")
+        check_scale("action", record["action"], self._spaces[1], parsed)
+        action, _ = clip_to_space(self._spaces[1], parsed)
         written = text if observation is None else codec.observation_to_text(observation)
         return Row(observation=written, action=action, native_observation=observation)

@@ -158,7 +158,9 @@ def merge(parts: Sequence[EpisodeResults]) -> EpisodeResults:
     order = np.argsort(np.concatenate([part.index for part in parts]), kind="stable")
     names = ("index", "returns", "lengths", "successes", "invalid_actions")
     arrays = {name: np.concatenate([getattr(part, name) for part in parts])[order] for name in names}
-    return EpisodeResults(seed=parts[0].seed, seconds=max(part.seconds for part in parts), **arrays)
+    has_success = any(part.has_success for part in parts)
+    seconds = max(part.seconds for part in parts)
+    return EpisodeResults(seed=parts[0].seed, seconds=seconds, has_success=has_success, **arrays)
 
 
 def gather(results: EpisodeResults) -> EpisodeResults:

@@ -32,11 +32,13 @@ class EpisodeResults:
     lengths: np.ndarray
     """Number of turns, int64."""
     successes: np.ndarray
-    """Whether the environment called the episode a success, bool."""
+    """Whether the environment called the episode a success, bool; false where it does not judge episodes."""
     invalid_actions: np.ndarray
     """Number of turns without a legal action, int64."""
     seconds: float
     """Wall-clock time of acting and stepping."""
+    has_success: bool = True
+    """Whether the environment judges episodes at all: rows of a data set without Q-values do not."""
 
     @classmethod
     def of(cls, seed: int, index: np.ndarray, steps: Iterable[EpisodeStep]) -> EpisodeResults:
@@ -47,12 +49,13 @@ class EpisodeResults:
             index: indices of the episodes, int64 ``(episode,)``.
             steps: see :func:`lrl.evaluation.episodes.play_episodes`.
         """
-        started = time.perf_counter()
+        started, has_success = time.perf_counter(), False
         returns, lengths = np.zeros(len(index)), np.zeros(len(index), dtype=np.int64)
         successes, invalid_actions = np.zeros(len(index), dtype=bool), np.zeros(len(index), dtype=np.int64)
         for rows, step in steps:
             returns[rows], lengths[rows] = step.episode_return, step.turn + 1
             successes[rows] = step.infos.get("success", False)
+            has_success |= "success" in step.infos
             invalid_actions[rows] += ~np.asarray(step.infos.get("action_valid", True), dtype=bool)
         return cls(
             seed=seed,
@@ -62,6 +65,7 @@ class EpisodeResults:
             successes=successes,
             invalid_actions=invalid_actions,
             seconds=time.perf_counter() - started,
+            has_success=has_success,
         )
 
     def __len__(self) -> int:
@@ -87,15 +91,16 @@ class EpisodeResults:
 
         The bounds of an environment's returns are not known, and a bootstrap stays within the observed returns.
         """
+        success = {"success_rate": wilson_interval(int(self.successes.sum()), len(self))} if self.has_success else {}
         return {
             "return": bootstrap_interval(self.returns),
             "length": bootstrap_interval(self.lengths),
-            "success_rate": wilson_interval(int(self.successes.sum()), len(self)),
+            **success,
             "invalid_action_rate": ratio_interval(self.invalid_actions, self.lengths),
         }
 
     def report(self, env_id: str, policy: str) -> dict[str, Any]:
-        """Return everything under the names of the JSON file; an interval that does not exist is ``[None, None]``."""
+        """Return everything under the names of the JSON file; what does not exist is None, or ``[None, None]``."""
         means, intervals = self.means(), self.intervals()
         return {
             "env_id": env_id,
@@ -106,8 +111,8 @@ class EpisodeResults:
             "return_ci95": [None if np.isnan(bound) else bound for bound in intervals["return"]],
             "return_iqm": float(interquartile_mean(self.returns)),
             "length_mean": means["length"],
-            "success_rate": means["success_rate"],
-            "success_ci95": list(intervals["success_rate"]),
+            "success_rate": means.get("success_rate"),
+            "success_ci95": list(intervals.get("success_rate", (None, None))),
             "invalid_action_rate": means["invalid_action_rate"],
             "env_steps_per_second": self.env_steps_per_second,
             "per_episode": [self._episode(row) for row in range(len(self))],
@@ -116,11 +121,12 @@ class EpisodeResults:
     def _episode(self, row: int) -> dict[str, Any]:
         metrics = self.returns[row], self.lengths[row], self.successes[row], self.invalid_actions[row]
         named = zip(("return", "length", "success", "invalid_actions"), metrics, strict=True)
-        return {"seed": int(self.seed + self.index[row])} | {name: value.item() for name, value in named}
+        figures = {name: value.item() for name, value in named if name != "success" or self.has_success}
+        return {"seed": int(self.seed + self.index[row])} | figures
 
 
 class EpisodeMetrics(Metric):
-    """Computes mean return and length, success rate, and the rate of turns without a legal action.
+    """Computes mean return and length, success rate if there is one, and the rate of turns without a legal action.
 
     Args:
         options: arguments of :class:`torchmetrics.Metric`; ``sync_on_compute=False`` uses this rank's episodes only.
@@ -130,12 +136,13 @@ class EpisodeMetrics(Metric):
     episodes: Tensor
     returns: Tensor
     turns: Tensor
+    judged: Tensor
     successes: Tensor
     invalid_actions: Tensor
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for name in ("episodes", "returns", "turns", "successes", "invalid_actions"):
+        for name in ("episodes", "returns", "turns", "judged", "successes", "invalid_actions"):
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, results: EpisodeResults) -> None:
@@ -143,14 +150,18 @@ class EpisodeMetrics(Metric):
         self.episodes = self.episodes + len(results)
         self.returns = self.returns + float(results.returns.sum())
         self.turns = self.turns + int(results.lengths.sum())
+        self.judged = self.judged + len(results) * results.has_success
         self.successes = self.successes + int(results.successes.sum())
         self.invalid_actions = self.invalid_actions + int(results.invalid_actions.sum())
 
     def compute(self) -> dict[str, Tensor]:
-        """Return ``return``, ``length``, ``success_rate`` and ``invalid_action_rate``, each a float64 scalar ``()``."""
+        """Return ``return``, ``length``, ``success_rate`` and ``invalid_action_rate``, each a float64 scalar ``()``.
+
+        There is no ``success_rate`` if the environment judged no episode.
+        """
         return {
             "return": self.returns / self.episodes,
             "length": self.turns / self.episodes,
-            "success_rate": self.successes / self.episodes,
+            **({"success_rate": self.successes / self.judged} if self.judged else {}),
             "invalid_action_rate": self.invalid_actions / self.turns,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -166,34 +166,41 @@ def is_sound(shared: Tensor, plain: Tensor, exact: Tensor) -> bool:
     return bool(far <= SOUND * usual + _EXACT)
 
 
+def in_float32(model: nn.Module) -> AbstractContextManager[None]:
+    """Compute a model's passes in float32; see :func:`in_dtype`."""
+    return in_dtype(model, torch.float32)
+
+
 @contextmanager
-def in_float32(model: nn.Module) -> Iterator[None]:
-    """Compute a model's passes in float32, converting the weights of one block at a time.
+def in_dtype(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Compute a model's passes in another data type, converting the weights of one block at a time.
 
     A float32 copy of the model would need twice the memory of the 16-bit weights; this needs that of one layer. Weights
-    in 4 bits stay as they are and are multiplied in float32.
+    in 4 bits stay as they are and are multiplied in that type. Buffers are converted to float32, but not to 16 bits,
+    which positions are too large for.
     """
+    others = {torch.float32, *_HALVED} - {dtype}
     handles: list[Any] = []
     kept: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def widen(recurse: bool, part: nn.Module, *_: Any) -> None:
-        for tensor in (*part.parameters(recurse), *part.buffers(recurse)):
-            if tensor.dtype in _HALVED and not hasattr(tensor, "quant_state"):  # 16-bit storage of packed 4-bit weights
+    def convert(recurse: bool, part: nn.Module, *_: Any) -> None:
+        for tensor in (*part.parameters(recurse), *(() if dtype in _HALVED else part.buffers(recurse))):
+            if tensor.dtype in others and not hasattr(tensor, "quant_state"):  # 16-bit storage of packed 4-bit weights
                 kept[id(tensor)] = tensor, tensor.data
-                tensor.data = tensor.data.float()
+                tensor.data = tensor.data.to(dtype)
 
     def restore(recurse: bool, part: nn.Module, *_: Any) -> None:
         for tensor in (*part.parameters(recurse), *part.buffers(recurse)):
             if id(tensor) in kept:
                 tensor.data = kept.pop(id(tensor))[1]
 
-    quantised: list[Any] = [part for part in model.modules() if getattr(part, "compute_dtype", None) in _HALVED]
+    quantised: list[Any] = [part for part in model.modules() if getattr(part, "compute_dtype", None) in others]
     types = [part.compute_dtype for part in quantised]
     for part, recurse in _blocks(model):
-        handles.append(part.register_forward_pre_hook(partial(widen, recurse)))
+        handles.append(part.register_forward_pre_hook(partial(convert, recurse)))
         handles.append(part.register_forward_hook(partial(restore, recurse)))
     for part in quantised:
-        part.compute_dtype = torch.float32
+        part.compute_dtype = dtype
     try:
         yield
     finally:

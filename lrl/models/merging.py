@@ -11,44 +11,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lrl.models.attention import bare, compute_dtype, in_float32, is_halved, kernel_of, max_positions, use_kernel
+from lrl.models.attention import bare, compute_dtype, is_halved, kernel_of, use_kernel
 from lrl.models.loading import forget_quantisation, load_base
+from lrl.models.merge_distance import Distance, adapter_logits, check_rounding, comparison_texts, distance_of, logits_of
 from lrl.models.model_config import DTYPES, LanguageModelConfig
-
-_TEXTS, _TOKENS = 2, 32
-"""Texts that the models are compared on, and the tokens of each."""
-_BROKEN = 1e-3
-"""Largest difference of logits, relative to the largest logit, that can be rounding in float32."""
-
-
-class Distance(NamedTuple):
-    """Holds how far the merged model is from the adapter model."""
-
-    logits: float
-    """Largest absolute difference of logits, each model in its own data type."""
-    largest: float
-    """Largest absolute logit of the adapter model."""
-    merged: tuple[float, float] | None = None
-    """Mean and largest difference of log-probabilities, in nats, from the adapter model in float32; in 16 bits only."""
-    adapter: tuple[float, float] | None = None
-    """The same of the adapter model in its own data type, which rounds as well."""
-
-    def describe(self) -> str:
-        """Return a sentence on the distance."""
-        difference = f"{self.logits:.1e}, the largest logit being {self.largest:.3g}."
-        if self.merged is None or self.adapter is None:
-            return f"Largest difference of logits from the adapter model: {difference}"
-        merged, adapter = ("{:.2g} and {:.2g} nats".format(*pair) for pair in (self.merged, self.adapter))
-        return (
-            f"Mean and largest difference of log-probabilities from the adapter model in float32: {merged}; that of "
-            f"the adapter model as it was trained: {adapter}. Largest difference of logits: {difference}"
-        )
-
 
 # -- weights ---------------------------------------------------------------------------------------------------------
 
@@ -207,11 +178,8 @@ def save_merged(
         use_kernel(model, "sdpa")
     if is_halved(model):
         use_kernel(model, "eager")  # rounds alike in passes of any shape
-    kernel, ids = kernel_of(model), _texts(model)
-    before, exact = _logits(model, ids), None
-    if is_halved(model) or dtype in ("bfloat16", "float16"):
-        with in_float32(model):
-            exact = _logits(model, ids)
+    kernel, ids = kernel_of(model), comparison_texts(model)
+    before = adapter_logits(model, ids, compute_dtype(model) if dtype is None else DTYPES[dtype])
     with written_whole(folder) as draft:
         merged = merge(model, None if dtype is None else DTYPES[dtype])
         name = str(compute_dtype(merged)).removeprefix("torch.")
@@ -220,41 +188,6 @@ def save_merged(
         del model, merged
         loaded = load_base(LanguageModelConfig(name=str(draft), dtype=name, trust_remote_code=config.trust_remote_code))
         use_kernel(loaded, kernel)
-        distance = _distance(_logits(loaded, ids), before, exact)
-        if exact is None and distance.logits > _BROKEN * distance.largest:
-            raise ValueError(
-                f"the merged model differs from the adapter model by {distance.logits:.3g} in its logits, which is "
-                f"more than rounding; {str(folder)!r} was not written."
-            )
-    return distance
-
-
-def _texts(model: Any) -> Tensor:
-    """Return ids ``(text, token)`` to compare models on: random ones, and the last of the vocabulary."""
-    size = bare(model).get_output_embeddings().weight.shape[0]
-    tokens = min(_TOKENS, max_positions(model) or _TOKENS)
-    ids = torch.randint(size, (_TEXTS, tokens), generator=torch.Generator().manual_seed(0))
-    last = torch.arange(size - min(size, tokens // 2), size)
-    ids[0, : len(last)] = last  # where added tokens are
-    return ids.to(next(model.parameters()).device)
-
-
-@torch.no_grad()
-def _logits(model: Any, ids: Tensor) -> Tensor:
-    return model(input_ids=ids, use_cache=False).logits.double()
-
-
-def _distance(after: Tensor, before: Tensor, exact: Tensor | None) -> Distance:
-    """Return the distance of logits, each ``(text, token, vocabulary)``.
-
-    Args:
-        after: of the merged model.
-        before: of the adapter model.
-        exact: of the adapter model in float32; None where the data type is no less.
-    """
-    logits, largest = float((after - before).abs().max()), float(before.abs().max())
-    if exact is None:
-        return Distance(logits, largest)
-    differences = ((torch.log_softmax(one, dim=-1) - torch.log_softmax(exact, dim=-1)).abs() for one in (after, before))
-    merged, adapter = ((float(one.mean()), float(one.max())) for one in differences)
-    return Distance(logits, largest, merged, adapter)
+        after = logits_of(loaded, ids)
+        check_rounding(after, before, folder)
+    return distance_of(after, before)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from lrl.models.availability import check_available
 from lrl.models.loading import load_base
 from lrl.models.model_config import DTYPES, LanguageModelConfig
-from lrl.models.model_files import is_gguf, sources
+from lrl.models.model_files import is_gguf, locate, sources
 
 _CONFIG, _TOKENIZER = "adapter_config.json", "tokenizer_config.json"
 
@@ -32,7 +32,8 @@ def load_adapter(name: str) -> AdapterModel:
         name: folder or hub name of the adapter.
 
     Raises:
-        ValueError: there is no adapter of that name, it does not fit its base, or the base cannot be loaded.
+        ValueError: there is no adapter of that name, it does not fit its base, or the base cannot be loaded, at least
+            not in the revision that the adapter was trained on.
     """
     from peft import PeftConfig, PeftModel
     from transformers import AutoTokenizer
@@ -40,12 +41,18 @@ def load_adapter(name: str) -> AdapterModel:
     if Path(name).is_dir() and not Path(name, _CONFIG).is_file():
         raise ValueError(f"--peft_model_id is {name!r}, a folder without {_CONFIG}; it must hold an adapter of peft.")
     try:
-        base = PeftConfig.from_pretrained(name).base_model_name_or_path
+        adapter = PeftConfig.from_pretrained(name)
     except Exception as error:  # of the hub, of the network, or in the file
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise ValueError(f"--peft_model_id is {name!r}, which peft cannot read ({reason}).") from error
+    base = adapter.base_model_name_or_path
     if not base:
         raise ValueError(f"--peft_model_id is {name!r}, which does not name its base (base_model_name_or_path).")
+    if adapter.revision not in (None, "main") and not Path(locate(base)).exists():
+        raise ValueError(
+            f"--peft_model_id is {name!r}, whose base is {base!r} in the revision {adapter.revision!r}, and the newest "
+            f"would be loaded; download that revision, and let base_model_name_or_path in {_CONFIG} name its folder."
+        )
     check_available(base)
     config = LanguageModelConfig(name=base, dtype=_dtype_of(base))
     model = load_base(config)

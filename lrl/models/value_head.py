@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from lrl.models.networks import ACTIVATIONS, at_least_float32, mlp, seeded_init
 
 VALUE_HEAD_FILE = "value_head.safetensors"
-"""Name of the file that ``lrl merge --value_head`` writes beside a model, and that ``init_from`` reads."""
+"""Name of the file that ``lrl merge --value_head`` writes, and that ``init_from`` reads."""
+VALUE_HEAD_FOLDER = "value_head"
+"""Folder of that file in the folder of a model: vLLM would take every ``*.safetensors`` beside the model for a part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +86,9 @@ class ValueHead(nn.Module):
         return values.expand(mask.shape) * mask
 
     def save(self, folder: Path) -> None:
-        """Write the weights as :data:`VALUE_HEAD_FILE` into a folder."""
+        """Write the weights into the folder of a model, as :data:`VALUE_HEAD_FILE` in a folder of their own."""
         from safetensors.torch import save_file
 
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        save_file(state, folder / VALUE_HEAD_FILE, metadata={"format": "pt"})
+        (folder / VALUE_HEAD_FOLDER).mkdir()
+        save_file(state, folder / VALUE_HEAD_FOLDER / VALUE_HEAD_FILE, metadata={"format": "pt"})

@@ -238,12 +238,9 @@ class HeadPolicy(Policy):
         inputs = self._text(observations) | self.head.encode([turn.action for turn in turns])
         return inputs | {"observation": self._vectors(observations)} if self.has_critic else inputs
 
-    def learn_statistics(
-        self, batch: TurnBatch, collection: int, reduce: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
-        """Add turns to the running statistics."""
-        inputs = self._with_states(batch.inputs, self.whiten_states is not None)
-        super().learn_statistics(batch.replace(inputs=inputs), collection, reduce)
+    def statistics_input(self, inputs: Inputs, name: str) -> Tensor:
+        """Return an input ``(turn, size)`` of running statistics; states are computed where there are texts only."""
+        return self._with_states(inputs, name == "states")[name]
 
     def _with_states(self, inputs: Inputs, needed: bool) -> Inputs:
         """Add the states of demonstrated texts where they are needed; sampled turns come with theirs."""

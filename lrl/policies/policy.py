@@ -119,7 +119,11 @@ class Policy(Actor):
     # -- running statistics --------------------------------------------------------------------------------------
 
     def learn_statistics(
-        self, batch: TurnBatch, collection: int, reduce: Callable[[Tensor], Tensor] | None = None
+        self,
+        batch: TurnBatch,
+        collection: int,
+        reduce: Callable[[Tensor], Tensor] | None = None,
+        parts: Sequence[RunningStatistics] | None = None,
     ) -> None:
         """Add a collection to the running statistics, which take effect at :meth:`settle_statistics`; idempotent.
 
@@ -127,9 +131,14 @@ class Policy(Actor):
             batch: the collected turns.
             collection: index of the collection in the run.
             reduce: sums a tensor over ranks; None for a single process.
+            parts: the statistics to add to; None for all.
         """
-        for part in self._statistics():
-            part.learn(batch.inputs[part.reads], collection, reduce)
+        for part in self._statistics() if parts is None else parts:
+            part.learn(self.statistics_input(batch.inputs, part.reads), collection, reduce)
+
+    def statistics_input(self, inputs: Inputs, name: str) -> Tensor:
+        """Return the input ``(turn, size)`` of this name, which running statistics learn from."""
+        return inputs[name]
 
     def settle_statistics(self, collection: int) -> None:
         """Let statistics learned before ``collection`` take effect; called at its start."""
@@ -137,9 +146,9 @@ class Policy(Actor):
             part.settle(collection)
 
     @property
-    def lacks_statistics(self) -> bool:
-        """Whether some running statistics have seen nothing yet, in this run or in the one that it started from."""
-        return any(part.is_empty for part in self._statistics())
+    def empty_statistics(self) -> list[RunningStatistics]:
+        """The running statistics that have seen nothing yet, in this run or in the one that it started from."""
+        return [part for part in self._statistics() if part.is_empty]
 
     def _statistics(self) -> list[RunningStatistics]:
         """Return the modules that normalise by running statistics."""

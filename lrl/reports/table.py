@@ -43,7 +43,9 @@ def results_table(rows: Mapping[str, EpisodeResults], title: str, caption: str =
         table.add_column(heading, justify="right", overflow="fold")  # digits are never replaced by an ellipsis
     for name, results in rows.items():
         means, intervals = results.means(), results.intervals()
-        figures = [_figure(means[key], intervals[key], most) for key, (_, most) in _COLUMNS.items()]
+        figures = [
+            _figure(means[key], intervals[key], most) if key in means else "none" for key, (_, most) in _COLUMNS.items()
+        ]
         table.add_row(name, *figures, f"{results.env_steps_per_second:,.0f}")
     return table
 

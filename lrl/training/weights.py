@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from lrl.evaluation.checkpoint import last_checkpoint
 from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint, shard
 from lrl.models.sharding import shard_language_model
-from lrl.models.value_head import VALUE_HEAD_FILE
+from lrl.models.value_head import VALUE_HEAD_FILE, VALUE_HEAD_FOLDER
 from lrl.policies.policy import Policy
 from lrl.shipped import resolve
 
@@ -66,7 +66,7 @@ def _snapshot(source: str) -> Path:
 
 
 def _safetensors(folder: Path, source: str) -> dict[str, Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
+    files = [*sorted(folder.glob("*.safetensors")), *folder.glob(f"{VALUE_HEAD_FOLDER}/{VALUE_HEAD_FILE}")]
     if not files:
         raise ValueError(f"model.init_from is {source!r}; the folder holds no *.safetensors and no checkpoint.")
     tensors: dict[str, Tensor] = {}

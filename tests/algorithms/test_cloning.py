@@ -1,5 +1,8 @@
 """Behaviour cloning by policies that act natively: a network, and a head on a language model."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import gymnasium as gym
 import minari
 import numpy as np
@@ -8,6 +11,7 @@ import torch
 from settings import made
 from sft_runs import SaveInside, fit, logged, weights
 from tiny_runs import make_trainer, save_tiny_model
+from torch.nn.parallel import DistributedDataParallel
 
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.algorithms.sft import SFTModule
@@ -23,7 +27,7 @@ from lrl.envs.frozen_lake.expert_rows import ExpertQRows
 from lrl.evaluation.checkpoint import load_baseline
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.functional.distributions import Gaussian
-from lrl.models.action_heads import ActionHead
+from lrl.models.action_heads import ActionHead, ObservationCriticConfig
 from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
@@ -168,6 +172,61 @@ def test_the_held_out_loss_is_the_mean_over_held_out_actions(kind, tmp_path):
     distribution = policy.head.distribution(policy(inputs["observation"])[0])
     nll = -float(policy.head.logprobs_of(distribution, inputs).mean().detach())
     assert logged(trainer, "val/loss")[-1] == pytest.approx(nll, rel=1e-5)
+
+
+def test_the_held_out_density_is_that_of_the_gaussian_before_clipping(tmp_path):
+    trainer = fit(sft(network()), tmp_path, data("box", held_out=True), max_epochs=2, limit_val_batches=None)
+    policy, total = trainer.lightning_module.policy, 0.0
+    observations, actions = stored("box", "validation")
+    means = policy(torch.as_tensor(observations))[0].detach()
+    std = float(policy.head.log_std.detach().exp())
+    for mean, action in zip(means, actions, strict=True):
+        total += float(torch.distributions.Normal(float(mean), std).log_prob(torch.tensor(float(action[0]))))
+    assert logged(trainer, "val/log_likelihood")[-1] == pytest.approx(total / len(actions), rel=1e-5)
+    assert logged(trainer, "val/log_likelihood")[-1] != pytest.approx(-logged(trainer, "val/loss")[-1], rel=1e-3)
+    trainer = fit(sft(network()), tmp_path, data("discrete", held_out=True), max_epochs=1, limit_val_batches=None)
+    assert logged(trainer, "val/loss") and not logged(trainer, "val/log_likelihood")
+
+
+class Replica(DistributedDataParallel):
+    """What Lightning wraps a module in, without processes."""
+
+    def __init__(self, find_unused_parameters):
+        torch.nn.Module.__init__(self)
+        self.find_unused_parameters = find_unused_parameters
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        ("network", {"critic": True}, "policy.critic is set, .* is ddp, .*; critic must be false, or"),
+        ("network", {"critic": True, "shared_value_network": True}, None),
+        ("network", {"critic": False}, None),
+        ("head", {"critic": ObservationCriticConfig()}, "policy.critic is set, .*; critic must be null"),
+        ("head", {"critic": None}, None),
+    ],
+)
+def test_a_critic_that_ddp_would_wait_for_is_one_sentence(folder, kind, settings, said):
+    policy = network(**settings) if kind == "network" else head(folder, **settings)
+    module = sft(configured(policy, ENVS["discrete"]))
+    module._trainer = SimpleNamespace(strategy=None, model=Replica(find_unused_parameters=True))
+    module.on_fit_start()
+    module._trainer.model = Replica(find_unused_parameters=False)
+    with pytest.raises(ValueError, match=said) if said else nullcontext():
+        module.on_fit_start()
+
+
+def test_statistics_that_a_start_brings_are_kept_where_others_are_empty(folder, tmp_path):
+    """A critic's statistics of observations are new; those of the states that are whitened are not."""
+    whitened = {"freeze_trunk": True, "whiten_states": 1e-2}
+    trainer = fit(sft(head(folder, **whitened)), tmp_path, data("box"), max_epochs=1)
+    trainer.save_checkpoint(tmp_path / "clone.ckpt")
+    again = sft(head(folder, critic=ObservationCriticConfig(), **whitened), init_from=str(tmp_path / "clone.ckpt"))
+    fit(again, tmp_path, data("box", source=MinariDemonstrations("lrl/box-v0", num_rows=20)), max_epochs=1)
+    policy, before = again.policy, trainer.lightning_module.policy
+    assert (policy.norm.counting[0] == 20).all() and not policy.empty_statistics
+    assert torch.equal(policy.whitening.counting, before.whitening.counting)
+    assert torch.equal(policy.whitening.matrix, before.whitening.matrix)
 
 
 @pytest.mark.parametrize("kind", ENVS)

@@ -2,6 +2,7 @@
 
 import re
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import tiny_runs
@@ -9,17 +10,36 @@ import torch
 from settings import made
 
 from lrl.algorithms.grpo import GRPOModule
+from lrl.codecs.spaces import SpaceCodec
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.prompt_env import PromptEnvs
+from lrl.envs.rows import RowSource
 from lrl.envs.text import AdvisedObservation
 from lrl.functional.advantages import group_advantages
 from lrl.functional.step_groups import grouped_gae, step_advantages
 from lrl.policies.mlp import MLPPolicy
+from lrl.rewards.behaviour_cloning import BehaviourCloningReward
+from lrl.rewards.row import Row
 from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
 from lrl.rollouts.stacking import observation_key
 from lrl.training.group_credit import GroupCreditConfig
 
 LAKE = GymnasiumEnvs("FrozenLake-v1", kwargs={"desc": ["SFF", "HFG"], "is_slippery": False})
+
+
+class Arms(RowSource):
+    """States without Q-values, in each of which the same movement is right."""
+
+    spaces = (gym.spaces.Box(-9, 9, (1,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
+
+    @property
+    def codec(self):
+        return SpaceCodec(*self.spaces)
+
+    def rows(self):
+        targets = np.array([[0.5], [-0.25]], dtype=np.float32)
+        return [Row(observation=str(target), action=target, native_observation=target) for target in targets]
 
 
 def module_and_data(env, sizes=None, **settings):
@@ -57,6 +77,14 @@ def test_a_network_learns_from_groups_of_episodes_with_discrete_and_continuous_a
     (first, *_) = [row for _, row in trainer.logger.rows if "train/loss" in row]
     assert first["train/ratio_error"] < 1 and first["rollout/group_return_std"] > 0
     assert ("rollout/shared_state_rate" in first) == (kind != "episode")
+
+
+def test_validation_on_rows_without_q_values_has_no_success_rate(tmp_path):
+    module, data = module_and_data(PromptEnvs(Arms(), [BehaviourCloningReward()]), {"validation_episodes": 6})
+    trainer = tiny_runs.make_trainer(tmp_path, max_epochs=1, enable_checkpointing=False, limit_val_batches=None)
+    trainer.fit(module, datamodule=data)
+    (row,) = [row for _, row in trainer.logger.rows if "val/return" in row]
+    assert "val/success_rate" not in row and row["val/length"] == 1 and row["val/invalid_action_rate"] == 0
 
 
 def test_all_turns_of_an_episode_carry_its_advantage_unless_states_are_compared(monkeypatch):

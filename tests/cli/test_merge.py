@@ -138,7 +138,8 @@ def test_the_value_head_goes_along_and_a_run_starts_from_it(folder, tmp_path):
     assert done.returncode == 0, done.stderr
     merged, lora = str(tmp_path / "merged"), LoRAConfig(**LORA)
     wanted = policy.value_head.state_dict()
-    for source, model in ((f"{merged}/value_head.safetensors", {"lora": lora}), (merged, {})):
+    assert [file.name for file in (tmp_path / "merged").glob("*.safetensors")] == ["model.safetensors"], "for vLLM"
+    for source, model in ((f"{merged}/value_head/value_head.safetensors", {"lora": lora}), (merged, {})):
         started = made(
             PPOValueHeadModule, text_policy(merged, value_head=ValueHeadConfig(**HEAD | {"init_seed": 7}), **model),
             init_from=source,

@@ -194,6 +194,24 @@ def test_an_environment_that_is_not_known_is_one_sentence(datasets, capsys, argu
     assert end.value.code == 2 and said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--episodes", "5"], "--episodes is 5 without --policy"),
+        (["--seed", "3"], "--seed is 3 without --policy"),
+        (["--num_envs", "2"], "--num_envs is 2 without --policy"),
+        (["--vectorization", "async"], "--vectorization is async without --policy"),
+        (["--temperature", "1"], "--temperature is 1.0 without --policy"),
+        (["--random_share", "0.2"], "--random_share is 0.2 without --policy"),
+        (["--successful_only"], "--successful_only is given without --policy"),
+    ],
+)
+def test_what_says_how_to_play_is_an_error_where_nothing_is_played(datasets, capsys, words, said):
+    with pytest.raises(SystemExit) as end:
+        main("collect", ["--env_id", "CartPole-v1", "--dataset_id", "lrl/none-v0", "--ranges", *words])
+    assert end.value.code == 2 and f"{said}, and nothing is played" in capsys.readouterr().err
+
+
 def test_a_network_is_recorded_at_a_temperature(datasets):
     env = GymnasiumEnvs("Pendulum-v1", max_episode_steps=20)
     policy = network(env, scale=1.0)

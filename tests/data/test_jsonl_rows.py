@@ -44,6 +44,22 @@ def test_an_action_out_of_bounds_is_clipped_as_in_the_environment(tmp_path):
     assert row.action.tolist() == [-2]
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"action": "<action>500</action>"}, "action is '<action>500</action>', integers out of the bounds of the act"),
+        ({"action": "3"}, "action is '3', integers out of the bounds of the action space"),
+        ({"observation": "<observation>12,503,999</observation>"}, "observation is '<observation>12,503,999</observat"),
+        ({"observation": "0,2,0"}, "observation is '0,2,0', integers out of the bounds of the observation space"),
+    ],
+)
+def test_integers_that_were_read_as_decimals_are_an_error_and_not_clipped(tmp_path, line, said):
+    with pytest.raises(ValueError, match=f"line 1: {said}.* env.numbers.kind must be integers"):
+        rows_of(tmp_path, ORIGINAL | line)
+    inside = ORIGINAL | {"observation": "0,1,8", "action": "<action>-3</action>"}
+    assert rows_of(tmp_path, inside)[0].action.tolist() == [-2], "no integer from 0 to 999"
+
+
 @pytest.mark.parametrize("action", ["right", "1", "<action>1</action>", "<action>right</action>"])
 def test_a_word_may_be_given_by_its_number(tmp_path, action):
     line = {"observation": "<observation>0.1,0,0,0</observation>", "action": action}

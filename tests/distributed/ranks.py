@@ -77,7 +77,7 @@ def fit(folder, root, strategy, *callbacks, sizes=None, ckpt_path=None, limit_va
     """Three collections of episodes, of which ranks play different numbers of turns; or three passes of SFT."""
     algorithm = module.pop("algorithm", "grpo")
     if algorithm == "sft":
-        module, data = sft(folder), demonstrations()
+        module, data = sft(folder, **module), demonstrations()
     elif algorithm == "ppo":
         module, data = ppo(folder, schedule="constant"), rollout_data("continuing")
     elif algorithm == "trpo":
@@ -243,6 +243,8 @@ def cases(folder, root):
         yield f"{strategy}_{moment}", lambda at, s=strategy, m=moment: interrupted(folder, at, s, m)
     yield "ddp_float64", lambda at: outcome(fit(folder, at, "ddp", sizes={"num_minibatches": 1}, **FLOAT64))
     yield "ddp_trpo_float64", lambda at: outcome(fit(folder, at, "ddp", algorithm="trpo", **FEW_ITERATIONS))
+    critic = {"value_head": ValueHeadConfig(hidden_sizes=(8,), init_seed=0)}
+    yield "ddp_sft_critic", lambda at: refused(lambda: fit(folder, at, "ddp", algorithm="sft", **critic))
     yield "fsdp2_trpo", lambda at: refused(lambda: fit(folder, at, "fsdp2", algorithm="trpo"))
     warm = {"init_from": str(root / "ddp_lora" / "checkpoints" / "last.ckpt"), **LORA}
     yield "fsdp2_warm", lambda at: outcome(fit(folder, at, "fsdp2", **warm))

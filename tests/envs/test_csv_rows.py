@@ -5,10 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from lrl.cli.expert_q import main
 from lrl.envs.frozen_lake.csv_file import COLUMNS, Q_COLUMNS, CsvRows, generate_records, parse_rendering, write_csv
 from lrl.envs.frozen_lake.expert_rows import ExpertQRows
+from lrl.envs.prompt_env import PromptEnv
+from lrl.rewards.expert_q import NormalizedAdvantageReward
+from lrl.rewards.format import FormatReward
+from lrl.shipped import shipped
 
 ESC = "\x1b[41m"
 ORIGINAL = {
@@ -95,6 +100,38 @@ def test_the_script_supports_q_learning(tmp_path: Path, capsys) -> None:
     short = ["--learning_episodes", "800", "--episodes", "2"]
     main("expert_q.py", ["--out", str(out), "--no-slippery", "--method", "q_learning", *short])
     assert "1.0000" in capsys.readouterr().out and len(CsvRows(str(out)).rows()) == 6
+
+
+SHIPPED = "assets/expert_q/frozen_lake.csv"
+
+
+def test_the_file_that_ships_holds_every_state_and_is_found_from_any_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = CsvRows(SHIPPED).rows()
+    assert sorted(rows, key=lambda row: row.state) == ExpertQRows().rows()
+    assert len(CsvRows(SHIPPED, distinct=False).rows()) == 102
+    with Path(shipped(SHIPPED) or "").open(newline="") as file:
+        assert tuple(next(csv.reader(file))) == COLUMNS
+
+
+def test_the_config_of_the_rubric_rewards_as_the_original_does() -> None:
+    """State 14 has the Q-values .7325, .8628, .8211 and .7811: normalised 0, 1, .6796 and .3729.
+
+    One departure: an answer without a thought is no legal action here, while the original gave it the half for the
+    action.
+    """
+    path = shipped("configs/frozen_lake/grpo_rubric.yaml")
+    env = yaml.safe_load(Path(path or "").read_text())["data"]["init_args"]["env"]["init_args"]
+    source = CsvRows(**env["rows"]["init_args"])
+    classes = {"FormatReward": FormatReward, "NormalizedAdvantageReward": NormalizedAdvantageReward}
+    rewards = [classes[one["class_path"]](**one["init_args"]) for one in env["rewards"]]
+    (row,) = [row for row in source.rows() if row.state == 14]
+    answers = [f"<think>a</think><answer>{text}</answer>" for text in ("LEFT", "DOWN", "RIGHT", "UP", "JUMP")]
+    responses = [*answers, "<answer>DOWN</answer>", "DOWN"]
+    envs = PromptEnv([row], rewards, source.codec, "think_answer", len(responses))
+    envs.reset(seed=0)
+    expected = [0.5, 1, (1 + 0.6796) / 2, (1 + 0.3729) / 2, 0.5, 0, 0]
+    np.testing.assert_allclose(envs.step(responses)[1], expected, atol=1e-4)
 
 
 def test_batch_indices_count_successful_episodes() -> None:

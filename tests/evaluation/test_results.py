@@ -1,10 +1,16 @@
 """Figures of episodes as one metric of torchmetrics."""
 
+import io
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from lrl.evaluation.episodes import merge
 from lrl.evaluation.results import EpisodeMetrics, EpisodeResults
+from lrl.reports.table import results_table
 
 
 def results(*episodes):
@@ -42,6 +48,23 @@ def test_ranks_are_reduced_by_sums_also_where_one_played_nothing():
     ranks[2].distributed_available_fn = lambda: True
     ranks[2].dist_sync_fn = lambda tensor, group=None: next(gathered)
     assert {name: float(value) for name, value in ranks[2].compute().items()} == pytest.approx(FIGURES)
+
+
+def test_where_the_environment_judges_no_episode_there_is_no_success_rate():
+    unjudged = replace(results(*PLAYED), has_success=False)
+    assert unjudged.means() == pytest.approx({k: v for k, v in FIGURES.items() if k != "success_rate"})
+    assert set(unjudged.intervals()) == set(unjudged.means())
+    report = unjudged.report("id", "policy")
+    assert report["success_rate"] is None and report["success_ci95"] == [None, None]
+    assert "success" not in report["per_episode"][0] and "success" in results(*PLAYED).report("", "")["per_episode"][0]
+    assert merge([unjudged, replace(unjudged, index=unjudged.index + 3)]).has_success is False
+    assert "none" in printed({"policy": unjudged})
+
+
+def printed(rows):
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(results_table(rows, "title"))
+    return console.export_text()
 
 
 def test_every_state_is_a_sum_in_double_precision():

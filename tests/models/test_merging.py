@@ -8,6 +8,7 @@ from tiny_architectures import load, trainable
 from tiny_runs import save_tiny_model
 
 from lrl.models import merging
+from lrl.models.attention import in_float32
 from lrl.models.export import save_pretrained
 from lrl.models.language_model import LoRAConfig
 from lrl.models.merging import check_new_folder, save_merged, written_whole
@@ -135,7 +136,7 @@ def test_in_sixteen_bits_the_distance_to_float32_is_reported(folders, tmp_path, 
 
 def test_another_data_type_than_that_of_the_weights_can_be_asked_for(folders, tmp_path):
     model = trained(folders["tied"], dtype="bfloat16", lora=LoRAConfig(**LORA))
-    with merging.in_float32(model.model):
+    with in_float32(model.model):
         exact = logits(model.model)
     distance = merged(model, tmp_path / "merged", "float32")
     torch.testing.assert_close(logits(plain(tmp_path / "merged")), exact, atol=1e-5, rtol=0)
@@ -213,6 +214,12 @@ def test_adapters_that_cannot_be_had_are_one_sentence(folders, tmp_path):
         load_adapter(str(folders["llama"]))
     foreign(folders["llama"], tmp_path / "adapter", target_modules=["q_proj"])
     settings = (tmp_path / "adapter" / "adapter_config.json").read_text()
+    pinned = settings.replace(folders["llama"], "owner/base").replace('"revision": null', '"revision": "abc123"')
+    (tmp_path / "adapter" / "adapter_config.json").write_text(pinned)
+    with pytest.raises(ValueError, match="whose base is 'owner/base' in the revision 'abc123', and the newest would"):
+        load_adapter(str(tmp_path / "adapter"))
+    (tmp_path / "adapter" / "adapter_config.json").write_text(pinned.replace("owner/base", folders["llama"]))
+    assert load_adapter(str(tmp_path / "adapter")).config.name == folders["llama"], "a folder is of one revision"
     for base, message in (("no-such-base", "there is no"), (folders["wide"], r"does not fit its base .*wide")):
         (tmp_path / "adapter" / "adapter_config.json").write_text(settings.replace(folders["llama"], base))
         with pytest.raises(ValueError, match=message):
@@ -252,3 +259,33 @@ def test_a_model_that_is_not_the_same_after_merging_is_not_written(folders, tmp_
     with pytest.raises(ValueError, match=r"differs from the adapter model by .* was not written"):
         merged(model, tmp_path / "merged")
     assert list(tmp_path.iterdir()) == []
+
+
+def forgotten(model, dtype):
+    """The base alone: the adapter is lost."""
+    return model.unload().to(dtype or model.dtype)
+
+
+def corrupted(model, dtype):
+    """Merged as it should be, but for one of the matrices."""
+    whole = MERGE(model, dtype)
+    whole.model.layers[1].mlp.down_proj.weight.data.neg_()
+    return whole
+
+
+MERGE = merging.merge
+
+
+@pytest.mark.parametrize("broken", [forgotten, corrupted])
+@pytest.mark.parametrize(
+    ("trained_in", "written_in"),
+    [("bfloat16", None), ("float16", None), ("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "float32")],
+)
+def test_in_sixteen_bits_a_broken_model_is_not_taken_for_rounding(
+    folders, tmp_path, monkeypatch, trained_in, written_in, broken
+):
+    merged(trained(folders["llama"], dtype=trained_in, lora=LoRAConfig(**LORA)), tmp_path / "whole", written_in)
+    monkeypatch.setattr(merging, "merge", broken)
+    with pytest.raises(ValueError, match=r"differs from the adapter model by .* more than rounding .* was not written"):
+        merged(trained(folders["llama"], dtype=trained_in, lora=LoRAConfig(**LORA)), tmp_path / "broken", written_in)
+    assert [file.name for file in tmp_path.iterdir()] == ["whole"]

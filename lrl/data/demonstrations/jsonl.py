@@ -9,6 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+
+from lrl.codecs.clipping import clip_to_space
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.data.demonstrations.minari import MinariDemonstrations
 from lrl.data.demonstrations.sources import Demonstrations
@@ -17,7 +20,9 @@ from lrl.policies.policy import Policy
 from lrl.types import Demonstration
 
 _ACTION_TAGS = re.compile(r"^\s*<action>|</action>\s*$")
+_BIN = re.compile(r"0|[1-9][0-9]{0,2}")
 _INTEGER = re.compile(r"\s*-?[0-9]{1,18}\s*")
+_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _OBSERVATION_TAGS = re.compile(r"^\s*<observation>|</observation>\s*$")
 
 
@@ -36,6 +41,12 @@ class JsonlDemonstrations(Demonstrations):
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._action_space: gym.Space | None = None
+
+    def validate(self, env: EnvFactory) -> None:
+        """Take the action space, which numbers must fit."""
+        if env.codec.action_texts is None:
+            self._action_space = env.spaces[1]
 
     def load(self, codec: TextCodec, policy: Policy) -> list[Demonstration]:
         """Return one demonstration per line that is not empty.
@@ -62,6 +73,8 @@ class JsonlDemonstrations(Demonstrations):
             if "response" in record:
                 return Demonstration(observation, _text(record, "response"))
             action = parse_action(codec, record, "action", "response")
+            if self._action_space is not None:
+                check_scale("action", record["action"], self._action_space, action)
             return Demonstration(observation, policy.write(codec.action_to_text(action), record.get("reasoning", "")))
 
 
@@ -113,6 +126,26 @@ def _parse_action(codec: TextCodec, text: str) -> Any:
         with suppress(InvalidActionError):
             return codec.text_to_action(candidate)
     return codec.text_to_action(f"<action>{bare}</action>")  # codecs of numbers write tags
+
+
+def check_scale(key: str, text: str, space: gym.Space, value: Any) -> None:
+    """Raise if integers from 0 to 999, which stand for values between two bounds, were read as these values.
+
+    Args:
+        key: ``observation`` or ``action``.
+        text: what stands in the file.
+        space: native space.
+        value: what was read, before it is clipped.
+
+    Raises:
+        LookupError: the text holds such integers only, and some are out of bounds.
+    """
+    _, clipped = clip_to_space(space, value)
+    if clipped and all(_BIN.fullmatch(number) for number in _NUMBER.findall(text)):
+        raise LookupError(
+            f"{key} is {text!r}, integers out of the bounds of the {key} space; if they stand for values from 0, the "
+            "lowest, to 999, the highest, env.numbers.kind must be integers"
+        )
 
 
 def _text(record: dict[str, Any], *keys: str) -> str:

@@ -15,6 +15,7 @@ from lrl.codecs.grid import Desc, FrozenLakeCodec
 from lrl.envs.frozen_lake.expert_rows import make_row
 from lrl.envs.rows import RowSource
 from lrl.rewards.row import Row
+from lrl.shipped import resolve
 
 ACTIONS = FrozenLakeCodec().action_texts
 Q_COLUMNS = tuple(f"q_value_{action.lower()}" for action in ACTIONS)
@@ -35,13 +36,14 @@ class CsvRows(RowSource):
     :data:`COLUMNS` are read if they are present, and must be consistent.
 
     Args:
-        path: Path of the file. Columns that are not in :data:`COLUMNS` are ignored.
+        path: Path of the file, or ``assets/expert_q/frozen_lake.csv``, which ships with lrl. Columns that are not in
+            :data:`COLUMNS` are ignored.
         distinct: Whether to drop repeated rows. The file of the original experiment repeats 11 different rows.
         is_slippery: Whether the description says that the ice is slippery.
     """
 
     def __init__(self, path: str, distinct: bool = True, is_slippery: bool = True) -> None:
-        self.path, self.distinct, self.is_slippery = Path(path), distinct, is_slippery
+        self.path, self.distinct, self.is_slippery = Path(resolve(path)), distinct, is_slippery
 
     @property
     def codec(self) -> FrozenLakeCodec:

@@ -176,6 +176,17 @@ def test_records_are_read_as_the_original_writes_them_or_as_they_are(tmp_path, p
     assert [turn.response for turn in turns] == [response] * 2
 
 
+def test_integers_that_were_read_as_decimals_are_an_error(tmp_path, policy):
+    path, env = tmp_path / "demos.jsonl", GymnasiumEnvs("Pendulum-v1")
+    path.write_text(json.dumps({"observation": "0.1,0.2,0.3", "action": "<action>500</action>"}))
+    source = JsonlDemonstrations(str(path))
+    source.validate(env)
+    with pytest.raises(ValueError, match="line 1: action is '<action>500</action>', integers out of the bounds"):
+        source.load(env.codec, policy)
+    path.write_text(json.dumps({"observation": "0.1,0.2,0.3", "action": "<action>2</action>"}))
+    assert "<action>2.000</action>" in source.load(env.codec, policy)[0].response
+
+
 def test_settings_out_of_range_are_named():
     with pytest.raises(ValueError, match="data.batch_size is 0"):
         made(
