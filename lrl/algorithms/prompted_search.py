@@ -191,13 +191,14 @@ class PromptedSearchModule(PolicyModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the trials and the state of the searcher."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["lrl"]["search"] = {"trials": self.trials, "best": self.best, "searcher": self.searcher.state_dict()}
+        state = {"kind": type(self.searcher).__name__, "searcher": self.searcher.state_dict()}
+        checkpoint["lrl"]["search"] = {"trials": self.trials, "best": self.best} | state
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the trials and the searcher.
 
         Raises:
-            ValueError: the checkpoint holds no search.
+            ValueError: the checkpoint holds no search, or one by another searcher or with other settings.
         """
         super().on_load_checkpoint(checkpoint)
         if self.trainer.state.fn != "fit":
@@ -207,3 +208,8 @@ class PromptedSearchModule(PolicyModule):
             raise ValueError("ckpt_path holds no search; give a run of PromptedSearchModule.")
         self.trials, self.best = list(saved["trials"]), int(saved["best"])
         self.searcher.load_state_dict(saved["searcher"])
+        kind = type(self.searcher).__name__
+        if saved["kind"] != kind:
+            raise ValueError(
+                f"model.searcher is a {kind}, in the run of ckpt_path it was a {saved['kind']}; resume with the same."
+            )
