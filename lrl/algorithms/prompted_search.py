@@ -38,7 +38,7 @@ from gymnasium.vector import VectorEnv
 from lrl.data.search import SearchDataModule
 from lrl.envs.batched.make import make_batched
 from lrl.functional.random import seeds
-from lrl.policies.described import policy_in_words
+from lrl.policies.described import environment_in_words, policy_in_words
 from lrl.policies.searched import SearchedPolicy
 from lrl.rollouts.parameter_rollouts import play_parameters, proposal_seeds
 from lrl.search.searcher import Searcher, Trial
@@ -155,7 +155,7 @@ class PromptedSearchModule(PolicyModule):
         if epochs is not None and 0 <= epochs < data.num_policies:
             sentence = "trainer.max_epochs is %d, which ends the search early: it plays %d policies"
             logging.getLogger("lrl").warning(sentence, epochs, data.num_policies)
-        self.searcher.describe(data.codec.description, policy_in_words(self.policy, data.codec))
+        self.searcher.describe(environment_in_words(data.codec), policy_in_words(self.policy, data.codec))
         self.searcher.setup(self.policy.parameter_space(), data.seed, data.num_iterations)
 
     def configure_optimizers(self) -> list[Any]:
