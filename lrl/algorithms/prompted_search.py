@@ -31,6 +31,7 @@ import logging
 import time
 from typing import Any
 
+import lightning as L
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
@@ -158,6 +159,17 @@ class PromptedSearchModule(PolicyModule):
         self.searcher.describe(environment_in_words(data.codec), policy_in_words(self.policy, data.codec))
         self.searcher.setup(self.policy.parameter_space(), data.seed, data.num_iterations)
 
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Let early stopping on a figure of training look after every policy.
+
+        By itself it would look after validation only, which comes at the end of a whole search.
+        """
+        for callback in self.trainer.early_stopping_callbacks:
+            unset = callback is not None and callback._check_on_train_epoch_end is None
+            if unset and not callback.monitor.startswith("val/"):
+                callback._check_on_train_epoch_end = True
+        return []
+
     def configure_optimizers(self) -> list[Any]:
         """Return no optimiser."""
         return []
@@ -168,9 +180,9 @@ class PromptedSearchModule(PolicyModule):
             self._end_if_finished()
 
     def on_train_epoch_start(self) -> None:
-        """Validate after the last proposal too, in a run that validates before."""
-        each, last = self.trainer.check_val_every_n_epoch, self._data.played + 1 >= self._data.num_policies
-        if last and each is not None and each <= self.trainer.current_epoch + 1:
+        """Validate after the last proposal, however many there are."""
+        last = self._data.played + 1 >= self._data.num_policies
+        if last and self.trainer.check_val_every_n_epoch is not None:
             self.trainer.check_val_every_n_epoch = 1
 
     def on_train_epoch_end(self) -> None:
@@ -206,10 +218,10 @@ class PromptedSearchModule(PolicyModule):
         saved = checkpoint["lrl"].get("search")
         if saved is None:
             raise ValueError("ckpt_path holds no search; give a run of PromptedSearchModule.")
-        self.trials, self.best = list(saved["trials"]), int(saved["best"])
-        self.searcher.load_state_dict(saved["searcher"])
         kind = type(self.searcher).__name__
         if saved["kind"] != kind:
             raise ValueError(
                 f"model.searcher is a {kind}, in the run of ckpt_path it was a {saved['kind']}; resume with the same."
             )
+        self.trials, self.best = list(saved["trials"]), int(saved["best"])
+        self.searcher.load_state_dict(saved["searcher"])
