@@ -31,6 +31,7 @@ import logging
 import time
 from typing import Any
 
+import lightning as L
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
@@ -38,7 +39,7 @@ from gymnasium.vector import VectorEnv
 from lrl.data.search import SearchDataModule
 from lrl.envs.batched.make import make_batched
 from lrl.functional.random import seeds
-from lrl.policies.described import policy_in_words
+from lrl.policies.described import environment_in_words, policy_in_words
 from lrl.policies.searched import SearchedPolicy
 from lrl.rollouts.parameter_rollouts import play_parameters, proposal_seeds
 from lrl.search.searcher import Searcher, Trial
@@ -155,8 +156,19 @@ class PromptedSearchModule(PolicyModule):
         if epochs is not None and 0 <= epochs < data.num_policies:
             sentence = "trainer.max_epochs is %d, which ends the search early: it plays %d policies"
             logging.getLogger("lrl").warning(sentence, epochs, data.num_policies)
-        self.searcher.describe(data.codec.description, policy_in_words(self.policy, data.codec))
+        self.searcher.describe(environment_in_words(data.codec), policy_in_words(self.policy, data.codec))
         self.searcher.setup(self.policy.parameter_space(), data.seed, data.num_iterations)
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Let early stopping on a figure of training look after every policy.
+
+        By itself it would look after validation only, which comes at the end of a whole search.
+        """
+        for callback in self.trainer.early_stopping_callbacks:
+            unset = callback is not None and callback._check_on_train_epoch_end is None
+            if unset and not callback.monitor.startswith("val/"):
+                callback._check_on_train_epoch_end = True
+        return []
 
     def configure_optimizers(self) -> list[Any]:
         """Return no optimiser."""
@@ -168,9 +180,9 @@ class PromptedSearchModule(PolicyModule):
             self._end_if_finished()
 
     def on_train_epoch_start(self) -> None:
-        """Validate after the last proposal too, in a run that validates before."""
-        each, last = self.trainer.check_val_every_n_epoch, self._data.played + 1 >= self._data.num_policies
-        if last and each is not None and each <= self.trainer.current_epoch + 1:
+        """Validate after the last proposal, however many there are."""
+        last = self._data.played + 1 >= self._data.num_policies
+        if last and self.trainer.check_val_every_n_epoch is not None:
             self.trainer.check_val_every_n_epoch = 1
 
     def on_train_epoch_end(self) -> None:
@@ -191,13 +203,14 @@ class PromptedSearchModule(PolicyModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the trials and the state of the searcher."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["lrl"]["search"] = {"trials": self.trials, "best": self.best, "searcher": self.searcher.state_dict()}
+        state = {"kind": type(self.searcher).__name__, "searcher": self.searcher.state_dict()}
+        checkpoint["lrl"]["search"] = {"trials": self.trials, "best": self.best} | state
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the trials and the searcher.
 
         Raises:
-            ValueError: the checkpoint holds no search.
+            ValueError: the checkpoint holds no search, or one by another searcher or with other settings.
         """
         super().on_load_checkpoint(checkpoint)
         if self.trainer.state.fn != "fit":
@@ -205,5 +218,10 @@ class PromptedSearchModule(PolicyModule):
         saved = checkpoint["lrl"].get("search")
         if saved is None:
             raise ValueError("ckpt_path holds no search; give a run of PromptedSearchModule.")
+        kind = type(self.searcher).__name__
+        if saved["kind"] != kind:
+            raise ValueError(
+                f"model.searcher is a {kind}, in the run of ckpt_path it was a {saved['kind']}; resume with the same."
+            )
         self.trials, self.best = list(saved["trials"]), int(saved["best"])
         self.searcher.load_state_dict(saved["searcher"])

@@ -4,8 +4,8 @@ lrl synthetic_search --write data/histories.jsonl --functions 20000
 lrl synthetic_search --functions 100 --iterations 40 --checkpoint runs/synthetic/sft/x --json search.json
 
 The functions are random quadratics, ridges, plateaus and steps of 2 to 10 parameters. Those that searchers are compared
-on are never written. Values are exact ones of the proposal that each search chose: 0 is the best possible, -1 about
-that of a random proposal.
+on are never written, with --held_out neither. Values are exact ones of the proposal that each search chose: 0 is the
+best possible, -1 about that of a random proposal.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = command_parser(prog, __doc__)
     parser.add_argument("--write", type=Path, metavar="FILE", help="write demonstrations of a teacher, compare nothing")
-    parser.add_argument("--held_out", action="store_true", help="with --write: of held-out functions, for val/loss")
-    parser.add_argument("--generations", type=int, default=6, help="with --write: generations the teacher is ahead")
+    parser.add_argument("--held_out", action="store_true", help="with --write: of other functions, for val/loss")
+    parser.add_argument("--generations", type=int, help="with --write: generations the teacher is ahead, by default 6")
     parser.add_argument("--functions", type=int, default=50, help="number of functions")
-    parser.add_argument("--warmup", type=int, default=5, help="random proposals before each search")
-    parser.add_argument("--iterations", type=int, default=40, help="proposals of each search")
+    parser.add_argument("--warmup", type=int, help="random proposals before each search, by default 5")
+    parser.add_argument("--iterations", type=int, help="proposals of each search, by default 40")
     parser.add_argument("--checkpoint", help="a run that learned to search, compared as well")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of that run's responses")
+    parser.add_argument("--temperature", type=float, help="of that run's responses, by default 1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     return parser
@@ -44,24 +44,39 @@ def run(arguments: argparse.Namespace) -> None:
     """
     fewest = 1 if arguments.write is not None else 2  # an interval needs two
     for name, least in (("functions", fewest), ("warmup", 1), ("iterations", 1), ("generations", 0)):
-        if getattr(arguments, name) < least:
-            raise ValueError(f"--{name} is {getattr(arguments, name)}; it must be at least {least}.")
-    if arguments.held_out and arguments.write is None:
-        raise ValueError("--held_out is given without --write; searchers are compared on held-out functions anyway.")
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name} is {value}; it must be at least {least}.")
+    _check_used(arguments)
     if arguments.write is not None:
         write(arguments)
     else:
         compare(arguments)
 
 
+def _check_used(arguments: argparse.Namespace) -> None:
+    """Raise for an option that would be ignored, and fill in the defaults of the others."""
+    writing, comparing = ("held_out", "generations"), ("warmup", "iterations", "checkpoint", "temperature", "json")
+    ignored, how = (writing, "without") if arguments.write is None else (comparing, "with")
+    for name in ignored:
+        if getattr(arguments, name) not in (None, False):
+            raise ValueError(f"--{name} is given {how} --write, where it would be ignored.")
+    if arguments.temperature is not None and arguments.checkpoint is None:
+        raise ValueError("--temperature is given without --checkpoint, whose responses it is of.")
+    for name, value in {"generations": 6, "warmup": 5, "iterations": 40, "temperature": 1.0}.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+
+
 def write(arguments: argparse.Namespace) -> None:
     """Write the demonstrations, one JSON object per line, and print their number."""
-    from lrl.search.synthetic import TeacherConfig, demonstrations
+    from lrl.search.synthetic import TeacherConfig, demonstrated, demonstrations
 
     teacher, count = TeacherConfig(generations=arguments.generations), 0
+    functions = demonstrated(arguments.functions, arguments.held_out)
     arguments.write.parent.mkdir(parents=True, exist_ok=True)
     with arguments.write.open("w", encoding="utf-8") as file:
-        for row in demonstrations(arguments.seed, range(arguments.functions), teacher, arguments.held_out):
+        for row in demonstrations(arguments.seed, functions, teacher, arguments.held_out):
             file.write(json.dumps(row) + "\n")
             count += 1
     print(f"wrote {count} demonstrations to {arguments.write}")

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.codecs.number_codecs import NormalisedCodec, Range
 from lrl.codecs.numbers import NumberFormat, Ranges
-from lrl.codecs.quantities import Quantity, describe_box
+from lrl.codecs.quantities import Quantity, describe_box, describe_quantities
 from lrl.codecs.space_formats import (
     BoxFormat,
     CompositeFormat,
@@ -199,7 +199,7 @@ class SpaceCodec(TextCodec):
         self._action = format_for_space(action_space, self.numbers, metadata, "action")
         task = metadata.task if self.numbers.describe else None
         self._description = metadata.description if task is None else str(task)
-        self._action_space = copy.deepcopy(action_space)
+        self._metadata, self._action_space = metadata, copy.deepcopy(action_space)
         self.tags_observations = isinstance(observation_space, spaces.Box) and not named
 
     def _check_numbers(self, space: gym.Space, named: bool) -> None:
@@ -220,6 +220,16 @@ class SpaceCodec(TextCodec):
             form += ", inside <action></action>"
         observations = f" Observations: {self._observation.description}." if self.numbers.describe else ""
         return f"{self._description}{observations} Actions: {form}.".lstrip()
+
+    @property
+    def native_description(self) -> str:
+        """Description of the task and of the numbers that the environment itself takes and gives, not of their text."""
+        parts = [str(self._metadata.task or self._metadata.description)]
+        for role in ("observation", "action"):
+            known = self._metadata.quantities(role)
+            if known:
+                parts.append(f"The numbers of an {role} are, in order: {describe_quantities(known, 'usually')}.")
+        return " ".join(filter(None, parts))
 
     @property
     def action_texts(self) -> tuple[str, ...] | None:

@@ -199,8 +199,12 @@ def search_all(
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that are started now
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(finish, run, budget, folder, about) for run in todo]):
-            told(future.result())
+        try:
+            for future in as_completed([pool.submit(finish, run, budget, folder, about) for run in todo]):
+                told(future.result())
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # otherwise all others would run before the error is seen
+            raise
 
 
 def finish(run: SearchRun, budget: SearchBudget, folder: Path, about: Mapping[str, Any] | None) -> dict[str, Any]:

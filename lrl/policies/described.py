@@ -1,4 +1,4 @@
-"""Descriptions in words of what the parameters of small policies mean, for prompts."""
+"""Descriptions in words of an environment and of what the parameters of small policies mean, for prompts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ import numpy as np
 from gymnasium import spaces
 
 from lrl.codecs.codec import TextCodec
+from lrl.codecs.spaces import SpaceCodec
 from lrl.policies.linear import LinearPolicy
 from lrl.policies.searched import SearchedPolicy
 from lrl.policies.tabular import TabularPolicy
 
 _WRITTEN_IN_FULL = 24
 """Number of weights up to which each output of a linear policy is written as a sum."""
+
+
+def environment_in_words(codec: TextCodec) -> str:
+    """Describe an environment to a model that does not act in it, without the form in which others write actions.
+
+    Args:
+        codec: of the environment.
+    """
+    return codec.native_description if isinstance(codec, SpaceCodec) else codec.description
 
 
 def policy_in_words(policy: SearchedPolicy, codec: TextCodec) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import gymnasium as gym
@@ -9,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lrl.policies.searched import Decide, SearchedPolicy
-from lrl.ranges import PositiveFloat, check_arguments
+from lrl.ranges import NonNegativeInt, PositiveFloat, check_arguments
 from lrl.search.space import ParameterSpace
 
 
@@ -23,13 +24,13 @@ class LinearPolicy(SearchedPolicy):
 
     Args:
         bias: whether there are biases.
-        low: smallest weight.
-        high: largest weight.
+        low: smallest weight, with no more than ``decimals`` decimal places.
+        high: largest weight, likewise.
         decimals: decimal places of the weights; null does not round.
         scale: standard deviation of random weights.
 
     Raises:
-        ValueError: ``low`` is not below ``high``.
+        ValueError: ``low`` is not below ``high``, or one of them is infinite or would be rounded.
     """
 
     def __init__(
@@ -37,13 +38,20 @@ class LinearPolicy(SearchedPolicy):
         bias: bool = True,
         low: float = -6.0,
         high: float = 6.0,
-        decimals: int | None = 1,
+        decimals: NonNegativeInt | None = 1,
         scale: PositiveFloat = 3.0,
     ) -> None:
         check_arguments(LinearPolicy.__init__, locals(), "policy")
         super().__init__()
         if not low < high:
             raise ValueError(f"policy.low is {low:g} and policy.high is {high:g}; low must be below high.")
+        for name, value in {"low": low, "high": high}.items():
+            if not math.isfinite(value):
+                raise ValueError(f"policy.{name} is {value:g}; it must be finite.")
+            if decimals is not None and round(value, decimals) != value:
+                raise ValueError(
+                    f"policy.{name} is {value:g}; it must have at most policy.decimals {decimals} decimals."
+                )
         self.bias, self.low, self.high, self.decimals, self.scale = bias, low, high, decimals, scale
 
     def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:

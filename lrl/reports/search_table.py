@@ -56,17 +56,20 @@ def _cell(records: Records, task: str, method: str, rule: str) -> str:
 
 
 def reached_text(records: Records, rule: str) -> str:
-    """Return a sentence on how many finished tasks each method reaches the published ProPS and ProPS+ on."""
+    """Return a sentence on how many finished tasks each method reaches the published ProPS and ProPS+ on.
+
+    Means are rounded to two decimals, as the published figures are.
+    """
     parts = []
     for method in _names(records, "method"):
         whole = {task: _of(records, task, method) for task in _names(records, "task")}
         means = {
-            task: np.mean([record[rule] for record in some if record is not None])
+            task: round(float(np.mean([record[rule] for record in some if record is not None])), 2)
             for task, some in whole.items()
             if None not in some
         }
         counts = [
-            sum(bool(mean >= getattr(TASKS[task].published, row)) for task, mean in means.items())
+            sum(mean >= getattr(TASKS[task].published, row) for task, mean in means.items())
             for row in ("props", "props_plus")
         ]
         parts.append(f"{method} {counts[0]} and {counts[1]} of {len(means)}")

@@ -57,7 +57,8 @@ def play_parameters(
         trajectory: whether to describe the steps of the first episode.
 
     Raises:
-        ValueError: there is no seed, or ``envs`` is the factory of environments that cannot be played natively.
+        ValueError: there is no seed, a return is not finite, or ``envs`` is the factory of environments that cannot be
+            played natively.
     """
     if not len(seeds):
         raise ValueError("seeds is empty; there must be one for each episode.")
@@ -72,6 +73,11 @@ def play_parameters(
     for first in range(0, len(seeds), envs.num_envs):
         steps_of = described if trajectory and first == 0 else None
         part, steps = _play(decide, envs, seeds[first : first + envs.num_envs], max_steps, steps_of)
+        if not np.isfinite(part).all():
+            place = int(np.flatnonzero(~np.isfinite(part))[0])
+            raise ValueError(
+                f"the return of the episode with seed {seeds[first + place]} is {part[place]}; rewards must be finite."
+            )
         returns.append(part)
         env_steps += steps
     return Trial(

@@ -45,8 +45,8 @@ class AugmentedRandomSearch(GenerationSearcher):
         self.num_directions, self.num_top, self.step_size, self.noise = num_directions, num_top, step_size, noise
 
     def begin(self, start: np.ndarray | None) -> None:
-        """Begin at zero, or at the start if there is one."""
-        self.centre = np.zeros(self.relaxation.size) if start is None else self.relaxation.point(start)
+        """Begin at the start if there is one, else at zero or the legal point that is nearest to it."""
+        self.centre = self.relaxation.zero if start is None else self.relaxation.point(start)
 
     def sample(self) -> list[np.ndarray]:
         """Sample directions, and return the points on both sides of the current parameters, in pairs."""

@@ -21,13 +21,13 @@ class CMAES(GenerationSearcher):
     a whole generation long, starts again from random parameters with twice the population (IPOP).
 
     Args:
-        population_size: proposals of a generation; null takes ``4 + 3 ln(dimension)``.
+        population_size: proposals of a generation, at least 4; null takes ``4 + 3 ln(dimension)``.
     """
 
     def __init__(self, population_size: PositiveInt | None = None) -> None:
         check_arguments(CMAES.__init__, locals(), "searcher")
-        if population_size is not None and population_size < 2:
-            raise ValueError(f"searcher.population_size is {population_size}; it must be at least 2.")
+        if population_size is not None and population_size < 4:  # the half that is learned from must be two or more
+            raise ValueError(f"searcher.population_size is {population_size}; it must be at least 4.")
         self.population_size = population_size
 
     def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
@@ -42,7 +42,7 @@ class CMAES(GenerationSearcher):
 
     def begin(self, start: np.ndarray | None) -> None:
         """Begin with the distribution of random parameters, around the start if there is one."""
-        mean = np.zeros(self.relaxation.size) if start is None else self.relaxation.point(start)
+        mean = self.relaxation.zero if start is None else self.relaxation.point(start)
         self._begin(mean, self.population_size)
 
     def _begin(self, mean: np.ndarray, population_size: int | None) -> None:

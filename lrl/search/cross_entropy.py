@@ -34,14 +34,16 @@ class CrossEntropyMethod(GenerationSearcher):
         learning_rate: LeftOpenUnitInterval = 0.7,
     ) -> None:
         check_arguments(CrossEntropyMethod.__init__, locals(), "searcher")
+        if population_size < 2:
+            raise ValueError(f"searcher.population_size is {population_size}; it must be at least 2.")
         self.population_size, self.extra_noise, self.learning_rate = population_size, extra_noise, learning_rate
-        self.num_elites = min(population_size, max(2, round(elite_share * population_size)))
+        self.num_elites = max(2, round(elite_share * population_size))
 
     def begin(self, start: np.ndarray | None) -> None:
         """Begin with the distribution of random parameters, around the start if there is one."""
         self._num_learned = 0
         if self.space.actions is None:
-            self.mean = np.zeros(self.space.size) if start is None else start
+            self.mean = self.relaxation.zero if start is None else start
             self.std = np.full(self.space.size, self.space.scale)
             return
         self.actions = np.asarray(self.space.actions, dtype=np.float64)

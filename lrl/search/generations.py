@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from abc import abstractmethod
 from typing import Any
 
@@ -17,7 +18,7 @@ class GenerationSearcher(Searcher):
 
     Of parameters that others have played before the first proposal (warm-up) the best are where the search starts;
     later ones change nothing. The state of a search is the start and all values that it was told: restoring it repeats
-    the search up to there, which takes milliseconds.
+    the search up to there, which takes milliseconds, and compares the proposals by their checksum.
     """
 
     def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
@@ -26,6 +27,7 @@ class GenerationSearcher(Searcher):
         self.relaxation = Relaxation(space)
         self.rng = np.random.default_rng(seed)
         self._values: list[float] = []
+        self._checksum = 0  # of the proposals that the values belong to
         self._warm_up: dict[str, Any] | None = None
         self._generation: list[np.ndarray] = []
         self._first = 0  # number of proposals before this generation
@@ -66,18 +68,28 @@ class GenerationSearcher(Searcher):
     def tell(self, trial: Trial) -> None:
         """Learn the value of the last proposal, or keep the best warm-up parameters."""
         if self._pending is not None and np.array_equal(trial.parameters, self._pending):
+            self._checksum = zlib.crc32(self._pending.tobytes(), self._checksum)
             self._pending = None
             self._values.append(trial.value)
         elif not self._generation and (self._warm_up is None or trial.value > self._warm_up["value"]):
             self._warm_up = {"parameters": trial.parameters.tolist(), "value": trial.value}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the start and the values of all proposals so far."""
-        return {"warm_up": self._warm_up, "values": list(self._values)}
+        """Return the start, and the values and the checksum of all proposals so far."""
+        return {"warm_up": self._warm_up, "values": list(self._values), "checksum": self._checksum}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Repeat a search with the values that it was told."""
+        """Repeat a search with the values that it was told.
+
+        Raises:
+            ValueError: the values belong to other proposals, because a setting has changed.
+        """
         self.setup(self.space, self.seed, self.num_iterations)
         self._warm_up = state_dict["warm_up"]
         for value in state_dict["values"]:
             self.tell(Trial(parameters=self.ask(), returns=np.array([value]), env_steps=0))
+        if self._checksum != state_dict["checksum"]:
+            raise ValueError(
+                f"ckpt_path holds a search of {type(self).__name__} with other proposals than these settings lead to; "
+                "resume with the same model.searcher, model.policy and data.num_iterations."
+            )

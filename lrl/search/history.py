@@ -78,6 +78,10 @@ class HistoryConfig:
         check_fields(self, "searcher.history")
         if self.recent == 0 and self.top_k == 0:
             raise ValueError("searcher.history.recent and top_k are 0; one of them must be positive, or recent null.")
+        if self.recent is None and self.top_k:
+            raise ValueError(
+                f"searcher.history.top_k is {self.top_k}, but recent is null, which shows all; set recent to a number."
+            )
         if self.trajectories and self.style == "integers":
             raise ValueError(
                 f"searcher.history.trajectories is {self.trajectories}, but style is integers, which shows none."

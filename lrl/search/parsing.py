@@ -10,12 +10,14 @@ from lrl.search.space import ParameterSpace
 _MINUS = dict.fromkeys(map(ord, "−–‒﹣－"), "-")  # noqa: RUF001 (models write them for a minus)
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 _MARKS = r"[\s`*\"'_]*"
+_ALONE = rf"(?!,\d|{_MARKS}(?:[-=]>|[→⇒±=^×]|[-+/*]\s*[\d.]|to\s+[-+\d.]))"
+"""Not behind a number: a decimal comma, a sum, a range or a change from one value to another (``1.0 -> 1.5``)."""
 _ASSIGNMENT = re.compile(
-    rf"params?{_MARKS}\[\s*(\d+)\s*\]{_MARKS}(?::=|[:=]){_MARKS}({_NUMBER})(?![\w.]*\w)", re.IGNORECASE
+    rf"params?{_MARKS}\[\s*(\d+)\s*\]{_MARKS}(?::=|[:=]){_MARKS}({_NUMBER})(?![\w.]*\w){_ALONE}", re.IGNORECASE
 )
 """For example ``params[0]: 1.2``, ``params[0] = .5`` or ``**params[0]**: -1e-1``."""
 _SEPARATOR = r"\s*[,;\s]\s*"
-_BRACKETED = re.compile(rf"[\[(]\s*({_NUMBER}(?:{_SEPARATOR}{_NUMBER})*)\s*[,;]?\s*[\])]")
+_BRACKETED = re.compile(rf"(?:\[|(?<!\w)\()\s*({_NUMBER}(?:{_SEPARATOR}{_NUMBER})*)\s*[,;]?\s*[\])]")
 _BARE_LINE = re.compile(
     rf"^{_MARKS}(?:params?{_MARKS}[:=])?{_MARKS}({_NUMBER}(?:{_SEPARATOR}{_NUMBER})*)[\s,;.`*]*$", re.IGNORECASE
 )
@@ -31,9 +33,9 @@ def parse_parameters(text: str, space: ParameterSpace, cut: bool = False) -> lis
     """Return the values that a response proposes, as they were written.
 
     Values are read by their index, in any order, from anywhere in the response; every index is needed once. A complete
-    list from ``params[0]`` to the last counts, whatever else is said of single parameters in other lines. Without
-    indices, a list of numbers in brackets or on a line of its own is read. Reasoning between ``<think>`` and
-    ``</think>`` is skipped.
+    list from ``params[0]`` to the last counts, whatever else is said of single parameters in other lines. What is no
+    single number (``1/2``, ``1.0 -> 1.5``) is not read. Without indices, a list of numbers in brackets or on a line of
+    its own is read. Reasoning between ``<think>`` and ``</think>`` is skipped.
 
     Args:
         text: the response.

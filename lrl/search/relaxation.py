@@ -32,6 +32,11 @@ class Relaxation:
         """Lower and upper end of each number, ``(size, 2)``; None for logits, which have none."""
         return None if self._actions is not None else np.tile([self.space.low, self.space.high], (self.size, 1))
 
+    @property
+    def zero(self) -> np.ndarray:
+        """The vector inside the bounds that is nearest to zero."""
+        return self.clip(np.zeros(self.size))
+
     def clip(self, point: np.ndarray) -> np.ndarray:
         """Return the nearest vector inside the bounds."""
         return point if self._actions is not None else np.clip(point, self.space.low, self.space.high)

@@ -44,12 +44,15 @@ class HillClimbingChatModel(ChatModel):
         return [self._reply(messages[-1]["content"], seed) for messages, seed in zip(conversations, seeds, strict=True)]
 
     def _reply(self, prompt: str, seed: int) -> Completion:
-        rng = np.random.default_rng(seed)
+        rng, sized = np.random.default_rng(seed), _SIZE.search(prompt)
+        if sized is None:
+            raise ValueError(
+                "searcher.history.style is integers, which the hill-climbing stand-in does not read; it must be "
+                "indexed or compact."
+            )
         actions, limits = _ACTIONS.search(prompt), _RANGE.search(prompt)
         tried = [(float(value), _values(line)) for line, value in _INDEXED.findall(prompt) + _COMPACT.findall(prompt)]
         if not tried:
-            sized = _SIZE.search(prompt)
-            assert sized is not None, "the prompt says how many parameters there are"
             values = np.full(int(sized[1]), float(actions[1].split(",")[0]) if actions else 0.0)
         else:
             values = np.array(max(tried, key=lambda one: one[0])[1])

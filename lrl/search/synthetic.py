@@ -23,6 +23,9 @@ from lrl.search.space import ParameterSpace
 
 KINDS = ("quadratic", "ridge", "plateau", "steps")
 """Shapes of functions."""
+FIRST_VALIDATION = 1_000_000
+"""Index of the first held-out function that is demonstrated, to measure a run's loss on; searchers are compared on
+those before it, so that no checkpoint is selected on them."""
 _FAR = 4.0
 """Optima lie in this distance of 0 in every coordinate, where most random proposals lie as well."""
 _LEVELS = 8
@@ -129,6 +132,12 @@ def demonstrations(
     """
     for index in functions:
         yield from _of_function(sample_function(seed, index, held_out), int(seeds("history", seed, index)), teacher)
+
+
+def demonstrated(num_functions: int, held_out: bool) -> range:
+    """Return the indices of the functions of a number of demonstrations, held out or not."""
+    first = FIRST_VALIDATION if held_out else 0
+    return range(first, first + num_functions)
 
 
 def _of_function(function: SyntheticFunction, seed: int, teacher: TeacherConfig) -> Iterator[dict[str, str]]:

@@ -125,8 +125,8 @@ class PolicyModule(RunModule, ABC):
             )
 
     def validation_step(self, seeds: Tensor) -> EpisodeResults | None:
-        """Play held-out episodes."""
-        return self.evaluate_held_out(seeds, "val")
+        """Play held-out episodes, if there are any."""
+        return self.evaluate_held_out(seeds, "val") if len(seeds) else None
 
     def test_step(self, seeds: Tensor) -> EpisodeResults:
         """Play held-out episodes."""

@@ -15,13 +15,18 @@ from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.algorithms.prompted_search import PromptedSearchModule
 from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.callbacks.search_pictures import SearchPictures
+from lrl.data.validation import ValidationConfig
 from lrl.evaluation.checkpoint import load_policy
 from lrl.evaluation.parameter_search import SearchBudget, SearchRun
 from lrl.evaluation.parameter_search import search as plain_search
 from lrl.evaluation.seeds import headline_seed
+from lrl.policies.linear import LinearPolicy
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.tabular import TabularPolicy
+from lrl.search.cmaes import CMAES
+from lrl.search.cross_entropy import CrossEntropyMethod
 from lrl.search.prompted import PromptedSearcher
+from lrl.search.random_search import RandomSearch
 from lrl.search.stand_in import HillClimbingChatModel
 
 
@@ -121,9 +126,54 @@ def test_a_finished_search_that_is_resumed_plays_nothing_more(tmp_path):
 def test_a_search_ends_by_itself_and_stops_early(tmp_path):
     trainer = fit(tmp_path, max_epochs=50)
     assert trainer.datamodule.played == 8
-    stopping = EarlyStopping("search/best_return", mode="max", stopping_threshold=1.0, check_on_train_epoch_end=True)
-    trainer = fit(tmp_path, stopping)
-    assert trainer.datamodule.played == 1
+    for episodes in (4, 0):
+        data = data_of(validation=ValidationConfig(episodes=episodes))
+        rows = fit(tmp_path, data=data, check_val_every_n_epoch=400).logger.rows  # as set for more proposals
+        validated = [row["clock/episodes"] for _, row in rows if "val/return" in row]
+        assert validated == ([24] if episodes else [])
+    for monitor in ("search/best_return", "rollout/return"):  # the held-out episodes come after the last policy
+        trainer = fit(tmp_path, EarlyStopping(monitor, mode="max", stopping_threshold=1.0))
+        assert trainer.datamodule.played == 1
+    stopping = EarlyStopping("val/return", mode="max", stopping_threshold=1.0)
+    trainer = fit(tmp_path, stopping, check_val_every_n_epoch=3)
+    assert trainer.datamodule.played == 3
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (CMAES(), RandomSearch(), "model.searcher is a RandomSearch, in the run of ckpt_path it was a CMAES; resume"),
+        (
+            CMAES(population_size=4),
+            CMAES(population_size=5),
+            "a search of CMAES with other proposals than these settings",
+        ),
+    ],
+)
+def test_a_search_is_not_resumed_by_another_searcher(before, after, said, tmp_path):
+    fit(tmp_path, CollectionCheckpoint(1), module=PromptedSearchModule(LinearPolicy(), before))
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    with pytest.raises(ValueError, match=said):
+        fit(tmp_path / "more", module=PromptedSearchModule(LinearPolicy(), after), ckpt_path=last)
+
+
+def test_a_resumed_search_has_the_policies_and_the_schedule_that_it_had(tmp_path):
+    module, cross_entropy = module_of("cma"), CrossEntropyMethod(population_size=3)
+    fit(tmp_path / "cma", CollectionCheckpoint(1), module=module)
+    last = tmp_path / "cma" / "checkpoints" / "last.ckpt"
+    for setting, value, before in (("warmup", 4, 2), ("num_rollouts", 5, 3), ("max_steps", 61, 60)):
+        with pytest.raises(
+            ValueError, match=f"data.{setting} is {value}, in the run of ckpt_path it was {before}; resume"
+        ):
+            fit(tmp_path, module=module_of("cma"), data=data_of(**{setting: value}), ckpt_path=last)
+    more = {"data": data_of(num_iterations=9), "ckpt_path": last, "max_epochs": 11}
+    longer = fit(tmp_path / "longer", CollectionCheckpoint(1), module=module_of("cma"), **more)
+    assert longer.lightning_module.trials[:8] == module.trials and longer.datamodule.played == 11
+    fit(tmp_path, CollectionCheckpoint(1), module=PromptedSearchModule(LinearPolicy(), cross_entropy))
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    again = PromptedSearchModule(LinearPolicy(), CrossEntropyMethod(population_size=3))  # its noise has a schedule
+    with pytest.raises(ValueError, match="other proposals than these settings .* and data.num_iterations."):
+        fit(tmp_path / "more", module=again, data=data_of(num_iterations=60), ckpt_path=last, max_epochs=62)
 
 
 def test_a_run_directory_has_all_proposals_and_two_pictures(tmp_path):

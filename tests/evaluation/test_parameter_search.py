@@ -94,6 +94,14 @@ def test_processes_find_what_one_process_finds(tmp_path):
         assert {**record, "seconds": 0} == {**json.loads(json.dumps(search(run, SMALL))), "seconds": 0}
 
 
+@pytest.mark.distributed
+def test_an_error_is_seen_before_all_other_runs_have_finished(tmp_path):
+    runs = [SearchRun("maze", "none", 0), *planned(["nim"], ["random_search"], 40)]
+    with pytest.raises(KeyError, match="none"):
+        search_all(runs, SMALL, tmp_path, jobs=2)
+    assert len(list(tmp_path.rglob("*.json"))) < 40
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -131,6 +139,10 @@ def test_tables_show_both_rules_and_what_is_missing():
     text = search_tables(records)
     assert "| maze | 9 | 0.86 ± 0.08 | 0/5 | 0.55 | 0.97 |  | 0.97 A2C | 0.97 |" in text
     assert "| maze | 9 | 0.46 ± 0.08 | 0/5 |" in text and "| hopper | 36 | 300.0 1/2 | 100.0 1/2 | 284.2 |" in text
+    assert "ars 1 and 1 of 1" in reached_text(
+        {SearchRun("maze", "ars", 0): recorded(1 - 3 * 0.1 / 9, 0.0)}, "best_iteration"
+    ), "the published figure is rounded"
+    assert "ars 1 and 0 of 1" in reached_text({SearchRun("maze", "ars", 0): recorded(0.964, 0.0)}, "best_iteration")
     assert unfinished(records) == [
         "maze cma_es (5 of 5 seeds missing)",
         "hopper ars (1 of 2 seeds missing)",

@@ -109,6 +109,22 @@ def test_a_range_upside_down_raises_one_sentence():
         LinearPolicy(low=2, high=1)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"low": -0.25, "high": 0.25}, "policy.low is -0.25; it must have at most policy.decimals 1 decimals."),
+        ({"high": 4.5, "decimals": 0}, "policy.high is 4.5; it must have at most policy.decimals 0 decimals."),
+        ({"low": -np.inf}, "policy.low is -inf; it must be finite."),
+        ({"decimals": -1}, "policy.decimals is -1; it must be 0 or positive, or null."),
+    ],
+)
+def test_a_range_that_rounding_would_leave_raises_one_sentence(settings, said):
+    with pytest.raises(ValueError, match=said):
+        LinearPolicy(**settings)
+    LinearPolicy(low=-0.25, high=0.25, decimals=2)
+    LinearPolicy(low=-0.25, high=0.251, decimals=None)
+
+
 def test_checkpoints_hold_the_parameters_and_optimizers_do_not_see_them():
     policy = connected(LinearPolicy(), BOX, spaces.Discrete(2))
     policy.load_parameters([0.1, -6, 6, 0.3, 1, 2])

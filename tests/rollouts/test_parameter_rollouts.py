@@ -123,6 +123,12 @@ def test_what_cannot_be_played_raises_one_sentence():
     policy, factory = policy_for("CartPole-v1")
     with pytest.raises(ValueError, match="seeds is empty; there must be one for each episode."):
         play_parameters(policy, factory, BALANCED, [], 10)
+    envs = make_batched(factory, 3)
+    step = envs.step
+    envs.step = lambda actions: (*(seen := step(actions))[:1], np.where([0, 0, 1], np.nan, seen[1]), *seen[2:])
+    with pytest.raises(ValueError, match="the return of the episode with seed 7 is nan; rewards must be finite."):
+        play_parameters(policy, envs, BALANCED, [5, 6, 7], 10)
+    assert play_parameters(policy, envs, BALANCED, [5, 6], 10).returns.tolist() == [10, 10]  # the third is idle
 
 
 @pytest.mark.slow

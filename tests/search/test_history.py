@@ -70,3 +70,8 @@ def test_an_entry_is_restored_from_plain_values_and_holds_the_first_steps():
 def test_a_history_that_shows_nothing_is_an_error():
     with pytest.raises(ValueError, match="recent and top_k are 0; one of them must be positive"):
         HistoryConfig(recent=0)
+
+
+def test_the_best_are_not_asked_for_where_all_are_shown():
+    with pytest.raises(ValueError, match="top_k is 20, but recent is null, which shows all; set recent to a number."):
+        HistoryConfig(top_k=20)

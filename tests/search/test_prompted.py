@@ -135,3 +135,13 @@ def test_the_stand_in_writes_legal_tables():
         assert table.complaint(proposal.tolist()) == "" and searcher.metrics["failed"] == 0
         searcher.tell(played(proposal, float((proposal == 2).sum())))
     assert max(entry.value for entry in searcher.entries) == 6
+
+
+def test_the_stand_in_says_what_it_does_not_read():
+    for told in (0, 2):
+        searcher = PromptedSearcher(HillClimbingChatModel(), history=HistoryConfig(style="integers"))
+        searcher.setup(SPACE, 0, 40)
+        for value in range(told):
+            searcher.tell(played(np.full(SPACE.size, float(value)), 1.0))
+        with pytest.raises(ValueError, match="style is integers, which the hill-climbing stand-in does not read"):
+            searcher.ask()

@@ -6,7 +6,8 @@ from gymnasium import spaces
 
 from lrl.codecs.spaces import EnvironmentMetadata, SpaceCodec
 from lrl.codecs.toy_text import CliffWalkingCodec
-from lrl.policies.described import policy_in_words
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.policies.described import environment_in_words, policy_in_words
 from lrl.policies.linear import LinearPolicy
 from lrl.policies.tabular import TabularPolicy
 from lrl.search.prompts import SearchPrompt, TaskText
@@ -108,6 +109,21 @@ def test_actions_and_states_are_named():
     words = policy_in_words(table, CliffWalkingCodec())
     assert "params[i] is the action in state i." in words and "2 is DOWN" in words
     assert "36 is row 3 column 0" in words and "47 is row 3 column 11" in words
+
+
+def test_the_environment_is_described_with_its_numbers_and_without_the_form_of_replies_that_act_in_it():
+    car = environment_in_words(GymnasiumEnvs("MountainCarContinuous-v0").codec)
+    assert car == (
+        "A weak car stands in a valley. Swing it up to the flag on the right hill with little force. The numbers of an "
+        "observation are, in order: position (m), velocity (m per step). The numbers of an action are, in order: push "
+        "(force to the right)."
+    )
+    swimmer = environment_in_words(GymnasiumEnvs("Swimmer-v5").codec)
+    assert "Swim to the right as fast as possible" in swimmer and "in order: front tip angle, first joint" in swimmer
+    assert "<action>" in GymnasiumEnvs("Swimmer-v5").codec.description and "<action>" not in swimmer
+    assert environment_in_words(CliffWalkingCodec()) == CliffWalkingCodec().description
+    unknown = SpaceCodec(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (1,)))
+    assert environment_in_words(unknown) == ""
 
 
 def test_many_weights_are_described_by_one_formula():

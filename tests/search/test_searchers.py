@@ -151,11 +151,41 @@ def test_cma_es_starts_again_where_rounding_leaves_nothing_to_choose():
     assert len({tuple(one) for one in found[0][-40:]}) > 1
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_smallest_population_of_cma_es_learns():
+    found = searched("CMA-ES", REAL, hill, 200, searcher=started(CMAES(population_size=4), REAL))[2]
+    assert found[-50:].mean() > found[:50].mean() + 10
+
+
+@pytest.mark.parametrize("kind", [name for name in SEARCHERS if name != "random"])
+def test_ranges_without_zero_are_searched(kind):
+    space = ParameterSpace(size=3, low=1, high=4)
+    _, found, values = searched(kind, space, lambda one: -float(np.square(one - 3).sum()), 400)
+    assert [space.complaint(list(one)) for one in found] == [""] * 400
+    assert values.max() > -0.2 and len({tuple(one) for one in found}) > 60
+
+
+def started(searcher, space):
+    searcher.setup(space, 0, 400)
+    return searcher
+
+
+def test_values_of_other_proposals_are_not_taken_over():
+    before, _, _ = searched("cross-entropy", REAL, hill, 45)
+    for space, iterations in ((REAL, 800), (ParameterSpace(size=8, high=5.0), 400)):
+        other = CrossEntropyMethod()
+        other.setup(space, 0, iterations)
+        with pytest.raises(ValueError, match="of CrossEntropyMethod with other proposals than these settings lead to"):
+            other.load_state_dict(before.state_dict())
+
+
 def test_settings_out_of_range_raise_one_sentence(monkeypatch):
     with pytest.raises(ValueError, match="searcher.num_top is 9; it must be at most num_directions, 8."):
         AugmentedRandomSearch(num_top=9)
+    with pytest.raises(ValueError, match="searcher.population_size is 3; it must be at least 4."):
+        CMAES(population_size=3)
     with pytest.raises(ValueError, match="searcher.population_size is 1; it must be at least 2."):
-        CMAES(population_size=1)
+        CrossEntropyMethod(population_size=1)
     with pytest.raises(ValueError, match="searcher.elite_share is 0"):
         CrossEntropyMethod(elite_share=0.0)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

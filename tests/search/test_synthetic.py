@@ -140,6 +140,38 @@ def test_the_searcher_writes_and_reads_integers():
     assert len(model.prompts[2].splitlines()) == 1 + 6
 
 
+def test_checkpoints_are_not_selected_on_the_functions_that_searchers_are_compared_on(tmp_path):
+    from lrl.cli.synthetic_search import main
+
+    compared = {row["prompt"] for row in demonstrations(0, range(2), TeacherConfig(), held_out=True)}
+    made = {row.observation for row in SyntheticHistories(2, held_out=True).load(None, None)}
+    main("x", f"--write {tmp_path}/held_out.jsonl --functions 2 --held_out".split())
+    written = {json.loads(line)["prompt"] for line in (tmp_path / "held_out.jsonl").read_text().splitlines()}
+    assert made == written and made and not made & compared
+    assert not made & {row["prompt"] for row in demonstrations(0, range(2), TeacherConfig())}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--write x --checkpoint y", "--checkpoint is given with --write, where it would be ignored."),
+        ("--write x --json y", "--json is given with --write"),
+        ("--write x --warmup 5", "--warmup is given with --write"),
+        ("--write x --iterations 40", "--iterations is given with --write"),
+        ("--held_out", "--held_out is given without --write"),
+        ("--generations 6", "--generations is given without --write"),
+        ("--temperature 0", "--temperature is given without --checkpoint"),
+        ("--iterations 0", "--iterations is 0; it must be at least 1."),
+    ],
+)
+def test_options_that_would_be_ignored_are_one_sentence(options, said, capsys):
+    from lrl.cli.synthetic_search import main
+
+    with pytest.raises(SystemExit) as stop:
+        main("lrl synthetic_search", options.split())
+    assert stop.value.code == 2 and said in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_command_writes_what_a_run_learns_from_and_compares_it(tmp_path, monkeypatch, capsys):
     import sys

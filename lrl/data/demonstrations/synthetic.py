@@ -9,7 +9,7 @@ from lrl.codecs.codec import TextCodec
 from lrl.data.demonstrations.sources import Demonstrations
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeInt, PositiveInt, check_arguments
-from lrl.search.synthetic import TeacherConfig, demonstrations
+from lrl.search.synthetic import TeacherConfig, demonstrated, demonstrations
 from lrl.types import Demonstration
 
 
@@ -23,7 +23,7 @@ class SyntheticHistories(Demonstrations):
     Args:
         num_functions: number of functions.
         generations: how many generations the teacher is ahead of a history.
-        held_out: whether the functions are of those that searchers are compared on.
+        held_out: whether the functions are others, for the loss of validation; searchers are compared on yet others.
         seed: of the functions and histories.
     """
 
@@ -40,5 +40,6 @@ class SyntheticHistories(Demonstrations):
 
     def load(self, codec: TextCodec, policy: Policy) -> Sequence[Demonstration]:
         """Generate all demonstrations."""
-        rows = demonstrations(self.seed, range(self.num_functions), self.teacher, self.held_out)
+        functions = demonstrated(self.num_functions, self.held_out)
+        rows = demonstrations(self.seed, functions, self.teacher, self.held_out)
         return [Demonstration(row["prompt"], row["response"]) for row in rows]

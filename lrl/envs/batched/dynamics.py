@@ -83,7 +83,13 @@ class DynamicsEnv(gym.Env):
         return self.dynamics.observe(self._states)[0], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take one step."""
+        """Take one step.
+
+        Raises:
+            ValueError: If the action is illegal.
+        """
+        if not self.action_space.contains(action):
+            raise ValueError(f"action is {action!r}; it must be in {self.action_space}.")
         noise = self.dynamics.noise(self.np_random, 1)
         self._states, rewards, terminated = self.dynamics.step(self._states, np.asarray(action)[None], noise)
         return self.dynamics.observe(self._states)[0], float(rewards[0]), bool(terminated[0]), False, {}

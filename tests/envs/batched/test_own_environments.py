@@ -72,6 +72,18 @@ def test_one_table_in_2187_always_wins_nim():
                 assert exact(nim(), nim_table(**{**perfect, f"s{number}": taken}), 10, 10) < 0.99
 
 
+@pytest.mark.parametrize(
+    ("id", "actions"), [("lrl/Nim-v0", (0, 4)), ("lrl/Pong-v0", (-1, 3)), ("lrl/Maze3x3-v0", (-1, 4))]
+)
+def test_illegal_actions_are_not_taken_for_others(id, actions):
+    env = gym.make(id, disable_env_checker=True)
+    env.reset(seed=0)
+    for action in actions:
+        with pytest.raises(ValueError, match=rf"action is {action}; it must be in Discrete\("):
+            env.step(action)
+    env.close()
+
+
 def test_the_opponent_of_nim_is_perfect_and_taking_the_last_stick_loses():
     table = nim().table
 
