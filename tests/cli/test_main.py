@@ -10,6 +10,7 @@ import pytest
 import torch
 from commands import run_words
 from jsonargparse import ArgumentError, Namespace
+from lightning.pytorch.cli import LightningArgumentParser
 
 import lrl.cli.main
 import lrl.shipped
@@ -35,9 +36,13 @@ class Parsed(LRLCLI):
 
 
 def parse(*args):
+    return parsed_by(*args).config["fit"]
+
+
+def parsed_by(*args):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["lrl", "fit", *map(str, args)])
-        return Parsed().config["fit"]
+        return Parsed()
 
 
 class Made(LRLCLI):
@@ -57,7 +62,9 @@ def loggers_of(parsed):
 def test_overlays_go_on_top_of_an_experiment_and_of_each_other():
     """One command parses them all; tests/test_readme.py parses every experiment, and runs it."""
     overlays = [part for path in OVERLAYS for part in ("--config", path)]
-    parsed = parse("--config", "configs/frozen_lake/grpo.yaml", *overlays)
+    cli = parsed_by("--config", "configs/frozen_lake/grpo.yaml", *overlays)
+    parsed, written = cli.config["fit"], cli.parser.dump(cli.config)
+    assert written == LightningArgumentParser.dump(cli.parser, cli.config)  # which validates once more
     trainer, policy = parsed.trainer, parsed.model.init_args.policy.init_args
     assert [path.stem for path in OVERLAYS] == ["bf16", "ddp", "debug", "fsdp", "qlora", "wandb"]
     assert trainer.precision == "bf16-mixed" and trainer.devices == "auto"
