@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 EXTRAS := dev
 RUN := runs/quickstart
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
+# Ranks, environments and servers import lrl in processes of their own: with bytecode it is compiled once.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: quickstart quickstart-smollm2 smollm2 test test-fast test-all lint docs clean
+.PHONY: quickstart quickstart-smollm2 smollm2 test test-fast test-offline test-all lint docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -50,7 +51,11 @@ lint: $(VENV)/.installed
 test-fast: $(VENV)/.installed
 	$(PYTEST) -m "not (slow or learning or distributed or gpu or reference or pretrained)"
 
-test: lint
+# pyright has one thread and takes a minute, in which the tests could use the other core.
+test: $(VENV)/.installed
+	$(MAKE) --no-print-directory --jobs 2 lint test-offline
+
+test-offline: $(VENV)/.installed
 	$(PYTEST) -m "not (gpu or reference or pretrained)"
 
 test-all: lint $(VENV)/.installed-bench

@@ -77,6 +77,9 @@ def _as_if_fresh(environment):
         torch.random.fork_rng(devices=[]),
         warnings.catch_warnings(),
     ):
+        shown = warnings.showwarning
+        logging.captureWarnings(False)  # what a test before left on would not be turned on by this command
+        warnings.showwarning = shown
         warnings.resetwarnings()
         for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
             warnings.simplefilter("ignore", category)

@@ -66,6 +66,18 @@ class ConfigFile(ActionConfigFile):
         super().__call__(parser, cfg, resolve_config(values), option_string)
 
 
+class RunParser(LightningArgumentParser):
+    """A parser that writes a configuration as it was parsed, without validating it again, which takes half a second."""
+
+    def dump(self, *args: Any, **settings: Any) -> str:
+        """Return a configuration as text."""
+        return super().dump(*args, **{"skip_validation": True} | settings)
+
+    def save(self, *args: Any, **settings: Any) -> None:
+        """Write a configuration to a file."""
+        super().save(*args, **{"skip_validation": True} | settings)
+
+
 class SaveRunConfig(SaveConfigCallback):
     """Writes the resolved configuration to the run directory and into every checkpoint."""
 
@@ -81,7 +93,7 @@ class SaveRunConfig(SaveConfigCallback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the configuration in the checkpoint, so that it can be loaded without the run directory."""
-        if not self._text:  # takes half a second, and stays the same for the whole run
+        if not self._text:  # takes a while, and stays the same for the whole run
             self._text = self.parser.dump(self.config, skip_none=False)
         checkpoint["lrl"] = checkpoint.get("lrl", {}) | {"config": self._text}
 
@@ -128,7 +140,7 @@ class LRLCLI(LightningCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Return a parser whose ``--config`` is :class:`ConfigFile`."""
-        parser = LightningArgumentParser(dump_header=[f"lightning.pytorch=={L.__version__}"], **kwargs)
+        parser = RunParser(dump_header=[f"lightning.pytorch=={L.__version__}"], **kwargs)
         parser.add_argument("-c", "--config", action=ConfigFile, help="a file, or one of the configs of lrl by name")
         return parser
 

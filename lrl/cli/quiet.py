@@ -34,7 +34,8 @@ def silence_libraries() -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     # Lightning compares the log interval with the number of batches; metrics are logged once per collection.
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
-    # Lightning writes checkpoints to the run directory on purpose.
+    # Lightning writes checkpoints and metrics to the run directory on purpose; it holds the records of the launch.
     warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
+    warnings.filterwarnings("ignore", message=".*Experiment logs directory .* exists and is not empty.*")
     # dm_control looks for a display when it is imported, and works without.
     warnings.filterwarnings("ignore", message=".*DISPLAY environment variable.*")

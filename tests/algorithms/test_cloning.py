@@ -349,9 +349,9 @@ def test_the_likelihood_of_clipping_finds_the_policy_that_was_clipped_and_the_de
 @pytest.mark.learning
 def test_a_network_clones_the_controller_of_cartpole(tmp_path):
     env = GymnasiumEnvs("CartPole-v1")
-    collect(load_baseline("expert", env).policy, env, "lrl/controller-v0", 50, 0, 10, name="expert", commit="")
+    collect(load_baseline("expert", env).policy, env, "lrl/controller-v0", 16, 0, 16, name="expert", commit="")
     source = MinariDemonstrations("lrl/controller-v0", split="all")
-    module = sft(network(hidden_sizes=(64, 64)), lr=1e-3, schedule="cosine")
+    module = sft(network(hidden_sizes=(64, 64)), lr=3e-3, schedule="cosine")
     fit(module, tmp_path, made(DemonstrationsDataModule, source, env, 256, validation_episodes=0), max_epochs=6)
-    results = evaluate_policy(module.policy, env, 20, 10_000, 20, SamplingConfig(temperature=0))
+    results = evaluate_policy(module.policy, env, 10, 10_000, 10, SamplingConfig(temperature=0))
     assert results.means()["return"] >= 475

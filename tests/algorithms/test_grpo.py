@@ -325,5 +325,5 @@ def mean_return(module):
 def test_the_bandit_is_solved_and_with_flipped_advantages_it_is_not(tiny_model, monkeypatch, sign):
     monkeypatch.setattr(lrl.algorithms.grpo, "group_advantages", lambda *args: sign * group_advantages(*args))
     module = grpo(tiny_model, max_new_tokens=1, lr=3e-3, kl_coef=0.01, ent_coef=0.01)
-    fit(module, 100)
+    fit(module, 100 if sign > 0 else 30)  # wrong from the first steps on
     assert mean_return(module) > 0.9 if sign > 0 else mean_return(module) < 0.1

@@ -17,7 +17,6 @@ from settings import made
 from tiny_runs import (
     FEW_ITERATIONS,
     FLOAT64,
-    SIZES,
     demonstrations,
     grpo,
     make_trainer,
@@ -38,6 +37,8 @@ from lrl.prompts.template import PromptTemplate
 
 WORLD_SIZE = 2
 TIMEOUT = datetime.timedelta(seconds=30)
+COLLECTIONS = 2
+SIZES = {"num_groups": 4, "group_size": 3, "num_epochs": 1, "num_minibatches": 2}
 LORA = {"model": {"lora": LoRAConfig(r=2, alpha=4)}}
 RUNS = {
     "ddp_full": ("ddp", {}),
@@ -48,7 +49,7 @@ RUNS = {
     "ddp_scoring": ("ddp", {"algorithm": "scoring"}),
     "fsdp2_scoring": ("fsdp2", {"algorithm": "scoring"}),
     "ddp_adapter": ("ddp", {"algorithm": "adapter"}),
-    "ddp_trpo": ("ddp", {"algorithm": "trpo", "fisher_fraction": 0.5}),
+    "ddp_trpo": ("ddp", {"algorithm": "trpo", "fisher_fraction": 0.5, "cg_iterations": 3, "value_iterations": 3}),
     "fsdp2_full": ("fsdp2", {}),
     "fsdp2_lora": ("fsdp2", LORA),
     "fsdp2_sft": ("fsdp2", {"algorithm": "sft"}),
@@ -57,7 +58,9 @@ RUNS = {
 }
 SIGNALS = [("ddp", "collecting"), ("ddp", "training"), ("fsdp2", "training"), ("fsdp2", "unsharding")]
 EARLY = ("ddp_ppo", "fsdp2_ppo", "fsdp2_one_file_lora", "fsdp2_lora")
-"""Runs that one device goes on with after two collections."""
+"""Runs that one device goes on with after the first collection."""
+EXPORTED = ("ddp_full", "ddp_lora", "fsdp2_full", "fsdp2_lora", "fsdp2_warm", "fsdp2_tied")
+"""Runs that write a folder for Hugging Face at their end."""
 UNEVEN = {"num_groups": 2, "group_size": 1, "num_minibatches": 5, "num_epochs": 1}
 
 
@@ -74,23 +77,25 @@ def make_strategy(name):
 
 
 def fit(folder, root, strategy, *callbacks, sizes=None, ckpt_path=None, limit_val_batches=0, **module):
-    """Three collections of episodes, of which ranks play different numbers of turns; or three passes of SFT."""
-    algorithm = module.pop("algorithm", "grpo")
+    """Two collections of episodes, of which ranks play different numbers of turns; or two passes of SFT."""
+    algorithm, max_epochs = module.pop("algorithm", "grpo"), module.pop("max_epochs", COLLECTIONS)
+    rollouts = rollout_data("episodes", **SIZES | (sizes or {}))
     if algorithm == "sft":
         module, data = sft(folder, **module), demonstrations()
     elif algorithm == "ppo":
-        module, data = ppo(folder, schedule="constant"), rollout_data("continuing")
+        module, data = ppo(folder, schedule="constant"), rollout_data("continuing", num_epochs=1)
     elif algorithm == "trpo":
         module, data = trpo(folder, **module), rollout_data("continuing", num_epochs=1, num_minibatches=1)
     elif algorithm in ("scoring", "adapter"):
-        module, data = made(PPOValueHeadModule, critic_of(folder, algorithm), lr=1e-2), rollout_data("episodes")
+        module, data = made(PPOValueHeadModule, critic_of(folder, algorithm), lr=1e-2), rollouts
     else:
-        module, data = grpo(folder, schedule="constant", **module), rollout_data("episodes", **SIZES | (sizes or {}))
+        module, data = grpo(folder, schedule="constant", **module), rollouts
     trainer = make_trainer(
         root,
         CollectionCheckpoint(1),
-        ExportModel(),
+        *([ExportModel()] if root.name in EXPORTED else []),
         *callbacks,
+        max_epochs=max_epochs,
         strategy=make_strategy(strategy),
         devices=WORLD_SIZE,
         gradient_clip_val=None if algorithm == "trpo" else 1.0,
@@ -112,33 +117,33 @@ def critic_of(folder, kind):
 
 
 def resume_inside(folder, root, strategy):
-    """A checkpoint from between two parts of the second collection, of which each rank has its own."""
+    """A checkpoint from between the parts of the second collection, of which each rank has its own."""
     whole = fit(folder, root, strategy, SaveInside(root / "inside.ckpt"))
     return whole, fit(folder, root, strategy, ckpt_path=root / "inside.ckpt")
 
 
-class KeepSecond(L.Callback):
-    """Copies the checkpoint of the second collection: what a run leaves that is killed in the third."""
+class KeepFirst(L.Callback):
+    """Copies the checkpoint of the first collection: what a run leaves that is killed in the second."""
 
     def __init__(self, path):
         self.path = path
 
     def on_train_epoch_start(self, trainer, pl_module):
-        if trainer.current_epoch == 2:
-            pl_module.second_weights = whole_weights(pl_module)
-        if trainer.current_epoch == 2 and trainer.is_global_zero:
+        if trainer.current_epoch == 1:
+            pl_module.early_weights = whole_weights(pl_module)
+        if trainer.current_epoch == 1 and trainer.is_global_zero:
             last = checkpoint_folder(trainer) / "last.ckpt"
             (shutil.copytree if last.is_dir() else shutil.copyfile)(last, self.path)
 
 
 class SaveInside(L.Callback):
-    """Saves behind the second part of the second collection."""
+    """Saves behind the first part of the second collection."""
 
     def __init__(self, path):
         self.path = path
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if (trainer.current_epoch, batch_idx) == (1, 1):
+        if (trainer.current_epoch, batch_idx) == (1, 0):
             trainer.save_checkpoint(self.path)
 
 
@@ -207,7 +212,7 @@ def outcome(trainer):
     return {
         "weights": whole_weights(trainer.lightning_module),
         "rows": trainer.logger.rows,
-        "second_weights": getattr(trainer.lightning_module, "second_weights", None),
+        "early_weights": getattr(trainer.lightning_module, "early_weights", None),
         "local_size": sum(weight.numel() for weight in local),
         "responses": rollout and rollout.responses,
         "turns": rollout and rollout.num_turns,
@@ -226,14 +231,16 @@ def refused(run):
 def cases(folder, root):
     """Name and function of everything that is run."""
     for name, (strategy, changes) in RUNS.items():
-        second = root / f"{name}.ckpt"
-        yield name, lambda at, s=strategy, c=changes, k=second: outcome(fit(folder, at, s, KeepSecond(k), **c))
+        first = root / f"{name}.ckpt"
+        yield name, lambda at, s=strategy, c=changes, k=first: outcome(fit(folder, at, s, KeepFirst(k), **c))
         yield (
             f"{name}_resumed",
-            lambda at, s=strategy, c=changes, k=second: outcome(fit(folder, at, s, ckpt_path=k, **c)),
+            lambda at, s=strategy, c=changes, k=first: outcome(fit(folder, at, s, ckpt_path=k, **c)),
         )
     for strategy in ("ddp", "fsdp2"):
-        yield f"{strategy}_kl_trips", lambda at, s=strategy: outcome(fit(folder, at, s, target_kl=1e-4))
+        once = {"max_epochs": 1, "sizes": {"num_epochs": 2}}  # the first of four parts moves, the second measures it
+        yield f"{strategy}_kl_trips", lambda at, s=strategy, c=once: outcome(fit(folder, at, s, target_kl=1e-4, **c))
+        yield f"{strategy}_kl_free", lambda at, s=strategy, c=once: outcome(fit(folder, at, s, **c))
         yield (
             f"{strategy}_uneven",
             lambda at, s=strategy: outcome(fit(folder, at, s, sizes=UNEVEN, target_kl=1.0, limit_val_batches=1)),
@@ -246,10 +253,10 @@ def cases(folder, root):
     critic = {"value_head": ValueHeadConfig(hidden_sizes=(8,), init_seed=0)}
     yield "ddp_sft_critic", lambda at: refused(lambda: fit(folder, at, "ddp", algorithm="sft", **critic))
     yield "fsdp2_trpo", lambda at: refused(lambda: fit(folder, at, "fsdp2", algorithm="trpo"))
-    warm = {"init_from": str(root / "ddp_lora" / "checkpoints" / "last.ckpt"), **LORA}
+    warm = {"init_from": str(root / "ddp_lora" / "checkpoints" / "last.ckpt"), "max_epochs": 1, **LORA}
     yield "fsdp2_warm", lambda at: outcome(fit(folder, at, "fsdp2", **warm))
     yield "ddp_warm", lambda at: outcome(fit(folder, at, "ddp", **warm))
-    yield "fsdp2_tied", lambda at: outcome(fit(f"{folder}-tied", at, "fsdp2"))
+    yield "fsdp2_tied", lambda at: outcome(fit(f"{folder}-tied", at, "fsdp2", max_epochs=1))
     yield "ddp_inside", lambda at: dict(zip(("whole", "resumed"), map(outcome, resume_inside(folder, at, "ddp"))))
 
 
@@ -276,11 +283,12 @@ def work(rank, folder, root, port):
     }
     results = {}
     for name, run in cases(folder, Path(root)):
+        (Path(root) / f"rank{rank}.txt").write_text(name)  # for whoever looks for what hangs
         try:
             results[name] = run(Path(root) / name)
         except Exception:
             results[name] = {"error": traceback.format_exc()}
         results[name]["collectives"] = collectives()
-        torch.save(results, Path(root) / f"rank{rank}.pt")
         if "error" in results[name]:
-            return
+            break
+    torch.save(results, Path(root) / f"rank{rank}.pt")

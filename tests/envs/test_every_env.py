@@ -50,10 +50,11 @@ def compare_walks(id, numbers, seed=0, steps=STEPS, kwargs=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("id", CLASSIC + BODIES)
-@pytest.mark.parametrize(("kind", "steps"), [("decimals", STEPS), ("integers", 200)], ids=["decimals", "integers"])
-def test_steps_with_numbers_equal_those_of_the_native_environment(id, kind, steps):
-    """A thousand go beyond the time limits; the kind of numbers plays no part there."""
-    compare_walks(id, NumberFormat(kind=kind), steps=steps)
+@pytest.mark.parametrize("kind", ["decimals", "integers"])
+def test_steps_with_numbers_equal_those_of_the_native_environment(id, kind):
+    """A thousand go beyond the time limits, in which neither the kind of numbers nor the body plays a part."""
+    long = kind == "decimals" and id in (*CLASSIC, "HalfCheetah-v5")
+    compare_walks(id, NumberFormat(kind=kind), steps=STEPS if long else 200)
 
 
 @pytest.mark.parametrize(("id", "size"), [(id, None) for id in BODIES + OLD_BODIES] + [("HalfCheetah-v5", 18)])
