@@ -17,7 +17,7 @@ _SOLVED = 0.97
 
 
 class ExactSuccess(L.Callback):
-    """Logs ``val/exact_success`` after each validation of a text policy on FrozenLake; does nothing otherwise.
+    """Logs ``val/exact_success`` after each validation on FrozenLake; does nothing elsewhere.
 
     The policy is decoded greedily in each state and propagated through the transition table, so the success rate has no
     sampling error. ``val/exact_success_of_optimum`` is its ratio to that of the best policy. Both are averaged over
@@ -36,7 +36,7 @@ class ExactSuccess(L.Callback):
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Evaluate on every rank, so that all ranks make the same collective calls."""
         module: Any = pl_module
-        lakes = self._lakes(trainer, module)
+        lakes = self._lakes(trainer)
         if not lakes:
             return
         with trainer.precision_plugin.forward_context(), unsharded(pl_module):
@@ -47,7 +47,7 @@ class ExactSuccess(L.Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log whether a run on a single map solved it, and the states in which it did not."""
         module: Any = pl_module
-        lakes = self._lakes(trainer, module)
+        lakes = self._lakes(trainer)
         if len(lakes) != 1 or trainer.interrupted:
             return
         with trainer.precision_plugin.forward_context(), unsharded(pl_module):
@@ -56,10 +56,10 @@ class ExactSuccess(L.Callback):
         if trainer.is_global_zero:
             _log_solved(lakes[0], float(greedy.success[0]), greedy.decisions[0], sampled.decisions[0])
 
-    def _lakes(self, trainer: L.Trainer, module: Any) -> list[Lake]:
-        """Return the maps of the validation; none in other environments and for policies without text."""
+    def _lakes(self, trainer: L.Trainer) -> list[Lake]:
+        """Return the maps of the validation; none in other environments."""
         data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        if not is_frozen_lake(data.validation_env) or module.policy.response_format is None:
+        if not is_frozen_lake(data.validation_env):
             return []
         return lakes_of(data.validation_env, self.num_maps, data.validation.seed)
 

@@ -216,8 +216,7 @@ def exact_line(loaded: Loaded, temperature: float) -> str:
     from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of
     from lrl.policies.served import ServedPolicy
 
-    native = loaded.policy.response_format is None  # its states are evaluated as texts
-    if not is_frozen_lake(loaded.env_factory) or not loaded.policy.greedy_is_reproducible or native:
+    if not is_frozen_lake(loaded.env_factory) or not loaded.policy.greedy_is_reproducible:
         return ""
     lakes = lakes_of(loaded.env_factory, num_maps=100)
     if isinstance(loaded.policy, ServedPolicy) and (temperature or len(lakes) > 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -182,16 +183,16 @@ def exact_evaluation(
     """Estimate a policy's action probabilities in every state of every map, without memory of earlier turns.
 
     Args:
-        policy: a policy that responds in text, connected and configured.
+        policy: connected and configured; one on native observations gets the numbers of the states.
         lakes: see :func:`lakes_of`.
         sampling: None decodes greedily.
         samples: responses per state; their frequencies are the probabilities.
         seed: seed of the responses.
     """
     states = [(number, state) for number, lake in enumerate(lakes) for state in lake.states]
-    codec = _codec_of(policy)
-    texts = [codec.observation_to_text(state, lakes[number].desc) for number, state in states]
-    actions = _actions(policy, [text for text in texts for _ in range(samples)], sampling, samples, seed)
+    observations = [_observed(policy, state, lakes[number]) for number, state in states]
+    repeated = [observation for observation in observations for _ in range(samples)]
+    actions = _actions(policy, repeated, sampling, samples, seed)
     decisions = [np.zeros((lake.table.num_states, lake.table.num_actions)) for lake in lakes]
     for place, action in enumerate(actions):
         number, state = states[place // samples]
@@ -200,18 +201,24 @@ def exact_evaluation(
     return ExactResults(lakes=lakes, decisions=decisions)
 
 
+def _observed(policy: Actor, state: int, lake: Lake) -> str | int:
+    """Return what the policy observes in a state: its text, or its number where observations are native."""
+    return state if policy.response_format is None else _codec_of(policy).observation_to_text(state, lake.desc)
+
+
 def _actions(
-    policy: Actor, texts: Sequence[str], sampling: SamplingConfig | None, samples: int, seed: int
+    policy: Actor, observed: Sequence[str | int], sampling: SamplingConfig | None, samples: int, seed: int
 ) -> list[int | None]:
     """Return one action for each observation; None where the response is invalid."""
     sampling = policy.sampling_at(0.0) if sampling is None else sampling
-    responses: list[str] = []
-    for begin in range(0, len(texts), _CHUNK):
-        chunk = np.arange(begin, min(begin + _CHUNK, len(texts)))
+    actions: list[int | None] = []
+    for begin in range(0, len(observed), _CHUNK):
+        chunk = np.arange(begin, min(begin + _CHUNK, len(observed)))
         keys = RandomKeys(seed=seed, purpose="exact", collection=0, env=chunk // samples, turn=chunk % samples)
-        observations = [texts[index] for index in chunk.tolist()]
-        responses += policy.act(observations, [()] * len(chunk), keys, sampling).actions
-    return [_parsed(policy, response) for response in responses]
+        observations = [observed[index] for index in chunk.tolist()]
+        decided = policy.act(observations, [()] * len(chunk), keys, sampling).actions
+        actions += [_parsed(policy, action) for action in decided]
+    return actions
 
 
 def _codec_of(policy: Actor) -> TextCodec:
@@ -220,9 +227,11 @@ def _codec_of(policy: Actor) -> TextCodec:
     return policy.codec if isinstance(policy.codec.unwrapped, FrozenLakeCodec) else FrozenLakeCodec()
 
 
-def _parsed(policy: Actor, response: str) -> int | None:
-    assert policy.response_format is not None
+def _parsed(policy: Actor, action: Any) -> int | None:
+    """Return the number of a native action, or of that in a response; None where the response is invalid."""
+    if policy.response_format is None:
+        return int(action)
     try:
-        return _codec_of(policy).text_to_action(get_response_format(policy.response_format).extract(response))
+        return _codec_of(policy).text_to_action(get_response_format(policy.response_format).extract(action))
     except InvalidActionError:
         return None

@@ -13,6 +13,8 @@ from lrl.envs.tabular import success_probability
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of, wrong_states
 from lrl.policies.baselines.fixed import ConstantActor, ExpertActor, FixedActor, RandomActor
+from lrl.policies.mlp import MLPPolicy
+from lrl.policies.tabular import TabularPolicy
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
 LAKE = GymnasiumEnvs("FrozenLake-v1")
@@ -44,6 +46,32 @@ def test_a_policy_that_is_trained_on_a_served_lake_is_evaluated_alike() -> None:
     policy.connect(OpenEnvCodec(LAKE.codec.description, action_schema(LAKE.codec)))
     there, here = (exact_evaluation(one, lakes_of(LAKE), samples=9) for one in (policy, connected(RandomActor())))
     assert there.success[0] == here.success[0] > 0 and (there.decisions[0] == here.decisions[0]).all()
+
+
+def native(policy: TabularPolicy | MLPPolicy) -> TabularPolicy | MLPPolicy:
+    policy.connect(LAKE.codec)
+    policy.connect_spaces(*LAKE.spaces)
+    policy.configure()
+    return policy
+
+
+def test_a_table_of_actions_is_evaluated_by_the_numbers_of_the_states() -> None:
+    (lake,) = lakes_of(LAKE)
+    policy, best = native(TabularPolicy()), lake.q_values.argmax(-1)
+    assert isinstance(policy, TabularPolicy)
+    policy.load_parameters(best)
+    assert exact_evaluation(policy, [lake]).success[0] == pytest.approx(0.7402, abs=1e-4)
+    best[0] = 2  # right, where only left keeps clear of the holes below
+    policy.load_parameters(best)
+    (success,) = exact_evaluation(policy, [lake]).success
+    assert success == pytest.approx(lake.success(np.eye(4)[best])) and success < 0.6
+
+
+def test_a_network_is_sampled_in_every_state() -> None:
+    (lake,) = lakes_of(LAKE)
+    policy = native(MLPPolicy())
+    exact = exact_evaluation(policy, [lake], policy.sampling_at(1.0), samples=400)
+    assert exact.decisions[0][lake.states] == pytest.approx(np.full((11, 4), 0.25), abs=0.1), "small outputs at first"
 
 
 @pytest.mark.slow
