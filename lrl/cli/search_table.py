@@ -5,11 +5,11 @@ lrl search_table --folder runs/search_table --tasks frozen_lake maze --methods c
 lrl search_table --folder runs/search_table --methods ppo trpo --jobs 2
 lrl search_table --folder runs/search_table --show --json runs/search_table.json
 
-Every search has the same budget, the same prior and the same seeds. PPO and TRPO train networks, for at most as many
-episodes and --max_env_steps, on three seeds by default. A record is written when a task, method and seed has finished;
-a second call runs what is missing. The Markdown tables have the published figures beside both rules: the best
-iteration, which is the paper's (of a network: the best mean of --rollouts consecutive training episodes), and the
-chosen policy (of a network: the last one) on fresh episodes. A third table has the episodes and steps that were played.
+Every search has the same budget, the same prior and the same seeds. PPO and TRPO train networks for as many episodes
+or for --max_env_steps, whichever ends first, on three seeds by default. A record is written when a task, method and
+seed has finished; a second call runs what is missing. The Markdown tables have the published figures beside both rules:
+the best iteration, which is the paper's (of a network: the best mean of --rollouts consecutive training episodes), and
+the chosen policy (of a network: the last one) on fresh episodes. A third table has what was played.
 """
 
 from __future__ import annotations
