@@ -1,12 +1,15 @@
-"""Search for the parameters of small policies on the tasks of ProPS with random search, CEM, CMA-ES and ARS.
+"""Search for small policies on the tasks of ProPS with random search, CEM, CMA-ES and ARS, beside PPO and TRPO.
 
 lrl search_table --folder runs/search_table --jobs 2
 lrl search_table --folder runs/search_table --tasks frozen_lake maze --methods cma_es --seeds 3
+lrl search_table --folder runs/search_table --methods ppo trpo --jobs 2
 lrl search_table --folder runs/search_table --show --json runs/search_table.json
 
-Every method has the same budget, the same prior and the same seeds. A record is written when a task, method and seed
-has finished; a second call runs what is missing. The Markdown tables have the published figures beside both rules:
-the best iteration, which is the paper's, and the chosen policy on fresh episodes.
+Every search has the same budget, the same prior and the same seeds. PPO and TRPO train networks for as many episodes
+or for --max_env_steps, whichever ends first, on three seeds by default. A record is written when a task, method and
+seed has finished; a second call runs what is missing. The Markdown tables have the published figures beside both rules:
+the best iteration, which is the paper's (of a network: the best mean of --rollouts consecutive training episodes), and
+the chosen policy (of a network: the last one) on fresh episodes. A third table has what was played.
 """
 
 from __future__ import annotations
@@ -24,10 +27,13 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser = command_parser(prog, __doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of the records, one file each")
     parser.add_argument("--tasks", nargs="+", help="default: all 15")
-    parser.add_argument("--methods", nargs="+", help="default: all of them")
-    parser.add_argument("--seeds", type=int, help="number of seeds; default: 10 where episodes are short, else 3")
+    parser.add_argument("--methods", nargs="+", help="default: all six")
+    parser.add_argument(
+        "--seeds", type=int, help="number of seeds; default: 10 for searches where episodes are short, else 3"
+    )
     parser.add_argument("--iterations", type=int, default=400, help="proposals of a search")
     parser.add_argument("--rollouts", type=int, default=20, help="episodes of a proposal")
+    parser.add_argument("--max_env_steps", type=int, default=1_000_000, help="of the training of a network, at most")
     parser.add_argument("--fresh_episodes", type=int, default=100, help="of the chosen policy")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes at a time, of one thread each")
     parser.add_argument("--show", action="store_true", help="run nothing, print what has finished")
@@ -38,19 +44,21 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> None:
     """Run what is missing, print the tables, and write one file of all records."""
+    from lrl.cli.network_baselines import search_or_train
     from lrl.cli.run_directory import commit
-    from lrl.evaluation.parameter_search import METHODS, SearchBudget, planned, read_record, search_all
+    from lrl.evaluation.parameter_search import METHODS, NETWORKS, SearchBudget, planned, read_record, search_all
     from lrl.reports.search_table import search_tables
     from lrl.reports.table import write_json
     from lrl.search.tasks import TASKS
 
     command = f"{arguments.prog} {shlex.join(arguments.words)}"
-    names = ("iterations", "rollouts", "fresh_episodes")
+    names = ("iterations", "rollouts", "fresh_episodes", "max_env_steps")
     budget = SearchBudget(**{name: getattr(arguments, name) for name in names})
-    runs = planned(arguments.tasks or list(TASKS), arguments.methods or list(METHODS), arguments.seeds)
+    methods = arguments.methods or [*METHODS, *NETWORKS]
+    runs = planned(arguments.tasks or list(TASKS), methods, arguments.seeds)
     about = {"commit": commit(), "machine": arguments.machine}
     if not arguments.show:
-        search_all(runs, budget, arguments.folder, arguments.jobs, about, _print_record)
+        search_all(runs, budget, arguments.folder, arguments.jobs, about, _print_record, search_or_train)
     records = {run: read_record(run, budget, arguments.folder) for run in runs}
     print(search_tables(records))
     if arguments.json is not None:

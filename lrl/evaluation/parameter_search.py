@@ -1,4 +1,7 @@
-"""Searches for the parameters of small policies without a trainer: one record for each task, method and seed."""
+"""Searches for the parameters of small policies without a trainer: one record for each task, method and seed.
+
+Networks, which are trained by gradients, have records of the same kind.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,11 @@ METHODS: dict[str, Callable[[], Searcher]] = {
     "cma_es": CMAES,
     "ars": AugmentedRandomSearch,
 }
-"""Methods by name, with their defaults on every task."""
+"""Searches by name, with their defaults on every task."""
+NETWORKS = ("ppo", "trpo")
+"""Names of the methods that train a network by gradients, :mod:`lrl.cli.network_baselines`."""
+_NETWORK_SEEDS = 3
+"""Number of seeds of a network on every task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +54,20 @@ class SearchBudget:
     """Number of episodes of each proposal."""
     fresh_episodes: int = 100
     """Number of episodes of the chosen policy that no proposal was selected on."""
+    max_env_steps: int = 1_000_000
+    """Number of steps after which a network is trained no more, if it has not played all episodes of a search."""
+
+    @property
+    def episodes(self) -> int:
+        """The number of episodes of a search, and the most that a network plays."""
+        return self.iterations * self.rollouts
+
+    def entries(self, method: str) -> dict[str, int]:
+        """Return what counts for a method, as its records have it."""
+        entries = asdict(self)
+        if method not in NETWORKS:
+            del entries["max_env_steps"]
+        return entries
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -66,6 +87,10 @@ class SearchRun:
     def file(self, folder: Path) -> Path:
         """Return the file of the record."""
         return folder / self.task / f"{self.method}_{self.index}.json"
+
+
+MakeRecord = Callable[[SearchRun, SearchBudget], dict[str, Any]]
+"""Plays or trains one run, and returns its record."""
 
 
 def make_policy(task: SearchTask) -> SearchedPolicy:
@@ -108,7 +133,7 @@ def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], Non
     envs.close()
     return {
         **asdict(run),
-        **asdict(budget),
+        **budget.entries(run.method),
         "seed": seed,
         "env_id": task.env_id,
         "space": asdict(space) | {"actions": None if space.actions is None else list(space.actions)},
@@ -117,7 +142,7 @@ def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], Non
         "parameters": best.parameters.tolist(),
         "fresh": fresh.value,
         "fresh_ci95": list(bootstrap_interval(fresh.returns)),
-        "episodes": budget.iterations * budget.rollouts,
+        "episodes": budget.episodes,
         "env_steps": env_steps,
         "seconds": round(searched, 2),
         "values": [round(value, 6) for value in values.tolist()],
@@ -129,27 +154,22 @@ def planned(tasks: Sequence[str], methods: Sequence[str], num_seeds: int | None 
 
     Args:
         tasks: names of :data:`~lrl.search.tasks.TASKS`.
-        methods: names of :data:`METHODS`.
-        num_seeds: number of seeds; None takes that of each task.
+        methods: names of :data:`METHODS` or :data:`NETWORKS`.
+        num_seeds: number of seeds; None takes that of each task for searches, and three for networks.
 
     Raises:
         ValueError: a name is unknown, or ``num_seeds`` is below 1.
     """
-    for option, names, known in (("tasks", tasks, TASKS), ("methods", methods, METHODS)):
+    for option, names, known in (("tasks", tasks, TASKS), ("methods", methods, (*METHODS, *NETWORKS))):
         for name in names:
             if name not in known:
                 raise ValueError(f"--{option} has {name!r}; it must be one of {', '.join(known)}.")
     if num_seeds is not None and num_seeds < 1:
         raise ValueError(f"--seeds is {num_seeds}; it must be at least 1.")
-    seeds = {task: TASKS[task].num_seeds if num_seeds is None else num_seeds for task in tasks}
+    pairs = [(task, method) for task in tasks for method in methods]
+    seeds = {pair: num_seeds or (_NETWORK_SEEDS if pair[1] in NETWORKS else TASKS[pair[0]].num_seeds) for pair in pairs}
     most = max(seeds.values(), default=0)
-    return [
-        SearchRun(task, method, index)
-        for index in range(most)
-        for task in tasks
-        for method in methods
-        if index < seeds[task]
-    ]
+    return [SearchRun(*pair, index) for index in range(most) for pair in pairs if index < seeds[pair]]
 
 
 def read_record(run: SearchRun, budget: SearchBudget, folder: Path) -> dict[str, Any] | None:
@@ -162,7 +182,7 @@ def read_record(run: SearchRun, budget: SearchBudget, folder: Path) -> dict[str,
     if not file.exists():
         return None
     record = json.loads(file.read_text(encoding="utf-8"))
-    for name, value in asdict(budget).items():
+    for name, value in budget.entries(run.method).items():
         if record.get(name) != value:
             raise ValueError(f"--{name} is {value}, but {file} was made with {record.get(name)}; give another folder.")
     return record
@@ -175,6 +195,7 @@ def search_all(
     jobs: int = 1,
     about: Mapping[str, Any] | None = None,
     on_record: Callable[[dict[str, Any]], None] | None = None,
+    make_record: MakeRecord = search,
 ) -> None:
     """Finish all runs that have no record yet; each record is written whole when its run ends.
 
@@ -185,6 +206,7 @@ def search_all(
         jobs: number of processes, of one thread each.
         about: further entries of each record.
         on_record: called with each new record.
+        make_record: returns the record of a run; a function of a module, which other processes import.
 
     Raises:
         ValueError: ``jobs`` is below 1, or a record was made with another budget.
@@ -195,28 +217,28 @@ def search_all(
     told = on_record or (lambda record: None)
     if jobs == 1:
         for run in todo:
-            told(finish(run, budget, folder, about))
+            told(finish(run, budget, folder, about, make_record))
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that are started now
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         try:
-            for future in as_completed([pool.submit(finish, run, budget, folder, about) for run in todo]):
+            submitted = [pool.submit(finish, run, budget, folder, about, make_record) for run in todo]
+            for future in as_completed(submitted):
                 told(future.result())
         except BaseException:
             pool.shutdown(cancel_futures=True)  # otherwise all others would run before the error is seen
             raise
 
 
-def finish(run: SearchRun, budget: SearchBudget, folder: Path, about: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Search, write the record and return it.
-
-    Args:
-        run: the task, the method and the seed.
-        budget: the same for all methods.
-        folder: of the records.
-        about: further entries of the record.
-    """
-    record = search(run, budget) | dict(about or {})
+def finish(
+    run: SearchRun,
+    budget: SearchBudget,
+    folder: Path,
+    about: Mapping[str, Any] | None,
+    make_record: MakeRecord = search,
+) -> dict[str, Any]:
+    """Search or train, write the record and return it; arguments are those of :func:`search_all`."""
+    record = make_record(run, budget) | dict(about or {})
     _write(record, run.file(folder))
     return record
 

@@ -1,4 +1,4 @@
-"""The table of searches beside the published figures of ProPS, under both rules."""
+"""The table of searches and networks beside the published figures of ProPS, under both rules."""
 
 from __future__ import annotations
 
@@ -7,24 +7,33 @@ from typing import Any
 
 import numpy as np
 
-from lrl.evaluation.parameter_search import SearchRun
+from lrl.evaluation.parameter_search import METHODS, NETWORKS, SearchRun
 from lrl.reports.seed_intervals import MIN_SEEDS
 from lrl.search.tasks import TASKS
 
 RULES = {"best_iteration": "best iteration", "fresh": "chosen policy on fresh episodes"}
 """The two figures of a search, by their name in a record."""
+_NETWORK_RULES = (
+    "the best iteration is the best mean of as many consecutive training episodes as a proposal has, in blocks that do "
+    "not overlap; the policy samples its actions and is updated meanwhile. The chosen policy is the last one, which "
+    "does not sample."
+)
 Records = Mapping[SearchRun, dict[str, Any] | None]
 """The record of each planned run; None where it has not finished."""
 
 
 def search_tables(records: Records) -> str:
-    """Return a Markdown table for each rule, how often each method reaches the published figures, and what is missing.
+    """Return Markdown tables of both rules and of what was played, how often ProPS is reached, and what is missing.
 
     A cell is the mean over seeds with their standard deviation, or the single values of fewer than five; ``n/m``
     follows where only n of m planned seeds have finished.
     """
     heading = "mean ± standard deviation over seeds, single values of fewer than five"
     parts = [f"{title.capitalize()}, {heading}:\n\n{_table(records, rule)}" for rule, title in RULES.items()]
+    parts.append(f"Episodes / env steps of a seed, mean:\n\n{budget_table(records)}")
+    networks = [method for method in _names(records, "method") if method in NETWORKS]
+    if networks:
+        parts.append(f"Of {' and '.join(networks)}, {_NETWORK_RULES}")
     parts += [reached_text(records, rule) for rule in RULES]
     missing = unfinished(records)
     parts.append(f"Unfinished: {', '.join(missing)}." if missing else "All planned runs have finished.")
@@ -55,25 +64,49 @@ def _cell(records: Records, task: str, method: str, rule: str) -> str:
     return f"{_number(values.mean())}{spread if len(values) > 1 else ''}{finished}"
 
 
+def budget_table(records: Records) -> str:
+    """Return a Markdown table of the episodes and env steps that a seed of each method has played, the mean of seeds.
+
+    The fresh episodes of the chosen policy are not counted.
+    """
+    methods = _names(records, "method")
+    lines = [f"| {' | '.join(['task', *methods])} |", "|" + "---|" * (1 + len(methods))]
+    for task in _names(records, "task"):
+        cells = [task]
+        for method in methods:
+            finished = [record for record in _of(records, task, method) if record is not None]
+            means = [np.mean([record[name] for record in finished]) for name in ("episodes", "env_steps") if finished]
+            cells.append(" / ".join(f"{mean:,.0f}" for mean in means))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def reached_text(records: Records, rule: str) -> str:
     """Return a sentence on how many finished tasks each method reaches the published ProPS and ProPS+ on.
 
-    Means are rounded to two decimals, as the published figures are.
+    Means are rounded to two decimals, as the published figures are. The last count is that of tasks on which at least
+    one of the searches does so, among the tasks that all of them have finished.
     """
-    parts = []
-    for method in _names(records, "method"):
-        whole = {task: _of(records, task, method) for task in _names(records, "task")}
-        means = {
-            task: round(float(np.mean([record[rule] for record in some if record is not None])), 2)
-            for task, some in whole.items()
-            if None not in some
-        }
+    methods, parts = _names(records, "method"), []
+    searches = [method for method in methods if method in METHODS]
+    groups = [(method, [method]) for method in methods]
+    for title, group in [*groups, ("at least one search", searches)] if len(searches) > 1 else groups:
+        best = {task: _best(records, task, group, rule) for task in _names(records, "task")}
+        whole = {task: round(mean, 2) for task, mean in best.items() if mean is not None}
         counts = [
-            sum(mean >= getattr(TASKS[task].published, row) for task, mean in means.items())
+            sum(mean >= getattr(TASKS[task].published, row) for task, mean in whole.items())
             for row in ("props", "props_plus")
         ]
-        parts.append(f"{method} {counts[0]} and {counts[1]} of {len(means)}")
+        parts.append(f"{title} {counts[0]} and {counts[1]} of {len(whole)}")
     return f"Tasks on which the mean reaches the published ProPS and ProPS+ ({RULES[rule]}): {'; '.join(parts)}."
+
+
+def _best(records: Records, task: str, methods: Sequence[str], rule: str) -> float | None:
+    """Return the largest mean over seeds that one of the methods has; None where one of them has not finished."""
+    planned = [_of(records, task, method) for method in methods]
+    if any(None in seeds for seeds in planned):
+        return None
+    return max(float(np.mean([record[rule] for record in seeds if record is not None])) for seeds in planned)
 
 
 def unfinished(records: Records) -> list[str]:

@@ -68,10 +68,36 @@ def play_parameters(
             return play_parameters(policy, made, parameters, seeds, max_steps, trajectory)
         finally:
             made.close()
-    decide, returns, env_steps = policy.decider(parameters), [], 0
     described: TrajectorySteps = []
+    decide = policy.decider(parameters)
+    returns, env_steps = play_seeds(decide, envs, seeds, max_steps, described if trajectory else None)
+    return Trial(
+        parameters=np.asarray(parameters, dtype=np.float64), returns=returns, env_steps=env_steps, trajectory=described
+    )
+
+
+def play_seeds(
+    decide: Decide,
+    envs: VectorEnv,
+    seeds: Sequence[int] | np.ndarray,
+    max_steps: int,
+    described: TrajectorySteps | None = None,
+) -> tuple[np.ndarray, int]:
+    """Play one whole episode for each seed, and return their returns ``(episode,)`` and the number of their steps.
+
+    Args:
+        decide: maps the observations of all environments to their actions.
+        envs: environments without autoreset, which are reused.
+        seeds: one for each episode, at least one.
+        max_steps: truncates episodes after this many steps; the environment's own limit may be shorter.
+        described: a list that the steps of the first episode are added to, as text.
+
+    Raises:
+        ValueError: a return is not finite.
+    """
+    returns, env_steps = [], 0
     for first in range(0, len(seeds), envs.num_envs):
-        steps_of = described if trajectory and first == 0 else None
+        steps_of = described if first == 0 else None
         part, steps = _play(decide, envs, seeds[first : first + envs.num_envs], max_steps, steps_of)
         if not np.isfinite(part).all():
             place = int(np.flatnonzero(~np.isfinite(part))[0])
@@ -80,12 +106,7 @@ def play_parameters(
             )
         returns.append(part)
         env_steps += steps
-    return Trial(
-        parameters=np.asarray(parameters, dtype=np.float64),
-        returns=np.concatenate(returns),
-        env_steps=env_steps,
-        trajectory=described,
-    )
+    return np.concatenate(returns), env_steps
 
 
 def _play(

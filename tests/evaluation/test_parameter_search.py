@@ -8,6 +8,7 @@ import pytest
 from lrl.cli.search_table import main
 from lrl.evaluation.parameter_search import (
     METHODS,
+    NETWORKS,
     SearchBudget,
     SearchRun,
     make_policy,
@@ -17,7 +18,7 @@ from lrl.evaluation.parameter_search import (
     search_all,
 )
 from lrl.evaluation.seeds import headline_seed
-from lrl.reports.search_table import reached_text, search_tables, unfinished
+from lrl.reports.search_table import budget_table, reached_text, search_tables, unfinished
 from lrl.rollouts.parameter_rollouts import fresh_seeds, play_parameters, proposal_seeds
 from lrl.search.tasks import TASKS
 
@@ -61,6 +62,8 @@ def test_plans_have_the_seeds_of_each_task():
         SearchRun("hopper", "cma_es", 0),
     ]
     assert len(planned(list(TASKS), list(METHODS), 1)) == 60
+    assert len(planned(["maze", "hopper"], NETWORKS)) == 2 * (3 + 3), "a network has three seeds on every task"
+    assert len(planned(["maze"], ["ars", "ppo"], 2)) == 4
 
 
 def test_a_second_call_runs_only_what_is_missing(tmp_path, capsys):
@@ -106,7 +109,10 @@ def test_an_error_is_seen_before_all_other_runs_have_finished(tmp_path):
     ("options", "said"),
     [
         ("--tasks chess", "--tasks has 'chess'; it must be one of mountain_car_continuous, "),
-        ("--methods sgd", "--methods has 'sgd'; it must be one of random_search, cross_entropy, cma_es, ars."),
+        (
+            "--methods sgd",
+            "--methods has 'sgd'; it must be one of random_search, cross_entropy, cma_es, ars, ppo, trpo.",
+        ),
         ("--seeds 0", "--seeds is 0; it must be at least 1."),
         ("--jobs 0", "--jobs is 0; it must be at least 1."),
         ("--rollouts 0", "--rollouts is 0; it must be at least 1."),
@@ -126,8 +132,19 @@ def test_records_of_another_budget_are_not_mixed(tmp_path, capsys):
     assert "--rollouts is 2, but " in capsys.readouterr().err
 
 
-def recorded(best, fresh):
-    return {"best_iteration": best, "fresh": fresh}
+def test_only_records_of_networks_depend_on_the_budget_of_steps(tmp_path):
+    budget, other = (SearchBudget(iterations=2, rollouts=1, max_env_steps=steps) for steps in (10, 20))
+    for method in ("ars", "ppo"):
+        run = SearchRun("nim", method, 0)
+        search_all([run], budget, tmp_path, make_record=lambda run, budget: budget.entries(run.method))
+        if method == "ars":
+            assert read_record(run, other, tmp_path) == {"iterations": 2, "rollouts": 1, "fresh_episodes": 100}
+    with pytest.raises(ValueError, match="--max_env_steps is 20, but .*ppo_0.json was made with 10; "):
+        read_record(run, other, tmp_path)
+
+
+def recorded(best, fresh, episodes=8000, env_steps=70_000):
+    return {"best_iteration": best, "fresh": fresh, "episodes": episodes, "env_steps": env_steps}
 
 
 def test_tables_show_both_rules_and_what_is_missing():
@@ -148,5 +165,34 @@ def test_tables_show_both_rules_and_what_is_missing():
         "hopper ars (1 of 2 seeds missing)",
         "hopper cma_es (1 of 2 seeds missing)",
     ]
-    assert "(best iteration): ars 1 and 0 of 1; cma_es 0 and 0 of 0." in reached_text(records, "best_iteration")
+    assert "(best iteration): ars 1 and 0 of 1; cma_es 0 and 0 of 0; at least one search" in reached_text(
+        records, "best_iteration"
+    )
     assert "(chosen policy on fresh episodes): ars 0 and 0 of 1;" in reached_text(records, "fresh")
+
+
+def test_tables_count_tasks_that_at_least_one_search_reaches():
+    best = {  # published: maze .55 and .97, nim .33 and .97, hopper 284.2 and 356.2
+        ("maze", "ars"): 0.97, ("maze", "cma_es"): 0.5, ("maze", "ppo"): 0.6,
+        ("nim", "ars"): 0.3, ("nim", "cma_es"): 0.33, ("nim", "ppo"): 1.0,
+        ("hopper", "ars"): 300.0, ("hopper", "cma_es"): None, ("hopper", "ppo"): 400.0,
+    }  # fmt: skip
+    records = {SearchRun(*pair, 0): None if value is None else recorded(value, 0.0) for pair, value in best.items()}
+    text = reached_text(records, "best_iteration")
+    assert text.endswith("ars 2 and 1 of 3; cma_es 1 and 0 of 2; ppo 3 and 2 of 3; at least one search 2 and 1 of 2.")
+    alone = {run: record for run, record in records.items() if run.method != "cma_es"}
+    assert reached_text(alone, "best_iteration").endswith("ars 2 and 1 of 3; ppo 3 and 2 of 3.")
+
+
+def test_tables_show_what_was_played():
+    records = {
+        SearchRun("maze", "ars", 0): recorded(0.9, 0.5, 8000, 70_000),
+        SearchRun("maze", "ppo", 0): recorded(0.9, 0.5, 8010, 61_000),
+        SearchRun("maze", "ppo", 1): recorded(0.9, 0.5, 8020, 62_001),
+        SearchRun("maze", "trpo", 0): None,
+    }
+    rows = budget_table(records).split("\n")
+    assert rows[0] == "| task | ars | ppo | trpo |" and rows[2] == "| maze | 8,000 / 70,000 | 8,015 / 61,500 |  |"
+    text = search_tables(records)
+    assert rows[2] in text and "\n\nOf ppo and trpo, the best iteration is the best mean of as many" in text
+    assert "the best mean of as many" not in search_tables({run: records[run] for run in list(records)[:1]})
