@@ -25,7 +25,7 @@ class TrainingReturns(L.Callback):
 
     @property
     def spent(self) -> bool:
-        """Whether ``max_episodes`` have ended."""
+        """Return whether ``max_episodes`` have ended."""
         return self.max_episodes is not None and len(self.returns) >= self.max_episodes
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -46,7 +46,7 @@ class ChatEndpoint:
 
     @property
     def has_key(self) -> bool:
-        """Whether the environment holds an API key."""
+        """Return whether the environment variable of the API key is set."""
         return bool(self._key())
 
     def connect(self) -> None:

@@ -111,7 +111,7 @@ class RunningStatistics(nn.Module, ABC):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no vectors have taken effect yet."""
+        """Return whether no vectors have taken effect yet."""
         return bool(self.counting[0, 0] == 0)
 
     @abstractmethod

@@ -61,7 +61,7 @@ class PromptedSearcher(Searcher):
 
     @property
     def needs_trajectory(self) -> bool:
-        """Whether the prompt shows episodes."""
+        """Return whether the prompt shows episodes."""
         return self.history.trajectories > 0
 
     def describe(self, environment: str, policy: str) -> None:

@@ -39,7 +39,7 @@ class Searcher(ABC):
 
     @property
     def needs_trajectory(self) -> bool:
-        """Whether :attr:`Trial.trajectory` is read."""
+        """Return whether the searcher reads :attr:`Trial.trajectory`."""
         return False
 
     @property
