@@ -3,8 +3,8 @@
 import os
 import signal
 
+import bare_trainer
 import lightning as L
-from tiny_runs import Rows
 
 from lrl.algorithms.prompted_search import PromptedSearchModule
 from lrl.callbacks.checkpoint import CollectionCheckpoint
@@ -49,23 +49,9 @@ def module_of(kind="prompted"):
     return PromptedSearchModule(LinearPolicy(), searchers[kind]())
 
 
-def trainer_of(root, *callbacks, **settings):
-    bare = {"accelerator": "cpu", "devices": 1, "logger": Rows(), "enable_progress_bar": False, "max_epochs": 8}
-    bare |= {"enable_model_summary": False, "num_sanity_val_steps": 0, "use_distributed_sampler": False}
-    bare |= {"check_val_every_n_epoch": 8, "log_every_n_steps": 1}
-    writes = any(isinstance(callback, CollectionCheckpoint) for callback in callbacks)
-    return L.Trainer(**bare | settings, callbacks=list(callbacks), default_root_dir=root, enable_checkpointing=writes)
-
-
-def fit(root, *callbacks, module=None, data=None, ckpt_path=None, **settings):
-    trainer = trainer_of(root, *callbacks, **settings)
-    trainer.fit(
-        module or module_of(),
-        datamodule=data or data_of(),
-        ckpt_path=ckpt_path,
-        weights_only=True if ckpt_path else None,
-    )
-    return trainer
+def fit(root, *callbacks, module=None, data=None, **settings):
+    settings = {"max_epochs": 8, "check_val_every_n_epoch": 8} | settings
+    return bare_trainer.fit(root, *callbacks, module=module or module_of(), data=data or data_of(), **settings)
 
 
 class StopAt(L.Callback):

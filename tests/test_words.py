@@ -14,7 +14,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "lrl"
 FRAGMENT = re.compile(r"(Of|As|Behind|Whether|What|Where|By which|In nats|Nothing)\b")
-"""Beginnings of fragments. A property may begin with "Whether", which is how booleans are documented."""
+"""Beginnings of fragments."""
 NOT_IMPERATIVE = re.compile(r"(The|An?|Each|Every|All|One|Its|This|How|Before|By|To|In|With|If|See)\b")
 """Beginnings that are allowed except for functions, which begin with a verb in the imperative."""
 BANNED = {
@@ -51,7 +51,7 @@ def first_line_findings(tree: ast.Module) -> Iterator[tuple[int, str]]:
         is_property = is_function and any("property" in ast.unparse(one) for one in node.decorator_list)
         if not (first[:1].isupper() and first.endswith(".") and len(first.split()) >= 3):
             yield line, f"not a capitalized sentence of three words on one line: {first!r}"
-        elif FRAGMENT.match(first) and not (is_property and first.startswith("Whether")):
+        elif FRAGMENT.match(first):
             yield line, f"a fragment: {first!r}"
         elif is_function and not is_property and NOT_IMPERATIVE.match(first):
             yield line, f"not in the imperative: {first!r}"

@@ -78,7 +78,7 @@ class LanguageModelTrunk:
 
     @property
     def has_fixed_states(self) -> bool:
-        """Return whether there is a value head whose training alone leaves the hidden states that it reads unchanged."""
+        """Return whether training the value head alone leaves the hidden states that it reads unchanged."""
         return self.value_head is not None and not self.language_model.has_critic_adapter
 
     @torch.no_grad()

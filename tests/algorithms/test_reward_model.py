@@ -2,16 +2,17 @@
 
 import csv
 
+import bare_trainer
 import gymnasium as gym
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from bare_trainer import trainer_of
 from commands import run_command
 from gymnasium import spaces
 from lightning.pytorch.callbacks import EarlyStopping
 from settings import made
-from tiny_runs import Rows, demonstrations
+from tiny_runs import demonstrations
 
 from lrl.algorithms.reward_model import RewardModelModule, r2
 from lrl.callbacks.checkpoint import CollectionCheckpoint
@@ -102,27 +103,8 @@ def data_of(name="linear", **settings):
     return TransitionsDataModule(f"lrl/{name}-v0", **{"batch_size": 32} | settings)
 
 
-def trainer_of(root, *callbacks, **settings):
-    bare = {"accelerator": "cpu", "devices": 1, "logger": Rows(), "enable_progress_bar": False, "max_epochs": 3}
-    bare |= {
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-        "use_distributed_sampler": False,
-        "log_every_n_steps": 1,
-    }
-    writes = any(isinstance(callback, CollectionCheckpoint) for callback in callbacks)
-    return L.Trainer(**bare | settings, callbacks=list(callbacks), default_root_dir=root, enable_checkpointing=writes)
-
-
-def fit(root, *callbacks, module=None, data=None, ckpt_path=None, **settings):
-    trainer = trainer_of(root, *callbacks, **settings)
-    trainer.fit(
-        module or module_of(),
-        datamodule=data or data_of(),
-        ckpt_path=ckpt_path,
-        weights_only=True if ckpt_path else None,
-    )
-    return trainer
+def fit(root, *callbacks, module=None, data=None, **settings):
+    return bare_trainer.fit(root, *callbacks, module=module or module_of(), data=data or data_of(), **settings)
 
 
 # -- figures by hand --------------------------------------------------------------------------------------------------
