@@ -138,6 +138,12 @@ class PromptedSearchModule(PolicyModule):
         assert self.run_data is not None, "setup() comes first"
         return self.run_data
 
+    @property
+    def max_collections(self) -> int | None:
+        """Number of policies that a whole search plays, one per collection; None before the trainer knows the data."""
+        data = getattr(self.trainer, "datamodule", None) if self._trainer else None
+        return data.num_policies if isinstance(data, SearchDataModule) else None
+
     def setup(self, stage: str) -> None:
         """Connect the policy, and start the search.
 

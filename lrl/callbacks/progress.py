@@ -42,7 +42,7 @@ class ConsoleProgress(L.Callback):
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, TextColumn("{task.fields[figures]}"))
-        total = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
+        total = _num_collections(trainer, pl_module) or None
         self._task = self._progress.add_task("training", total=total, completed=trainer.current_epoch, figures="")
         self._progress.start()
 
@@ -52,13 +52,13 @@ class ConsoleProgress(L.Callback):
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Report the previous epoch, whose metrics are logged after every callback's ``on_train_epoch_end``."""
-        self._report(trainer, trainer.current_epoch)
+        self._report(trainer, pl_module, trainer.current_epoch)
 
-    def _report(self, trainer: L.Trainer, done: int) -> None:
+    def _report(self, trainer: L.Trainer, pl_module: L.LightningModule, done: int) -> None:
         """Move the bar to ``done`` epochs, and log a line if it is due."""
         if done <= self._reported or not trainer.is_global_zero:
             return
-        self._reported, total = done, trainer.max_epochs or 0
+        self._reported, total = done, _num_collections(trainer, pl_module)
         figures = "  ".join(
             f"{label} {float(trainer.callback_metrics[name]):.3f}"
             for name, label in _SHOWN.items()
@@ -73,7 +73,7 @@ class ConsoleProgress(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Report the last epoch and remove the bar."""
-        self._report(trainer, trainer.current_epoch)
+        self._report(trainer, pl_module, trainer.current_epoch)
         self._stop()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -84,3 +84,9 @@ class ConsoleProgress(L.Callback):
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def _num_collections(trainer: L.Trainer, pl_module: L.LightningModule) -> int:
+    """Return the number of collections of the whole run; 0 if neither the trainer nor the module limits it."""
+    limits = (trainer.max_epochs, getattr(pl_module, "max_collections", None))
+    return min((limit for limit in limits if limit is not None and limit > 0), default=0)

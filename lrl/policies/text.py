@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
@@ -85,6 +86,21 @@ class TextPolicy(Policy):
         """Load the language model and initialise the value head."""
         self.trunk.configure()
         self.value_head = self.trunk.value_head
+        self._warn_of_cut_responses()
+
+    def _warn_of_cut_responses(self) -> None:
+        """Log a warning if an action without any reasoning already exceeds ``sampling.max_new_tokens``."""
+        if self.codec is None:
+            return
+        render = get_response_format(self.response_format).render
+        responses = [render(text) for text in self.codec.action_texts or (self.codec.default_action_text,)]
+        tokens = [len(ids) for ids in self.language_model.tokenizer.encode_texts(responses)]
+        if min(tokens) > self.sampling.max_new_tokens:
+            shortest = responses[tokens.index(min(tokens))]
+            logging.getLogger("lrl").warning(
+                f"sampling.max_new_tokens is {self.sampling.max_new_tokens}, but a response such as {shortest!r} has "
+                f"{min(tokens)} tokens: responses are cut off before they are valid; allow that many or more."
+            )
 
     def encode_response(self, response: str) -> list[int]:
         """Return the token ids of a response as it would have been sampled, the token that ends it included."""

@@ -121,6 +121,7 @@ class PromptedSearcher(Searcher):
             iteration=self._asked + 1,
             total=self.num_iterations,
             complaint=complaint,
+            allow_repeats=self.allow_repeats,
         )
         seed = int(seeds("prompted search", self.seed, self._asked, attempt))
         (completion,) = self.chat_model.complete([conversation], self.sampling, [seed])

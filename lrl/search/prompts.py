@@ -25,7 +25,7 @@ _INDEXED = (
     "in this pattern:\n{pattern}\nLine 2 gives the reason for this choice in one or two sentences."
 )
 _COMPACT = "Reply with the parameters to try next: {size} numbers in one line, separated by spaces, and nothing else."
-_RULES = ("Parameters that were tried before must not be proposed again.",)
+_NO_REPEATS = "Parameters that were tried before must not be proposed again."
 _STEP = (
     "Move some parameters by about {step:g} from good ones, up as well as down. Where this no longer helps, try "
     "parameters far from all others."
@@ -85,6 +85,7 @@ class SearchPrompt:
         iteration: int = 1,
         total: int = 1,
         complaint: str = "",
+        allow_repeats: bool = False,
     ) -> list[Message]:
         """Return the conversation, which is one message of the user.
 
@@ -97,6 +98,7 @@ class SearchPrompt:
             iteration: number of this proposal, from 1.
             total: number of all proposals.
             complaint: why the previous reply was rejected, one sentence; empty for the first try.
+            allow_repeats: whether parameters that were tried before may be proposed again.
         """
         if style == "integers":
             return [{"role": "user", "content": integer_prompt(space, history, iteration, total)}]
@@ -106,7 +108,7 @@ class SearchPrompt:
             self._role(space, task),
             _legal(space),
             _reply(space, style),
-            "\n".join(f"- {rule}" for rule in self._rules(space)),
+            "\n".join(f"- {rule}" for rule in self._rules(space, allow_repeats)),
             _HISTORY.format(order=ordered, history=history) if history else _NOTHING,
             _ROUND.format(iteration=iteration, total=total),
             _REJECTED.format(complaint=complaint) if complaint else "",
@@ -118,8 +120,8 @@ class SearchPrompt:
             return _POLICY.format(environment=task.environment, policy=task.policy)
         return _FUNCTION.format(size=space.size)
 
-    def _rules(self, space: ParameterSpace) -> list[str]:
-        rules: list[str] = list(_RULES)
+    def _rules(self, space: ParameterSpace, allow_repeats: bool) -> list[str]:
+        rules = [] if allow_repeats else [_NO_REPEATS]
         if space.actions is not None:
             rules.append(_VALUES)
         elif self.step_size is not None:

@@ -90,6 +90,11 @@ class RunModule(L.LightningModule, ABC):
         return 0 if self.run_data is None else int(self.run_data.seed)
 
     @property
+    def max_collections(self) -> int | None:
+        """Number of collections after which the run ends by itself; None if only the trainer's limits end it."""
+        return None
+
+    @property
     def world_size(self) -> int:
         """Number of ranks; 1 without a trainer."""
         return self.trainer.world_size if self._trainer else 1

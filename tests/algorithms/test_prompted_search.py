@@ -14,6 +14,7 @@ from tiny_runs import rollout_data
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.algorithms.prompted_search import PromptedSearchModule
 from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.callbacks.progress import ConsoleProgress
 from lrl.callbacks.search_pictures import SearchPictures
 from lrl.data.validation import ValidationConfig
 from lrl.evaluation.checkpoint import load_policy
@@ -193,6 +194,14 @@ def test_a_run_that_ends_before_the_search_says_so(tmp_path, caplog):
     caplog.clear()
     fit(tmp_path)
     assert "max_epochs is" not in caplog.text
+
+
+def test_progress_counts_the_policies_of_the_search(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
+    with caplog.at_level(logging.INFO, logger="lrl"):
+        fit(tmp_path, ConsoleProgress(1), max_epochs=400)
+    lines = [line.split("  ")[0] for line in caplog.messages if line.startswith("collection ")]
+    assert lines == [f"collection {number}/8" for number in range(1, 9)]
 
 
 def test_tables_are_searched_with_trajectories(tmp_path):

@@ -11,6 +11,7 @@ from tiny_runs import save_tiny_model, text_policy
 from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.language_model import LoRAConfig
+from lrl.prompts.response_format import get_response_format
 from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
 from lrl.turn_batch import TurnBatch
 from lrl.types import PastTurn, RandomKeys, SamplingConfig
@@ -281,3 +282,19 @@ def test_the_environment_reads_what_the_policy_writes(folder):
     valid = rollout.metrics["action_valid"].bool()
     actions = [text.strip() for texts in rollout.responses for text in texts if text is not None]
     assert valid.any() and not valid.all() and any(text in FrozenLakeCodec().action_texts for text in actions)
+
+
+@pytest.mark.parametrize("codec", [FrozenLakeCodec(), GymnasiumEnvs("HalfCheetah-v5").codec])
+def test_a_limit_that_no_response_fits_in_is_named(folder, caplog, codec):
+    """Control was first trained with ten tokens, in which six numbers do not fit: every action was cut off."""
+    policy = text_policy(folder, max_new_tokens=10)
+    policy.prompt = replace(policy.prompt, response_format="think_answer")
+    policy.connect(codec)
+    policy.configure()
+    response = get_response_format("think_answer").render(codec.default_action_text)
+    needed = len(policy.language_model.tokenizer.encode_texts([response])[0])
+    assert needed > 10 and "sampling.max_new_tokens is 10, but a response such as '<think></think>" in caplog.text
+    caplog.clear()
+    policy.sampling = replace(policy.sampling, max_new_tokens=needed)
+    policy.configure()
+    assert not caplog.text

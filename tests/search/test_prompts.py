@@ -35,6 +35,11 @@ def test_numbers_only_unless_the_environment_is_described():
     assert plain.split("\n\n", 1)[1] in plus  # everything else is the same
 
 
+def test_repeats_are_forbidden_where_they_are_rejected():
+    assert "tried before must not be proposed again" in text_of()
+    assert "tried before" not in text_of(allow_repeats=True)
+
+
 def test_the_real_number_of_iterations_is_told_from_one():
     assert "This is proposal 7 of 30." in text_of(iteration=7, total=30)
     assert "400" not in text_of(iteration=7, total=30)
