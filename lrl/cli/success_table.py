@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrl.cli.arguments import command_parser, subcommand
+from lrl.cli.arguments import command_parser, fabric_of, subcommand
 from lrl.reports.results import environments_table
 
 if TYPE_CHECKING:
@@ -36,9 +36,12 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
     parser.add_argument("--num_envs", type=int, default=16, help="in parallel; the result does not depend on it")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
+    parser.add_argument("--accelerator", default="auto", help="one device of this kind plays")
+    parser.add_argument("--precision", help="of Fabric, for example bf16-mixed; default: that of the weights")
     parser.add_argument("--figure", choices=("success", "return"), default="success", help="shown of several policies")
     parser.add_argument("--machine", default="", help="the machine's description, for the file")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    parser.set_defaults(devices="1", strategy="auto")  # for fabric_of
     return parser
 
 
@@ -101,9 +104,12 @@ def row(
     from lrl.evaluation.episodes import evaluate_policy
 
     label, path = subject
+    fabric = fabric_of(arguments)
     policy, envs, _ = load(path, env_id, env_kwargs, arguments)
+    fabric.strategy.precision.convert_module(policy.to(fabric.device))  # in place; nothing with a mixed precision
     sampling = policy.sampling_at(arguments.temperature)
-    results = evaluate_policy(policy, envs, arguments.episodes, arguments.seed, arguments.num_envs, sampling)
+    with fabric.autocast():
+        results = evaluate_policy(policy, envs, arguments.episodes, arguments.seed, arguments.num_envs, sampling)
     report: dict[str, Any] = results.report(env_id, label) | {"env_kwargs": env_kwargs}
     failed = [episode["seed"] for episode in report.pop("per_episode") if not episode["success"]]
     return report | {"length_ci95": list(results.intervals()["length"]), "failed_seeds": failed}

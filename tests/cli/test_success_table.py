@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from commands import Finished, run_words
 
+import lrl.evaluation.episodes
 from lrl.cli.success_table import labelled
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "success_table.py"
@@ -44,6 +46,19 @@ def test_settings_of_an_environment_are_columns_from_the_first_line_on() -> None
     assert lines[0] == "| environment | num_distractors | return | length | success |"
     assert [line.count("|") for line in lines] == [6] * 4
     assert lines[2].startswith("| `lrl/BabyAI-GoToLocal-v0` |  |") and "| 3 |" in lines[3]
+
+
+def test_the_policy_plays_in_the_precision_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    play = lrl.evaluation.episodes.evaluate_policy
+    monkeypatch.setattr(
+        "lrl.evaluation.episodes.evaluate_policy",
+        lambda *settings: (seen.append(torch.is_autocast_enabled("cpu")), play(*settings))[1],
+    )
+    for options in ((), ("--precision", "bf16-mixed", "--accelerator", "cpu")):
+        assert run("--env_id", "FrozenLake-v1", *options).returncode == 0
+    assert seen == [False, True]
+    assert "fp7" in run("--env_id", "FrozenLake-v1", "--precision", "fp7").stderr
 
 
 @pytest.mark.slow
