@@ -99,7 +99,7 @@ class TextPolicy(Policy):
             shortest = responses[tokens.index(min(tokens))]
             logging.getLogger("lrl").warning(
                 f"sampling.max_new_tokens is {self.sampling.max_new_tokens}, but a response such as {shortest!r} has "
-                f"{min(tokens)} tokens: responses are cut off before they are valid; allow that many or more."
+                f"{min(tokens)} tokens: such responses are cut off; allow that many or more."
             )
 
     def encode_response(self, response: str) -> list[int]:
