@@ -1,5 +1,6 @@
 """The policy that writes: what it records while writing is what it says of it later."""
 
+import logging
 from dataclasses import replace
 
 import gymnasium as gym
@@ -285,8 +286,9 @@ def test_the_environment_reads_what_the_policy_writes(folder):
 
 
 @pytest.mark.parametrize("codec", [FrozenLakeCodec(), GymnasiumEnvs("HalfCheetah-v5").codec])
-def test_a_limit_that_no_response_fits_in_is_named(folder, caplog, codec):
+def test_a_limit_that_no_response_fits_in_is_named(folder, caplog, codec, monkeypatch):
     """Control was first trained with ten tokens, in which six numbers do not fit: every action was cut off."""
+    monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
     policy = text_policy(folder, max_new_tokens=10)
     policy.prompt = replace(policy.prompt, response_format="think_answer")
     policy.connect(codec)
