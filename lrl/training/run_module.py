@@ -91,7 +91,7 @@ class RunModule(L.LightningModule, ABC):
 
     @property
     def max_collections(self) -> int | None:
-        """Number of collections after which the run ends by itself; None if only the trainer's limits end it."""
+        """Number of collections after which the run ends by itself; None where it is not known in advance."""
         return None
 
     @property

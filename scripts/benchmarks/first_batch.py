@@ -77,8 +77,8 @@ def compare_first_batch(module: GRPOModule, trainer: Any, tolerance: float | Non
     Args:
         module: the algorithm of lrl.
         trainer: that of TRL, with the same weights.
-        tolerance: of the loss, and of the gradient; None in 16 bits, where two ways of computing the same gradient
-            differ by rounding: there the gradient of lrl on eight rows must be no farther than :data:`SOUND` times
+        tolerance: of the loss, and of the gradient; None in 16 bits, where losses may differ by 1e-2 and two ways of
+            computing the same gradient differ by rounding: there the gradient of lrl on eight rows must be no farther than :data:`SOUND` times
             that of TRL from the gradient of TRL in float32.
 
     Raises:
@@ -99,8 +99,9 @@ def compare_first_batch(module: GRPOModule, trainer: Any, tolerance: float | Non
         grads = [gradient(*pair) for pair in zip(losses, models, strict=True)]
         notes = {"loss_ours": losses[0].item(), "loss_theirs": losses[1].item()}
         notes["gradient_norm"] = grads[0].norm().item()
+        near = 1e-2 if tolerance is None else tolerance
+        torch.testing.assert_close(losses[0], losses[1], atol=near, rtol=near)
         if tolerance is not None:
-            torch.testing.assert_close(losses[0], losses[1], atol=tolerance, rtol=tolerance)
             torch.testing.assert_close(grads[0], grads[1], atol=tolerance, rtol=10 * tolerance)
             return notes
         wide = copy.deepcopy(models[1]).float()
