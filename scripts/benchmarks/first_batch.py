@@ -78,8 +78,8 @@ def compare_first_batch(module: GRPOModule, trainer: Any, tolerance: float | Non
         module: the algorithm of lrl.
         trainer: that of TRL, with the same weights.
         tolerance: of the loss, and of the gradient; None in 16 bits, where losses may differ by 1e-2 and two ways of
-            computing the same gradient differ by rounding: there the gradient of lrl on eight rows must be no farther than :data:`SOUND` times
-            that of TRL from the gradient of TRL in float32.
+            computing the same gradient differ by rounding: there the gradient of lrl on eight rows must be no farther
+            than :data:`SOUND` times that of TRL from the gradient of TRL in float32.
 
     Raises:
         AssertionError: they differ.
