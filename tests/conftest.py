@@ -7,6 +7,7 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import fcntl
+import logging
 import multiprocessing
 import shutil
 
@@ -37,6 +38,16 @@ def once(tmp_path_factory):
         return shared / name
 
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _logger_of_the_package():
+    """Restore what a command run by a test changes: where the messages of ``lrl`` go."""
+    logger = logging.getLogger("lrl")
+    level, propagate, handlers = logger.level, logger.propagate, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.propagate, logger.handlers[:] = propagate, handlers
 
 
 @pytest.fixture(scope="session")

@@ -213,7 +213,7 @@ class LanguageModel(nn.Module):
             use_adapter(self.model, "default")
 
     def states(self, ids: Tensor, mask: Tensor, model: Any = None) -> Tensor:
-        """Compute the last hidden states ``(row, column, hidden)`` of texts.
+        """Compute the last hidden states ``(row, column, hidden)`` of texts; padding on the right has no effect.
 
         Args:
             ids: int64 ``(row, column)``, right-padded.
@@ -224,8 +224,7 @@ class LanguageModel(nn.Module):
         self._check_positions(ids.shape[1])
         self._set_kernel(model)
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        padding = None if bool(mask.all()) else mask.long()
-        given = {"input_ids": ids, "attention_mask": padding, "position_ids": positions, "use_cache": False}
+        given = {"input_ids": ids, "attention_mask": None, "position_ids": positions, "use_cache": False}
         lower = None
         if self.lower is not None:
             turns = ids, mask, ids[:, :0], mask[:, :0]

@@ -1,26 +1,30 @@
 """States below the lowest adapter: they do not change in training, so they are computed once per turn and kept.
 
 Layers below the lowest adapter are the same function for the policy, its old log-probabilities, the reference and the
-critic. Their output is computed for one text at a time, never in a batch: first each distinct prompt, then each
-response after the keys and values of its prompt. So the numbers depend on nothing but the text, and it makes no
-difference to any bit of a gradient whether they were kept, dropped or computed again, after a resume, in another
-minibatch, or with other padding. The layers above read them from the rows of a forward pass as usual. Of a prompt that
-comes back with another response, keys and values are kept as well, in at most half of the memory.
+critic. Their output is computed in batches of a fixed shape (:mod:`lrl.models.fixed_batches`): first each distinct
+prompt, then each response after the keys and values of its prompt. So the numbers depend on nothing but the text, and
+it makes no difference to any bit of a gradient whether they were kept, dropped or computed again, after a resume, in
+another minibatch, or with other padding. The layers above read them from the rows of a forward pass as usual. Of a
+prompt that comes back with another response, keys and values are kept as well, in at most half of the memory.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 from transformers import DynamicCache
 
 from lrl.models.attention import Attention, bare, compute_dtype, is_exact, is_halved, kernel_of
+from lrl.models.fixed_batches import fixed_batches, padded, place_matters
 from lrl.models.forward import logits_of
+from lrl.models.frozen_layers import frozen_depth, has_dropout, lower_parameters, trained_layers
 from lrl.models.lora import decoder_layers
 from lrl.models.lru_cache import LRUCache
 from lrl.models.prompt_sharing import Layout, Lower, additive_mask, lay_out_alone
@@ -28,10 +32,13 @@ from lrl.models.skipped_layers import skipped
 from lrl.models.turn_texts import Continuation, turns_of
 
 _MIB = 2**20
+_AT_ONCE = 64
+"""Prompts whose keys and values are in memory at the same time, for their responses."""
 
 
 _Key = tuple[Any, ...]
 _KeysAndValues = list[tuple[Tensor, Tensor]]
+"""Of one text and each lower layer, ``(head, token, size)``."""
 
 
 @final
@@ -48,11 +55,13 @@ class LowerLayers:
         self.depth, self.max_bytes = depth, max_bytes
         self.computed_tokens = 0
         """Tokens that went through the lower layers so far."""
-        self.random_in_training = _has_dropout(model, depth)
+        self.random_in_training = has_dropout(model, depth)
         """Whether the lower layers apply dropout in training mode, in which their states cannot be kept."""
         self._kept = LRUCache[Tensor](max_bytes)
         self._prompts = LRUCache[_KeysAndValues](max_bytes // 2)
         self._weights: tuple[Any, ...] = ()
+        self._alone: dict[tuple[str, str], bool] = {}
+        """By dtype and kernel, whether texts are computed alone because their place in a batch matters."""
 
     def fill(
         self, model: Any, layout: Layout, prompts: Sequence[Sequence[int]], continuations: Sequence[Continuation]
@@ -95,57 +104,87 @@ class LowerLayers:
         for prompt, continuation in zip(prompts, continuations, strict=True):
             wanted.setdefault(tuple(prompt), []).append(continuation)
         found: dict[_Key, Tensor] = {}
+        missing: list[list[_Key]] = []
         for prompt, after in wanted.items():
-            keys = [(*mark, prompt), *((*mark, prompt, one) for one in after if one.ids)]
+            keys = [(*mark, prompt), *((*mark, prompt, one) for one in dict.fromkeys(after) if one.ids)]
             found |= {key: kept for key in keys if (kept := self._kept.get(key)) is not None}
-            if any(key not in found for key in keys):
-                self._compute(model, keys, found)
-            for key in keys:
-                self._kept.put(key, found[key], _size(found[key]))
+            missing += [keys] if any(key not in found for key in keys) else []
+        if missing and mark not in self._alone:
+            words = bare(model).get_input_embeddings().weight
+            self._alone[mark] = place_matters(partial(self._read, model), len(words), words.device)
+        for start in range(0, len(missing), _AT_ONCE):
+            keys = [key for keys in missing[start : start + _AT_ONCE] for key in keys]
+            self._compute(model, keys, found, self._alone[mark])
+        for key, states in found.items():
+            self._kept.put(key, states, _size(states))
         self._kept.shrink(self.max_bytes - self._prompts.bytes)
         return _joined(found, prompts, continuations, mark)
 
-    def _compute(self, model: Any, keys: Sequence[_Key], found: dict[_Key, Tensor]) -> None:
-        """Compute what is not found yet of a prompt's states, whose key is the first, and its continuations'."""
-        own, device = keys[0], bare(model).get_input_embeddings().weight.device
-        after = [key for key in dict.fromkeys(keys[1:]) if key not in found]
-        length, cache = len(own[-1]), self._prefilled(model, own) if after else None
-        if own not in found or (after and cache is None):
-            comes_back, cache = own in found, DynamicCache(config=bare(model).config) if after else None
-            ids = torch.tensor([own[-1]], device=device)
-            states = self._run(model, ids, torch.arange(length, device=device)[None], None, cache)
-            found.setdefault(own, states)
-            if comes_back and cache is not None:
-                kept = [(layer.keys, layer.values) for layer in self._cached(cache)]
-                self._prompts.put(own, kept, sum(_size(part) for pair in kept for part in pair))
-        for key in after:
-            one: Continuation = key[-1]
-            mask = None
-            if one.visible is not None:
-                own_tokens = torch.tensor(one.visible, device=device)
-                seen = torch.cat([own_tokens.new_ones(len(own_tokens), length), own_tokens], dim=1)
-                mask = additive_mask(seen[None], compute_dtype(model))
-            positions = length + torch.tensor([one.places], device=device)
-            found[key] = self._run(model, torch.tensor([one.ids], device=device), positions, mask, cache)
-            for layer in self._cached(cache):  # back to the prompt
-                layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
+    def _compute(self, model: Any, keys: Sequence[_Key], found: dict[_Key, Tensor], alone: bool) -> None:
+        """Compute what is not found yet of the states of some prompts and of what follows them.
 
-    def _prefilled(self, model: Any, prompt: _Key) -> DynamicCache | None:
-        """Return a KV cache with the lower layers' keys and values of a prompt that came back; None if not kept."""
-        kept = self._prompts.get(prompt)
-        if kept is None:
-            return None
-        cache = DynamicCache(config=bare(model).config)
-        for number, (keys, values) in enumerate(kept):
-            cache.update(keys, values, number)
-        return cache
+        Args:
+            model: whose lower layers are run.
+            keys: of prompts, and of continuations, which end with the prompt and what follows it.
+            found: states by key, to which these are added.
+            alone: compute every text alone.
+        """
+        after = [key for key in keys if isinstance(key[-1], Continuation) and key not in found]
+        past = {key[:-1]: self._prompts.get(key[:-1]) for key in after}
+        new = [key for key in keys if not isinstance(key[-1], Continuation)]
+        new = [key for key in new if key not in found or (key in past and past[key] is None)]
+        texts = [key[-1] for key in new]
+        device = _device(model)
+        for batch in fixed_batches([len(text) for text in texts], device, alone=alone):
+            cache = DynamicCache(config=bare(model).config)  # whether it is needed or not: every bit is the same
+            states = self._read(model, batch.rectangle(texts, device), cache=cache)
+            for row, (key, length) in enumerate((new[n], len(texts[n])) for n in batch.texts):
+                self.computed_tokens += length
+                if key in past:
+                    own = [(k[row, :, :length].clone(), v[row, :, :length].clone()) for k, v in self._pairs(cache)]
+                    past[key] = own
+                    if key in found:  # the prompt came back with another response
+                        self._prompts.put(key, own, sum(_size(k) + _size(v) for k, v in own))
+                found.setdefault(key, states[row, :length].clone())
+        self._continue(model, after, past, found, alone)
 
-    def _cached(self, cache: Any) -> list[Any]:
-        return list(cache.layers[: self.depth])
+    def _continue(
+        self, model: Any, keys: Sequence[_Key], past: Mapping[_Key, Any], found: dict[_Key, Tensor], alone: bool
+    ) -> None:
+        """Compute states of continuations, given the keys and values of their prompts; see :meth:`_compute`."""
+        after: list[Continuation] = [key[-1] for key in keys]
+        lengths, device = [len(key[-2]) for key in keys], _device(model)
+        widths = lengths if alone else [padded(length) for length in lengths]
+        for batch in fixed_batches([len(one.ids) for one in after], device, apart=widths, alone=alone):
+            rows, width = batch.members, widths[batch.texts[0]]
+            cache = DynamicCache(config=bare(model).config)
+            for layer, pairs in enumerate(zip(*(past[keys[n][:-1]] for n in rows), strict=True)):
+                columns = [[functional.pad(part, (0, 0, 0, width - part.shape[1])) for part in pair] for pair in pairs]
+                cache.update(torch.stack([k for k, _ in columns]), torch.stack([v for _, v in columns]), layer)
+            seen = torch.zeros(batch.rows, batch.width, width + batch.width, dtype=torch.bool, device=device)
+            for row, one, length in ((row, after[n], lengths[n]) for row, n in enumerate(rows)):
+                seen[row, :, :length] = True
+                size = len(one.ids)
+                own = seen.new_ones(size, size).tril() if one.visible is None else seen.new_tensor(one.visible)
+                seen[row, :size, width : width + size] = own
+            starts = torch.tensor([lengths[n] for n in rows], device=device)[:, None]
+            positions = starts + batch.rectangle([one.places for one in after], device)
+            mask = additive_mask(seen, compute_dtype(model))
+            states = self._read(model, batch.rectangle([one.ids for one in after], device), positions, mask, cache)
+            for row, n in enumerate(batch.texts):
+                self.computed_tokens += len(after[n].ids)
+                found[keys[n]] = states[row, : len(after[n].ids)].clone()
 
-    def _run(self, model: Any, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
-        """Return the states ``(token, hidden)`` of one text, ``ids`` and ``positions`` being ``(1, token)``."""
-        self.computed_tokens += ids.shape[1]
+    def _pairs(self, cache: Any) -> list[tuple[Tensor, Tensor]]:
+        """Return the keys and values of the lower layers, each ``(row, head, column, size)``."""
+        return [(layer.keys, layer.values) for layer in cache.layers[: self.depth]]
+
+    def _read(
+        self, model: Any, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None, cache: Any = None
+    ) -> Tensor:
+        """Return the states ``(row, column, hidden)`` of texts, ``ids`` and ``positions`` being ``(row, column)``."""
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids) if positions is None else positions
+        cache = DynamicCache(config=bare(model).config) if cache is None else cache
         _, layers = decoder_layers(model)
         found: list[Any] = []
         handle = layers[self.depth - 1].register_forward_hook(lambda _, given, out: found.append(out))
@@ -155,26 +194,24 @@ class LowerLayers:
             part.training = False
         try:
             with skipped(layers[self.depth :]):
-                inner(
-                    input_ids=ids,
-                    position_ids=positions,
-                    attention_mask=mask,
-                    past_key_values=cache,
-                    use_cache=cache is not None,
-                )
+                inner(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
         finally:
             handle.remove()
             for part in training:
                 part.training = True
-        return found[0][0].clone()
+        return found[0]
 
     def _drop_if_weights_changed(self, model: Any) -> None:
         """Forget everything if a weight below has changed since: by ``init_from``, a checkpoint, another device."""
         weights = tuple((id(part), part.data_ptr(), part._version) for part in lower_parameters(model, self.depth))
         if weights != self._weights:
-            self._kept.clear()
-            self._prompts.clear()
+            self.forget()
             self._weights = weights
+
+    def forget(self) -> None:
+        """Drop all states that are kept."""
+        self._kept.clear()
+        self._prompts.clear()
 
 
 def _joined(
@@ -194,46 +231,12 @@ def _joined(
     return torch.cat(parts), torch.tensor(starts, device=some.device)
 
 
+def _device(model: Any) -> torch.device:
+    return bare(model).get_input_embeddings().weight.device
+
+
 def _size(states: Tensor) -> int:
     return states.numel() * states.element_size()
-
-
-def lower_parameters(model: Any, depth: int) -> Iterator[nn.Parameter]:
-    """Yield the weights that the states depend on: all but those of later layers and of what follows the layers."""
-    name, layers = decoder_layers(model)
-    words = bare(model).get_input_embeddings()
-    yield from words.parameters()
-    after = {id(weight) for layer in layers[depth:] for weight in layer.parameters()}
-    after |= {id(weight) for weight in words.parameters()}
-    parent = bare(model).get_submodule(name.rpartition(".")[0])
-    siblings = dict(parent.named_children())
-    last = list(siblings).index(name.rpartition(".")[2])
-    for part in list(siblings.values())[: last + 1]:
-        yield from (weight for weight in part.parameters() if id(weight) not in after)
-
-
-def _has_dropout(model: Any, depth: int) -> bool:
-    """Return whether anything below, or around the layers, applies dropout in training mode."""
-    _, layers = decoder_layers(model)
-    above = {id(part) for layer in layers[depth:] for part in layer.modules()}
-    for part in bare(model).base_model.modules():
-        rates = {value for name, value in vars(part).items() if "dropout" in name and isinstance(value, float)}
-        rates |= {part.p} if isinstance(part, nn.Dropout) else set()
-        if id(part) not in above and any(rate > 0 for rate in rates):
-            return True
-    return False
-
-
-def frozen_depth(model: Any) -> int:
-    """Return the number of layers below the lowest one that is trained; 0 if what they read is trained as well."""
-    depth = min(_trained(model), default=0)
-    return 0 if any(weight.requires_grad for weight in lower_parameters(model, depth)) else depth
-
-
-def _trained(model: Any) -> list[int]:
-    """Return the indices of the layers that are trained."""
-    _, layers = decoder_layers(model)
-    return [index for index, layer in enumerate(layers) if any(part.requires_grad for part in layer.parameters())]
 
 
 def lower_layers(model: Any, size: int, attention: Attention) -> LowerLayers | None:
@@ -249,18 +252,20 @@ def lower_layers(model: Any, size: int, attention: Attention) -> LowerLayers | N
         reason = "what the first layer reads is trained as well"
     elif attention != "full":
         reason = "not every layer of this model attends to all earlier tokens"
-    elif not _can_be_left_out(model, depth):
+    elif not _can_be_left_out(model, lower := LowerLayers(model, depth, size * _MIB)):
         reason = "the layers of this architecture cannot be left out of a pass"
     else:
-        return LowerLayers(model, depth, size * _MIB)
-    if depth or min(_trained(model), default=0):
+        lower.forget()
+        lower.computed_tokens = 0
+        return lower
+    if depth or min(trained_layers(model), default=0):
         message = "the states below lora.last_layers are computed in every pass and not kept: %s."
         logging.getLogger("lrl").warning(message, reason)
     return None
 
 
 @torch.no_grad()
-def _can_be_left_out(model: Any, depth: int) -> bool:
+def _can_be_left_out(model: Any, lower: LowerLayers) -> bool:
     """Return whether a pass that starts from kept states equals the plain pass, on arbitrary tokens."""
     device = bare(model).get_input_embeddings().weight.device
     ids = (torch.arange(8, device=device)[None] * 7919 + 11) % model.config.get_text_config().vocab_size
@@ -269,7 +274,7 @@ def _can_be_left_out(model: Any, depth: int) -> bool:
     try:
         plain = logits_of(model, layout)
         turns = turns_of(ids[:, :5], seen[:, :5], ids[:, 5:], seen[:, 5:])
-        filled = LowerLayers(model, depth, 0).fill(model, layout, *turns)
+        filled = lower.fill(model, layout, *turns)
         above = logits_of(model, filled)
         if not is_halved(model):
             return is_exact(above, plain)

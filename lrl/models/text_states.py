@@ -8,6 +8,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor
 
+from lrl.models.fixed_batches import fixed_batches, place_matters
 from lrl.models.lru_cache import LRUCache
 from lrl.turn_batch import Inputs
 
@@ -32,8 +33,8 @@ def pool(states: Tensor, mask: Tensor, pooling: Literal["last", "mean"]) -> Tens
 class KeptStates:
     """Computes and keeps one vector per text.
 
-    As in :mod:`lrl.models.lower_layers` each text is computed alone, never in a batch, so that no bit of a gradient
-    depends on whether its states were kept, dropped or computed again after a resume.
+    As in :mod:`lrl.models.lower_layers` texts are computed in batches of a fixed shape, so that no bit of a gradient
+    depends on whether their states were kept, dropped or computed again after a resume.
 
     Args:
         max_mib: the least recently used states are dropped beyond this, in MiB; None keeps none and computes batches.
@@ -42,6 +43,8 @@ class KeptStates:
     def __init__(self, max_mib: int | None) -> None:
         self._kept = None if max_mib is None else LRUCache[Tensor](max_mib * _MIB)
         self._weights: tuple[Any, ...] = ()
+        self._alone: dict[bool, bool] = {}
+        """With autocast and without, whether texts are computed alone because their place in a batch matters."""
 
     @torch.no_grad()
     def states(self, model: Any, compute: Callable[[Inputs], Tensor], texts: Inputs) -> Tensor:
@@ -58,13 +61,25 @@ class KeptStates:
         if weights != self._weights:
             self._kept.clear()
             self._weights = weights
-        rows = []
-        lengths = texts["text_mask"].sum(1).tolist()
-        for ids, mask, length in zip(texts["text_ids"], texts["text_mask"], lengths, strict=True):
-            key = torch.is_autocast_enabled(ids.device.type), ids[:length].cpu().numpy().tobytes()
-            states = self._kept.get(key)
-            if states is None:
-                states = compute({"text_ids": ids[None, :length], "text_mask": mask[None, :length]})[0]
-                self._kept.put(key, states, states.numel() * states.element_size() + len(key[1]))
-            rows.append(states)
-        return torch.stack(rows)
+        ids, device = texts["text_ids"], texts["text_ids"].device
+        halved = torch.is_autocast_enabled(device.type)
+        rows = [tuple(row[:length]) for row, length in zip(ids.tolist(), texts["text_mask"].sum(1).tolist())]
+        kept = {row: self._kept.get((halved, row)) for row in rows}
+        found = {row: states for row, states in kept.items() if states is not None}
+        missing = [row for row in kept if row not in found]
+        if missing and halved not in self._alone:
+            words = model.get_input_embeddings().weight
+            self._alone[halved] = place_matters(lambda ids: compute(_full(ids)), len(words), device)
+        for batch in fixed_batches([len(row) for row in missing], device, alone=bool(self._alone.get(halved))):
+            lengths = torch.tensor([len(missing[n]) for n in batch.members], device=device)
+            batch_ids = batch.rectangle(missing, device)
+            mask = torch.arange(batch.width, device=device) < lengths[:, None]
+            states = compute({"text_ids": batch_ids, "text_mask": mask})
+            found |= {missing[n]: states[row].clone() for row, n in enumerate(batch.texts)}
+        for row, states in found.items():
+            self._kept.put((halved, row), states, states.numel() * states.element_size() + 8 * len(row))
+        return torch.stack([found[row] for row in rows])
+
+
+def _full(ids: Tensor) -> Inputs:
+    return {"text_ids": ids, "text_mask": torch.ones_like(ids, dtype=torch.bool)}

@@ -14,6 +14,9 @@ from lrl.algorithms.grpo import GRPOModule
 from lrl.models.attention import SOUND
 from lrl.turn_batch import TurnBatch
 
+LENGTH = 0.1
+"""Rounding turns a gradient, and hardly makes it shorter: a loss with a wrong factor does."""
+
 
 def first_batch(trainer: Any) -> dict[str, Tensor]:
     """Return the batch that TRL samples for its first step, with its loss and gradients."""
@@ -79,7 +82,8 @@ def compare_first_batch(module: GRPOModule, trainer: Any, tolerance: float | Non
         trainer: that of TRL, with the same weights.
         tolerance: of the loss, and of the gradient; None in 16 bits, where losses may differ by 1e-2 and two ways of
             computing the same gradient differ by rounding: there the gradient of lrl on eight rows must be no farther
-            than :data:`SOUND` times that of TRL from the gradient of TRL in float32.
+            than :data:`SOUND` times that of TRL from the gradient of TRL in float32, and as long in its direction up
+            to :data:`LENGTH`.
 
     Raises:
         AssertionError: they differ.
@@ -108,4 +112,6 @@ def compare_first_batch(module: GRPOModule, trainer: Any, tolerance: float | Non
         exact = gradient(trainer.compute_loss(wide, inputs), wide)
     errors = [float((grad.float() - exact).norm() / exact.norm()) for grad in grads]
     assert errors[0] <= SOUND * errors[1], f"the gradient of lrl is {errors[0]:.3f} from float32, TRL's {errors[1]:.3f}"
-    return notes | {"gradient_error_ours": errors[0], "gradient_error_theirs": errors[1]}
+    length = float(grads[0].float() @ exact / exact.square().sum())
+    assert abs(length - 1) <= LENGTH, f"along the gradient in float32, that of lrl is {length:.3f} times as long"
+    return notes | {"gradient_error_ours": errors[0], "gradient_error_theirs": errors[1], "gradient_length": length}

@@ -187,8 +187,8 @@ def test_a_run_directory_has_all_proposals_and_two_pictures(tmp_path):
         assert (tmp_path / "more" / picture).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_that_ends_before_the_search_says_so(tmp_path, caplog):
-    logging.getLogger("lrl").propagate = True
+def test_a_run_that_ends_before_the_search_says_so(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
     fit(tmp_path, max_epochs=3)
     assert "trainer.max_epochs is 3, which ends the search early: it plays 8 policies" in caplog.text
     caplog.clear()

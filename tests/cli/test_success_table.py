@@ -58,7 +58,8 @@ def test_the_policy_plays_in_the_precision_that_is_asked_for(tmp_path: Path, mon
     for options in ((), ("--precision", "bf16-mixed", "--accelerator", "cpu")):
         assert run("--env_id", "FrozenLake-v1", *options).returncode == 0
     assert seen == [False, True]
-    assert "fp7" in run("--env_id", "FrozenLake-v1", "--precision", "fp7").stderr
+    refused = run("--env_id", "FrozenLake-v1", "--precision", "fp7")
+    assert refused.returncode == 2 and "fp7" in refused.stderr
 
 
 @pytest.mark.slow
