@@ -41,7 +41,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--examples_from", metavar="ID", help="Minari data set whose turns are shown, not the expert's")
     model.add_argument("--history", type=int, default=0, help="past turns of the episode in the prompt")
     model.add_argument("--system", help="system message; default: the environment's description")
-    model.add_argument("--chat_template", default=_LOADED["chat_template"], help="auto, plain, chatml or a file")
+    model.add_argument(
+        "--chat_template", default=_LOADED["chat_template"], help="auto, plain, content, chatml or a file"
+    )
     model.add_argument("--dtype", default=_LOADED["dtype"])
     model.add_argument("--max_new_tokens", type=int, default=64, help="of a response; none are written with --choose")
     model.add_argument("--use_vllm", action="store_true", help="generate with vLLM in this process (extra vllm)")

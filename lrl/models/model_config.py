@@ -82,7 +82,7 @@ class LanguageModelConfig:
     """Initialise the embeddings of numbers of up to three digits in order, as those of pretrained models are; for
     weights that are random or have seen little text, as the embedded model's."""
     chat_template: str = "auto"
-    """``auto``, ``plain``, ``chatml`` or a file."""
+    """``auto``, ``plain``, ``content``, ``chatml`` or a file."""
     trust_remote_code: bool = False
     """Run code from the model's repository."""
     share_prompts: bool = True

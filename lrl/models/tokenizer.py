@@ -22,6 +22,9 @@ PLAIN = (
 )
 """For base models: the system text, then ``user: ...`` and ``assistant: ...`` lines."""
 
+CONTENT = "{% for message in messages %}{{ message.content + '\n' }}{% endfor %}"
+"""The messages alone, one per line: short, for a policy that chooses among actions and need not be told who speaks."""
+
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
@@ -38,7 +41,7 @@ class ChatTokenizer:
 
     Args:
         tokenizer: a fast Hugging Face tokenizer.
-        chat_template: ``auto`` (the tokenizer's own), ``plain``, ``chatml`` or the path of a Jinja file.
+        chat_template: ``auto`` (the tokenizer's own), ``plain``, ``content``, ``chatml`` or the path of a Jinja file.
 
     Raises:
         ValueError: ``auto`` for a tokenizer without a template, a file that does not exist, or a tokenizer with
@@ -48,7 +51,7 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Any, chat_template: str = "auto") -> None:
         self.tokenizer = tokenizer
         self._template = _template_text(tokenizer, chat_template)
-        self._begins = chat_template == "plain"
+        self._begins = chat_template in ("plain", "content")
         self.eos_id: int | None = tokenizer.eos_token_id
         self.pad_id: int = _pad_id(tokenizer)
         self._cache: dict[str, list[int]] = {}
@@ -235,20 +238,21 @@ class ChatTokenizer:
 
 
 def _template_text(tokenizer: Any, chat_template: str) -> str:
-    built_in = {"plain": PLAIN, "chatml": CHATML}
+    built_in = {"plain": PLAIN, "content": CONTENT, "chatml": CHATML}
     if chat_template in built_in:
         return built_in[chat_template]
     if chat_template == "auto":
         if not tokenizer.chat_template:
             raise ValueError(
                 "language_model.chat_template is 'auto', but this tokenizer has no chat template; "
-                "it must be plain, chatml or the path of a Jinja file."
+                "it must be plain, content, chatml or the path of a Jinja file."
             )
         return tokenizer.get_chat_template()
     file = Path(resolve(chat_template))
     if not file.is_file():
         raise ValueError(
-            f"language_model.chat_template is {chat_template!r}; it must be auto, plain, chatml or an existing file."
+            f"language_model.chat_template is {chat_template!r}; "
+            "it must be auto, plain, content, chatml or an existing file."
         )
     return file.read_text(encoding="utf-8")
 

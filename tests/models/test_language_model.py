@@ -34,7 +34,7 @@ def disturb(model, size=0.3):
 def test_a_base_model_without_a_template_must_be_given_one(folders, tmp_path):
     folder = Path(save_tiny_model(tmp_path / "gpt2", "gpt2"))
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(ValueError, match="chat_template is 'auto'.*plain, chatml"):
+    with pytest.raises(ValueError, match="chat_template is 'auto'.*plain, content, chatml"):
         load(str(folder))
     assert load(str(folder), chat_template="plain").tokenizer is not None
 

@@ -50,7 +50,7 @@ def test_auto_takes_the_own_template_of_the_tokenizer_and_opens_the_answer(chat:
 
 def test_auto_without_a_template_names_the_others(tokenizer: Any) -> None:
     tokenizer.chat_template = None
-    with pytest.raises(ValueError, match=r"chat_template is 'auto'.*plain, chatml or the path"):
+    with pytest.raises(ValueError, match=r"chat_template is 'auto'.*plain, content, chatml or the path"):
         ChatTokenizer(tokenizer)
 
 
@@ -59,6 +59,11 @@ def test_plain_writes_one_line_per_message(tokenizer: Any) -> None:
     turns = [*CHAT, {"role": "assistant", "content": "UP"}, {"role": "user", "content": "row 0"}]
     expected = "Play.\n\nuser: row 1\nassistant: UP\nuser: row 0\nassistant:"
     assert text(ChatTokenizer(tokenizer, "plain"), turns) == expected
+
+
+def test_content_writes_the_messages_alone(tokenizer: Any) -> None:
+    turns = [*CHAT, {"role": "assistant", "content": "UP"}, {"role": "user", "content": "row 0"}]
+    assert text(ChatTokenizer(tokenizer, "content"), turns) == "Play.\nrow 1\nUP\nrow 0\n"
 
 
 def test_chatml_needs_no_template_on_the_tokenizer(tokenizer: Any, chat: ChatTokenizer) -> None:
@@ -74,7 +79,9 @@ def test_a_file_is_read_as_template(tokenizer: Any, tmp_path: Path) -> None:
 
 
 def test_a_missing_template_file_is_named(tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match=r"chat_template is 'nowhere\.jinja'; it must be auto, plain, chatml or"):
+    with pytest.raises(
+        ValueError, match=r"chat_template is 'nowhere\.jinja'; it must be auto, plain, content, chatml or"
+    ):
         ChatTokenizer(tokenizer, "nowhere.jinja")
 
 
@@ -112,7 +119,7 @@ CONDITIONAL = (
 SEEN = [("row 1\ncolumn 2", ()), ("<observation>0.5,-1</observation>", ()), ("row 1\ncolumn 2", ()), (" padded ", ())]
 
 
-@pytest.mark.parametrize("chat_template", ["auto", "plain", "chatml", "gemma", "strip"])
+@pytest.mark.parametrize("chat_template", ["auto", "plain", "content", "chatml", "gemma", "strip"])
 @pytest.mark.parametrize("history", [0, 2])
 def test_prompts_encoded_together_are_those_encoded_one_by_one(tokenizer, tmp_path, chat_template, history) -> None:
     own = {"gemma": GEMMA, "strip": GEMMA.replace("m.content", "m.content | trim")}
