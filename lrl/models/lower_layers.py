@@ -49,10 +49,12 @@ class LowerLayers:
         model: a Hugging Face causal LM with adapters.
         depth: number of layers below the lowest adapter.
         max_bytes: the least recently used states are dropped beyond this.
+        alone: compute every text alone; else only where its place in a batch matters.
     """
 
-    def __init__(self, model: Any, depth: int, max_bytes: int) -> None:
+    def __init__(self, model: Any, depth: int, max_bytes: int, alone: bool = False) -> None:
         self.depth, self.max_bytes = depth, max_bytes
+        self.alone = alone
         self.computed_tokens = 0
         """Tokens that went through the lower layers so far."""
         self.random_in_training = has_dropout(model, depth)
@@ -111,7 +113,7 @@ class LowerLayers:
             missing += [keys] if any(key not in found for key in keys) else []
         if missing and mark not in self._alone:
             words = bare(model).get_input_embeddings().weight
-            self._alone[mark] = place_matters(partial(self._read, model), len(words), words.device)
+            self._alone[mark] = self.alone or place_matters(partial(self._read, model), len(words), words.device)
         for start in range(0, len(missing), _AT_ONCE):
             keys = [key for keys in missing[start : start + _AT_ONCE] for key in keys]
             self._compute(model, keys, found, self._alone[mark])
@@ -252,12 +254,10 @@ def lower_layers(model: Any, size: int, attention: Attention) -> LowerLayers | N
         reason = "what the first layer reads is trained as well"
     elif attention != "full":
         reason = "not every layer of this model attends to all earlier tokens"
-    elif not _can_be_left_out(model, lower := LowerLayers(model, depth, size * _MIB)):
+    elif not _can_be_left_out(model, depth):
         reason = "the layers of this architecture cannot be left out of a pass"
     else:
-        lower.forget()
-        lower.computed_tokens = 0
-        return lower
+        return LowerLayers(model, depth, size * _MIB)
     if depth or min(trained_layers(model), default=0):
         message = "the states below lora.last_layers are computed in every pass and not kept: %s."
         logging.getLogger("lrl").warning(message, reason)
@@ -265,7 +265,7 @@ def lower_layers(model: Any, size: int, attention: Attention) -> LowerLayers | N
 
 
 @torch.no_grad()
-def _can_be_left_out(model: Any, lower: LowerLayers) -> bool:
+def _can_be_left_out(model: Any, depth: int) -> bool:
     """Return whether a pass that starts from kept states equals the plain pass, on arbitrary tokens."""
     device = bare(model).get_input_embeddings().weight.device
     ids = (torch.arange(8, device=device)[None] * 7919 + 11) % model.config.get_text_config().vocab_size
@@ -274,7 +274,7 @@ def _can_be_left_out(model: Any, lower: LowerLayers) -> bool:
     try:
         plain = logits_of(model, layout)
         turns = turns_of(ids[:, :5], seen[:, :5], ids[:, 5:], seen[:, 5:])
-        filled = lower.fill(model, layout, *turns)
+        filled = LowerLayers(model, depth, 0, alone=True).fill(model, layout, *turns)
         above = logits_of(model, filled)
         if not is_halved(model):
             return is_exact(above, plain)
