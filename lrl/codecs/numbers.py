@@ -42,6 +42,9 @@ class NumberFormat:
     dimension. They are fixed for a run and saved with it; ``collect.py --statistics`` prints those of a data set."""
     names: bool = False
     """Whether each number follows the name of its dimension, for environments with known names."""
+    tags: bool = True
+    """Whether the numbers of an observation are enclosed in ``<observation></observation>``. With ``names`` they never
+    are. A short prompt is cheap: with tags, an observation of CartPole may have twice as many tokens."""
     describe: bool = False
     """Whether the system message lists the numbers, with names and units where they are known, and what they range
     over: for integers the values that 0 and 999 represent."""

@@ -168,8 +168,8 @@ def _pairs(
 class SpaceCodec(TextCodec):
     """Codec for any environment, based on its spaces.
 
-    Box observations are enclosed in ``<observation></observation>`` unless their dimensions are named. Actions that are
-    not Discrete are enclosed in ``<action></action>``.
+    Box observations are enclosed in ``<observation></observation>`` unless their dimensions are named or
+    ``numbers.tags`` is false. Actions that are not Discrete are enclosed in ``<action></action>``.
 
     Args:
         observation_space: The native observation space.
@@ -200,7 +200,7 @@ class SpaceCodec(TextCodec):
         task = metadata.task if self.numbers.describe else None
         self._description = metadata.description if task is None else str(task)
         self._metadata, self._action_space = metadata, copy.deepcopy(action_space)
-        self.tags_observations = isinstance(observation_space, spaces.Box) and not named
+        self.tags_observations = self.numbers.tags and isinstance(observation_space, spaces.Box) and not named
 
     def _check_numbers(self, space: gym.Space, named: bool) -> None:
         """Raise if a setting would have no effect."""
@@ -210,6 +210,11 @@ class SpaceCodec(TextCodec):
         if self.numbers.names and not (isinstance(space, spaces.Box) and named):
             raise ValueError(
                 f"numbers.names is true, but the dimensions of {space} have no known names; it must be false."
+            )
+        if not self.numbers.tags and (named or not isinstance(space, spaces.Box)):
+            raise ValueError(
+                f"numbers.tags is false, but observations of {space} have no tags{' with names' * named}; "
+                "it must be true."
             )
 
     @property

@@ -107,6 +107,10 @@ def test_texts_match_hand_written_ones():
     assert codec.description == "A cart. Actions: left, right."
     named = SpaceCodec(space, spaces.Discrete(2), NumberFormat(precision=2, names=True), metadata)
     assert named.observation_to_text([0.125, 3]) == "position 0.12\nspeed 3.00"
+    bare = SpaceCodec(space, spaces.Discrete(2), NumberFormat(precision=2, tags=False), metadata)
+    assert bare.observation_to_text([0.125, 3]) == "0.12,3.00" and not bare.tags_observations
+    assert bare.observations_to_texts([[0.125, 3]]) == ["0.12,3.00"]
+    assert bare.text_to_observation("0.12,3.00").tolist() == pytest.approx([0.12, 3])
     ranged = NumberFormat(kind="integers", ranges=[(-1.0, 1.0), (0.0, 10.0)])
     assert (
         SpaceCodec(space, spaces.Discrete(2), ranged).observation_to_text([0, 20]).startswith("<observation>500,999<")
@@ -206,6 +210,13 @@ def test_ranges_that_do_not_match_the_space_raise(space, ranges, sentence):
 def test_unknown_names_raise(space):
     with pytest.raises(ValueError, match="numbers.names is true, but the dimensions of .* have no known names"):
         SpaceCodec(space, spaces.Discrete(2), NumberFormat(names=True))
+
+
+@pytest.mark.parametrize(("space", "names"), [(DICT, False), (spaces.Discrete(3), False), (BOX, True)])
+def test_tags_that_are_not_there_cannot_be_left_out(space, names):
+    metadata = EnvironmentMetadata(observation=(Quantity("a"),) * 2)
+    with pytest.raises(ValueError, match="numbers.tags is false, but observations of .* have no tags.*must be true"):
+        SpaceCodec(space, spaces.Discrete(2), NumberFormat(tags=False, names=names), metadata)
 
 
 def test_a_wrong_number_of_action_names_raises():
