@@ -25,6 +25,8 @@ _SHOWN = {
 class ConsoleProgress(L.Callback):
     """A progress bar over collections on a terminal, and a logged line every ``every_n_collections``.
 
+    Where ``data.max_env_steps`` ends the run, the lines count env steps, and the bar's length is an estimate.
+
     Args:
         every_n_collections: number of collections between logged lines; null logs twenty lines per run.
     """
@@ -54,26 +56,30 @@ class ConsoleProgress(L.Callback):
         """Report the previous epoch, whose metrics are logged after every callback's ``on_train_epoch_end``."""
         self._report(trainer, pl_module, trainer.current_epoch)
 
-    def _report(self, trainer: L.Trainer, pl_module: L.LightningModule, done: int) -> None:
+    def _report(self, trainer: L.Trainer, pl_module: L.LightningModule, done: int, last: bool = False) -> None:
         """Move the bar to ``done`` epochs, and log a line if it is due."""
         if done <= self._reported or not trainer.is_global_zero:
             return
-        self._reported, total = done, _num_collections(trainer, pl_module)
+        self._reported, total, budget = done, _num_collections(trainer, pl_module), _max_env_steps(trainer)
+        if budget and self._env_steps:
+            expected = -(-done * budget // self._env_steps)
+            total = min(total or expected, expected)
         figures = "  ".join(
             f"{label} {float(trainer.callback_metrics[name]):.3f}"
             for name, label in _SHOWN.items()
             if name in trainer.callback_metrics
         )
         if self._progress is not None:
-            self._progress.update(self._task, completed=done, figures=figures)
+            self._progress.update(self._task, completed=done, total=total or None, figures=figures)
         every = self.every_n_collections or max(1, total // 20)
-        if done == 1 or done % every == 0 or done == total:
-            clock = f"env steps {self._env_steps}  " if self._env_steps else ""
-            logging.getLogger("lrl").info("collection %d/%d  %s%s", done, total, clock, figures)
+        if done == 1 or done % every == 0 or done == total or last:
+            clock = f"env steps {self._env_steps}{f'/{budget}' if budget else ''}  " if self._env_steps else ""
+            counted = f"{done}" if budget else f"{done}/{total}"
+            logging.getLogger("lrl").info("collection %s  %s%s", counted, clock, figures)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Report the last epoch and remove the bar."""
-        self._report(trainer, pl_module, trainer.current_epoch)
+        self._report(trainer, pl_module, trainer.current_epoch, last=True)
         self._stop()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -90,3 +96,7 @@ def _num_collections(trainer: L.Trainer, pl_module: L.LightningModule) -> int:
     """Return the number of collections of the whole run; 0 if neither the trainer nor the module limits it."""
     limits = (trainer.max_epochs, getattr(pl_module, "max_collections", None))
     return min((limit for limit in limits if limit is not None and limit > 0), default=0)
+
+
+def _max_env_steps(trainer: L.Trainer) -> int | None:
+    return getattr(getattr(trainer, "datamodule", None), "max_env_steps", None)

@@ -22,3 +22,15 @@ def test_a_line_tells_the_figures_of_its_own_collection(tmp_path, caplog, monkey
     for metric, shown in (("rollout/return", r"  return (-?[\d.]+)"), ("val/return", r"val return (-?[\d.]+)")):
         logged = [row[metric] for _, row in trainer.logger.rows if metric in row]
         assert [float(re.findall(shown, line)[0]) for line in lines] == pytest.approx(logged, abs=6e-4)
+
+
+def test_a_run_that_a_number_of_env_steps_ends_counts_them_and_reports_its_end(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
+    trainer, data = make_trainer(tmp_path, ConsoleProgress(every_n_collections=1000)), rollout_data("episodes")
+    trainer.fit_loop.max_epochs, data.max_env_steps = 1000, 200
+    with caplog.at_level(logging.INFO, logger="lrl"):
+        trainer.fit(grpo(save_tiny_model(tmp_path / "tiny")), datamodule=data)
+    first, last = [line for line in caplog.messages if line.startswith("collection ")]
+    assert re.match(r"collection 1  env steps \d+/200  return", first)
+    count, steps = map(int, re.findall(r"collection (\d+)  env steps (\d+)/200  return", last)[0])
+    assert count == trainer.current_epoch > 1 and steps == data.clocks["env_steps"] >= 200
