@@ -2,10 +2,12 @@
 
 lrl compare runs/lake/grpo/* --baseline runs/lake/ppo/* --metric val/success_rate
 lrl compare assets/results/cartpole_trpo_mlp.json --baseline assets/results/cartpole_ppo_mlp.json
+lrl compare runs/cart/ppo/* --baseline runs/cart/trpo/* --metric rollout/return --steps_to 195
 
-Prints the final figures of each seed, the mean difference with a 95% interval (a bootstrap over pairs where the metric
-is bounded, Student's paired interval where it is not), the smallest difference that this many seeds detect with a
-probability of .8, and how many seeds it takes to detect the observed difference. Seeds without a partner are left out.
+Prints the final figures of each seed, or with --steps_to the env steps until a figure is reached; the mean difference
+with a 95% interval (a bootstrap over pairs where the metric is bounded, Student's paired interval where it is not), the
+smallest difference that this many seeds detect with a probability of .8, and how many seeds it takes to detect the
+observed difference. Seeds without a partner are left out.
 """
 
 from __future__ import annotations
@@ -29,13 +31,17 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--bounds", nargs=2, type=float, metavar=("LOW", "HIGH"), help="range of a bounded return; rates lie in [0, 1]"
     )
+    parser.add_argument(
+        "--steps_to", type=float, metavar="FIGURE", help="compare the env steps after which the metric reaches FIGURE"
+    )
     return parser
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the comparison."""
     metric = common_metric([*arguments.runs, *arguments.baseline], arguments.metric)
-    print(report(compared(arguments, metric), metric))
+    reached = "" if arguments.steps_to is None else f"env steps until {arguments.steps_to:g} is reached by "
+    print(report(compared(arguments, metric), reached + metric))
 
 
 def compared(arguments: argparse.Namespace, metric: str) -> Comparison:
@@ -45,7 +51,10 @@ def compared(arguments: argparse.Namespace, metric: str) -> Comparison:
         ValueError: runs cannot be read or paired, or a figure lies outside its bounds.
     """
     bounds = tuple(arguments.bounds) if arguments.bounds else None
-    runs, baseline = (read_figures(paths, metric, bounds) for paths in (arguments.runs, arguments.baseline))
+    if bounds and arguments.steps_to is not None:
+        raise ValueError(f"bounds is {list(bounds)}, but env steps have no such bounds; leave it out with --steps_to.")
+    sides = (arguments.runs, arguments.baseline)
+    runs, baseline = (read_figures(paths, metric, bounds, arguments.steps_to) for paths in sides)
     bounds = bounds or runs.bounds or baseline.bounds
     for value in (*runs.by_seed.values(), *baseline.by_seed.values()):
         if bounds is not None and not bounds[0] <= value <= bounds[1]:

@@ -1,4 +1,4 @@
-"""The seed and the final figure of runs, read from run directories or kept results."""
+"""The seed and one figure of runs, read from run directories or kept results."""
 
 from __future__ import annotations
 
@@ -20,12 +20,19 @@ DEFAULT_METRIC = "val/exact_success"
 
 @dataclass(frozen=True, kw_only=True)
 class RunFigures:
-    """One metric at the end of several runs."""
+    """One figure of several runs: the last value of a metric, or the env steps that a value of it took."""
 
     by_seed: Mapping[int, float]
-    """Seed to final value."""
+    """Seed to figure."""
     bounds: tuple[float, float] | None
-    """The least and the greatest value that the metric can take; None where it has no such bounds."""
+    """The least and the greatest value that the figure can take; None where it has no such bounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Curve:
+    values: Sequence[float]
+    env_steps: Sequence[float]
+    """Of each value; empty where the run has no such clock."""
 
 
 def common_metric(paths: Sequence[Path], metric: str | None = None) -> str:
@@ -43,32 +50,55 @@ def common_metric(paths: Sequence[Path], metric: str | None = None) -> str:
     return next(iter(kept.values()), DEFAULT_METRIC)
 
 
-def read_figures(paths: Sequence[Path], metric: str, bounds: tuple[float, float] | None = None) -> RunFigures:
-    """Read the final value of a metric of every run.
+def read_figures(
+    paths: Sequence[Path], metric: str, bounds: tuple[float, float] | None = None, steps_to: float | None = None
+) -> RunFigures:
+    """Read one figure of every run: the last value of a metric.
 
     Args:
         paths: run directories, and JSON files of kept results, which hold several runs each.
         metric: a column of ``metrics.csv``; the metric of kept results, or the one that is drawn of them.
         bounds: of the metric; None takes those of a rate or of a kept result.
+        steps_to: read the env steps after which the metric is first at least this, instead of its last value.
 
     Raises:
-        ValueError: a path does not exist or lacks the metric, or two runs have the same seed.
+        ValueError: a path does not exist or lacks the metric, a run never reaches ``steps_to``, or two runs have the
+            same seed.
     """
-    figures: dict[int, float] = {}
+    curves: dict[int, _Curve] = {}
     for path in paths:
         if not path.exists():
             raise ValueError(f"run is {str(path)!r}, which does not exist; name a run directory or a kept result.")
         if path.suffix == ".json":
             result = _kept(path)
-            found = [(int(run["seed"]), _final_kept(path, result, run, metric)) for run in result["runs"]]
+            found = [(int(run["seed"]), _kept_curve(path, result, run, metric)) for run in result["runs"]]
             bounds = bounds or (bounds_of(result) if metric == result["metric"] else None)
         else:
-            found = [(_seed(path), _final_logged(path, metric))]
-        for seed, value in found:
-            if seed in figures:
+            found = [(_seed(path), _logged_curve(path, metric))]
+        for seed, curve in found:
+            if seed in curves:
                 raise ValueError(f"run is {str(path)!r}, whose seed {seed} another run has; name one run per seed.")
-            figures[seed] = value
-    return RunFigures(by_seed=figures, bounds=bounds or bounds_of({"metric": metric}))
+            curves[seed] = curve
+    if steps_to is not None:
+        return RunFigures(by_seed=_steps_to(steps_to, metric, curves), bounds=None)
+    last = {seed: curve.values[-1] for seed, curve in curves.items()}
+    return RunFigures(by_seed=last, bounds=bounds or bounds_of({"metric": metric}))
+
+
+def _steps_to(value: float, metric: str, curves: Mapping[int, _Curve]) -> dict[int, float]:
+    best = {seed: max(curve.values) for seed, curve in curves.items()}
+    worst = min(best, key=lambda seed: best[seed])
+    if not best[worst] >= value:
+        raise ValueError(
+            f"steps_to is {value:g}, but {metric} of seed {worst} reaches {best[worst]:g}; it must be at most that."
+        )
+    without = [seed for seed, curve in curves.items() if len(curve.env_steps) < len(curve.values)]
+    if without:
+        raise ValueError(f"steps_to is {value:g}, but {metric} of seed {without[0]} has no env steps; leave it out.")
+    return {
+        seed: next(steps for steps, one in zip(curve.env_steps, curve.values, strict=True) if one >= value)
+        for seed, curve in curves.items()
+    }
 
 
 def _kept(path: Path) -> dict[str, Any]:
@@ -79,24 +109,25 @@ def _kept(path: Path) -> dict[str, Any]:
     return result
 
 
-def _final_kept(path: Path, result: Mapping[str, Any], run: Mapping[str, Any], metric: str) -> float:
-    """Return the last value of the metric's curve, or of the one that is drawn."""
+def _kept_curve(path: Path, result: Mapping[str, Any], run: Mapping[str, Any], metric: str) -> _Curve:
+    """Return the metric's curve, or the one that is drawn."""
     curve = next((run[name] for name in ("curve", "drawn") if metric in run.get(name, {})), None)
     if curve is None:
         raise ValueError(f"metric is {metric!r}, but {path} holds {result['metric']!r}; name that metric.")
-    return float(curve[metric][-1])
+    return _Curve(values=[float(value) for value in curve[metric]], env_steps=curve.get("env_steps", []))
 
 
-def _final_logged(run: Path, metric: str) -> float:
-    """Return the last value of a column of ``metrics.csv``."""
+def _logged_curve(run: Path, metric: str) -> _Curve:
+    """Return a column of ``metrics.csv``."""
     file = metrics_file(run)
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
-    values = [row[metric] for row in rows if row.get(metric)]
-    if not values:
+    logged = [row for row in rows if row.get(metric)]
+    if not logged:
         names = sorted({name for row in rows for name, value in row.items() if value and "clock/" not in name})
         raise ValueError(f"metric is {metric!r}, which {file} lacks; it has {', '.join(names) or 'nothing'}.")
-    return float(values[-1])
+    steps = [float(row["clock/env_steps"]) for row in logged if row.get("clock/env_steps")]
+    return _Curve(values=[float(row[metric]) for row in logged], env_steps=steps)
 
 
 def _seed(run: Path) -> int:
