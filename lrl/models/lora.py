@@ -51,7 +51,7 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft asks transformers for it
         warnings.filterwarnings("ignore", "The following rank_pattern keys")  # an error below
         torch.manual_seed(config.init_seed)
-        wrapped = peft.get_peft_model(model, adapters, autocast_adapter_dtype=False)
+        wrapped = peft.get_peft_model(model, adapters)  # adapters on 16 bits are float32
     _check_ranks(wrapped, lora)
     if config.added_tokens and (frozen := frozen_embeddings(wrapped)):
         raise ValueError(

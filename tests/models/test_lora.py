@@ -33,6 +33,22 @@ def test_only_the_last_layers_get_adapters_in_the_ranks_that_are_asked_for(folde
     assert all(weight.grad.any() for weight in weights.values())
 
 
+def test_adapters_on_a_base_of_16_bits_are_float32_and_small_steps_are_not_lost(folder):
+    model = load(folder, lora=LAST, dtype="bfloat16")
+    weights = trainable(model)
+    frozen = {weight.dtype for weight in model.model.parameters() if not weight.requires_grad}
+    assert frozen == {torch.bfloat16} and {weight.dtype for weight in weights.values()} == {torch.float32}
+    with torch.no_grad():
+        for weight in weights.values():
+            weight.fill_(0.5)  # in bfloat16 its neighbour is .002 away
+    logprobs(model).sum().backward()
+    torch.optim.AdamW(weights.values(), lr=1e-5, weight_decay=0).step()
+    for weight in weights.values():
+        moved = (weight - 0.5).abs()[weight.grad.abs() > 1e-6]
+        torch.testing.assert_close(moved, torch.full_like(moved, 1e-5), rtol=0.1, atol=0)
+    assert logprobs(model).dtype == torch.float32 and logprobs(model).isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
