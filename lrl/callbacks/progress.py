@@ -25,7 +25,8 @@ _SHOWN = {
 class ConsoleProgress(L.Callback):
     """A progress bar over collections on a terminal, and a logged line every ``every_n_collections``.
 
-    Where ``data.max_env_steps`` ends the run, the lines count env steps, and the bar's length is an estimate.
+    Where ``data.max_env_steps`` is expected to end the run, the number of collections is an estimate, which only the
+    bar shows; the lines count env steps.
 
     Args:
         every_n_collections: number of collections between logged lines; null logs twenty lines per run.
@@ -35,7 +36,7 @@ class ConsoleProgress(L.Callback):
         self.every_n_collections = every_n_collections
         self._progress: Progress | None = None
         self._task = TaskID(0)
-        self._reported = self._env_steps = 0
+        self._reported = self._env_steps = self._twentieth = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the bar."""
@@ -60,10 +61,9 @@ class ConsoleProgress(L.Callback):
         """Move the bar to ``done`` epochs, and log a line if it is due."""
         if done <= self._reported or not trainer.is_global_zero:
             return
-        self._reported, total, budget = done, _num_collections(trainer, pl_module), _max_env_steps(trainer)
-        if budget and self._env_steps:
-            expected = -(-done * budget // self._env_steps)
-            total = min(total or expected, expected)
+        self._reported, limit, budget = done, _num_collections(trainer, pl_module), _max_env_steps(trainer)
+        expected = max(done, -(-done * budget // self._env_steps)) if budget and self._env_steps else 0
+        total = min(limit or expected, expected or limit)
         figures = "  ".join(
             f"{label} {float(trainer.callback_metrics[name]):.3f}"
             for name, label in _SHOWN.items()
@@ -71,11 +71,13 @@ class ConsoleProgress(L.Callback):
         )
         if self._progress is not None:
             self._progress.update(self._task, completed=done, total=total or None, figures=figures)
-        every = self.every_n_collections or max(1, total // 20)
-        if done == 1 or done % every == 0 or done == total or last:
+        twentieth = self._env_steps * 20 // budget if total == expected and budget else done * 20 // max(total, 1)
+        due = done % self.every_n_collections == 0 if self.every_n_collections else twentieth > self._twentieth
+        if done == 1 or due or done == limit or last:
             clock = f"env steps {self._env_steps}{f'/{budget}' if budget else ''}  " if self._env_steps else ""
-            counted = f"{done}" if budget else f"{done}/{total}"
+            counted = f"{done}/{limit}" if limit and limit == total else f"{done}"
             logging.getLogger("lrl").info("collection %s  %s%s", counted, clock, figures)
+        self._twentieth = twentieth
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Report the last epoch and remove the bar."""

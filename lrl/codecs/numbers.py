@@ -52,6 +52,9 @@ class NumberFormat:
     def __post_init__(self) -> None:
         if self.kind not in ("decimals", "integers", "normalised"):
             raise ValueError(f"numbers.kind is {self.kind!r}; it must be decimals, integers or normalised.")
+        for name in ("names", "tags", "describe"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"numbers.{name} is {getattr(self, name)!r}; it must be true or false.")
         if not 0 <= self.precision <= 15:
             raise ValueError(f"numbers.precision is {self.precision}; it must be from 0 to 15.")
         unused = "ranges" if self.kind == "normalised" else "statistics"

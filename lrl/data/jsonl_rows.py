@@ -112,9 +112,11 @@ class JsonlRowSequence(Sequence[Row]):
         try:
             observation = codec.text_to_observation(text)
         except ValueError as error:
-            raise LookupError(f"observation is {text!r}, which the environment does not write: {error}") from error
+            raise LookupError(
+                f"observation is {record['observation']!r}, which the environment does not write: {error}"
+            ) from error
         if observation is not None:
-            check_scale("observation", text, self._spaces[0], observation)
+            check_scale("observation", record["observation"], self._spaces[0], observation)
         parsed = parse_action(codec, record, "action")
         check_scale("action", record["action"], self._spaces[1], parsed)
         action, _ = clip_to_space(self._spaces[1], parsed)

@@ -81,6 +81,14 @@ def max_positions(model: Any) -> int | None:
     return None
 
 
+def positions_interact(model: Any) -> bool:
+    """Return whether the embedding of a position depends on the largest one of the pass: dynamic and long RoPE."""
+    config = bare(model).config.get_text_config()
+    settings = getattr(config, "rope_parameters", None) or {}
+    kinds = [settings, *(one for one in settings.values() if isinstance(one, Mapping))]
+    return any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
+
+
 def compute_dtype(model: Any) -> torch.dtype:
     """Return the dtype that attention computes in: that of autocast where it is on, else that of the weights."""
     weight = bare(model).get_input_embeddings().weight

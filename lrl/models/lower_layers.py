@@ -11,7 +11,7 @@ prompt that comes back with another response, keys and values are kept as well, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, final
@@ -19,16 +19,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import DynamicCache
 
-from lrl.models.attention import Attention, bare, compute_dtype, is_exact, is_halved, kernel_of
-from lrl.models.fixed_batches import fixed_batches, padded, place_matters
+from lrl.models.attention import Attention, bare, compute_dtype, is_exact, is_halved, kernel_of, positions_interact
+from lrl.models.fixed_batches import Shape, fixed_batches
 from lrl.models.forward import logits_of
 from lrl.models.frozen_layers import frozen_depth, has_dropout, lower_parameters, trained_layers
-from lrl.models.lora import decoder_layers
+from lrl.models.lower_pass import KeysAndValues, LowerPass
 from lrl.models.lru_cache import LRUCache
-from lrl.models.prompt_sharing import Layout, Lower, additive_mask, lay_out_alone
-from lrl.models.skipped_layers import skipped
+from lrl.models.prompt_sharing import Layout, Lower, lay_out_alone
 from lrl.models.turn_texts import Continuation, turns_of
 
 _MIB = 2**20
@@ -37,8 +35,6 @@ _AT_ONCE = 64
 
 
 _Key = tuple[Any, ...]
-_KeysAndValues = list[tuple[Tensor, Tensor]]
-"""Of one text and each lower layer, ``(head, token, size)``."""
 
 
 @final
@@ -60,10 +56,10 @@ class LowerLayers:
         self.random_in_training = has_dropout(model, depth)
         """Whether the lower layers apply dropout in training mode, in which their states cannot be kept."""
         self._kept = LRUCache[Tensor](max_bytes)
-        self._prompts = LRUCache[_KeysAndValues](max_bytes // 2)
+        self._prompts = LRUCache[KeysAndValues](max_bytes // 2)
         self._weights: tuple[Any, ...] = ()
-        self._alone: dict[tuple[str, str], bool] = {}
-        """By dtype and kernel, whether texts are computed alone because their place in a batch matters."""
+        self._place_matters: dict[tuple[Any, ...], bool] = {}
+        """By dtype, kernel and shape of the batch."""
 
     def fill(
         self, model: Any, layout: Layout, prompts: Sequence[Sequence[int]], continuations: Sequence[Continuation]
@@ -100,8 +96,7 @@ class LowerLayers:
             continuation begin, int64 ``(2, turn)``.
         """
         self._drop_if_weights_changed(model)
-        dtype = compute_dtype(model)
-        mark = (str(dtype), kernel_of(model))
+        mark = (str(compute_dtype(model)), kernel_of(model))
         wanted: dict[tuple[int, ...], list[Continuation]] = {}
         for prompt, continuation in zip(prompts, continuations, strict=True):
             wanted.setdefault(tuple(prompt), []).append(continuation)
@@ -111,97 +106,83 @@ class LowerLayers:
             keys = [(*mark, prompt), *((*mark, prompt, one) for one in dict.fromkeys(after) if one.ids)]
             found |= {key: kept for key in keys if (kept := self._kept.get(key)) is not None}
             missing += [keys] if any(key not in found for key in keys) else []
-        if missing and mark not in self._alone:
-            words = bare(model).get_input_embeddings().weight
-            self._alone[mark] = self.alone or place_matters(partial(self._read, model), len(words), words.device)
-        for start in range(0, len(missing), _AT_ONCE):
-            keys = [key for keys in missing[start : start + _AT_ONCE] for key in keys]
-            self._compute(model, keys, found, self._alone[mark])
+        lower = LowerPass(model, self.depth)
+        alone = partial(self._are_alone, lower, mark)
+        single, several = [], []
+        for keys in missing:
+            (several if len(keys) > 1 else single).append(keys)
+        for some in (single, *(several[start : start + _AT_ONCE] for start in range(0, len(several), _AT_ONCE))):
+            self._compute(lower, [key for keys in some for key in keys], found, alone)
         for key, states in found.items():
             self._kept.put(key, states, _size(states))
         self._kept.shrink(self.max_bytes - self._prompts.bytes)
         return _joined(found, prompts, continuations, mark)
 
-    def _compute(self, model: Any, keys: Sequence[_Key], found: dict[_Key, Tensor], alone: bool) -> None:
+    def _compute(
+        self, lower: LowerPass, keys: Sequence[_Key], found: dict[_Key, Tensor], alone: Callable[[Shape], bool]
+    ) -> None:
         """Compute what is not found yet of the states of some prompts and of what follows them.
 
         Args:
-            model: whose lower layers are run.
+            lower: runs the lower layers.
             keys: of prompts, and of continuations, which end with the prompt and what follows it.
             found: states by key, to which these are added.
-            alone: compute every text alone.
+            alone: whether texts that could be computed in batches of a shape are computed alone.
         """
         after = [key for key in keys if isinstance(key[-1], Continuation) and key not in found]
         past = {key[:-1]: self._prompts.get(key[:-1]) for key in after}
         new = [key for key in keys if not isinstance(key[-1], Continuation)]
         new = [key for key in new if key not in found or (key in past and past[key] is None)]
         texts = [key[-1] for key in new]
-        device = _device(model)
-        for batch in fixed_batches([len(text) for text in texts], device, alone=alone):
-            cache = DynamicCache(config=bare(model).config)  # whether it is needed or not: every bit is the same
-            states = self._read(model, batch.rectangle(texts, device), cache=cache)
-            for row, (key, length) in enumerate((new[n], len(texts[n])) for n in batch.texts):
+        lengths = [len(text) for text in texts]
+        for batch in fixed_batches(lengths, lower.device, alone, limit=lower.max_positions):
+            states, pairs = lower.read(batch.rectangle(texts, lower.device))
+            for row, (key, length) in enumerate((new[n], lengths[n]) for n in batch.texts):
                 self.computed_tokens += length
                 if key in past:
-                    own = [(k[row, :, :length].clone(), v[row, :, :length].clone()) for k, v in self._pairs(cache)]
+                    own = [(k[row, :, :length].clone(), v[row, :, :length].clone()) for k, v in pairs]
                     past[key] = own
                     if key in found:  # the prompt came back with another response
                         self._prompts.put(key, own, sum(_size(k) + _size(v) for k, v in own))
                 found.setdefault(key, states[row, :length].clone())
-        self._continue(model, after, past, found, alone)
+        self._continue(lower, after, past, found, alone)
 
     def _continue(
-        self, model: Any, keys: Sequence[_Key], past: Mapping[_Key, Any], found: dict[_Key, Tensor], alone: bool
+        self,
+        lower: LowerPass,
+        keys: Sequence[_Key],
+        past: Mapping[_Key, Any],
+        found: dict[_Key, Tensor],
+        alone: Callable[[Shape], bool],
     ) -> None:
         """Compute states of continuations, given the keys and values of their prompts; see :meth:`_compute`."""
         after: list[Continuation] = [key[-1] for key in keys]
-        lengths, device = [len(key[-2]) for key in keys], _device(model)
-        widths = lengths if alone else [padded(length) for length in lengths]
-        for batch in fixed_batches([len(one.ids) for one in after], device, apart=widths, alone=alone):
-            rows, width = batch.members, widths[batch.texts[0]]
-            cache = DynamicCache(config=bare(model).config)
-            for layer, pairs in enumerate(zip(*(past[keys[n][:-1]] for n in rows), strict=True)):
-                columns = [[functional.pad(part, (0, 0, 0, width - part.shape[1])) for part in pair] for pair in pairs]
-                cache.update(torch.stack([k for k, _ in columns]), torch.stack([v for _, v in columns]), layer)
-            seen = torch.zeros(batch.rows, batch.width, width + batch.width, dtype=torch.bool, device=device)
+        lengths, device = [len(key[-2]) for key in keys], lower.device
+        for batch in fixed_batches([len(one.ids) for one in after], device, alone, pasts=lengths):
+            rows, (_, width, before) = batch.members, batch.shape
+            pairs = []
+            for layer in zip(*(past[keys[n][:-1]] for n in rows), strict=True):
+                columns = [[functional.pad(part, (0, 0, 0, before - part.shape[1])) for part in pair] for pair in layer]
+                pairs.append((torch.stack([k for k, _ in columns]), torch.stack([v for _, v in columns])))
+            seen = torch.zeros(len(rows), width, before + width, dtype=torch.bool, device=device)
             for row, one, length in ((row, after[n], lengths[n]) for row, n in enumerate(rows)):
                 seen[row, :, :length] = True
                 size = len(one.ids)
                 own = seen.new_ones(size, size).tril() if one.visible is None else seen.new_tensor(one.visible)
-                seen[row, :size, width : width + size] = own
+                seen[row, :size, before : before + size] = own
             starts = torch.tensor([lengths[n] for n in rows], device=device)[:, None]
             positions = starts + batch.rectangle([one.places for one in after], device)
-            mask = additive_mask(seen, compute_dtype(model))
-            states = self._read(model, batch.rectangle([one.ids for one in after], device), positions, mask, cache)
+            states = lower.read_after(pairs, batch.rectangle([one.ids for one in after], device), positions, seen)
             for row, n in enumerate(batch.texts):
                 self.computed_tokens += len(after[n].ids)
                 found[keys[n]] = states[row, : len(after[n].ids)].clone()
 
-    def _pairs(self, cache: Any) -> list[tuple[Tensor, Tensor]]:
-        """Return the keys and values of the lower layers, each ``(row, head, column, size)``."""
-        return [(layer.keys, layer.values) for layer in cache.layers[: self.depth]]
-
-    def _read(
-        self, model: Any, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None, cache: Any = None
-    ) -> Tensor:
-        """Return the states ``(row, column, hidden)`` of texts, ``ids`` and ``positions`` being ``(row, column)``."""
-        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids) if positions is None else positions
-        cache = DynamicCache(config=bare(model).config) if cache is None else cache
-        _, layers = decoder_layers(model)
-        found: list[Any] = []
-        handle = layers[self.depth - 1].register_forward_hook(lambda _, given, out: found.append(out))
-        inner = bare(model).base_model
-        training = [part for part in inner.modules() if part.training]
-        for part in training:
-            part.training = False
-        try:
-            with skipped(layers[self.depth :]):
-                inner(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
-        finally:
-            handle.remove()
-            for part in training:
-                part.training = True
-        return found[0]
+    def _are_alone(self, lower: LowerPass, mark: tuple[str, str], shape: Shape) -> bool:
+        """Return whether texts that could be computed in batches of a shape are computed alone."""
+        key = (*mark, shape)
+        if not self.alone and key not in self._place_matters:
+            self._place_matters[key] = lower.place_matters(shape)
+        return self.alone or self._place_matters[key]
 
     def _drop_if_weights_changed(self, model: Any) -> None:
         """Forget everything if a weight below has changed since: by ``init_from``, a checkpoint, another device."""
@@ -214,6 +195,7 @@ class LowerLayers:
         """Drop all states that are kept."""
         self._kept.clear()
         self._prompts.clear()
+        self._place_matters.clear()
 
 
 def _joined(
@@ -233,10 +215,6 @@ def _joined(
     return torch.cat(parts), torch.tensor(starts, device=some.device)
 
 
-def _device(model: Any) -> torch.device:
-    return bare(model).get_input_embeddings().weight.device
-
-
 def _size(states: Tensor) -> int:
     return states.numel() * states.element_size()
 
@@ -254,10 +232,12 @@ def lower_layers(model: Any, size: int, attention: Attention) -> LowerLayers | N
         reason = "what the first layer reads is trained as well"
     elif attention != "full":
         reason = "not every layer of this model attends to all earlier tokens"
+    elif kernel_of(model) not in ("sdpa", "eager"):
+        reason = f"attention is {kernel_of(model)}, which takes no mask of single tokens; sdpa and eager do"
     elif not _can_be_left_out(model, depth):
         reason = "the layers of this architecture cannot be left out of a pass"
     else:
-        return LowerLayers(model, depth, size * _MIB)
+        return LowerLayers(model, depth, size * _MIB, alone=positions_interact(model))
     if depth or min(trained_layers(model), default=0):
         message = "the states below lora.last_layers are computed in every pass and not kept: %s."
         logging.getLogger("lrl").warning(message, reason)
@@ -274,7 +254,7 @@ def _can_be_left_out(model: Any, depth: int) -> bool:
     try:
         plain = logits_of(model, layout)
         turns = turns_of(ids[:, :5], seen[:, :5], ids[:, 5:], seen[:, 5:])
-        filled = LowerLayers(model, depth, 0, alone=True).fill(model, layout, *turns)
+        filled = LowerLayers(model, depth, 0, alone=positions_interact(model)).fill(model, layout, *turns)
         above = logits_of(model, filled)
         if not is_halved(model):
             return is_exact(above, plain)

@@ -92,8 +92,8 @@ class LanguageModelConfig:
     the first ratio is 1 whatever the rounding of attention; null does so in 16 bits only."""
     state_cache_mb: int | None = 512
     """Memory, in MiB, for the states below the lowest adapter (``lora.last_layers``), which do not change in training:
-    the least recently used are dropped, and computed again, one turn at a time. null computes all turns of a batch
-    together in every pass, as without ``last_layers``."""
+    the least recently used are dropped, and computed again. null computes all turns of a batch together in every pass,
+    as without ``last_layers``."""
     gradient_checkpointing: bool = False
     """Trade compute for activation memory."""
     config_overrides: Mapping[str, Any] = field(default_factory=dict)

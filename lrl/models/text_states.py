@@ -8,7 +8,8 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor
 
-from lrl.models.fixed_batches import fixed_batches, place_matters
+from lrl.models.attention import compute_dtype, max_positions, positions_interact
+from lrl.models.fixed_batches import Shape, arbitrary_ids, fixed_batches, place_matters
 from lrl.models.lru_cache import LRUCache
 from lrl.turn_batch import Inputs
 
@@ -43,8 +44,7 @@ class KeptStates:
     def __init__(self, max_mib: int | None) -> None:
         self._kept = None if max_mib is None else LRUCache[Tensor](max_mib * _MIB)
         self._weights: tuple[Any, ...] = ()
-        self._alone: dict[bool, bool] = {}
-        """With autocast and without, whether texts are computed alone because their place in a batch matters."""
+        self._place_matters: dict[tuple[torch.dtype, Shape], bool] = {}
 
     @torch.no_grad()
     def states(self, model: Any, compute: Callable[[Inputs], Tensor], texts: Inputs) -> Tensor:
@@ -60,24 +60,31 @@ class KeptStates:
         weights = tuple((id(part), part.data_ptr(), part._version) for part in model.parameters())
         if weights != self._weights:
             self._kept.clear()
+            self._place_matters.clear()
             self._weights = weights
-        ids, device = texts["text_ids"], texts["text_ids"].device
-        halved = torch.is_autocast_enabled(device.type)
+        ids, device, dtype = texts["text_ids"], texts["text_ids"].device, compute_dtype(model)
         rows = [tuple(row[:length]) for row, length in zip(ids.tolist(), texts["text_mask"].sum(1).tolist())]
-        kept = {row: self._kept.get((halved, row)) for row in rows}
+        kept = {row: self._kept.get((dtype, row)) for row in rows}
         found = {row: states for row, states in kept.items() if states is not None}
         missing = [row for row in kept if row not in found]
-        if missing and halved not in self._alone:
-            words = model.get_input_embeddings().weight
-            self._alone[halved] = place_matters(lambda ids: compute(_full(ids)), len(words), device)
-        for batch in fixed_batches([len(row) for row in missing], device, alone=bool(self._alone.get(halved))):
+
+        def alone(shape: Shape) -> bool:
+            if positions_interact(model):
+                return True
+            if (dtype, shape) not in self._place_matters:
+                words = model.get_input_embeddings().weight
+                arbitrary = arbitrary_ids(shape.rows, shape.width, len(words), device)
+                self._place_matters[dtype, shape] = place_matters(lambda ids: compute(_full(ids)), arbitrary)
+            return self._place_matters[dtype, shape]
+
+        for batch in fixed_batches([len(row) for row in missing], device, alone, limit=max_positions(model)):
             lengths = torch.tensor([len(missing[n]) for n in batch.members], device=device)
             batch_ids = batch.rectangle(missing, device)
-            mask = torch.arange(batch.width, device=device) < lengths[:, None]
+            mask = torch.arange(batch.shape.width, device=device) < lengths[:, None]
             states = compute({"text_ids": batch_ids, "text_mask": mask})
             found |= {missing[n]: states[row].clone() for row, n in enumerate(batch.texts)}
         for row, states in found.items():
-            self._kept.put((halved, row), states, states.numel() * states.element_size() + 8 * len(row))
+            self._kept.put((dtype, row), states, states.numel() * states.element_size() + 8 * len(row))
         return torch.stack([found[row] for row in rows])
 
 

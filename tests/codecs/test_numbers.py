@@ -71,6 +71,8 @@ def test_a_wrong_number_of_items_raises():
     [
         ({"kind": "words"}, "kind"),
         ({"precision": -1}, "precision"),
+        ({"tags": "no"}, "tags is 'no'; it must be true or false"),
+        ({"names": 1}, "names is 1"),
         ({"ranges": [(1.0, 0.0)]}, r"ranges\[0\]"),
         ({"ranges": {"velocity": [(0.0, 1.0), (1.0, 0.0)]}}, r"ranges.velocity\[1\]"),
     ],

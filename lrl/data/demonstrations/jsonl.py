@@ -90,7 +90,7 @@ def readable_errors(path: str | Path, number: int) -> Iterator[None]:
 
 
 def observation_text(record: dict[str, Any], codec: TextCodec, *keys: str) -> str:
-    """Return the text of the observation, without tags if the environment writes none.
+    """Return the text of the observation, with tags or without as the environment writes it.
 
     Args:
         record: the object of a line.
@@ -101,7 +101,10 @@ def observation_text(record: dict[str, Any], codec: TextCodec, *keys: str) -> st
         LookupError: there is no such key, or it holds no text.
     """
     text = _text(record, *keys)
-    return _OBSERVATION_TAGS.sub("", text) if "observation" in record and not codec.tags_observations else text
+    if "observation" not in record:
+        return text
+    bare = _OBSERVATION_TAGS.sub("", text)
+    return f"<observation>{bare}</observation>" if codec.tags_observations else bare
 
 
 def parse_action(codec: TextCodec, record: dict[str, Any], *keys: str) -> Any:

@@ -3,14 +3,17 @@
 import json
 import time
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from settings import made
 
 from lrl.codecs.grid import FrozenLakeCodec
+from lrl.codecs.numbers import NumberFormat
+from lrl.codecs.registry import codec_for
 from lrl.data.demonstrations.data_module import DemonstrationsDataModule
-from lrl.data.demonstrations.jsonl import JsonlDemonstrations
+from lrl.data.demonstrations.jsonl import JsonlDemonstrations, observation_text
 from lrl.data.demonstrations.sources import ExpertDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake.expert_rows import ExpertQRows
@@ -174,6 +177,16 @@ def test_records_are_read_as_the_original_writes_them_or_as_they_are(tmp_path, p
     turns = JsonlDemonstrations(str(path)).load(policy.codec, policy)
     assert [turn.observation for turn in turns] == ["1", seen]  # FrozenLake writes no tags, and a prompt is as it is
     assert [turn.response for turn in turns] == [response] * 2
+
+
+@pytest.mark.parametrize("tags", [True, False])
+@pytest.mark.parametrize("text", ["0.1,0.2,0.3,0.4", "<observation>0.1,0.2,0.3,0.4</observation>"])
+def test_observations_have_tags_where_the_environment_writes_them(text, tags):
+    codec = codec_for(gym.make("CartPole-v1"), NumberFormat(tags=tags))
+    bare = "0.1,0.2,0.3,0.4"
+    expected = f"<observation>{bare}</observation>" if tags else bare
+    assert observation_text({"observation": text}, codec, "observation") == expected
+    assert observation_text({"prompt": text}, codec, "observation", "prompt") == text
 
 
 def test_integers_that_were_read_as_decimals_are_an_error(tmp_path, policy):
