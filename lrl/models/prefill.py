@@ -1,13 +1,19 @@
-"""The forward pass over prompts that fills the KV cache: their common prefix is computed once."""
+"""The forward pass over prompts that fills the KV cache: their common prefix is computed once.
+
+Many prompts of different lengths are read in groups of about the same length, so that little padding is computed.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import DynamicCache
 
 from lrl.models.kv_cache import ReservedLayer
@@ -15,6 +21,11 @@ from lrl.models.padding import left_pad
 
 _MIN_PREFIX = 16
 """Shorter common prefixes are not computed separately: a pass of their own would cost more."""
+_GROUP = {"cpu": 1024}
+"""Tokens of a group of prompts, at least. Smaller passes would be less efficient."""
+_GROUP_ELSEWHERE = 16384
+_PADDING = 0.1
+"""Prompts are read together where padding is less than this share of their tokens."""
 
 
 class Prefilled(NamedTuple):
@@ -47,20 +58,69 @@ def prefill(model: Any, prompts: Sequence[tuple[int, ...]], share: bool) -> Pref
         share: compute the common prefix once, and let the cache reserve room: only where every layer attends fully.
     """
     device = next(model.parameters()).device
-    cache = DynamicCache(config=model.config)
-    if share:
-        cache.layers[:] = [ReservedLayer() for _ in cache.layers]
     shared = common_prefix(prompts) if share and len(prompts) > 1 else 0
     if shared < _MIN_PREFIX:
         shared = 0
-    else:
-        prefix = torch.tensor([prompts[0][:shared]], device=device)
-        _read(model, prefix, torch.ones_like(prefix), cache)
-        cache.batch_repeat_interleave(len(prompts))
-    ids, mask = left_pad([prompt[shared:] for prompt in prompts], device)
-    mask = torch.cat([mask.new_ones(len(prompts), shared), mask], dim=1)
-    logits, states = _read(model, ids, mask.long(), cache)
-    return Prefilled(logits=logits, mask=mask, cache=cache, states=states)
+    prefix = _new_cache(model, share)
+    if shared:
+        ids = torch.tensor([prompts[0][:shared]], device=device)
+        _read(model, ids, torch.ones_like(ids), prefix)
+    groups = length_groups([len(prompt) - shared for prompt in prompts], device) if share else [[*range(len(prompts))]]
+    parts = []
+    for group in groups:
+        cache = copy.deepcopy(prefix) if len(groups) > 1 else prefix
+        if shared:
+            cache.batch_repeat_interleave(len(group))
+        ids, mask = left_pad([prompts[n][shared:] for n in group], device)
+        mask = torch.cat([mask.new_ones(len(group), shared), mask], dim=1)
+        logits, states = _read(model, ids, mask.long(), cache)
+        parts.append(Prefilled(logits=logits, mask=mask, cache=cache, states=states))
+    if len(parts) == 1:
+        return parts[0]
+    order = torch.argsort(torch.tensor([n for group in groups for n in group], device=device))
+    width = max(part.mask.shape[1] for part in parts)
+    cache = _new_cache(model, share)
+    for index in range(len(prefix.layers)):
+        layers = [part.cache.layers[index] for part in parts]
+        keys = torch.cat([_widened(layer.keys, width, 2) for layer in layers])[order]
+        cache.update(keys, torch.cat([_widened(layer.values, width, 2) for layer in layers])[order], index)
+        for part in parts:
+            part.cache.layers[index] = None  # frees the memory of what was copied
+    return Prefilled(
+        logits=torch.cat([part.logits for part in parts])[order],
+        mask=torch.cat([_widened(part.mask, width, 1) for part in parts])[order],
+        cache=cache,
+        states=torch.cat([part.states for part in parts])[order],
+    )
+
+
+def length_groups(lengths: Sequence[int], device: torch.device) -> list[list[int]]:
+    """Return the indices of texts in groups of about the same length; one group where that would not pay.
+
+    Args:
+        lengths: number of tokens of each text.
+        device: that computes them.
+    """
+    count = sum(lengths) // _GROUP.get(device.type, _GROUP_ELSEWHERE)
+    padding = len(lengths) * max(lengths) - sum(lengths)
+    if count < 2 or padding < _PADDING * sum(lengths):
+        return [[*range(len(lengths))]]
+    order, count = sorted(range(len(lengths)), key=lengths.__getitem__), min(count, len(lengths))
+    bounds = [len(lengths) * part // count for part in range(count + 1)]
+    return [order[first:last] for first, last in pairwise(bounds)]
+
+
+def _new_cache(model: Any, share: bool) -> Any:
+    cache = DynamicCache(config=model.config)
+    if share:
+        cache.layers[:] = [ReservedLayer() for _ in cache.layers]
+    return cache
+
+
+def _widened(part: Tensor, width: int, dim: int) -> Tensor:
+    """Return a tensor with zeros before its columns, which are dimension ``dim``."""
+    missing = width - part.shape[dim]
+    return functional.pad(part, [0, 0] * (part.dim() - dim - 1) + [missing, 0])
 
 
 def _read(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import exponentials, token_bits
+from lrl.models import prefill
 from lrl.models.decode_loop import decode, texts_per_row
 from lrl.models.prefill import common_prefix
 from lrl.models.sampling import sample_tokens, sampling_logprobs
@@ -93,6 +94,38 @@ def test_equal_texts_are_computed_once(model, monkeypatch, share, most):
     else:  # rows have as many places as the fullest of them
         assert all(size <= count < most * size for size, count in zip(texts, computed[-5:], strict=True))
         assert most < texts[-1]
+
+
+@pytest.mark.parametrize("beginning", [[], [7, 3, 1, 4, 4, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]])
+def test_prompts_that_are_read_in_groups_of_their_length_are_answered_as_if_alone(model, monkeypatch, beginning):
+    monkeypatch.setattr(prefill, "_GROUP", {"cpu": 6})
+    read = []
+    whole = prefill._read
+    monkeypatch.setattr(prefill, "_read", lambda model, ids, *rest: read.append(ids.shape) or whole(model, ids, *rest))
+    prompts = [[*beginning, 1, *rest] for rest in ([5], [1, 2, 3, 4, 5, 6, 7, 8], [9], [4, 4], [1, 2, 3, 9, 8], [])]
+    out = prefill.prefill(model, [tuple(prompt) for prompt in prompts], share=True)
+    assert read == [(1, 17)] * bool(beginning) + [(2, 2), (2, 3), (2, 9)]
+    for row, prompt in enumerate(prompts):
+        alone = prefill.prefill(model, [tuple(prompt)], share=True)
+        torch.testing.assert_close(out.logits[row], alone.logits[0])
+        torch.testing.assert_close(out.states[row], alone.states[0])
+        for layer, expected in zip(out.cache.layers, alone.cache.layers, strict=True):
+            torch.testing.assert_close(layer.keys[row][:, out.mask[row]], expected.keys[0])
+            torch.testing.assert_close(layer.values[row][:, out.mask[row]], expected.values[0])
+    bits, sampling = token_bits(keys(np.arange(6)), 9), SamplingConfig(max_new_tokens=9)
+    together = decode(model, prompts, bits, sampling, stop_ids=STOP, share=True)
+    for row, prompt in enumerate(prompts):
+        alone = decode(model, [prompt], bits[row : row + 1], sampling, stop_ids=STOP)
+        assert together.ids[row][together.mask[row]].tolist() == alone.ids[0][alone.mask[0]].tolist()
+
+
+def test_groups_of_lengths_by_hand(monkeypatch):
+    monkeypatch.setattr(prefill, "_GROUP", {"cpu": 100})
+    cpu = torch.device("cpu")
+    assert prefill.length_groups([90, 20, 100, 30], cpu) == [[1, 3], [0, 2]]
+    assert prefill.length_groups([60, 20], cpu) == [[0, 1]]  # fewer tokens than two groups have
+    assert prefill.length_groups([95, 100, 100], cpu) == [[0, 1, 2]]  # little padding
+    assert prefill.length_groups([1000, 10], cpu) == [[1], [0]]
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])
