@@ -47,6 +47,9 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
     parser.add_argument("--num_envs", type=int, default=16, help="in parallel; the result does not depend on it")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
+    parser.add_argument(
+        "--merge_adapters", action="store_true", help="play with the adapters merged: faster, the same up to rounding"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and episodes")
     parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="log the figures in this folder")
     parser.add_argument("--capture_video", type=Path, metavar="FOLDER", help="write an mp4 of the first episodes")
@@ -66,6 +69,10 @@ def run(arguments: argparse.Namespace) -> None:
 def run_on_device(fabric: Fabric, arguments: argparse.Namespace) -> None:
     """Load the policy, and evaluate it in the precision that the options name."""
     loaded = load(arguments)
+    if arguments.merge_adapters:
+        from lrl.models.merging import merge_adapters_of
+
+        merge_adapters_of(loaded.policy)
     with fabric.autocast():
         evaluate(fabric, loaded, arguments)
 

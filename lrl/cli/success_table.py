@@ -38,6 +38,9 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
     parser.add_argument("--accelerator", default="auto", help="one device of this kind plays")
     parser.add_argument("--precision", help="of Fabric, for example bf16-mixed; default: that of the weights")
+    parser.add_argument(
+        "--merge_adapters", action="store_true", help="play with the adapters merged: faster, the same up to rounding"
+    )
     parser.add_argument("--figure", choices=("success", "return"), default="success", help="shown of several policies")
     parser.add_argument("--machine", default="", help="the machine's description, for the file")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
@@ -102,10 +105,13 @@ def row(
         arguments: the parsed command line.
     """
     from lrl.evaluation.episodes import evaluate_policy
+    from lrl.models.merging import merge_adapters_of
 
     label, path = subject
     fabric = fabric_of(arguments)
     policy, envs, _ = load(path, env_id, env_kwargs, arguments)
+    if arguments.merge_adapters:
+        merge_adapters_of(policy)
     fabric.strategy.precision.convert_module(policy.to(fabric.device))  # in place; nothing with a mixed precision
     sampling = policy.sampling_at(arguments.temperature)
     with fabric.autocast():

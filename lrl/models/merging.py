@@ -57,6 +57,18 @@ def merge(model: Any, dtype: torch.dtype | None = None) -> Any:
     return model if dtype is None else model.to(dtype)
 
 
+def merge_adapters_of(policy: Any) -> None:
+    """Merge the adapters of a policy's language model in place, for a policy that only acts.
+
+    Raises:
+        ValueError: the policy has no adapters.
+    """
+    language_model = getattr(policy, "language_model", None)
+    if language_model is None or language_model.config.lora is None:
+        raise ValueError(f"--merge_adapters is given, but this {type(policy).__name__} has none; leave it out.")
+    language_model.model, language_model.lower = merge(language_model.model).eval(), None
+
+
 def _add_adapters(model: Any) -> None:
     """Merge the LoRA layers one by one, each in float32."""
     from peft.tuners.lora import LoraLayer

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from commands import run_words
 
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.checkpoint import Loaded, load_baseline, load_model, load_policy, saved_numbers
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.models.language_model import LanguageModelConfig, LoRAConfig
+from lrl.models.merging import merge_adapters_of
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.types import SamplingConfig
@@ -73,6 +75,32 @@ def test_a_run_directory_loads_its_last_checkpoint(tmp_path: Path, tiny_model: s
     write_checkpoint(tmp_path, tiny_model, lora=True)
     other = GymnasiumEnvs("FrozenLake-v1", kwargs={"map_name": "8x8"})
     assert load_policy(tmp_path, other).env_factory is other
+
+
+def test_merged_adapters_play_alike(tmp_path: Path, tiny_model: str) -> None:
+    write_checkpoint(tmp_path, tiny_model, lora=True)
+    plain, merged = load_policy(tmp_path), load_policy(tmp_path)
+    merge_adapters_of(merged.policy)
+    assert not any("lora" in name for name, _ in merged.policy.named_parameters())
+    assert lengths(merged) == lengths(plain)
+    ids = torch.arange(4, 12)[None]
+    base = load_model(tiny_model, GymnasiumEnvs("FrozenLake-v1"), {})
+    logits = [loaded.policy.language_model.model(ids).logits for loaded in (plain, merged, base)]  # pyright: ignore[reportAttributeAccessIssue]
+    torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-4)
+    assert (logits[0] - logits[2]).abs().max() > 0.1
+
+
+def test_merging_reaches_the_command_line(tmp_path: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint(tmp_path, tiny_model, lora=True)
+    merged: list[Any] = []
+    monkeypatch.setattr("lrl.models.merging.merge_adapters_of", merged.append)
+    options = ["--checkpoint", str(tmp_path), "--episodes", "1", "--merge_adapters"]
+    assert run_words(["python", "-m", "lrl", "evaluate", *options]).returncode == 0
+    assert run_words(["python", "-m", "lrl", "success_table", *options, "--env_id", "FrozenLake-v1"]).returncode == 0
+    assert len(merged) == 2
+    monkeypatch.undo()
+    refused = run_words(["python", "-m", "lrl", "evaluate", "--policy", "random", "--merge_adapters"])
+    assert refused.returncode == 2 and "--merge_adapters is given, but this RandomActor has none" in refused.stderr
 
 
 def test_missing_and_unknown_weights_raise(tmp_path: Path, tiny_model: str) -> None:
