@@ -126,11 +126,13 @@ def _shown(config: Path) -> tuple[str, str]:
 
 
 def _is_result_of(result: dict[str, Any], config: Path) -> bool:
-    """Return whether a result was measured with a configuration whose values its command does not change."""
+    """Return whether a result was measured with a configuration of which its command changes at most the precision."""
     if _config_of(result) != config:
         return False
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
-    return all(_same(content, key, value) for key, value in re.findall(r" --([a-z_]+\.\S+) (\S+)", result["command"]))
+    changed = dict(re.findall(r" --([a-z_]+\.\S+) (\S+)", result["command"]))
+    changed.pop("trainer.precision", None)
+    return all(_same(content, key, value) for key, value in changed.items())
 
 
 def _same(content: Any, key: str, value: str) -> bool:

@@ -38,6 +38,22 @@ def test_every_configuration_has_a_row():
     assert any("[`cartpole/ppo_mlp.yaml`](cartpole/ppo_mlp.yaml)" in row and "return 5.000" in row for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("options", "is_shown"),
+    [
+        ("", True),
+        (" --trainer.precision bf16-mixed", True),
+        (" --model.init_args.optimizer.lr 0.5", False),
+        (" --trainer.precision bf16-mixed --model.init_args.optimizer.lr 0.5", False),
+    ],
+)
+def test_a_result_of_other_values_is_not_the_result_of_a_configuration(options, is_shown):
+    result = {**RESULT, "command": RESULT["command"] + options}
+    rows = fill_tables(Path("configs/README.md"), page("configs"), {"r": result}).splitlines()
+    (row,) = [row for row in rows if "cartpole/ppo_mlp.yaml" in row]
+    assert ("return 5.000" in row) == is_shown
+
+
 def test_every_algorithm_links_to_the_lines_of_its_loss():
     filled = fill_tables(Path("README.md"), page("algorithms"), {})
     line = definition_line(Path("lrl/algorithms/sft.py"), "SFTModule")
