@@ -1,17 +1,19 @@
-"""Checkpoints at the ends of collections, written completely or not at all."""
+"""Checkpoints of a run, written completely or not at all."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Checkpoint
 
-from lrl.ranges import PositiveInt, check_arguments
+from lrl.ranges import PositiveFloat, PositiveInt, check_arguments
 from lrl.training.finite import weights_are_finite
 from lrl.training.run_module import RunModule
 
@@ -27,34 +29,49 @@ class CollectionCheckpoint(Checkpoint):
     Args:
         every_n_collections: number of collections between updates of ``last.ckpt``, which is always written at the end
             of the run as well.
+        every_minutes: ``last.ckpt`` is also written at the end of the first optimiser step or collection that ends so
+            long after the last writing: a killed run loses no more than this time and one collection. Null: never.
         monitor: metric of ``best.ckpt``; null writes no ``best.ckpt``.
         mode: whether the largest or the smallest value is the best.
     """
 
     def __init__(
-        self, every_n_collections: PositiveInt = 10, monitor: str | None = None, mode: Literal["max", "min"] = "max"
+        self,
+        every_n_collections: PositiveInt = 10,
+        monitor: str | None = None,
+        mode: Literal["max", "min"] = "max",
+        every_minutes: PositiveFloat | None = 10.0,
     ) -> None:
         check_arguments(CollectionCheckpoint.__init__, locals(), "CollectionCheckpoint")
         super().__init__()
         self.every_n_collections, self.monitor, self.mode = every_n_collections, monitor, mode
+        self.every_minutes, self._written = every_minutes, time.monotonic()
         self.best: float | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let SIGTERM and Ctrl-C end the run with a checkpoint from now on."""
         assert isinstance(pl_module, RunModule)
+        self._written = time.monotonic()
         pl_module.interruption.listen(trainer, partial(self.write, trainer, "last.ckpt"))
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object) -> None:
-        """End the run if a signal arrived, except between accumulated minibatches, whose gradients are not saved."""
+        """Write ``last.ckpt`` if it is due; end the run if a signal arrived.
+
+        Neither is done between accumulated minibatches, whose gradients are not saved.
+        """
         assert isinstance(pl_module, RunModule)
-        if not trainer.fit_loop._should_accumulate():
-            pl_module.interruption.check()
+        if trainer.fit_loop._should_accumulate():
+            return
+        pl_module.interruption.check()
+        if not trainer.is_last_batch and self._is_overdue(trainer):  # after the last one, on_train_epoch_end writes
+            self.write(trainer, "last.ckpt")
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write ``last.ckpt`` if it is due; end the run if a signal arrived."""
         assert isinstance(pl_module, RunModule)
         ends = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
-        if ends or (trainer.current_epoch + 1) % self.every_n_collections == 0:
+        due = ends or (trainer.current_epoch + 1) % self.every_n_collections == 0
+        if due or self._is_overdue(trainer):
             self.write(trainer, "last.ckpt")
         pl_module.interruption.check()
 
@@ -86,6 +103,16 @@ class CollectionCheckpoint(Checkpoint):
             self.best = value
             self.write(trainer, "best.ckpt")
 
+    def _is_overdue(self, trainer: L.Trainer) -> bool:
+        """Return whether it is time to write ``last.ckpt``, by the clock of rank 0; all ranks must call it."""
+        if self.every_minutes is None:
+            return False
+        overdue = trainer.is_global_zero and time.monotonic() - self._written > 60 * self.every_minutes
+        if trainer.world_size > 1:
+            told = torch.tensor(int(overdue), device=trainer.strategy.root_device)
+            overdue = bool(trainer.strategy.reduce(told, reduce_op="max"))
+        return overdue
+
     def write(self, trainer: L.Trainer, name: str) -> Path:
         """Write a draft and move it to ``name`` in one step. All ranks must call it.
 
@@ -111,6 +138,8 @@ class CollectionCheckpoint(Checkpoint):
         if trainer.is_global_zero:
             replace_checkpoint(draft, target)
         trainer.strategy.barrier("after moving the checkpoint")
+        if name == "last.ckpt":
+            self._written = time.monotonic()
         return target
 
     def state_dict(self) -> dict[str, float | None]:

@@ -50,12 +50,12 @@ class Send(L.Callback):
         self.send(trainer, "epoch_end")
 
 
-def fit(folder, kind, root, *callbacks, ckpt_path=None):
+def fit(folder, kind, root, *callbacks, ckpt_path=None, every_minutes=None):
     if kind == "sft":
         module, data, changes = sft(folder), demonstrations(), {"accumulate_grad_batches": 2}
     else:
         module, data, changes = module_of(folder, kind), rollout_data(kind), {"limit_val_batches": 1}
-    trainer = make_trainer(root, CollectionCheckpoint(10), *callbacks, **changes)
+    trainer = make_trainer(root, CollectionCheckpoint(10, every_minutes=every_minutes), *callbacks, **changes)
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
     return trainer
 
@@ -99,14 +99,47 @@ def test_an_interrupted_run_says_where_it_is_kept_and_goes_on_bit_for_bit(
     parts = 3 if kind == "sft" else 4
     expected = {"update": 1, "minibatch 0": 2, "validating": parts, "epoch_end": parts, "collecting": parts}
     assert trained == expected[moment]
-    resumed = fit(folder, kind, tmp_path, ckpt_path=last)
-    ours, theirs = (trainer.lightning_module.state_dict() for trainer in (resumed, whole[kind]))
+    assert_same_end(fit(folder, kind, tmp_path, ckpt_path=last), whole[kind])
+
+
+def assert_same_end(resumed, whole):
+    ours, theirs = (trainer.lightning_module.state_dict() for trainer in (resumed, whole))
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
-    states = [trainer.optimizers[0].state_dict()["state"] for trainer in (resumed, whole[kind])]
+    states = [trainer.optimizers[0].state_dict()["state"] for trainer in (resumed, whole)]
     for position, state in states[1].items():
         assert all(torch.equal(states[0][position][name], value) for name, value in state.items())
     rows = resumed.logger.rows
-    assert rows and rows == whole[kind].logger.rows[-len(rows) :]
+    assert rows and rows == whole.logger.rows[-len(rows) :]
+
+
+class Fall(L.Callback):
+    """Raises an error at a minibatch of the second collection, as nothing announces the end of a killed process."""
+
+    def __init__(self, minibatch):
+        self.minibatch = minibatch
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.current_epoch == 1 and batch_idx == self.minibatch:
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(("kind", "written"), [("continuing", 2), ("network", 2), ("sft", 2)])
+def test_a_run_that_is_killed_between_minibatches_goes_on_from_the_last_written_one(
+    folder, whole, tmp_path, kind, written
+):
+    with pytest.raises(ZeroDivisionError):
+        fit(folder, kind, tmp_path, Fall(2), every_minutes=1e-9)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    saved = torch.load(last, weights_only=True)["loops"]["fit_loop"]
+    assert saved["epoch_progress"]["current"]["processed"] == 1
+    assert saved["epoch_loop.batch_progress"]["current"]["processed"] == written
+    assert_same_end(fit(folder, kind, tmp_path, ckpt_path=last), whole[kind])
+
+
+def test_no_checkpoint_is_written_between_minibatches_before_its_time(folder, tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        fit(folder, "network", tmp_path, Fall(2), every_minutes=1e9)
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_a_second_ctrl_c_ends_at_once_and_a_second_sigterm_does_not(monkeypatch):
