@@ -8,9 +8,8 @@ import weakref
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, final
-from urllib.parse import urlsplit
 
-from lrl.addresses import is_loopback
+from lrl.addresses import checked_url, is_loopback
 from lrl.models.chat import Completion
 from lrl.models.chat_retries import Failure, failure_of_status
 
@@ -41,7 +40,8 @@ class ChatEndpoint:
     """
 
     def __init__(self, api_url: str, api_key_env: str, timeout: float, accept_empty: bool = False) -> None:
-        self.api_url, self.api_key_env = _checked_url(api_url), api_key_env
+        example, keys_are = "http://127.0.0.1:8000/v1", "read from the environment"
+        self.api_url, self.api_key_env = checked_url("api_url", api_url, example, keys_are), api_key_env
         self.timeout, self.accept_empty = timeout, accept_empty
 
     @property
@@ -146,27 +146,6 @@ class ChatEndpoint:
         """Return a text without the API key, which a server may repeat."""
         key = self._key()
         return text.replace(key, "<API key>") if len(key) >= _SECRET else text
-
-
-def _checked_url(api_url: str) -> str:
-    """Return a base URL without a trailing slash.
-
-    Raises:
-        ValueError: it is no HTTP address, or holds what may be a secret, which would be written to files.
-    """
-    if "@" in api_url.split("//", 1)[-1].split("/", 1)[0] or "?" in api_url or "#" in api_url:
-        raise ValueError(
-            "api_url holds a user name, a password, a query or a fragment; it must not, as files will hold it: keys "
-            "are read from the environment."
-        )
-    try:
-        parts = urlsplit(api_url)
-        host = "" if parts.port == 0 else (parts.hostname or "").encode("idna").decode()
-    except ValueError:  # a port that is no number, half an IPv6 address, a name that cannot be
-        parts, host = None, ""
-    if parts is None or parts.scheme not in ("http", "https") or not host or " " in api_url:
-        raise ValueError(f"api_url is {api_url!r}; it must be an address such as http://127.0.0.1:8000/v1.")
-    return api_url.rstrip("/")
 
 
 def _message_of(error: Any) -> tuple[str, str | None]:

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
+from lrl.addresses import checked_url
 from lrl.codecs.openenv import OpenEnvAction, OpenEnvCodec
 from lrl.envs.factory import EnvFactory
 from lrl.envs.openenv.endpoints import Endpoint, LocalEndpoint, UrlEndpoint
@@ -22,7 +23,7 @@ class OpenEnvEnvs(EnvFactory):
     Each environment has a session of its own. All actions of a turn are sent before the first outcome is waited for.
 
     Args:
-        url: Address of a server, ``http://`` or ``https://``; null with ``environment``.
+        url: Address of a server, ``http://`` or ``https://``, without password and query; null with ``environment``.
         environment: Class of an environment in this process, as ``module:Class``; null with ``url``.
         kwargs: Arguments of ``environment``.
         action: How a text becomes an action; None reads it from the environment's schema.
@@ -59,8 +60,8 @@ class OpenEnvEnvs(EnvFactory):
             raise ValueError(
                 f"env.url is {url!r} and env.environment is {environment!r}; it must be exactly one of them."
             )
-        if url is not None and not url.startswith(("http://", "https://")):
-            raise ValueError(f"env.url is {url!r}; it must begin with http:// or https://.")
+        if url is not None:
+            url = checked_url("env.url", url, example="http://127.0.0.1:8000")
         if url is not None and kwargs:
             raise ValueError("env.kwargs is set, but the environment is at env.url; give them to its server.")
         self.url, self.environment, self.kwargs = url, environment, dict(kwargs or {})
