@@ -21,7 +21,7 @@ from lrl.models.padding import left_pad
 
 _MIN_PREFIX = 16
 """Shorter common prefixes are not computed separately: a pass of their own would cost more."""
-_GROUP = {"cpu": 1024}
+_GROUP = {"cpu": 256}
 """Tokens of a group of prompts, at least. Smaller passes would be less efficient."""
 _GROUP_ELSEWHERE = 16384
 _PADDING = 0.1
@@ -149,15 +149,18 @@ def _read(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache) -> tuple[T
 def head_inputs(model: Any, last_only: bool = False) -> Iterator[list[Tensor]]:
     """Collect the hidden states ``(row, column, hidden)`` that each forward pass computes its logits from.
 
+    The head gets them without gaps: PyTorch multiplies the last columns of several rows, which are a view, by a copy of
+    the head's weights for every row.
+
     Args:
         model: a Hugging Face causal LM.
         last_only: compute the logits of the last column only, for callers that do not need logits.
     """
     states: list[Tensor] = []
 
-    def keep(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    def keep(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         states.append(args[0])
-        return (args[0][:, -1:],) if last_only else None
+        return ((args[0][:, -1:] if last_only else args[0]).contiguous(),)
 
     handle = model.get_output_embeddings().register_forward_pre_hook(keep)
     try:

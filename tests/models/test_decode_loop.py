@@ -119,6 +119,18 @@ def test_prompts_that_are_read_in_groups_of_their_length_are_answered_as_if_alon
         assert together.ids[row][together.mask[row]].tolist() == alone.ids[0][alone.mask[0]].tolist()
 
 
+def test_the_head_gets_its_states_without_gaps(model):
+    """Of several rows' last columns, a view, PyTorch would make a product with a copy of the weights for each row."""
+    seen = []
+    handle = model.get_output_embeddings().register_forward_hook(lambda _, args, out: seen.append(args[0]))
+    prefill.prefill(model, [(1, 2, 3), (4, 5, 6)], share=True)
+    with prefill.head_inputs(model, last_only=True) as states:
+        model(input_ids=torch.tensor([[1, 2, 3], [4, 5, 6]]), use_cache=False)
+    handle.remove()
+    assert [tuple(one.shape[:2]) for one in seen] == [(2, 1), (2, 1)] and all(one.is_contiguous() for one in seen)
+    assert torch.equal(seen[1], states[0][:, -1:])
+
+
 def test_groups_of_lengths_by_hand(monkeypatch):
     monkeypatch.setattr(prefill, "_GROUP", {"cpu": 100})
     cpu = torch.device("cpu")
