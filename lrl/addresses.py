@@ -27,7 +27,7 @@ def checked_url(key: str, url: str, example: str, keys_are: str = "") -> str:
     Raises:
         ValueError: it is no HTTP address, or holds what may be a secret, which would be written to files.
     """
-    if "@" in url.split("//", 1)[-1].split("/", 1)[0] or "?" in url or "#" in url:
+    if any(mark in url for mark in "@?#"):
         where = f": keys are {keys_are}" if keys_are else ""
         raise ValueError(
             f"{key} holds a user name, a password, a query or a fragment; it must not, as files will hold it{where}."

@@ -29,8 +29,9 @@ class CollectionCheckpoint(Checkpoint):
     Args:
         every_n_collections: number of collections between updates of ``last.ckpt``, which is always written at the end
             of the run as well.
-        every_minutes: ``last.ckpt`` is also written at the end of the first optimiser step or collection that ends so
-            long after the last writing: a killed run loses no more than this time and one collection. Null: never.
+        every_minutes: ``last.ckpt`` is also written at the end of a collection that ends so long after the last
+            writing, and between the optimiser steps of a collection, or a pass over demonstrations, that takes longer:
+            a killed run loses no more than this time, a collection and a validation. Null: never.
         monitor: metric of ``best.ckpt``; null writes no ``best.ckpt``.
         mode: whether the largest or the smallest value is the best.
     """
@@ -45,13 +46,14 @@ class CollectionCheckpoint(Checkpoint):
         check_arguments(CollectionCheckpoint.__init__, locals(), "CollectionCheckpoint")
         super().__init__()
         self.every_n_collections, self.monitor, self.mode = every_n_collections, monitor, mode
-        self.every_minutes, self._written = every_minutes, time.monotonic()
+        self.every_minutes = every_minutes
+        self._written = self._began = time.monotonic()
         self.best: float | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let SIGTERM and Ctrl-C end the run with a checkpoint from now on."""
         assert isinstance(pl_module, RunModule)
-        self._written = time.monotonic()
+        self._written = self._began = time.monotonic()
         pl_module.interruption.listen(trainer, partial(self.write, trainer, "last.ckpt"))
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object) -> None:
@@ -63,7 +65,10 @@ class CollectionCheckpoint(Checkpoint):
         if trainer.fit_loop._should_accumulate():
             return
         pl_module.interruption.check()
-        if not trainer.is_last_batch and self._is_overdue(trainer):  # after the last one, on_train_epoch_end writes
+        loop = trainer.fit_loop
+        validates = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # pyright: ignore[reportArgumentType]
+        inside = not trainer.is_last_batch and not validates  # a run that resumes here would not validate
+        if self._agreed(trainer, inside and self._is_overdue(self._began)):
             self.write(trainer, "last.ckpt")
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -71,8 +76,9 @@ class CollectionCheckpoint(Checkpoint):
         assert isinstance(pl_module, RunModule)
         ends = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
         due = ends or (trainer.current_epoch + 1) % self.every_n_collections == 0
-        if due or self._is_overdue(trainer):
+        if self._agreed(trainer, due or self._is_overdue(self._written)):
             self.write(trainer, "last.ckpt")
+        self._began = time.monotonic()
         pl_module.interruption.check()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -103,15 +109,17 @@ class CollectionCheckpoint(Checkpoint):
             self.best = value
             self.write(trainer, "best.ckpt")
 
-    def _is_overdue(self, trainer: L.Trainer) -> bool:
-        """Return whether it is time to write ``last.ckpt``, by the clock of rank 0; all ranks must call it."""
-        if self.every_minutes is None:
-            return False
-        overdue = trainer.is_global_zero and time.monotonic() - self._written > 60 * self.every_minutes
-        if trainer.world_size > 1:
-            told = torch.tensor(int(overdue), device=trainer.strategy.root_device)
-            overdue = bool(trainer.strategy.reduce(told, reduce_op="max"))
-        return overdue
+    def _is_overdue(self, since: float) -> bool:
+        """Return whether ``every_minutes`` have passed since a time (``time.monotonic``) and since the last writing."""
+        passed = time.monotonic() - max(since, self._written)
+        return self.every_minutes is not None and passed > 60 * self.every_minutes
+
+    def _agreed(self, trainer: L.Trainer, due: bool) -> bool:
+        """Return what ``due`` is on rank 0, as clocks differ; all ranks must call it."""
+        if self.every_minutes is None or trainer.world_size == 1:
+            return due
+        told = torch.tensor(int(due and trainer.is_global_zero), device=trainer.strategy.root_device)
+        return bool(trainer.strategy.reduce(told, reduce_op="max"))
 
     def write(self, trainer: L.Trainer, name: str) -> Path:
         """Write a draft and move it to ``name`` in one step. All ranks must call it.
@@ -124,7 +132,7 @@ class CollectionCheckpoint(Checkpoint):
         """
         if not weights_are_finite(trainer.lightning_module):
             raise ValueError(
-                f"weights are not finite after collection {trainer.current_epoch + 1}; the run stops and {name} is "
+                f"weights are not finite in collection {trainer.current_epoch + 1}; the run stops and {name} is "
                 "unchanged, try a smaller learning rate or check the rewards."
             )
         folder = checkpoint_folder(trainer)

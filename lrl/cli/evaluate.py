@@ -72,7 +72,7 @@ def run_on_device(fabric: Fabric, arguments: argparse.Namespace) -> None:
     if arguments.merge_adapters:
         from lrl.models.merging import merge_adapters_of
 
-        merge_adapters_of(loaded.policy)
+        merge_adapters_of(loaded.policy, str(arguments.checkpoint or arguments.policy or arguments.model))
     with fabric.autocast():
         evaluate(fabric, loaded, arguments)
 
@@ -109,6 +109,8 @@ def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> N
         if arguments.json is not None:
             env_id, policy = loaded.info["env_id"], loaded.info["name"]
             report = rows[subject].report(env_id, policy) | ({"served": served} if served else {})
+            if arguments.merge_adapters:
+                report["merged_adapters"] = True
             if other_words:
                 report["rephrased"] = {name: row.report(env_id, policy) for name, (row, _) in other_words.items()}
             write_json(report, arguments.json)

@@ -57,10 +57,15 @@ def run(arguments: argparse.Namespace) -> None:
 
 def evaluate_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Evaluate every policy in every environment, printing each line of the table when it is known."""
+    from lrl.models.merging import merge_adapters_of
+
     rows: list[dict[str, Any]] = []
     settings = list(dict.fromkeys(name for env_kwargs in arguments.env_kwargs for name in env_kwargs))
     printed = 0
     subjects = [(arguments.policy,) * 2] if arguments.policy else labelled(arguments.checkpoint)
+    if arguments.merge_adapters:  # what cannot be merged is an error before anything is played
+        for label, path in subjects[1:]:
+            merge_adapters_of(load(path, arguments.env_id[0], arguments.env_kwargs[0], arguments).policy, label)
     for env_id, env_kwargs in product(arguments.env_id, arguments.env_kwargs):
         rows += [row(subject, env_id, env_kwargs, arguments) for subject in subjects]
         lines = environments_table(rows, settings, arguments.figure).split("\n")
@@ -111,7 +116,7 @@ def row(
     fabric = fabric_of(arguments)
     policy, envs, _ = load(path, env_id, env_kwargs, arguments)
     if arguments.merge_adapters:
-        merge_adapters_of(policy)
+        merge_adapters_of(policy, label)
     fabric.strategy.precision.convert_module(policy.to(fabric.device))  # in place; nothing with a mixed precision
     sampling = policy.sampling_at(arguments.temperature)
     with fabric.autocast():

@@ -44,7 +44,8 @@ class ClockedDataModule(L.LightningDataModule, ABC):
         self._started = now
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the clocks."""
+        """Return the clocks, the minutes up to now."""
+        self.advance()
         return {"clocks": dict(self.clocks)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

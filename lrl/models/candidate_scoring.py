@@ -60,7 +60,7 @@ def candidate_logprobs(
         ids: the candidates' tokens, int64 ``(candidate, token)``, right-padded.
         mask: bool ``(candidate, token)``; no candidate is empty.
         mask_dtype: dtype of the attention mask.
-        groups: prompts of similar length are computed together, in this many passes.
+        groups: prompts of similar length are computed together, in this many passes at least.
 
     Returns:
         The sums ``(row, candidate)``, and the hidden states ``(row, hidden)`` at the prompts' last tokens.

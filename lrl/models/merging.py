@@ -57,15 +57,26 @@ def merge(model: Any, dtype: torch.dtype | None = None) -> Any:
     return model if dtype is None else model.to(dtype)
 
 
-def merge_adapters_of(policy: Any) -> None:
+def merge_adapters_of(policy: Any, name: str) -> None:
     """Merge the adapters of a policy's language model in place, for a policy that only acts.
 
+    Args:
+        policy: configured.
+        name: what the command line calls it, for errors.
+
     Raises:
-        ValueError: the policy has no adapters.
+        ValueError: the policy has no adapters, or one for its critic.
     """
     language_model = getattr(policy, "language_model", None)
     if language_model is None or language_model.config.lora is None:
-        raise ValueError(f"--merge_adapters is given, but this {type(policy).__name__} has none; leave it out.")
+        raise ValueError(
+            f"--merge_adapters is given, but {name!r} is a {type(policy).__name__} without adapters; leave it out."
+        )
+    if language_model.has_critic_adapter:
+        raise ValueError(
+            f"--merge_adapters is given, but the critic of {name!r} has an adapter of its own, which cannot be merged "
+            "into the same weights; leave it out."
+        )
     language_model.model, language_model.lower = merge(language_model.model).eval(), None
 
 

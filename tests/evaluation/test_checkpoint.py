@@ -80,7 +80,7 @@ def test_a_run_directory_loads_its_last_checkpoint(tmp_path: Path, tiny_model: s
 def test_merged_adapters_play_alike(tmp_path: Path, tiny_model: str) -> None:
     write_checkpoint(tmp_path, tiny_model, lora=True)
     plain, merged = load_policy(tmp_path), load_policy(tmp_path)
-    merge_adapters_of(merged.policy)
+    merge_adapters_of(merged.policy, "run")
     assert not any("lora" in name for name, _ in merged.policy.named_parameters())
     assert lengths(merged) == lengths(plain)
     ids = torch.arange(4, 12)[None]
@@ -93,14 +93,37 @@ def test_merged_adapters_play_alike(tmp_path: Path, tiny_model: str) -> None:
 def test_merging_reaches_the_command_line(tmp_path: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_checkpoint(tmp_path, tiny_model, lora=True)
     merged: list[Any] = []
-    monkeypatch.setattr("lrl.models.merging.merge_adapters_of", merged.append)
+    monkeypatch.setattr("lrl.models.merging.merge_adapters_of", lambda *told: merged.append(told[1]))
     options = ["--checkpoint", str(tmp_path), "--episodes", "1", "--merge_adapters"]
     assert run_words(["python", "-m", "lrl", "evaluate", *options]).returncode == 0
     assert run_words(["python", "-m", "lrl", "success_table", *options, "--env_id", "FrozenLake-v1"]).returncode == 0
-    assert len(merged) == 2
+    assert merged == [str(tmp_path)] * 2
     monkeypatch.undo()
     refused = run_words(["python", "-m", "lrl", "evaluate", "--policy", "random", "--merge_adapters"])
-    assert refused.returncode == 2 and "--merge_adapters is given, but this RandomActor has none" in refused.stderr
+    assert refused.returncode == 2 and "but 'random' is a RandomActor without adapters; leave it out." in refused.stderr
+
+
+def test_a_policy_that_cannot_be_merged_is_an_error_before_any_is_played(
+    tmp_path: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, lora in (("a", True), ("b", False)):
+        (tmp_path / name).mkdir()
+        write_checkpoint(tmp_path / name, tiny_model, lora=lora)
+    monkeypatch.setattr("lrl.evaluation.episodes.evaluate_policy", None)
+    words = [
+        "--checkpoint",
+        f"a={tmp_path / 'a'}",
+        f"b={tmp_path / 'b'}",
+        "--env_id",
+        "FrozenLake-v1",
+        "--merge_adapters",
+    ]
+    refused = run_words(["python", "-m", "lrl", "success_table", *words])
+    assert refused.returncode == 2 and "but 'b' is a TextPolicy without adapters" in refused.stderr
+    loaded = load_policy(tmp_path / "a")
+    loaded.policy.language_model.has_critic_adapter = True  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match="the critic of 'a' has an adapter of its own"):
+        merge_adapters_of(loaded.policy, "a")
 
 
 def test_missing_and_unknown_weights_raise(tmp_path: Path, tiny_model: str) -> None:

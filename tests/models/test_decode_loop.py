@@ -98,13 +98,13 @@ def test_equal_texts_are_computed_once(model, monkeypatch, share, most):
 
 @pytest.mark.parametrize("beginning", [[], [7, 3, 1, 4, 4, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]])
 def test_prompts_that_are_read_in_groups_of_their_length_are_answered_as_if_alone(model, monkeypatch, beginning):
-    monkeypatch.setattr(prefill, "_GROUP", {"cpu": 6})
+    monkeypatch.setattr(prefill, "_PASS", {"cpu": 2})
     read = []
     whole = prefill._read
     monkeypatch.setattr(prefill, "_read", lambda model, ids, *rest: read.append(ids.shape) or whole(model, ids, *rest))
     prompts = [[*beginning, 1, *rest] for rest in ([5], [1, 2, 3, 4, 5, 6, 7, 8], [9], [4, 4], [1, 2, 3, 9, 8], [])]
     out = prefill.prefill(model, [tuple(prompt) for prompt in prompts], share=True)
-    assert read == [(1, 17)] * bool(beginning) + [(2, 2), (2, 3), (2, 9)]
+    assert read == [(1, 17)] * bool(beginning) + [(3, 2), (1, 3), (1, 6), (1, 9)]
     for row, prompt in enumerate(prompts):
         alone = prefill.prefill(model, [tuple(prompt)], share=True)
         torch.testing.assert_close(out.logits[row], alone.logits[0])
@@ -132,12 +132,13 @@ def test_the_head_gets_its_states_without_gaps(model):
 
 
 def test_groups_of_lengths_by_hand(monkeypatch):
-    monkeypatch.setattr(prefill, "_GROUP", {"cpu": 100})
+    monkeypatch.setattr(prefill, "_PASS", {"cpu": 100})
     cpu = torch.device("cpu")
-    assert prefill.length_groups([90, 20, 100, 30], cpu) == [[1, 3], [0, 2]]
-    assert prefill.length_groups([60, 20], cpu) == [[0, 1]]  # fewer tokens than two groups have
-    assert prefill.length_groups([95, 100, 100], cpu) == [[0, 1, 2]]  # little padding
+    assert prefill.length_groups([90, 20, 200, 30], cpu) == [[1, 3], [0], [2]]  # padding of 130 and of 110
+    assert prefill.length_groups([70, 20, 100, 30], cpu) == [[0, 1, 3], [2]]  # of 90, then of 180
+    assert prefill.length_groups([60, 20], cpu) == [[0, 1]]  # the padding is cheaper than another pass
     assert prefill.length_groups([1000, 10], cpu) == [[1], [0]]
+    assert prefill.length_groups([60] * 50 + [120], cpu) == [[*range(50)], [50]]
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])

@@ -107,7 +107,7 @@ def test_weights_that_are_not_finite_are_not_saved_over_good_ones(folder, tmp_pa
                 next(pl_module.parameters()).data[0] = float("inf")
 
     module, data = module_and_data("ppo", folder)
-    with pytest.raises(ValueError, match=r"weights are not finite after collection 2.*last.ckpt is unchanged"):
+    with pytest.raises(ValueError, match=r"weights are not finite in collection 2.*last.ckpt is unchanged"):
         fit(module, data, tmp_path, Break())
     saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
     assert all(torch.isfinite(weight).all() for weight in saved["state_dict"].values())

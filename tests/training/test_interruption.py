@@ -2,6 +2,7 @@
 
 import os
 import signal
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -50,11 +51,11 @@ class Send(L.Callback):
         self.send(trainer, "epoch_end")
 
 
-def fit(folder, kind, root, *callbacks, ckpt_path=None, every_minutes=None):
+def fit(folder, kind, root, *callbacks, ckpt_path=None, every_minutes=None, **options):
     if kind == "sft":
         module, data, changes = sft(folder), demonstrations(), {"accumulate_grad_batches": 2}
     else:
-        module, data, changes = module_of(folder, kind), rollout_data(kind), {"limit_val_batches": 1}
+        module, data, changes = module_of(folder, kind), rollout_data(kind), {"limit_val_batches": 1} | options
     trainer = make_trainer(root, CollectionCheckpoint(10, every_minutes=every_minutes), *callbacks, **changes)
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
     return trainer
@@ -134,6 +135,34 @@ def test_a_run_that_is_killed_between_minibatches_goes_on_from_the_last_written_
     assert saved["epoch_progress"]["current"]["processed"] == 1
     assert saved["epoch_loop.batch_progress"]["current"]["processed"] == written
     assert_same_end(fit(folder, kind, tmp_path, ckpt_path=last), whole[kind])
+
+
+def validations(trainer):
+    return [(step, row) for step, row in trainer.logger.rows if any(name.startswith("val/") for name in row)]
+
+
+def test_a_validation_between_minibatches_is_not_left_out_by_a_run_that_goes_on(folder, tmp_path):
+    options = {"every_minutes": 1e-9, "val_check_interval": 2}
+    expected = validations(fit(folder, "network", tmp_path / "whole", **options))
+    with pytest.raises(ZeroDivisionError):
+        fit(folder, "network", tmp_path, Fall(2), **options)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    assert (
+        torch.load(last, weights_only=True)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["ready"] == 1
+    )
+    went_on = validations(fit(folder, "network", tmp_path, ckpt_path=last, **options))
+    assert len(expected) == 6 and went_on == expected[2:]
+
+
+def test_short_collections_leave_checkpoints_of_their_ends_only(folder, tmp_path, monkeypatch):
+    """Any number of devices can go on from these."""
+    clock = iter(range(10**6))
+    monkeypatch.setattr("lrl.callbacks.checkpoint.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    with pytest.raises(ZeroDivisionError):
+        fit(folder, "network", tmp_path, Fall(3), every_minutes=3.5 / 60)
+    saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["loops"]["fit_loop"]
+    assert saved["epoch_progress"]["current"]["processed"] == 1
+    assert saved["epoch_loop.batch_progress"]["current"]["processed"] in (0, 4)
 
 
 def test_no_checkpoint_is_written_between_minibatches_before_its_time(folder, tmp_path):

@@ -56,12 +56,12 @@ class OpenEnvEnvs(EnvFactory):
         timeout: PositiveFloat = 60.0,
     ) -> None:
         check_arguments(OpenEnvEnvs.__init__, locals(), "env")
+        if url is not None:
+            url = checked_url("env.url", url, example="http://127.0.0.1:8000")
         if (url is None) == (environment is None):
             raise ValueError(
                 f"env.url is {url!r} and env.environment is {environment!r}; it must be exactly one of them."
             )
-        if url is not None:
-            url = checked_url("env.url", url, example="http://127.0.0.1:8000")
         if url is not None and kwargs:
             raise ValueError("env.kwargs is set, but the environment is at env.url; give them to its server.")
         self.url, self.environment, self.kwargs = url, environment, dict(kwargs or {})
@@ -84,7 +84,7 @@ class OpenEnvEnvs(EnvFactory):
             return cls(**given)
         except TypeError as error:
             reason = str(error).rpartition(".")[2].removeprefix("__init__() ")
-            raise ValueError(f"the settings of OpenEnvEnvs are {dict(settings)}: {reason}.") from error
+            raise ValueError(f"the settings of OpenEnvEnvs are {sorted(settings)}: {reason}.") from error
 
     @property
     def id(self) -> str:

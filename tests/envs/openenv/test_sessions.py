@@ -88,6 +88,7 @@ def test_an_action_that_the_schema_does_not_allow_is_an_event():
         ({}, "env.url is None and env.environment is None; it must be exactly one"),
         ({"url": "localhost:8000"}, "env.url is 'localhost:8000'; it must be an address such as http://127.0.0.1:8000"),
         ({"url": "http://me:secret@host"}, "env.url holds a user name, a password, .* as files will hold it[.]"),
+        ({"url": "http:/me:secret@host", "environment": "a:B"}, "env.url holds a user name"),
         ({"url": "http://x", "kwargs": {"a": 1}}, "env.kwargs is set, but the environment is at env.url"),
         ({"environment": "guessing:Nothing"}, "env.environment is 'guessing:Nothing'; it must be module:Class"),
         ({"environment": "no_such_package:Game"}, "env.environment is 'no_such_package:Game'; it must be module:Class"),
@@ -100,7 +101,7 @@ def test_an_action_that_the_schema_does_not_allow_is_an_event():
 def test_a_setting_that_cannot_be_is_one_sentence(settings, message):
     with pytest.raises(ValueError, match=message) as error:
         OpenEnvEnvs(**settings).make(1, "direct")
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and "secret" not in str(error.value)
 
 
 def test_the_class_of_the_action_can_be_named():
