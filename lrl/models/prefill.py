@@ -21,8 +21,8 @@ from lrl.models.padding import left_pad
 _MIN_PREFIX = 16
 """Shorter common prefixes are not computed separately: a pass of their own would cost more."""
 _PASS = {"cpu": 64}
-"""Tokens that could be computed in the time that a pass takes whatever it computes. On one thread about 100 for the
-embedded model; SmolLM2 reads 32 prompts of 31 to 121 tokens alike with 32 to 128."""
+"""Fixed cost of a forward pass, in tokens that take as long. On one thread about 100 for the embedded model; with 32 to
+128, SmolLM2 reads 32 prompts of 31 to 121 tokens in about the same time."""
 _PASS_ELSEWHERE = 8192
 """Not measured."""
 
@@ -153,8 +153,8 @@ def _read(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache) -> tuple[T
 def head_inputs(model: Any, last_only: bool = False) -> Iterator[list[Tensor]]:
     """Collect the hidden states ``(row, column, hidden)`` that each forward pass computes its logits from.
 
-    The head gets them without gaps: PyTorch multiplies the last columns of several rows, which are a view, by a copy of
-    the head's weights for every row.
+    The head gets them as a contiguous tensor: of a view, such as the last columns of several rows, PyTorch computes the
+    product row by row, with a copy of the head's weights for each.
 
     Args:
         model: a Hugging Face causal LM.

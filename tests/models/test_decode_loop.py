@@ -119,8 +119,8 @@ def test_prompts_that_are_read_in_groups_of_their_length_are_answered_as_if_alon
         assert together.ids[row][together.mask[row]].tolist() == alone.ids[0][alone.mask[0]].tolist()
 
 
-def test_the_head_gets_its_states_without_gaps(model):
-    """Of several rows' last columns, a view, PyTorch would make a product with a copy of the weights for each row."""
+def test_the_head_gets_contiguous_states(model):
+    """Of a view, PyTorch would compute the product row by row, with a copy of the weights for each."""
     seen = []
     handle = model.get_output_embeddings().register_forward_hook(lambda _, args, out: seen.append(args[0]))
     prefill.prefill(model, [(1, 2, 3), (4, 5, 6)], share=True)
