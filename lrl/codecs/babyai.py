@@ -21,6 +21,8 @@ DOOR_STATES = ("open", "closed", "locked")
 
 _GOAL_OBJECT = re.compile(rf"((?:(?:{'|'.join(COLORS)}) )?(?:{'|'.join(OBJECTS[4:8])}))\b")
 """Matches an object in a goal, with its colour if there is one."""
+_AHEAD = re.compile(r"^You see a (?:[a-z ]+ )?([a-z]+) 1 step forward$", re.MULTILINE)
+"""Matches the sentence of what is directly ahead; that of a place further to a side contains a second number."""
 _EMPTY, _WALL, _DOOR = OBJECTS.index("empty"), OBJECTS.index("wall"), OBJECTS.index("door")
 _MIDDLE, _LAST = VIEW_SIZE // 2, VIEW_SIZE - 1
 _AGENT = _MIDDLE * VIEW_SIZE + _LAST
@@ -81,6 +83,11 @@ class BabyAICodec(NamedActionsCodec):
         steps = [re.findall(r"(\d+) steps? (\w+)", place) for place in places]
         nearest = min(steps, key=lambda place: sum(int(number) for number, _ in place))
         return " ".join([name, *(f"{number} {direction}" for number, direction in nearest)])
+
+    def ahead(self, text: str) -> str:
+        """Name what stands in the cell directly ahead, without its colour: ``ball``, ``wall`` or ``nothing``."""
+        match = _AHEAD.search(text)
+        return match.group(1) if match else "nothing"
 
 
 def describe_view(image: np.ndarray) -> list[str]:

@@ -107,6 +107,17 @@ class TextCodec(ABC):
         """Summarize the text of an observation in a few words, for the reasoning of demonstrations."""
         return text.partition("\n")[0]
 
+    def ahead(self, text: str) -> str:
+        """Name what stands directly ahead of the agent, for the reasoning of demonstrations.
+
+        Raises:
+            ValueError: If the environment has no such place.
+        """
+        raise ValueError(
+            f"demonstrations.reasoning contains {{ahead}}, which {type(self).__name__} cannot fill in; it may contain "
+            "{seen} and {action} only."
+        )
+
     @abstractmethod
     def text_to_action(self, text: str) -> Any:
         """Parse the text of an action strictly.

@@ -149,3 +149,19 @@ def test_images_with_a_wrong_shape_or_an_unknown_cell_raise() -> None:
 def test_summary_is_the_position_of_the_goal_object(lines, summary):
     assert BabyAICodec().summary("\n".join(lines)) == summary
     assert len(summary.split()) <= 7
+
+
+@pytest.mark.parametrize(
+    ("line", "ahead"),
+    [
+        ("You see a red ball 1 step forward", "ball"),
+        ("You see a wall 1 step forward", "wall"),
+        ("You see a open grey door 1 step forward", "door"),
+        ("You see a red ball 2 steps left and 1 step forward", "nothing"),
+        ("You see a red ball 11 steps forward", "nothing"),
+        ("You see a wall 1 step left", "nothing"),
+        ("You carry a red ball", "nothing"),
+    ],
+)
+def test_ahead_names_what_is_in_the_next_cell(line, ahead):
+    assert BabyAICodec().ahead(f"Goal: go to the red ball\n{line}\nYou see a blue key 2 steps forward") == ahead

@@ -35,7 +35,8 @@ class MinariDemonstrations(Demonstrations):
         num_rows: number of steps of the split to use, of whole episodes except the last; null uses all.
         min_return: lowest undiscounted return of the episodes to use; null uses all.
         reasoning: templates of the text before the action, for response formats that ask for one; one is sampled per
-            response, ``{seen}`` is replaced by the codec's summary of the observation, ``{action}`` by the action.
+            response, ``{seen}`` is replaced by the codec's summary of the observation, ``{ahead}`` by what stands
+            directly ahead (BabyAI only), ``{action}`` by the action.
         copies: number of copies of each episode; the first is unchanged, ``symmetry`` transforms the others.
         symmetry: augmentation of the other copies; null if ``copies`` is 1.
         advised: whether to demonstrate also the actions that were advised where a random action was taken.

@@ -67,7 +67,7 @@ class Reasoning:
 
     Args:
         texts: templates, one of which is sampled per response; ``{seen}`` is replaced by the codec's summary of the
-            observation, ``{action}`` by the action.
+            observation, ``{ahead}`` by what stands directly ahead (BabyAI only), ``{action}`` by the action.
 
     Raises:
         ValueError: ``texts`` is empty.
@@ -83,7 +83,10 @@ class Reasoning:
     ) -> str:
         """Return a response in the format of ``policy``, with the template that ``random_bits`` select."""
         template = self.texts[random_bits % len(self.texts)].replace("{action}", action_text)
-        return policy.write(action_text, template.replace("{seen}", codec.summary(observation)))
+        template = template.replace("{seen}", codec.summary(observation))
+        if "{ahead}" in template:
+            template = template.replace("{ahead}", codec.ahead(observation))
+        return policy.write(action_text, template)
 
 
 class ExpertDemonstrations(Demonstrations):
@@ -94,7 +97,8 @@ class ExpertDemonstrations(Demonstrations):
     Args:
         rows: states with the actions of an expert.
         reasoning: templates of the text before the action, for response formats that ask for one; one is sampled per
-            response, ``{seen}`` is replaced by the codec's summary of the observation, ``{action}`` by the action.
+            response, ``{seen}`` is replaced by the codec's summary of the observation, ``{ahead}`` by what stands
+            directly ahead (BabyAI only), ``{action}`` by the action.
         repeat: number of demonstrations per row, each with its own random choices.
         seed: seed of the random choices.
     """

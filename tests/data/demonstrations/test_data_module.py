@@ -9,12 +9,13 @@ import pytest
 import torch
 from settings import made
 
+from lrl.codecs.babyai import BabyAICodec
 from lrl.codecs.grid import FrozenLakeCodec
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.registry import codec_for
 from lrl.data.demonstrations.data_module import DemonstrationsDataModule
 from lrl.data.demonstrations.jsonl import JsonlDemonstrations, observation_text
-from lrl.data.demonstrations.sources import ExpertDemonstrations
+from lrl.data.demonstrations.sources import ExpertDemonstrations, Reasoning
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake.expert_rows import ExpertQRows
 from lrl.models.language_model import LanguageModelConfig
@@ -50,6 +51,15 @@ def test_expert_responses_hold_a_best_action_in_the_right_format(policy):
     for row, turn in zip([*rows, *rows], turns, strict=True):
         action = policy.codec.text_to_action(get_response_format("think_answer").extract(turn.response))
         assert action in row.best_actions and turn.observation == row.observation
+
+
+def test_reasoning_names_what_is_seen_and_what_is_ahead(policy):
+    observation = "Goal: go to the red ball\nYou see a blue key 1 step forward\nYou see a red ball 3 steps forward"
+    reasoning = Reasoning(("see {seen}, {ahead} ahead, so {action}",))
+    response = reasoning.write_response(policy, BabyAICodec(), observation, "turn left", 0)
+    assert "<think>see red ball 3 forward, key ahead, so turn left</think>" in response
+    with pytest.raises(ValueError, match=r"demonstrations.reasoning contains \{ahead\}, which FrozenLakeCodec cannot"):
+        ExpertDemonstrations(ExpertQRows(), reasoning=("{ahead}",)).load(policy.codec, policy)
 
 
 def test_a_response_ends_with_the_token_at_which_sampling_stops(policy):
