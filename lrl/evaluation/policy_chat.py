@@ -45,13 +45,17 @@ class PolicyChatModel(ChatModel):
         texts, seeded = [messages[-1]["content"] for messages in conversations], np.asarray(seeds, dtype=np.int64)
         keys = RandomKeys(seed=0, purpose="chat", collection=0, env=seeded, turn=np.zeros_like(seeded))
         decisions = self.policy.act(texts, [()] * len(texts), keys, sampling)
+        stops = self.policy.language_model.tokenizer.stop_ids(self.policy.stop_text)
+        responses, completions = decisions.inputs["response_ids"].tolist(), []
         lengths = decisions.response_mask.sum(-1).tolist()
-        return [
-            Completion(
-                text=str(text),
-                finish_reason="length" if length >= sampling.max_new_tokens else "stop",
-                prompt_tokens=len(self.policy.encode(prompt, ())),
-                completion_tokens=int(length),
+        for text, prompt, ids, length in zip(decisions.actions, texts, responses, lengths, strict=True):
+            cut = length == sampling.max_new_tokens and ids[length - 1] not in stops
+            completions.append(
+                Completion(
+                    text=str(text),
+                    finish_reason="length" if cut else "stop",
+                    prompt_tokens=len(self.policy.encode(prompt, ())),
+                    completion_tokens=length,
+                )
             )
-            for text, prompt, length in zip(decisions.actions, texts, lengths, strict=True)
-        ]
+        return completions
