@@ -12,7 +12,13 @@ from typing import Any, cast
 
 import lightning as L
 import torch
-from jsonargparse import ActionConfigFile, Namespace  # pyright: ignore[reportPrivateImportUsage]
+import yaml
+from jsonargparse import (
+    ActionConfigFile,  # pyright: ignore[reportPrivateImportUsage]
+    Namespace,  # pyright: ignore[reportPrivateImportUsage]
+    get_loader,  # pyright: ignore[reportPrivateImportUsage]
+    set_loader,  # pyright: ignore[reportPrivateImportUsage]
+)
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lrl.callbacks.evaluation_table import HeldOutTable
@@ -44,6 +50,20 @@ for _name in (
     *("search.random_search", "search.stand_in"),
 ):  # so that configurations can name classes without their module
     importlib.import_module(f"lrl.{_name}")
+
+
+_load_yaml = get_loader("yaml")
+
+
+def load_yaml(text: str) -> Any:
+    """Load YAML as jsonargparse does, except that the whole text ``None`` is null.
+
+    jsonargparse 4.53 passes the value of ``--model.init_args.key null`` on to the class's own parser as this text.
+    """
+    return None if text == "None" else _load_yaml(text)
+
+
+set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,))
 
 
 def base_config() -> Path:

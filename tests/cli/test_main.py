@@ -77,6 +77,17 @@ def test_overlays_go_on_top_of_an_experiment_and_of_each_other():
     assert language_model.lora.r == 16 and policy.prompt.response_format == "think_answer"
 
 
+def test_null_on_the_command_line_unsets_a_key_at_any_depth():
+    cli = parsed_by(
+        *("--config", "configs/frozen_lake/grpo.yaml", "--model.init_args.clip_range_high", "null"),
+        *("--model.init_args.init_from", "null", "--model.init_args.policy.init_args.pack_tokens", "null"),
+        *("--model.init_args.policy.init_args.language_model.lora", "null", "--data.init_args.max_env_steps", "null"),
+    )
+    model, data = cli.config["fit"].model.init_args, cli.config["fit"].data.init_args
+    assert model.clip_range_high is None and model.init_from is None and data.max_env_steps is None
+    assert model.policy.init_args.pack_tokens is None and model.policy.init_args.language_model.lora is None
+
+
 @pytest.mark.parametrize(
     ("trainer", "size"),
     [({"devices": 2}, 2), ({"devices": "0,1,2"}, 3), ({"devices": [0, 3]}, 2), ({"devices": "4", "num_nodes": 2}, 8)],
