@@ -41,7 +41,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--num_envs", type=int, default=1, help="in parallel; the data set does not depend on it")
     parser.add_argument("--vectorization", choices=("sync", "async"), default="sync", help="async: in processes")
     parser.add_argument("--temperature", type=float, default=0.0, help="of a run; 0: its mean or most probable action")
-    parser.add_argument("--random_share", type=float, default=0.0, help="of turns with a random action, text only")
+    parser.add_argument("--random_share", type=float, default=0.0, help="of turns with a random action")
     parser.add_argument("--successful_only", action="store_true", help="keep what the environment calls a success")
     parser.add_argument("--jsonl", type=Path, metavar="FILE", help="write the data set as JSON lines as well")
     parser.add_argument("--ranges", action="store_true", help="print the ranges of its observations, for env.numbers")

@@ -42,7 +42,7 @@ class RecordedEpisode:
     random_steps: list[int] = field(default_factory=list)
     """Steps whose action :class:`~lrl.policies.baselines.random_actions.NoisyActor` sampled at random."""
     advised: list[str | None] = field(default_factory=list)
-    """Text of the action that the policy chose in each random step; None if it was not legal."""
+    """Text of the action that the policy chose in each random step; None if it was not legal or is not known."""
 
     def add(self, step: NativeStep, terminated: bool, truncated: bool) -> None:
         """Add a step. Everything is copied: an environment may overwrite what it has returned.
@@ -129,7 +129,7 @@ def collect(
         commit: commit of the code, for the metadata.
         sampling: overrides the policy's own.
         random_share: share of turns that take a random action instead; these steps are written, and marked as no
-            demonstrations. Only for a policy that responds in text.
+            demonstrations.
         successful_only: write only episodes that the environment calls a success.
         on_episode: called at the end of each episode.
 

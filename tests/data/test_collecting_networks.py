@@ -242,7 +242,33 @@ def test_a_head_on_a_language_model_is_recorded_as_well(datasets, tmp_path):
     assert [len(episode.actions) for episode in gather(env, policy)] == [4] * 4
 
 
-def test_random_actions_are_put_in_between_answers_in_text_only(datasets):
-    env = GymnasiumEnvs("CartPole-v1")
-    with pytest.raises(ValueError, match="random_share is 0.2, but MLPPolicy acts natively; it must be 0"):
-        gather(env, network(env), random_share=0.2)
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_random_actions_between_those_of_a_network_are_marked_and_its_own_are_kept(datasets, env_id):
+    env = GymnasiumEnvs(env_id, max_episode_steps=60)
+    policy = network(env, scale=1.0)
+    policy.sampling = SamplingConfig(temperature=0)
+    episodes = gather(env, policy, "lrl/noisy-v0", num_envs=2, random_share=0.3)
+    reader = DatasetReader("lrl/noisy-v0")
+    own = [set(reader.demonstrated_steps(index).tolist()) for index in range(4)]
+    total = sum(len(episode.actions) for episode in episodes)
+    assert 0.5 * total < sum(map(len, own)) < 0.9 * total
+    for index, episode in enumerate(episodes):
+        choices = policy.act(list(episode.observations), [()] * len(episode.actions), keys_of(episode)).actions
+        advised = reader.advised_actions(index)
+        for step, (choice, action) in enumerate(zip(choices, episode.actions, strict=True)):
+            if step in own[index]:
+                np.testing.assert_allclose(action, choice, atol=1e-5)
+            elif env_id == "CartPole-v1":
+                assert advised[step] == env.codec.action_to_text(choice)
+            else:
+                assert not np.allclose(action, choice, atol=1e-3), "a random torque"
+        assert env_id == "CartPole-v1" or not advised, "the text of a number depends on how numbers are written"
+    alone = gather(env, policy, "lrl/alone-v0", num_envs=1, random_share=0.3)
+    for one, two in zip(episodes, alone, strict=True):
+        np.testing.assert_allclose(one.actions, two.actions, atol=1e-5)
+
+
+def keys_of(episode):
+    """Random numbers for each step of an episode."""
+    rows = np.arange(len(episode.actions))
+    return RandomKeys(seed=0, purpose="evaluation", collection=0, env=0 * rows, turn=rows)

@@ -22,33 +22,27 @@ from lrl.types import Decisions, History, PastTurn, RandomKeys, SamplingConfig
 class NoisyActor(Actor):
     """Another actor, a share of whose actions is replaced by random legal ones.
 
-    Which were replaced, and what the actor had chosen, is in :attr:`~lrl.types.Decisions.replaced`.
+    Which were replaced, and what the actor had chosen, is in :attr:`~lrl.types.Decisions.replaced`; of
+    native actions only where they are finitely many, since the text of others depends on how numbers are written.
 
     Args:
-        actor: connected and configured.
+        actor: connected and configured; it responds in text or acts natively.
         random_share: probability of a random action in each turn.
 
     Raises:
-        ValueError: the share is no probability below 1, or the actor acts natively.
+        ValueError: the share is no probability below 1.
     """
 
     def __init__(self, actor: Actor, random_share: float) -> None:
         super().__init__()
         if not 0 <= random_share < 1:
             raise ValueError(f"random_share is {random_share}; it must be in [0, 1).")
-        if actor.response_format is None:
-            raise ValueError(
-                f"random_share is {random_share}, but {type(actor).__name__} acts natively; it must be 0 for a policy "
-                "that does not respond in text."
-            )
         self.actor, self.random_share, self.codec = actor, random_share, actor.codec
-        self._response_format = actor.response_format
-        self._format = get_response_format(actor.response_format)
 
     @property
-    def response_format(self) -> str:
-        """The response format of the other actor."""
-        return self._response_format
+    def response_format(self) -> str | None:
+        """The response format of the other actor; None if it acts natively."""
+        return self.actor.response_format
 
     def prepare(self, envs: VectorEnv) -> None:
         """Prepare the environments for the other actor."""
@@ -70,15 +64,26 @@ class NoisyActor(Actor):
         for row, (whether, which) in enumerate(uniforms):
             if whether < self.random_share:
                 replaced[row] = self._action_text(actions[row])
-                actions[row] = self._format.render(self.codec.random_action_text(which))
-                memory[row] = _with_response(memory[row], actions[row])
+                random_text = self.codec.random_action_text(which)
+                if self.response_format is None:
+                    actions[row] = self.codec.text_to_action(random_text)
+                else:
+                    actions[row] = get_response_format(self.response_format).render(random_text)
+                    memory[row] = _with_response(memory[row], actions[row])
         return replace(decisions, actions=actions, memory=memory, replaced=replaced)
 
-    def _action_text(self, response: str) -> str | None:
-        """Return the action of a response in the codec's own words; None where it is not legal."""
+    def _action_text(self, action: Any) -> str | None:
+        """Return an action, native or that of a response, in the codec's own words.
+
+        Returns None for a response without a legal action, and for one of infinitely many native actions.
+        """
         assert self.codec is not None
+        if self.response_format is None:
+            return None if self.codec.action_texts is None else self.codec.action_to_text(action)
         try:
-            return self.codec.action_to_text(self.codec.text_to_action(self._format.extract(response)))
+            return self.codec.action_to_text(
+                self.codec.text_to_action(get_response_format(self.response_format).extract(action))
+            )
         except InvalidActionError:
             return None
 
