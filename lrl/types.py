@@ -113,7 +113,7 @@ class Decisions:
     advantages."""
     replaced: Mapping[int, str | None] = field(default_factory=dict)
     """Rows whose action was replaced by a random one, with the text of the action that the actor had chosen; None where
-    that was no legal action, or one of infinitely many native ones."""
+    that was no legal action, or a native one without a name."""
 
 
 class Distribution(ABC):

@@ -12,13 +12,7 @@ from typing import Any, cast
 
 import lightning as L
 import torch
-import yaml
-from jsonargparse import (
-    ActionConfigFile,  # pyright: ignore[reportPrivateImportUsage]
-    Namespace,  # pyright: ignore[reportPrivateImportUsage]
-    get_loader,  # pyright: ignore[reportPrivateImportUsage]
-    set_loader,  # pyright: ignore[reportPrivateImportUsage]
-)
+from jsonargparse import ActionConfigFile, Namespace  # pyright: ignore[reportPrivateImportUsage]
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lrl.callbacks.evaluation_table import HeldOutTable
@@ -52,20 +46,6 @@ for _name in (
     importlib.import_module(f"lrl.{_name}")
 
 
-_load_yaml = get_loader("yaml")
-
-
-def load_yaml(text: str) -> Any:
-    """Load YAML as jsonargparse does, except that the whole text ``None`` is null.
-
-    jsonargparse 4.53 passes the value of ``--model.init_args.key null`` on to the class's own parser as this text.
-    """
-    return None if text == "None" else _load_yaml(text)
-
-
-set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,))
-
-
 def base_config() -> Path:
     """Return the path of the configuration that every experiment starts from.
 
@@ -88,6 +68,15 @@ class ConfigFile(ActionConfigFile):
 
 class RunParser(LightningArgumentParser):
     """A parser that writes a configuration as it was parsed, without validating it again, which takes half a second."""
+
+    def parse_args(self, args: Any = None, *more: Any, **settings: Any) -> Any:  # pyright: ignore
+        """Parse words. For the parser of a nested class ``=None`` is ``=null``.
+
+        jsonargparse 4.53 passes the null of ``--model.init_args.policy.init_args.pack_tokens null`` on as that text.
+        """
+        if getattr(self, "_inner_parser", False) and args is not None:
+            args = [word.removesuffix("None") + "null" if word.endswith("=None") else word for word in args]
+        return super().parse_args(args, *more, **settings)
 
     def dump(self, *args: Any, **settings: Any) -> str:
         """Return a configuration as text."""

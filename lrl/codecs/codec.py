@@ -53,6 +53,10 @@ class TextCodec(ABC):
         assert self.action_texts is not None, "a codec without a finite action space overrides random_action_text()"
         return self.action_texts[int(uniform * len(self.action_texts))]
 
+    def random_action(self, uniform: float) -> Any:
+        """Return a random legal native action, see :meth:`random_action_text`."""
+        return self.text_to_action(self.random_action_text(uniform))
+
     @property
     def default_action_text(self) -> str:
         """Text of the action that a constant policy repeats: the first action, or zero."""

@@ -243,8 +243,12 @@ class SpaceCodec(TextCodec):
 
     def random_action_text(self, uniform: float) -> str:
         """Return the text of a sample of the action space, with a seed derived from ``uniform``."""
+        return self.action_to_text(self.random_action(uniform))
+
+    def random_action(self, uniform: float) -> Any:
+        """Return a sample of the action space, not rounded as a text is, with a seed derived from ``uniform``."""
         self._action_space.seed(int(uniform * 2**32))
-        return self.action_to_text(self._action_space.sample())
+        return self._action_space.sample()
 
     @property
     def default_action_text(self) -> str:

@@ -78,14 +78,17 @@ def test_overlays_go_on_top_of_an_experiment_and_of_each_other():
 
 
 def test_null_on_the_command_line_unsets_a_key_at_any_depth():
+    policy = "--model.init_args.policy.init_args"
     cli = parsed_by(
         *("--config", "configs/frozen_lake/grpo.yaml", "--model.init_args.clip_range_high", "null"),
-        *("--model.init_args.init_from", "null", "--model.init_args.policy.init_args.pack_tokens", "null"),
-        *("--model.init_args.policy.init_args.language_model.lora", "null", "--data.init_args.max_env_steps", "null"),
+        *(f"{policy}.pack_tokens", "null", f"{policy}.language_model.lora", "null", f"{policy}.prompt.stop", "null"),
+        *("--data.init_args.validation.env.init_args.kwargs", '{"map_name": "None"}'),
     )
     model, data = cli.config["fit"].model.init_args, cli.config["fit"].data.init_args
-    assert model.clip_range_high is None and model.init_from is None and data.max_env_steps is None
-    assert model.policy.init_args.pack_tokens is None and model.policy.init_args.language_model.lora is None
+    policy = model.policy.init_args
+    assert model.clip_range_high is None and policy.pack_tokens is None
+    assert policy.language_model.lora is None and policy.prompt.stop is None, "not the word None"
+    assert data.validation.env.init_args.kwargs == {"map_name": "None"}, "a text of the user's"
 
 
 @pytest.mark.parametrize(

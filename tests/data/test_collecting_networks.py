@@ -11,6 +11,7 @@ import yaml
 from tiny_runs import save_tiny_model
 
 from lrl.cli.collect import main
+from lrl.codecs.numbers import NumberFormat
 from lrl.data.demonstrations.minari import MinariDemonstrations
 from lrl.data.minari_writer import collect
 from lrl.envs.factory import GymnasiumEnvs
@@ -244,11 +245,12 @@ def test_a_head_on_a_language_model_is_recorded_as_well(datasets, tmp_path):
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_random_actions_between_those_of_a_network_are_marked_and_its_own_are_kept(datasets, env_id):
-    env = GymnasiumEnvs(env_id, max_episode_steps=60)
+    env = GymnasiumEnvs(env_id, max_episode_steps=60, numbers=NumberFormat(precision=0))
     policy = network(env, scale=1.0)
     policy.sampling = SamplingConfig(temperature=0)
     episodes = gather(env, policy, "lrl/noisy-v0", num_envs=2, random_share=0.3)
-    reader = DatasetReader("lrl/noisy-v0")
+    reader, randoms, differing = DatasetReader("lrl/noisy-v0"), [], 0
+    assert reader.metadata["lrl"]["random_share"] == 0.3 and reader.metadata["lrl"]["temperature"] == 0
     own = [set(reader.demonstrated_steps(index).tolist()) for index in range(4)]
     total = sum(len(episode.actions) for episode in episodes)
     assert 0.5 * total < sum(map(len, own)) < 0.9 * total
@@ -256,13 +258,18 @@ def test_random_actions_between_those_of_a_network_are_marked_and_its_own_are_ke
         choices = policy.act(list(episode.observations), [()] * len(episode.actions), keys_of(episode)).actions
         advised = reader.advised_actions(index)
         for step, (choice, action) in enumerate(zip(choices, episode.actions, strict=True)):
+            assert reader.action_space.contains(action)
             if step in own[index]:
                 np.testing.assert_allclose(action, choice, atol=1e-5)
-            elif env_id == "CartPole-v1":
-                assert advised[step] == env.codec.action_to_text(choice)
-            else:
-                assert not np.allclose(action, choice, atol=1e-3), "a random torque"
+                continue
+            randoms.append(action)
+            differing += not np.allclose(action, choice, atol=1e-3)
+            assert env_id == "Pendulum-v1" or advised[step] == env.codec.action_to_text(choice)
         assert env_id == "CartPole-v1" or not advised, "the text of a number depends on how numbers are written"
+    assert np.ptp(randoms) == 1 if env_id == "CartPole-v1" else np.ptp(randoms) > 2, "over the whole space"
+    assert differing > 0.25 * len(randoms)
+    if env_id == "Pendulum-v1":
+        assert len({float(action[0]) for action in randoms}) == len(randoms), "not rounded as a text is"
     alone = gather(env, policy, "lrl/alone-v0", num_envs=1, random_share=0.3)
     for one, two in zip(episodes, alone, strict=True):
         np.testing.assert_allclose(one.actions, two.actions, atol=1e-5)

@@ -133,6 +133,6 @@ class MinariDemonstrations(Demonstrations):
         if self.advised and not any(self.reader.advised_actions(index) for index in range(len(counts))):
             raise ValueError(
                 f"demonstrations.advised is true, but {self.dataset_id!r} holds no advice; it must be false, or the "
-                "data set collected with --random_share."
+                "data set collected with --random_share by a policy that responds in text or whose actions have names."
             )
         return self.selection.select(self.reader, counts)

@@ -22,8 +22,8 @@ from lrl.types import Decisions, History, PastTurn, RandomKeys, SamplingConfig
 class NoisyActor(Actor):
     """Another actor, a share of whose actions is replaced by random legal ones.
 
-    Which were replaced, and what the actor had chosen, is in :attr:`~lrl.types.Decisions.replaced`; of
-    native actions only where they are finitely many, since the text of others depends on how numbers are written.
+    Which were replaced, and what the actor had chosen, is in :attr:`~lrl.types.Decisions.replaced`. Of native actions
+    the choice is kept only where the codec names each of them, since other texts depend on how numbers are written.
 
     Args:
         actor: connected and configured; it responds in text or acts natively.
@@ -37,7 +37,7 @@ class NoisyActor(Actor):
         super().__init__()
         if not 0 <= random_share < 1:
             raise ValueError(f"random_share is {random_share}; it must be in [0, 1).")
-        self.actor, self.random_share, self.codec = actor, random_share, actor.codec
+        self.actor, self.random_share, self.codec, self.sampling = actor, random_share, actor.codec, actor.sampling
 
     @property
     def response_format(self) -> str | None:
@@ -64,18 +64,18 @@ class NoisyActor(Actor):
         for row, (whether, which) in enumerate(uniforms):
             if whether < self.random_share:
                 replaced[row] = self._action_text(actions[row])
-                random_text = self.codec.random_action_text(which)
                 if self.response_format is None:
-                    actions[row] = self.codec.text_to_action(random_text)
+                    actions[row] = self.codec.random_action(which)
                 else:
-                    actions[row] = get_response_format(self.response_format).render(random_text)
+                    render = get_response_format(self.response_format).render
+                    actions[row] = render(self.codec.random_action_text(which))
                     memory[row] = _with_response(memory[row], actions[row])
         return replace(decisions, actions=actions, memory=memory, replaced=replaced)
 
     def _action_text(self, action: Any) -> str | None:
         """Return an action, native or that of a response, in the codec's own words.
 
-        Returns None for a response without a legal action, and for one of infinitely many native actions.
+        Returns None for a response without a legal action, and for a native action without a name.
         """
         assert self.codec is not None
         if self.response_format is None:
