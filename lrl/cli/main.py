@@ -70,7 +70,7 @@ class RunParser(LightningArgumentParser):
     """A parser that writes a configuration as it was parsed, without validating it again, which takes half a second."""
 
     def parse_args(self, args: Any = None, *more: Any, **settings: Any) -> Any:  # pyright: ignore
-        """Parse words. For the parser of a nested class ``=None`` is ``=null``.
+        """Parse arguments; the parser of a nested class reads ``=None`` as ``=null``.
 
         jsonargparse 4.53 passes the null of ``--model.init_args.policy.init_args.pack_tokens null`` on as that text.
         """
