@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING
 
 from lrl.cli.arguments import add_env_arguments, check_env_arguments, command_parser, envs_of, subcommand
 
-_OF_PLAYING = ("episodes", "seed", "num_envs", "vectorization", "temperature", "random_share", "successful_only")
+_OF_PLAYING = (
+    *("episodes", "max_episode_steps", "seed", "num_envs", "vectorization", "temperature", "random_share"),
+    "successful_only",
+)
 """Options that say how episodes are played, which only ``--policy`` does."""
 
 if TYPE_CHECKING:
@@ -37,6 +40,9 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     add_env_arguments(parser, "the environment that the run was trained in; a baseline needs one")
     parser.add_argument("--dataset_id", required=True, help="Minari's name, such as lrl/babyai-goto/bot-v0")
     parser.add_argument("--episodes", type=int, default=100, help="to play, one seed each, all to their end")
+    parser.add_argument(
+        "--max_episode_steps", type=int, help="after which an episode is truncated; default: the environment's own limit"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the first episode")
     parser.add_argument("--num_envs", type=int, default=1, help="in parallel; the data set does not depend on it")
     parser.add_argument("--vectorization", choices=("sync", "async"), default="sync", help="async: in processes")
@@ -115,7 +121,7 @@ def load(arguments: argparse.Namespace) -> tuple[Actor | None, GymnasiumEnvs]:
     if name is None or name in BASELINES:
         if arguments.env_id is None:
             raise ValueError("--env_id is missing; it must be a registered name, unless --policy is a run.")
-        env = envs_of(arguments, vectorization=arguments.vectorization)
+        env = limited(envs_of(arguments, vectorization=arguments.vectorization), arguments)
         return None if name is None else load_baseline(name, env).policy, env
     if not Path(name).exists():
         known = ", ".join(BASELINES)
@@ -125,7 +131,14 @@ def load(arguments: argparse.Namespace) -> tuple[Actor | None, GymnasiumEnvs]:
         env = training_env(name).with_vectorization(arguments.vectorization)
     else:
         env = envs_of(arguments, numbers, vectorization=arguments.vectorization)
+    env = limited(env, arguments)
     return load_policy(name, env).policy, env
+
+
+def limited(env: GymnasiumEnvs, arguments: argparse.Namespace) -> GymnasiumEnvs:
+    """Return the environment with the time limit of ``--max_episode_steps``, where one is given."""
+    steps: int | None = arguments.max_episode_steps
+    return env if steps is None else env.with_max_episode_steps(steps)
 
 
 def record(policy: Actor, env: GymnasiumEnvs, arguments: argparse.Namespace) -> Collected:

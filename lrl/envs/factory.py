@@ -144,6 +144,18 @@ class GymnasiumEnvs(EnvFactory):
         factory.vectorization = vectorization
         return factory
 
+    def with_max_episode_steps(self, max_episode_steps: PositiveInt) -> GymnasiumEnvs:
+        """Return a copy whose episodes are truncated after another number of steps.
+
+        Raises:
+            ValueError: If ``max_episode_steps`` is less than 1.
+        """
+        if max_episode_steps < 1:
+            raise ValueError(f"max_episode_steps is {max_episode_steps}; it must be at least 1.")
+        factory = copy.copy(self)
+        factory.max_episode_steps = int(max_episode_steps)
+        return factory
+
     def make_native(self) -> gym.Env:
         """Create one native environment with its time limit, without text.
 

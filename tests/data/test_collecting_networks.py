@@ -199,6 +199,7 @@ def test_an_environment_that_is_not_known_is_one_sentence(datasets, capsys, argu
     ("words", "said"),
     [
         (["--episodes", "5"], "--episodes is 5 without --policy"),
+        (["--max_episode_steps", "5"], "--max_episode_steps is 5 without --policy"),
         (["--seed", "3"], "--seed is 3 without --policy"),
         (["--num_envs", "2"], "--num_envs is 2 without --policy"),
         (["--vectorization", "async"], "--vectorization is async without --policy"),
@@ -211,6 +212,24 @@ def test_what_says_how_to_play_is_an_error_where_nothing_is_played(datasets, cap
     with pytest.raises(SystemExit) as end:
         main("collect", ["--env_id", "CartPole-v1", "--dataset_id", "lrl/none-v0", "--ranges", *words])
     assert end.value.code == 2 and f"{said}, and nothing is played" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named", [[], ["--env_id", "Pendulum-v1"]])
+def test_episodes_can_be_made_short_to_record_many_starts(datasets, tmp_path, named):
+    env = GymnasiumEnvs("Pendulum-v1")
+    save_run(tmp_path / "run", network(env), {"id": "Pendulum-v1"})
+    words = ["--policy", str(tmp_path / "run"), "--dataset_id", "lrl/starts-v0", "--episodes", "3"]
+    main("collect", [*words, *named, "--max_episode_steps", "7"])
+    dataset = minari.load_dataset("lrl/starts-v0")
+    assert dataset.spec.env_spec.max_episode_steps == 7
+    assert [episode.truncations.tolist() for episode in dataset] == [[False] * 6 + [True]] * 3
+
+
+def test_a_time_limit_below_one_step_is_an_error(datasets, capsys):
+    words = ["--policy", "random", "--env_id", "CartPole-v1", "--dataset_id", "lrl/none-v0"]
+    with pytest.raises(SystemExit) as end:
+        main("collect", [*words, "--max_episode_steps", "0"])
+    assert end.value.code == 2 and "max_episode_steps is 0; it must be at least 1." in capsys.readouterr().err
 
 
 def test_a_network_is_recorded_at_a_temperature(datasets):
