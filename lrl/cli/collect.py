@@ -40,9 +40,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     add_env_arguments(parser, "the environment that the run was trained in; a baseline needs one")
     parser.add_argument("--dataset_id", required=True, help="Minari's name, such as lrl/babyai-goto/bot-v0")
     parser.add_argument("--episodes", type=int, default=100, help="to play, one seed each, all to their end")
-    parser.add_argument(
-        "--max_episode_steps", type=int, help="after which an episode is truncated; default: the environment's own limit"
-    )
+    parser.add_argument("--max_episode_steps", type=int, help="that truncate an episode; default: the environment's")
     parser.add_argument("--seed", type=int, default=0, help="of the first episode")
     parser.add_argument("--num_envs", type=int, default=1, help="in parallel; the data set does not depend on it")
     parser.add_argument("--vectorization", choices=("sync", "async"), default="sync", help="async: in processes")
