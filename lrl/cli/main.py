@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import logging
+import math
 import os
 import sys
 import time
@@ -12,6 +14,7 @@ from typing import Any, cast
 
 import lightning as L
 import torch
+import yaml
 from jsonargparse import ActionConfigFile, Namespace  # pyright: ignore[reportPrivateImportUsage]
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
@@ -70,12 +73,13 @@ class RunParser(LightningArgumentParser):
     """A parser that writes a configuration as it was parsed, without validating it again, which takes half a second."""
 
     def parse_args(self, args: Any = None, *more: Any, **settings: Any) -> Any:  # pyright: ignore
-        """Parse arguments; the parser of a nested class reads ``=None`` as ``=null``.
+        """Parse arguments; the parser of a nested class reads the None in ``--key=None`` and ``--key=[None]`` as null.
 
-        jsonargparse 4.53 passes the null of ``--model.init_args.policy.init_args.pack_tokens null`` on as that text.
+        jsonargparse 4.53 passes parsed values on as the text that Python writes them in, None for the null of
+        ``--model.init_args.policy.init_args.pack_tokens null``.
         """
         if getattr(self, "_inner_parser", False) and args is not None:
-            args = [word.removesuffix("None") + "null" if word.endswith("=None") else word for word in args]
+            args = [_none_as_null(word) for word in args]
         return super().parse_args(args, *more, **settings)
 
     def dump(self, *args: Any, **settings: Any) -> str:
@@ -85,6 +89,22 @@ class RunParser(LightningArgumentParser):
     def save(self, *args: Any, **settings: Any) -> None:
         """Write a configuration to a file."""
         super().save(*args, **{"skip_validation": True} | settings)
+
+
+def _none_as_null(word: str) -> str:
+    """Return ``--key=value`` in YAML where the value is None, or a list or mapping that contains it, in Python."""
+    key, equals, text = word.partition("=")
+    if not equals or "None" not in text:
+        return word
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return word
+    if value is None:
+        return f"{key}=null"
+    if not isinstance(value, (list, dict)):
+        return word
+    return f"{key}={yaml.safe_dump(value, default_flow_style=True, width=math.inf).strip()}"
 
 
 class SaveRunConfig(SaveConfigCallback):

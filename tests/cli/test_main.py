@@ -83,12 +83,16 @@ def test_null_on_the_command_line_unsets_a_key_at_any_depth():
         *("--config", "configs/frozen_lake/grpo.yaml", "--model.init_args.clip_range_high", "null"),
         *(f"{policy}.pack_tokens", "null", f"{policy}.language_model.lora", "null", f"{policy}.prompt.stop", "null"),
         *("--data.init_args.validation.env.init_args.kwargs", '{"map_name": "None"}'),
+        "--data.init_args.env.init_args.rewards",
+        '[{"class_path": "LearnedReward", "init_args": {"path": "None\'s", "invalid": null}}]',
     )
     model, data = cli.config["fit"].model.init_args, cli.config["fit"].data.init_args
     policy = model.policy.init_args
     assert model.clip_range_high is None and policy.pack_tokens is None
     assert policy.language_model.lora is None and policy.prompt.stop is None, "not the word None"
     assert data.validation.env.init_args.kwargs == {"map_name": "None"}, "a text of the user's"
+    (reward,) = data.env.init_args.rewards
+    assert reward.init_args.invalid is None and reward.init_args.path == "None's"
 
 
 @pytest.mark.parametrize(
