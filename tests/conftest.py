@@ -30,7 +30,7 @@ def once(tmp_path_factory):
     def folder(name, make):
         with (shared / f"{name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
-            if lock.tell() == 0:  # nobody has finished it
+            if os.fstat(lock.fileno()).st_size == 0:  # nobody has finished it; tell() is that of before the lock
                 shutil.rmtree(shared / name, ignore_errors=True)
                 (shared / name).mkdir()
                 make(shared / name)

@@ -68,9 +68,10 @@ def datasets(once):
         for command in COLLECTING:
             run = re.search(r" --policy (runs/\S+)", command)
             if run:
-                training = f"{DIRECTORIES[run[1]]} {SHORT} --run_directory {folder / run[1]}"
-                result = run_shortened(training, str(folder))
-                assert result.returncode == 0, result.stderr
+                if not (folder / run[1]).exists():  # several data sets may be of one policy
+                    training = f"{DIRECTORIES[run[1]]} {SHORT} --run_directory {folder / run[1]}"
+                    result = run_shortened(training, str(folder))
+                    assert result.returncode == 0, result.stderr
                 command = command.replace(run[1], str(folder / run[1]))
             result = run_command(f"{command} --episodes 4", MINARI_DATASETS_PATH=str(folder))
             assert result.returncode == 0, result.stderr
