@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import logging
-import math
 import os
 import sys
 import time
@@ -14,7 +12,6 @@ from typing import Any, cast
 
 import lightning as L
 import torch
-import yaml
 from jsonargparse import ActionConfigFile, Namespace  # pyright: ignore[reportPrivateImportUsage]
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
@@ -23,6 +20,7 @@ from lrl.callbacks.export import ExportModel
 from lrl.cli.error_messages import in_a_sentence, user_errors
 from lrl.cli.quiet import silence_libraries
 from lrl.cli.run_directory import RunDirectory, experiment_name
+from lrl.cli.run_parser import RunParser
 from lrl.evaluation.checkpoint import checkpoint_file
 from lrl.functional.distributed import read_checkpoint
 from lrl.shipped import resolve_config, shipped
@@ -67,44 +65,6 @@ class ConfigFile(ActionConfigFile):
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Read the named file into the configuration."""
         super().__call__(parser, cfg, resolve_config(values), option_string)
-
-
-class RunParser(LightningArgumentParser):
-    """A parser that writes a configuration as it was parsed, without validating it again, which takes half a second."""
-
-    def parse_args(self, args: Any = None, *more: Any, **settings: Any) -> Any:  # pyright: ignore
-        """Parse arguments; the parser of a nested class reads the None in ``--key=None`` and ``--key=[None]`` as null.
-
-        jsonargparse 4.53 passes parsed values on as the text that Python writes them in, None for the null of
-        ``--model.init_args.policy.init_args.pack_tokens null``.
-        """
-        if getattr(self, "_inner_parser", False) and args is not None:
-            args = [_none_as_null(word) for word in args]
-        return super().parse_args(args, *more, **settings)
-
-    def dump(self, *args: Any, **settings: Any) -> str:
-        """Return a configuration as text."""
-        return super().dump(*args, **{"skip_validation": True} | settings)
-
-    def save(self, *args: Any, **settings: Any) -> None:
-        """Write a configuration to a file."""
-        super().save(*args, **{"skip_validation": True} | settings)
-
-
-def _none_as_null(word: str) -> str:
-    """Return ``--key=value`` in YAML where the value is None, or a list or mapping that contains it, in Python."""
-    key, equals, text = word.partition("=")
-    if not equals or "None" not in text:
-        return word
-    try:
-        value = ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return word
-    if value is None:
-        return f"{key}=null"
-    if not isinstance(value, (list, dict)):
-        return word
-    return f"{key}={yaml.safe_dump(value, default_flow_style=True, width=math.inf).strip()}"
 
 
 class SaveRunConfig(SaveConfigCallback):
