@@ -232,15 +232,16 @@ class ExactBinCodec(BinCodec):
         return np.array([round(value) for value in values], dtype=object)
 
 
-def split_numbers(text: str, size: int) -> list[str]:
-    """Split a comma-separated text and strip blanks.
+def split_numbers(text: str, size: int, separator: str = ",") -> list[str]:
+    """Split a text at commas, or at another separator, and strip blanks.
 
     Raises:
         InvalidActionError: If there are not ``size`` items.
     """
-    items = [item.strip(" ") for item in text.split(",")]
+    items = [item.strip(" ") for item in text.split(separator)]
     if len(items) != size:
-        raise InvalidActionError(f"there must be {size} numbers separated by commas, not {len(items)}")
+        form = "numbers separated by commas" if separator == "," else "lines"
+        raise InvalidActionError(f"there must be {size} {form}, not {len(items)}")
     return items
 
 

@@ -41,7 +41,10 @@ class NumberFormat:
     """Mean and standard deviation of normalised numbers, given like ``ranges``, ``[mean, deviation]`` per observed
     dimension. They are fixed for a run and saved with it; ``collect.py --statistics`` prints those of a data set."""
     names: bool = False
-    """Whether each number follows the name of its dimension, for environments with known names."""
+    """Whether each observed number follows the name of its dimension, for environments with known names."""
+    action_names: bool = False
+    """Whether each number of an action follows the name of its dimension, as in ``back thigh 512,back shin 3``, for
+    environments with known names. A small model that writes numbers alone may lose count of them."""
     tags: bool = True
     """Whether the numbers of an observation are enclosed in ``<observation></observation>``. With ``names`` they never
     are. A short prompt is cheap: with tags, an observation of CartPole may have twice as many tokens."""
@@ -52,7 +55,7 @@ class NumberFormat:
     def __post_init__(self) -> None:
         if self.kind not in ("decimals", "integers", "normalised"):
             raise ValueError(f"numbers.kind is {self.kind!r}; it must be decimals, integers or normalised.")
-        for name in ("names", "tags", "describe"):
+        for name in ("names", "action_names", "tags", "describe"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"numbers.{name} is {getattr(self, name)!r}; it must be true or false.")
         if not 0 <= self.precision <= 15:

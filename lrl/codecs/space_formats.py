@@ -99,51 +99,77 @@ class MultiDiscreteFormat(SpaceFormat):
 
 
 class BoxFormat(SpaceFormat):
-    """Format of a Box: its flattened numbers, separated by commas, or one ``name number`` line per dimension.
+    """Format of a Box: its flattened numbers, each after the name of its dimension if names are given.
 
     Args:
         space: The space.
         numbers: The codec of the numbers.
-        names: One name per dimension in C order, for formats that are only encoded; None writes numbers only.
+        names: One name per dimension in C order, without the separator; None writes numbers only.
         details: What the numbers are, for the description; empty says only how many there are.
+        separator: What stands between numbers: a comma or, where names are given, a line break.
 
     Raises:
         ValueError: If there is not exactly one name per dimension.
     """
 
     def __init__(
-        self, space: spaces.Box, numbers: NumberCodec, names: Sequence[str] | None = None, details: str = ""
+        self,
+        space: spaces.Box,
+        numbers: NumberCodec,
+        names: Sequence[str] | None = None,
+        details: str = "",
+        separator: str = ",",
     ) -> None:
         self._space, self._numbers, self._names, self.details = space, numbers, names, details
+        self._separator = separator
         if names is not None and len(names) != numbers.size:
             raise ValueError(f"names are {list(names)}; there must be {numbers.size}, one per dimension.")
-        form = "numbers separated by commas" if names is None or not details else "lines, each a name and its number"
+        form = "numbers separated by commas"
+        if names is not None and separator == ",":
+            form += ", each after its name" + f", in the order {', '.join(names)}" * (not details)
+        elif names is not None and details:
+            form = "lines, each a name and its number"
         self.description = f"{numbers.size} {form}{details and ': '}{details}"
 
     def encode(self, value: ArrayLike) -> str:
         """Write all numbers of an array of the space's shape, in C order."""
         texts = self._numbers.encode(np.asarray(value).ravel().tolist())
         if self._names is None:
-            return ",".join(texts)
-        return "\n".join([f"{name} {text}" for name, text in zip(self._names, texts)])
+            return self._separator.join(texts)
+        return self._separator.join([f"{name} {text}" for name, text in zip(self._names, texts)])
 
     def encode_all(self, values: Sequence[ArrayLike]) -> list[str]:
         """Write many arrays of the space's shape, with one format per row."""
         if not len(values) or not self._numbers.size:
             return super().encode_all(values)
-        names = [","] * self._numbers.size if self._names is None else [f"\n{name} " for name in self._names]
+        names = [""] * self._numbers.size if self._names is None else [f"{name} " for name in self._names]
+        names = [self._separator + name for name in names]
         rows = np.asarray(values).reshape(len(values), -1)
         return self._numbers.encode_rows(rows, [names[0][1:], *names[1:]])
 
     def decode(self, text: str) -> np.ndarray:
-        """Parse one number per dimension; the array has the space's shape.
+        """Parse one number per dimension, after its name if names are given; the array has the space's shape.
 
         Values outside the bounds are returned as they are, without casting to the space's dtype. The environment
         wrapper clips them (:mod:`lrl.codecs.clipping`).
         """
-        values = self._numbers.decode(split_numbers(text, self._numbers.size)).reshape(self._space.shape)
+        texts = split_numbers(text, self._numbers.size, self._separator)
+        if self._names is not None:
+            texts = [_after_name(name, text) for name, text in zip(self._names, texts)]
+        values = self._numbers.decode(texts).reshape(self._space.shape)
         clipped, count = clip_to_box(self._space, values)
         return values if count else clipped
+
+
+def _after_name(name: str, text: str) -> str:
+    """Return what follows ``name`` and a blank.
+
+    Raises:
+        InvalidActionError: If ``text`` begins otherwise.
+    """
+    if not text.startswith(f"{name} "):
+        raise InvalidActionError(f"{text[:20]!r} must begin with {name!r} and a blank")
+    return text[len(name) + 1 :]
 
 
 class TextFormat(SpaceFormat):

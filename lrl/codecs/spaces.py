@@ -122,9 +122,10 @@ def _box_format(
         )
     else:
         codec = NormalisedCodec(*given, numbers.precision)
-    names = [one.name for one in known or ()] if numbers.names and role == "observation" else None
+    named = numbers.action_names if role == "action" else numbers.names and role == "observation"
+    names = [one.name for one in known or ()] if named else None
     details = describe_box(space, numbers, bounds, known, is_action) if numbers.describe else ""
-    return BoxFormat(space, codec, names, details)
+    return BoxFormat(space, codec, names, details, separator="\n" if named and not is_action else ",")
 
 
 def _pairs_by_path(
@@ -175,7 +176,7 @@ class SpaceCodec(TextCodec):
         observation_space: The native observation space.
         action_space: The native action space.
         numbers: The format of numbers; None selects decimals.
-        metadata: What is known about the environment beyond its spaces.
+        metadata: What is known beyond the spaces.
 
     Raises:
         ValueError: If a space is not supported, or a setting of ``numbers`` does not apply to it.
@@ -191,6 +192,9 @@ class SpaceCodec(TextCodec):
         self.numbers, metadata = numbers or NumberFormat(), metadata or EnvironmentMetadata()
         named = self.numbers.names and bool(metadata.quantities("observation"))
         self._check_numbers(observation_space, named)
+        for key, space, role in (("names", observation_space, "observation"), ("action_names", action_space, "action")):
+            if getattr(self.numbers, key) and not (isinstance(space, spaces.Box) and metadata.quantities(role)):
+                raise ValueError(f"numbers.{key} is true, but {space} has no known names; it must be false.")
         self.has_expert = metadata.has_expert
         pairs = self.numbers.ranges or metadata.observation_ranges
         if self.numbers.kind == "normalised":
@@ -207,10 +211,6 @@ class SpaceCodec(TextCodec):
         given = self.numbers.ranges or self.numbers.statistics
         if given and not any(isinstance(leaf, spaces.Box) for _, leaf in flatten(space, space)):
             raise ValueError(f"{self.numbers.pairs_key} is set, but the observation space is {space}; it must be null.")
-        if self.numbers.names and not (isinstance(space, spaces.Box) and named):
-            raise ValueError(
-                f"numbers.names is true, but the dimensions of {space} have no known names; it must be false."
-            )
         if not self.numbers.tags and (named or not isinstance(space, spaces.Box)):
             raise ValueError(
                 f"numbers.tags is false, but observations of {space} have no tags{' with names' * named}; "
@@ -266,9 +266,7 @@ class SpaceCodec(TextCodec):
         return f"<observation>{text}</observation>" if self.tags_observations else text
 
     def text_to_observation(self, text: str) -> Any:
-        """Parse an observation without names; see :meth:`~lrl.codecs.codec.TextCodec.text_to_observation`."""
-        if self.numbers.names:
-            return None
+        """Parse an observation, with or without tags."""
         return self._observation.decode(text.removeprefix("<observation>").removesuffix("</observation>"))
 
     def observations_to_texts(self, observations: Sequence[Any], context: Any = None) -> list[str]:

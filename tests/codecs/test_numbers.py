@@ -73,6 +73,7 @@ def test_a_wrong_number_of_items_raises():
         ({"precision": -1}, "precision"),
         ({"tags": "no"}, "tags is 'no'; it must be true or false"),
         ({"names": 1}, "names is 1"),
+        ({"action_names": 1}, "action_names is 1"),
         ({"ranges": [(1.0, 0.0)]}, r"ranges\[0\]"),
         ({"ranges": {"velocity": [(0.0, 1.0), (1.0, 0.0)]}}, r"ranges.velocity\[1\]"),
     ],

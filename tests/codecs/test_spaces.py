@@ -208,8 +208,10 @@ def test_ranges_that_do_not_match_the_space_raise(space, ranges, sentence):
 
 @pytest.mark.parametrize("space", [BOX, DICT, spaces.Discrete(3)], ids=["Box", "Dict", "Discrete"])
 def test_unknown_names_raise(space):
-    with pytest.raises(ValueError, match="numbers.names is true, but the dimensions of .* have no known names"):
+    with pytest.raises(ValueError, match="numbers.names is true, but .* has no known names; it must be false"):
         SpaceCodec(space, spaces.Discrete(2), NumberFormat(names=True))
+    with pytest.raises(ValueError, match="numbers.action_names is true, but .* has no known names; it must be false"):
+        SpaceCodec(spaces.Discrete(2), space, NumberFormat(action_names=True))
 
 
 @pytest.mark.parametrize(("space", "names"), [(DICT, False), (spaces.Discrete(3), False), (BOX, True)])
@@ -237,8 +239,9 @@ def test_bounds_and_non_finite_observations_are_encoded():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
 def test_texts_of_many_observations_are_those_of_each(kind, names, dtype):
     space = spaces.Box(np.full(3, -4, dtype), np.full(3, 4, dtype), dtype=dtype)
-    metadata = EnvironmentMetadata(observation=(Quantity("a-b 0%s"), Quantity("c"), Quantity("-0.000")))
-    codec = SpaceCodec(space, space, NumberFormat(kind=kind, names=names), metadata)
+    quantities = (Quantity("a-b 0%s"), Quantity("c"), Quantity("-0.000"))
+    metadata = EnvironmentMetadata(observation=quantities, action=quantities)
+    codec = SpaceCodec(space, space, NumberFormat(kind=kind, names=names, action_names=names), metadata)
     rows = np.concatenate([np.random.default_rng(0).normal(scale=3, size=(200, 3)), [[0, -0.0, 5], [-9, -1e-5, 2.5]]])
     rows = list(rows.astype(dtype))
     assert codec.observations_to_texts(rows) == [codec.observation_to_text(row) for row in rows]
