@@ -110,7 +110,7 @@ class RewardModelModule(RunModule):
         if self.trainer.state.fn != "fit" and self.trainer.is_global_zero:
             held_out = f"{len(self._data.rows(split)[1])} steps of {len(self._data.episodes[split])} held-out episodes"
             values = ", ".join(f"{group}/{name} {value:.4f}" for name, value in figures.items())
-            logging.getLogger("lrl").info("%s: %s on %s", self._data.dataset_id, values, held_out)
+            logging.getLogger("lrl").info("%s: %s on %s", ", ".join(self._data.dataset_ids), values, held_out)
 
     # -- plumbing ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Lightning data module that reads the transitions of a Minari data set, for models of the environment."""
+"""Lightning data module that reads the transitions of Minari data sets, for models of the environment."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ class TransitionsDataModule(ClockedDataModule):
     memory. Early stopping reads the validation split, so ``lrl test`` measures on a third one.
 
     Args:
-        dataset_id: Minari's name of the data set, which is downloaded if it is not local.
+        dataset_id: Minari's name of the data set, which is downloaded if it is not local; or a list of several with the
+            same spaces. A model that is to be maximised needs actions that the best policy does not take.
         batch_size: rows per training step over all ranks.
-        validation_share: fraction of episodes that are held out for validation, at least one.
-        test_share: fraction of episodes that are held out for testing, at least one; 0 for none.
+        validation_share: fraction of each data set's episodes that are held out for validation, at least one.
+        test_share: fraction of each data set's episodes that are held out for testing, at least one; 0 for none.
         seed: seed of the split and of the order of the rows.
     """
 
     def __init__(
         self,
-        dataset_id: str,
+        dataset_id: str | list[str],
         batch_size: PositiveInt = 2048,
         validation_share: OpenUnitInterval = 0.1,
         test_share: HalfOpenUnitInterval = 0.1,
@@ -46,22 +47,26 @@ class TransitionsDataModule(ClockedDataModule):
         check_arguments(TransitionsDataModule.__init__, locals(), "data")
         super().__init__(seed, "optimizer_steps")
         self.dataset_id, self.batch_size = dataset_id, batch_size
+        self.dataset_ids = [dataset_id] if isinstance(dataset_id, str) else list(dataset_id)
+        if not self.dataset_ids or len(set(self.dataset_ids)) < len(self.dataset_ids):
+            raise ValueError(f"data.dataset_id is {dataset_id!r}; it must be a name, or a list of different names.")
         self.validation_share, self.test_share = validation_share, test_share
         self.episodes: dict[Split, np.ndarray] = {}
-        """Indices of the episodes of each split, int64 ``(episode,)``."""
+        """Indices of the episodes of each split, int64 ``(episode,)``, counted through all data sets in their order."""
         self._rows: dict[Split, tuple[Tensor, Tensor]] = {}
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
 
     def prepare_data(self) -> None:
-        """Download the data set, once per machine."""
-        download(self.dataset_id)
+        """Download the data sets, once per machine."""
+        for name in self.dataset_ids:
+            download(name)
 
     def setup(self, stage: str) -> None:
-        """Read the data set; a second call does nothing.
+        """Read the data sets; a second call does nothing.
 
         Raises:
-            ValueError: the data set is missing, damaged or too small, or cannot teach a reward; or the batch size does
-                not fit the devices.
+            ValueError: a data set is missing, damaged or too small, or cannot teach a reward; the spaces differ; or the
+                batch size does not fit the devices.
         """
         assert self.trainer is not None
         if self.batch_size < 2 * self.trainer.world_size:
@@ -76,28 +81,52 @@ class TransitionsDataModule(ClockedDataModule):
         """Read all episodes into memory, split by episode.
 
         Raises:
-            ValueError: the data set is missing, damaged or too small, or cannot teach a reward.
+            ValueError: a data set is missing, damaged or too small, or cannot teach a reward; or their spaces differ.
         """
-        reader = DatasetReader(self.dataset_id)
-        spaces = self.observation_space, self.action_space = reader.observation_space, reader.action_space
+        readers = [DatasetReader(name) for name in self.dataset_ids]
+        spaces = self.observation_space, self.action_space = readers[0].observation_space, readers[0].action_space
         for name, space in zip(("observation", "action"), spaces):
             space_to_dict(name, space)  # raises for a space that a reward model cannot read
-        self.episodes = self._split(len(reader.lengths))
-        for split, episodes in self.episodes.items():
-            parts = [reader.episode(index) for index in episodes.tolist() if reader.lengths[index]]
-            inputs = [transition_vectors(*spaces, part.observations, part.actions) for part in parts]
-            rewards = [torch.as_tensor(part.rewards, dtype=torch.float32) for part in parts]
-            if parts:
+        indices: dict[Split, list[np.ndarray]] = {}
+        parts: dict[Split, list[tuple[Tensor, Tensor]]] = {}
+        before = 0
+        for reader in readers:
+            self._check_spaces(reader)
+            for split, episodes in self._split(reader).items():
+                indices.setdefault(split, []).append(before + episodes)
+                stored = [reader.episode(index) for index in episodes.tolist() if reader.lengths[index]]
+                parts.setdefault(split, []).extend(
+                    (
+                        transition_vectors(*spaces, one.observations, one.actions),
+                        torch.as_tensor(one.rewards, dtype=torch.float32),
+                    )
+                    for one in stored
+                )
+            before += len(reader.lengths)
+        self.episodes = {split: np.concatenate(found) for split, found in indices.items()}
+        for split, rows in parts.items():
+            if rows:
+                inputs, rewards = zip(*rows)
                 self._rows[split] = torch.cat(inputs), torch.cat(rewards)
         self._check_rows()
 
-    def _split(self, num_episodes: int) -> dict[Split, np.ndarray]:
+    def _check_spaces(self, reader: DatasetReader) -> None:
+        expected = {"observation": self.observation_space, "action": self.action_space}
+        for name, space in (("observation", reader.observation_space), ("action", reader.action_space)):
+            if space != expected[name]:
+                raise ValueError(
+                    f"data.dataset_id has {reader.dataset_id!r}, whose {name} space is {space}; it must be "
+                    f"{expected[name]}, that of {self.dataset_ids[0]!r}."
+                )
+
+    def _split(self, reader: DatasetReader) -> dict[Split, np.ndarray]:
         """Split the indices of episodes at random; the validation split is that of ``MinariDemonstrations``."""
+        num_episodes = len(reader.lengths)
         shares: dict[Split, float] = {"validation": self.validation_share, "test": self.test_share}
         counts = {split: max(round(share * num_episodes), int(share > 0)) for split, share in shares.items()}
         if sum(counts.values()) >= num_episodes:
             raise ValueError(
-                f"data.dataset_id is {self.dataset_id!r}, which holds {num_episodes} episodes; of these "
+                f"data.dataset_id is {reader.dataset_id!r}, which holds {num_episodes} episodes; of these "
                 f"data.validation_share and data.test_share hold out {sum(counts.values())}, none is left to train on."
             )
         order = permutation(num_episodes, "split", self.seed)

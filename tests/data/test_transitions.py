@@ -19,10 +19,10 @@ def datasets(tmp_path, monkeypatch):
     (tmp_path / "datasets").mkdir()
 
 
-def write(dataset_id="lrl/numbers-v0", episodes=EPISODES, rewards=None):
+def write(dataset_id="lrl/numbers-v0", episodes=EPISODES, rewards=None, first=0, actions=2):
     """Write episodes whose observations are (episode, step), actions step % 2 and rewards 10 * episode + step."""
-    with DatasetWriter(dataset_id, spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(2), None) as writer:
-        for episode in range(episodes):
+    with DatasetWriter(dataset_id, spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(actions), None) as writer:
+        for episode in range(first, first + episodes):
             given = [10.0 * episode + step for step in range(STEPS)] if rewards is None else rewards
             one = {"seed": episode, "context": None, "success": False, "random_steps": [], "advised": []}
             one["observations"] = [np.array([episode, step], dtype=np.float64) for step in range(STEPS + 1)]
@@ -34,7 +34,7 @@ def write(dataset_id="lrl/numbers-v0", episodes=EPISODES, rewards=None):
 
 def loaded(**settings):
     """Return the data module of the data set after it was read."""
-    data = TransitionsDataModule("lrl/numbers-v0", **{"batch_size": 16} | settings)
+    data = TransitionsDataModule(**{"dataset_id": "lrl/numbers-v0", "batch_size": 16} | settings)
     data.load()
     return data
 
@@ -60,6 +60,28 @@ def test_episodes_are_held_out_whole():
     assert {name: sorted(set(episodes)) for name, episodes in held.items()} == {
         name: sorted(indices.tolist()) for name, indices in data.episodes.items()
     }
+
+
+def test_several_data_sets_are_split_each_as_if_it_were_alone():
+    write()
+    write("lrl/more-v0", episodes=20, first=EPISODES)
+    alone = loaded(), loaded(dataset_id="lrl/more-v0")
+    both = loaded(dataset_id=["lrl/numbers-v0", "lrl/more-v0"])
+    for split in ("train", "validation", "test"):
+        first, second = (one.rows(split) for one in alone)
+        inputs, rewards = both.rows(split)
+        assert torch.equal(inputs, torch.cat([first[0], second[0]]))
+        assert torch.equal(rewards, torch.cat([first[1], second[1]]))
+        assert sorted(set(inputs[:, 0].tolist())) == sorted(both.episodes[split].tolist())
+
+
+def test_data_sets_of_other_spaces_are_named():
+    write()
+    write("lrl/more-v0", actions=3)
+    with pytest.raises(
+        ValueError, match=r"data.dataset_id has 'lrl/more-v0', whose action space is Discrete\(3\); it m"
+    ):
+        loaded(dataset_id=["lrl/numbers-v0", "lrl/more-v0"])
 
 
 def test_the_split_follows_from_the_seed():
@@ -123,11 +145,13 @@ def test_what_cannot_teach_a_reward_is_one_sentence(given, settings, sentence):
         ({"validation_share": 0}, r"data.validation_share is 0; it must be in \(0, 1\)"),
         ({"test_share": 1}, r"data.test_share is 1; it must be in \[0, 1\)"),
         ({"batch_size": 0}, "data.batch_size is 0; it must be at least 1"),
+        ({"dataset_id": []}, r"data.dataset_id is \[\]; it must be a name, or a list of different names"),
+        ({"dataset_id": ["lrl/a-v0"] * 2}, "data.dataset_id is .*; it must be a name, or a list of different names"),
     ],
 )
 def test_a_setting_out_of_range_is_named(settings, sentence):
     with pytest.raises(ValueError, match=sentence):
-        TransitionsDataModule("lrl/numbers-v0", **settings)
+        TransitionsDataModule(**{"dataset_id": "lrl/numbers-v0"} | settings)
 
 
 def test_testing_without_a_test_split_is_one_sentence():
