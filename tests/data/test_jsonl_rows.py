@@ -74,9 +74,16 @@ def test_texts_that_cannot_be_parsed_are_shown_unchanged_to_text_policies(tmp_pa
     assert (row.observation, row.native_observation, row.action) == (lake["observation"], None, 1)
     with pytest.raises(ValueError, match="JsonlRows, which has text observations only"):
         PromptEnvs(rows, [BehaviourCloningReward()]).make(1, None)
+
+
+def test_observations_with_names_are_read_as_numbers(tmp_path):
     named = GymnasiumEnvs("CartPole-v1", numbers=NumberFormat(names=True))
+    text = "cart position 0.100\ncart velocity 0.000\npole angle 0.000\npole velocity -0.500"
+    (row,) = rows_of(tmp_path, {"observation": text, "action": "left"}, env=named)
+    assert row.observation == text and row.native_observation.tolist() == pytest.approx([0.1, 0, 0, -0.5])
     line = {"observation": "cart position 0.1", "action": "left"}
-    assert rows_of(tmp_path, line, env=named)[0].observation == "cart position 0.1"
+    with pytest.raises(ValueError, match="line 1: observation is 'cart position 0.1', which the environment does not"):
+        rows_of(tmp_path, line, env=named)
 
 
 def test_networks_are_rewarded_on_lines(tmp_path):
