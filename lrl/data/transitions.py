@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +19,9 @@ from lrl.ranges import HalfOpenUnitInterval, OpenUnitInterval, PositiveInt, chec
 
 Split = Literal["train", "validation", "test"]
 
+_MISSING = 0.01
+"""Largest share of a return that may lie beyond a time limit."""
+
 
 class TransitionsDataModule(ClockedDataModule):
     """Streams pairs of inputs ``(row, size)`` and rewards ``(row,)``; one Lightning epoch is one pass over them.
@@ -27,6 +32,10 @@ class TransitionsDataModule(ClockedDataModule):
     Episodes are held out whole: neighbouring steps are so alike that held-out steps of training episodes would measure
     memory. Early stopping reads the validation split, so ``lrl test`` measures on a third one.
 
+    What a step is worth can be its reward or, with ``gamma``, the return from there: a policy that maximises the reward
+    of its next step alone spoils the steps that follow. Returns beyond a time limit are unknown: the last steps of a
+    truncated episode are left out as far as more than a hundredth of their return lies there.
+
     Args:
         dataset_id: Minari's name of the data set, which is downloaded if it is not local; or a list of several with the
             same spaces. A model that is to be maximised needs actions that the best policy does not take.
@@ -34,6 +43,8 @@ class TransitionsDataModule(ClockedDataModule):
         validation_share: fraction of each data set's episodes that are held out for validation, at least one.
         test_share: fraction of each data set's episodes that are held out for testing, at least one; 0 for none.
         seed: seed of the split and of the order of the rows.
+        gamma: discount of the rewards that follow a step. 0 learns its own reward, more learns
+            ``(1 - gamma) * sum_k gamma**k r_{t+k}``, which has the unit of a reward.
     """
 
     def __init__(
@@ -43,6 +54,7 @@ class TransitionsDataModule(ClockedDataModule):
         validation_share: OpenUnitInterval = 0.1,
         test_share: HalfOpenUnitInterval = 0.1,
         seed: int = 0,
+        gamma: HalfOpenUnitInterval = 0.0,
     ) -> None:
         check_arguments(TransitionsDataModule.__init__, locals(), "data")
         super().__init__(seed, "optimizer_steps")
@@ -50,7 +62,7 @@ class TransitionsDataModule(ClockedDataModule):
         self.dataset_ids = [dataset_id] if isinstance(dataset_id, str) else list(dataset_id)
         if not self.dataset_ids or len(set(self.dataset_ids)) < len(self.dataset_ids):
             raise ValueError(f"data.dataset_id is {dataset_id!r}; it must be a name, or a list of different names.")
-        self.validation_share, self.test_share = validation_share, test_share
+        self.validation_share, self.test_share, self.gamma = validation_share, test_share, float(gamma)
         self.episodes: dict[Split, np.ndarray] = {}
         """Indices of the episodes of each split, int64 ``(episode,)``, counted through all data sets in their order."""
         self._rows: dict[Split, tuple[Tensor, Tensor]] = {}
@@ -94,14 +106,13 @@ class TransitionsDataModule(ClockedDataModule):
             self._check_spaces(reader)
             for split, episodes in self._split(reader).items():
                 indices.setdefault(split, []).append(before + episodes)
-                stored = [reader.episode(index) for index in episodes.tolist() if reader.lengths[index]]
-                parts.setdefault(split, []).extend(
-                    (
-                        transition_vectors(*spaces, one.observations, one.actions),
-                        torch.as_tensor(one.rewards, dtype=torch.float32),
-                    )
-                    for one in stored
-                )
+                own = parts.setdefault(split, [])
+                for index in episodes.tolist():
+                    episode = reader.episode(index)
+                    rewards = discounted_rewards(episode.rewards, episode.terminated, self.gamma)
+                    seen, acted = (column[: len(rewards)] for column in (episode.observations, episode.actions))
+                    if len(rewards):
+                        own.append((transition_vectors(*spaces, seen, acted), rewards))
             before += len(reader.lengths)
         self.episodes = {split: np.concatenate(found) for split, found in indices.items()}
         for split, rows in parts.items():
@@ -142,7 +153,8 @@ class TransitionsDataModule(ClockedDataModule):
                 )
         for split in ("train", "validation"):
             if split not in self._rows:
-                raise ValueError(f"data.dataset_id is {self.dataset_id!r}, whose {split} split holds no step.")
+                known = " whose return is known up to the time limit; data.gamma must be smaller" if self.gamma else ""
+                raise ValueError(f"data.dataset_id is {self.dataset_id!r}, whose {split} split holds no step{known}.")
         rewards = self._rows["train"][1]
         if bool((rewards == rewards[0]).all()):
             raise ValueError(
@@ -201,3 +213,18 @@ class TransitionsDataModule(ClockedDataModule):
         assert self.trainer is not None
         ends = (index + 1) % self.trainer.accumulate_grad_batches == 0 or index + 1 == self.trainer.num_training_batches
         self.advance(optimizer_steps=int(ends))
+
+
+def discounted_rewards(rewards: np.ndarray, terminated: bool, gamma: float) -> Tensor:
+    """Return what the steps of an episode are worth, float32 ``(step,)``: ``(1 - gamma) * sum_k gamma**k r_{t+k}``.
+
+    Args:
+        rewards: of each step, float64 ``(step,)``.
+        terminated: whether nothing follows the last step. Of a truncated episode the last steps are left out, as far as
+            more than a hundredth of their return is unknown.
+        gamma: discount, in [0, 1).
+    """
+    returns = accumulate(reversed(rewards.tolist()), lambda following, reward: reward + gamma * following)
+    worth = (1 - gamma) * torch.tensor(list(returns), dtype=torch.float64).flip(0)
+    needed = 1 if terminated or not gamma else math.ceil(math.log(_MISSING) / math.log(gamma))  # rewards per return
+    return worth[: max(len(worth) - needed + 1, 0)].float()

@@ -235,7 +235,8 @@ class DatasetReader:
             (metadata,) = self._storage.get_episode_metadata([index])
             context = json.loads(metadata[CONTEXT]) if CONTEXT in metadata else None
             columns = self.observation_space, stored["observations"], self.action_space, stored["actions"]
-            return StoredEpisode(*columns, int(self.lengths[index]), context, stored["rewards"])
+            terminated = bool(np.any(stored["terminations"]))
+            return StoredEpisode(*columns, int(self.lengths[index]), context, stored["rewards"], terminated)
 
     @contextmanager
     def _readable_errors(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ class StoredEpisode:
         length: number of steps.
         context: context of the codec as JSON values, whose lists become tuples; None if none was stored.
         rewards: one reward per step, ``(step,)``.
+        terminated: whether the environment ended the episode, and not a time limit.
 
     Raises:
         ValueError: there is not one reward per step.
@@ -37,9 +38,10 @@ class StoredEpisode:
         length: int,
         context: Any,
         rewards: ArrayLike,
+        terminated: bool,
     ) -> None:
         self._observations, self._actions = (observation_space, observations), (action_space, actions)
-        self._length, self.context = length, _lists_to_tuples(context)
+        self._length, self.context, self.terminated = length, _lists_to_tuples(context), terminated
         self.rewards = np.asarray(rewards, dtype=np.float64)
         if len(self.rewards) != length:
             raise ValueError(f"{length} steps, but {len(self.rewards)} rewards")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lrl.data.transitions import TransitionsDataModule
+from lrl.data.transitions import TransitionsDataModule, discounted_rewards
 from lrl.envs.minari_storage import DatasetWriter
 
 EPISODES, STEPS = 12, 5
@@ -19,7 +19,7 @@ def datasets(tmp_path, monkeypatch):
     (tmp_path / "datasets").mkdir()
 
 
-def write(dataset_id="lrl/numbers-v0", episodes=EPISODES, rewards=None, first=0, actions=2):
+def write(dataset_id="lrl/numbers-v0", episodes=EPISODES, rewards=None, first=0, actions=2, terminated=False):
     """Write episodes whose observations are (episode, step), actions step % 2 and rewards 10 * episode + step."""
     with DatasetWriter(dataset_id, spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(actions), None) as writer:
         for episode in range(first, first + episodes):
@@ -27,7 +27,8 @@ def write(dataset_id="lrl/numbers-v0", episodes=EPISODES, rewards=None, first=0,
             one = {"seed": episode, "context": None, "success": False, "random_steps": [], "advised": []}
             one["observations"] = [np.array([episode, step], dtype=np.float64) for step in range(STEPS + 1)]
             one |= {"actions": [np.int64(step % 2) for step in range(STEPS)], "rewards": given}
-            one |= {"terminations": [False] * STEPS, "truncations": [False] * (STEPS - 1) + [True]}
+            one["terminations"] = [False] * (STEPS - 1) + [terminated]
+            one["truncations"] = [False] * (STEPS - 1) + [not terminated]
             writer.add([one])
         writer.finish({})
 
@@ -73,6 +74,35 @@ def test_several_data_sets_are_split_each_as_if_it_were_alone():
         assert torch.equal(inputs, torch.cat([first[0], second[0]]))
         assert torch.equal(rewards, torch.cat([first[1], second[1]]))
         assert sorted(set(inputs[:, 0].tolist())) == sorted(both.episodes[split].tolist())
+
+
+def test_a_discount_makes_the_reward_of_a_step_its_return():
+    write(terminated=True)
+    inputs, worth = loaded(gamma=0.5).rows("train")
+    for (episode, step, *_), value in zip(inputs.tolist(), worth.tolist(), strict=True):
+        following = [10 * episode + later for later in range(int(step), STEPS)]
+        assert value == pytest.approx(0.5 * sum(0.5**k * reward for k, reward in enumerate(following)))
+
+
+@pytest.mark.parametrize(
+    ("terminated", "gamma", "expected"),
+    [
+        (True, 0.0, [1.0, 2.0, 4.0]),
+        (False, 0.0, [1.0, 2.0, 4.0]),
+        (True, 0.5, [0.5 * (1 + 1 + 1), 0.5 * (2 + 2), 0.5 * 4]),
+        (False, 0.1, [0.9 * (1 + 0.2 + 0.04), 0.9 * (2 + 0.4)]),  # of 4 a tenth is unknown
+        (False, 0.5, []),  # of any an eighth or more
+    ],
+)
+def test_returns_beyond_a_time_limit_are_left_out(terminated, gamma, expected):
+    worth = discounted_rewards(np.array([1.0, 2.0, 4.0]), terminated, gamma)
+    assert worth.dtype == torch.float32 and worth.tolist() == pytest.approx(expected)
+
+
+def test_a_discount_that_no_episode_is_long_enough_for_is_named():
+    write()
+    with pytest.raises(ValueError, match="whose train split holds no step whose return is known up to the time limit"):
+        loaded(gamma=0.9)
 
 
 def test_data_sets_of_other_spaces_are_named():
@@ -145,6 +175,7 @@ def test_what_cannot_teach_a_reward_is_one_sentence(given, settings, sentence):
         ({"validation_share": 0}, r"data.validation_share is 0; it must be in \(0, 1\)"),
         ({"test_share": 1}, r"data.test_share is 1; it must be in \[0, 1\)"),
         ({"batch_size": 0}, "data.batch_size is 0; it must be at least 1"),
+        ({"gamma": 1.0}, r"data.gamma is 1.0; it must be in \[0, 1\)"),
         ({"dataset_id": []}, r"data.dataset_id is \[\]; it must be a name, or a list of different names"),
         ({"dataset_id": ["lrl/a-v0"] * 2}, "data.dataset_id is .*; it must be a name, or a list of different names"),
     ],
