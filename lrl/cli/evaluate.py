@@ -26,7 +26,7 @@ from lrl.cli.arguments import (
     fabric_of,
     subcommand,
 )
-from lrl.cli.model_arguments import add_model_arguments, check_model_arguments, load_untrained
+from lrl.cli.model_arguments import add_model_arguments, check_model_arguments, load_untrained, with_retries
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -73,6 +73,7 @@ def run_on_device(fabric: Fabric, arguments: argparse.Namespace) -> None:
         from lrl.models.merging import merge_adapters_of
 
         merge_adapters_of(loaded.policy, str(arguments.checkpoint or arguments.policy or arguments.model))
+    loaded = with_retries(loaded, arguments)
     with fabric.autocast():
         evaluate(fabric, loaded, arguments)
 

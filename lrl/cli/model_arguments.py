@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lrl.envs.factory import EnvFactory
     from lrl.evaluation.checkpoint import Loaded
     from lrl.models.chat import ChatModel
+    from lrl.policies.retrying import InvalidRetryConfig
 
 _NO_CACHE = "none"
 _LOADED = {"choose": False, "chat_template": "auto", "dtype": "float32", "use_vllm": False, "vllm_options": "{}"}
@@ -27,8 +28,6 @@ _SERVED: dict[str, Any] = {
     "accept_empty": False,
 }
 """Options of ``--api_url``, with their defaults."""
-_AGAIN = {"invalid_retries": 10, "retry_temperature": 0.3}
-"""Options of ``--api_url`` and ``--use_vllm``, with their defaults."""
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,11 +60,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     served.add_argument("--extra_body", default=_SERVED["extra_body"], help="JSON object added to each request")
     served.add_argument("--max_tokens_field", default=_SERVED["max_tokens_field"], help="or max_completion_tokens")
     served.add_argument("--accept_empty", action="store_true", help="an empty response is an invalid action")
-    again = parser.add_argument_group("with --api_url or --use_vllm")
-    more = "further responses where none holds an action"
-    again.add_argument("--invalid_retries", type=int, default=_AGAIN["invalid_retries"], help=more)
-    of_these = "of the further responses"
-    again.add_argument("--retry_temperature", type=float, default=_AGAIN["retry_temperature"], help=of_these)
+    again = parser.add_argument_group("for policies that write text")
+    more = "further responses where none holds an action; default: 10 with --api_url or --use_vllm, else 0"
+    again.add_argument("--invalid_retries", type=int, help=more)
+    of_these = "of the further responses; default: 0.3"
+    again.add_argument("--retry_temperature", type=float, help=of_these)
 
 
 def load_untrained(arguments: argparse.Namespace, envs: EnvFactory) -> Loaded:
@@ -104,6 +103,28 @@ def load_untrained(arguments: argparse.Namespace, envs: EnvFactory) -> Loaded:
     )
 
 
+def retries_of(arguments: argparse.Namespace) -> InvalidRetryConfig:
+    """Return how often the options ask again for a legal action, by default as rlft4rl does."""
+    from lrl.policies.retrying import InvalidRetryConfig
+
+    given = {"max_retries": arguments.invalid_retries, "temperature": arguments.retry_temperature}
+    return InvalidRetryConfig(**{name: value for name, value in given.items() if value is not None})
+
+
+def with_retries(loaded: Loaded, arguments: argparse.Namespace) -> Loaded:
+    """Return a policy of this program that samples invalid responses again as the options say.
+
+    Raises:
+        ValueError: the policy writes no text, or the options are out of range.
+    """
+    from lrl.policies.retrying import RetryingActor
+    from lrl.policies.served import ServedPolicy
+
+    if not arguments.invalid_retries or isinstance(loaded.policy, ServedPolicy):
+        return loaded
+    return loaded._replace(policy=RetryingActor(loaded.policy, retries_of(arguments)))
+
+
 def check_model_arguments(arguments: argparse.Namespace) -> None:
     """Check that no option is given that would be ignored.
 
@@ -117,12 +138,11 @@ def check_model_arguments(arguments: argparse.Namespace) -> None:
         if getattr(arguments, "devices", "1") != "1":
             raise ValueError(f"--devices is {arguments.devices!r}; with {option} it must be 1.")
     else:
-        for name, default in _AGAIN.items():
-            if getattr(arguments, name) != default:
-                raise ValueError(
-                    f"--{name} is {getattr(arguments, name):g}, but only models of --api_url or --use_vllm are asked "
-                    "again; leave it out."
-                )
+        if arguments.retry_temperature is not None and not arguments.invalid_retries:
+            raise ValueError(
+                f"--retry_temperature is {arguments.retry_temperature:g} without --invalid_retries; give both or "
+                "neither."
+            )
     if arguments.use_vllm and arguments.choose:
         raise ValueError("--use_vllm is given with --choose, for which vLLM is not used; give one of them.")
     if arguments.vllm_options != _LOADED["vllm_options"] and not arguments.use_vllm:
@@ -138,9 +158,8 @@ def check_model_arguments(arguments: argparse.Namespace) -> None:
 def _load_served(arguments: argparse.Namespace, envs: EnvFactory, prompt: dict[str, Any]) -> Loaded:
     """Load a policy that asks a chat model."""
     from lrl.evaluation.served import load_served
-    from lrl.policies.served import InvalidRetryConfig
 
-    retries = InvalidRetryConfig(max_retries=arguments.invalid_retries, temperature=arguments.retry_temperature)
+    retries = retries_of(arguments)
     chat_model = _vllm(arguments, prompt) if arguments.api_url is None else _endpoint(arguments)
     return load_served(chat_model, envs, prompt, arguments.max_new_tokens, retries)
 

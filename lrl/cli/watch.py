@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lrl.cli.arguments import add_env_arguments, command_parser, envs_of, subcommand
-from lrl.cli.model_arguments import add_model_arguments, check_model_arguments, load_untrained
+from lrl.cli.model_arguments import add_model_arguments, check_model_arguments, load_untrained, with_retries
 
 if TYPE_CHECKING:
     from lrl.evaluation.checkpoint import Loaded
@@ -96,13 +96,14 @@ def load(arguments: argparse.Namespace) -> Loaded:
 
     check_model_arguments(arguments)
     if arguments.model is not None:
-        return load_untrained(arguments, envs_of(arguments))
+        return with_retries(load_untrained(arguments, envs_of(arguments)), arguments)
     if arguments.checkpoint is not None:
         numbers = saved_numbers(arguments.checkpoint, arguments.numbers)
-        return load_policy(arguments.checkpoint, envs_of(arguments, numbers) if arguments.env_id else None)
+        loaded = load_policy(arguments.checkpoint, envs_of(arguments, numbers) if arguments.env_id else None)
+        return with_retries(loaded, arguments)
     env = envs_of(arguments)
     if arguments.policy is not None:
-        return load_baseline(arguments.policy, env)
+        return with_retries(load_baseline(arguments.policy, env), arguments)
     from lrl.cli.human import HumanActor
 
     actor = HumanActor("direct")

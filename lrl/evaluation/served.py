@@ -1,4 +1,4 @@
-"""Load a policy that asks a chat model, and describe what it asked."""
+"""Load a policy that asks a chat model, and describe what was asked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from lrl.envs.factory import EnvFactory
 from lrl.evaluation.checkpoint import Loaded, env_id
 from lrl.models.chat import ChatModel
-from lrl.policies.served import InvalidRetryConfig, ServedPolicy
+from lrl.policies.retrying import InvalidRetryConfig, RetryingActor
+from lrl.policies.served import ServedPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.rollouts.few_shot_examples import add_examples
 from lrl.types import SamplingConfig
@@ -42,8 +43,8 @@ def load_served(
 
 
 def served_report(loaded: Loaded) -> dict[str, Any]:
-    """Return what a policy asked a chat model, and how it asks again; empty for policies that ask none."""
-    if not isinstance(loaded.policy, ServedPolicy):
+    """Return what was asked, and how it is asked again; empty for policies that take every response as it is."""
+    if not isinstance(loaded.policy, (ServedPolicy, RetryingActor)):
         return {}
     return {**loaded.policy.report(), "invalid_retries": asdict(loaded.policy.invalid_retries)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, final
 
 import numpy as np
@@ -14,41 +14,10 @@ import torch
 from lrl.functional.random import counter_hash, seeds
 from lrl.models.chat import ChatModel, Message
 from lrl.policies.actor import Actor
+from lrl.policies.retrying import InvalidRetryConfig, TurnCounts
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
-from lrl.ranges import NonNegativeFloat, NonNegativeInt, check_fields
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class InvalidRetryConfig:
-    """Configures how often a turn is asked again because its response holds no legal action.
-
-    The defaults are those of rlft4rl, which raises after the last one; here the environment's rule for invalid actions
-    comes then.
-    """
-
-    max_retries: NonNegativeInt = 10
-    """Maximum number of further responses to one prompt; 0 takes the first, whatever it is."""
-    temperature: NonNegativeFloat = 0.3
-    """Temperature of the further responses."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "invalid_retries")
-
-
-@dataclass(kw_only=True)
-class TurnCounts:
-    """Counts what the chat model was asked for; greedy evaluation asks once for each different prompt."""
-
-    asked: int = 0
-    """Prompts that were asked."""
-    asked_again: int = 0
-    """Prompts whose first response held no legal action, and that were asked again."""
-    further_responses: int = 0
-    """Responses after the first ones."""
-    still_invalid: int = 0
-    """Prompts whose last response held no legal action."""
 
 
 @final

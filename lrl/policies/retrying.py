@@ -1,0 +1,140 @@
+"""The actor that samples a response again where it holds no legal action, for policies that write text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, final
+
+import torch
+
+from lrl.codecs.codec import TextCodec
+from lrl.policies.actor import Actor
+from lrl.prompts.template import PromptTemplate
+from lrl.ranges import NonNegativeFloat, NonNegativeInt, check_fields
+from lrl.types import Decisions, History, RandomKeys, SamplingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class InvalidRetryConfig:
+    """Configures how often a turn is asked again because its response holds no legal action.
+
+    The defaults are those of rlft4rl, which raises after the last one; here the environment's rule for invalid actions
+    comes then.
+    """
+
+    max_retries: NonNegativeInt = 10
+    """Maximum number of further responses to one prompt; 0 takes the first, whatever it is."""
+    temperature: NonNegativeFloat = 0.3
+    """Temperature of the further responses."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "invalid_retries")
+
+
+@dataclass(kw_only=True)
+class TurnCounts:
+    """Counts responses; greedy evaluation of a chat model asks once for each different prompt."""
+
+    asked: int = 0
+    """Prompts that were asked."""
+    asked_again: int = 0
+    """Prompts whose first response held no legal action, and that were asked again."""
+    further_responses: int = 0
+    """Responses after the first ones."""
+    still_invalid: int = 0
+    """Prompts whose last response held no legal action."""
+
+
+@final
+class RetryingActor(Actor):
+    """Plays as another actor does, and samples a response again where it holds no legal action.
+
+    A greedy policy that once writes an invalid response writes it for ever, as the state stays the same. Only for
+    playing: in training every response that was sampled counts.
+
+    Args:
+        actor: writes text.
+        invalid_retries: how often a response is sampled again, and at which temperature.
+
+    Raises:
+        ValueError: the actor does not write text, or would write the same response again.
+
+    Attributes:
+        counts: what was asked so far.
+    """
+
+    def __init__(self, actor: Actor, invalid_retries: InvalidRetryConfig) -> None:
+        super().__init__()
+        if actor.response_format is None or actor.sampling.max_new_tokens < 2:
+            raise ValueError(
+                f"invalid_retries.max_retries is {invalid_retries.max_retries}, but a {type(actor).__name__} writes no "
+                "responses that could be invalid; it must be 0."
+            )
+        if invalid_retries.temperature == 0:
+            raise ValueError(
+                "invalid_retries.temperature is 0, at which a response would be the same again; it must be positive."
+            )
+        self.actor, self.invalid_retries, self.counts = actor, invalid_retries, TurnCounts()
+        self.codec, self.sampling = actor.codec, actor.sampling
+
+    @property
+    def response_format(self) -> str | None:
+        """The actor's."""
+        return self.actor.response_format
+
+    @property
+    def prompt(self) -> PromptTemplate | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The actor's, which setting it changes."""
+        return self.actor.prompt
+
+    @prompt.setter
+    def prompt(self, prompt: PromptTemplate | None) -> None:
+        self.actor.prompt = prompt
+
+    def connect(self, codec: TextCodec) -> None:
+        """Set the codec of the environment."""
+        super().connect(codec)
+        self.actor.connect(codec)
+
+    def configure(self) -> None:
+        """Load the actor's weights."""
+        self.actor.configure()
+
+    def act(
+        self,
+        observations: Sequence[Any],
+        memory: list[History],
+        keys: RandomKeys,
+        sampling: SamplingConfig | None = None,
+    ) -> Decisions:
+        """Decide as the actor does, and again for rows without a legal action; no token counts as sampled."""
+        decisions = self.actor.act(observations, memory, keys, sampling)
+        actions, histories = list(decisions.actions), list(decisions.memory)
+        again, wrong = self.actor.sampling_at(self.invalid_retries.temperature), self._invalid(actions)
+        self.counts.asked += len(actions)
+        self.counts.asked_again += len(wrong)
+        for attempt in range(1, self.invalid_retries.max_retries + 1):
+            if not wrong:
+                break
+            self.counts.further_responses += len(wrong)
+            own = replace(keys, purpose=f"{keys.purpose} {attempt}", env=keys.env[wrong], turn=keys.turn[wrong])
+            further = self.actor.act([observations[row] for row in wrong], [memory[row] for row in wrong], own, again)
+            for row, action, history in zip(wrong, further.actions, further.memory, strict=True):
+                actions[row], histories[row] = action, history
+            wrong = self._invalid(actions)
+        self.counts.still_invalid += len(wrong)
+        none = torch.zeros(len(actions), 0)
+        return Decisions(actions=actions, inputs={}, response_mask=none.bool(), logprobs=none, memory=histories)
+
+    def prompt_text(self, observation: Any, history: History) -> str:
+        """Return the actor's prompt."""
+        return self.actor.prompt_text(observation, history)
+
+    def report(self) -> dict[str, Any]:
+        """Return how many prompts were asked, and how often again, by name, for a JSON file."""
+        return asdict(self.counts)
+
+    def _invalid(self, actions: Sequence[Any]) -> list[int]:
+        """Return the rows whose response holds no legal action."""
+        return [row for row, action in enumerate(actions) if not self.action_text(action)]

@@ -1,0 +1,98 @@
+"""The actor that samples a response again where it holds no legal action."""
+
+import numpy as np
+import pytest
+import torch
+
+from lrl.codecs.grid import FrozenLakeCodec
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.evaluation.checkpoint import Loaded
+from lrl.evaluation.episodes import evaluate_policy
+from lrl.evaluation.served import served_report, usage_line
+from lrl.policies.actor import Actor
+from lrl.policies.retrying import InvalidRetryConfig, RetryingActor
+from lrl.prompts.template import PromptTemplate
+from lrl.types import Decisions, RandomKeys, SamplingConfig
+
+
+class Scripted(Actor):
+    """Responds by a function of the observation, the temperature and the purpose of the random numbers."""
+
+    response_format = "direct"
+    greedy_is_reproducible = True
+
+    def __init__(self, respond, max_new_tokens=8):
+        super().__init__()
+        self.respond, self.calls = respond, []
+        self.sampling, self.prompt = (
+            SamplingConfig(max_new_tokens=max_new_tokens),
+            PromptTemplate(response_format="direct"),
+        )
+        self.connect(FrozenLakeCodec())
+
+    def act(self, observations, memory, keys, sampling=None):
+        self.calls.append((list(observations), keys, sampling))
+        actions = [self.respond(text, sampling.temperature, keys.purpose) for text in observations]
+        none = torch.zeros(len(actions), 0)
+        memory = [(*history, action) for history, action in zip(memory, actions)]
+        return Decisions(actions=actions, inputs={}, response_mask=none.bool(), logprobs=none, memory=memory)
+
+
+def keys(rows):
+    env = np.arange(10, 10 + rows)
+    return RandomKeys(seed=0, purpose="test", collection=0, env=env, turn=np.arange(rows))
+
+
+def act(actor, observations, temperature=0.0):
+    return actor.act(observations, [()] * len(observations), keys(len(observations)), actor.sampling_at(temperature))
+
+
+def test_only_rows_without_a_legal_action_are_asked_again_with_other_random_numbers():
+    inner = Scripted(lambda text, temperature, purpose: "LEFT" if text == "a" or purpose == "test 2" else "none")
+    actor = RetryingActor(inner, InvalidRetryConfig(max_retries=3, temperature=0.7))
+    decisions = act(actor, ["a", "b", "a", "c"])
+    assert decisions.actions == ["LEFT"] * 4 and decisions.memory == [("LEFT",)] * 4
+    asked = [(observations, sampling.temperature) for observations, _, sampling in inner.calls]
+    assert asked == [(["a", "b", "a", "c"], 0.0), (["b", "c"], 0.7), (["b", "c"], 0.7)]
+    names = [(own.purpose, own.env.tolist(), own.turn.tolist()) for _, own, _ in inner.calls]
+    assert names[1:] == [("test 1", [11, 13], [1, 3]), ("test 2", [11, 13], [1, 3])]
+    assert actor.report() == {"asked": 4, "asked_again": 2, "further_responses": 4, "still_invalid": 0}
+
+
+def test_what_stays_invalid_is_left_to_the_environment_and_counted():
+    actor = RetryingActor(Scripted(lambda *_: "none"), InvalidRetryConfig(max_retries=2))
+    assert act(actor, ["a"]).actions == ["none"]
+    assert actor.report() == {"asked": 1, "asked_again": 1, "further_responses": 2, "still_invalid": 1}
+    line = usage_line(served_report(Loaded(actor, GymnasiumEnvs("FrozenLake-v1"), {})))
+    assert line == "1 prompts, 1 asked again for a legal action (2 further responses), 1 in vain"
+
+
+def test_a_greedy_policy_that_repeats_itself_goes_on():
+    def respond(text, temperature, purpose):
+        return "none" if temperature == 0 else "DOWN"
+
+    envs = GymnasiumEnvs("FrozenLake-v1", max_invalid=3)
+    for retries, invalid in ((0, 1.0), (1, 0.0)):
+        inner = Scripted(respond)
+        actor = RetryingActor(inner, InvalidRetryConfig(max_retries=retries)) if retries else inner
+        results = evaluate_policy(actor, envs, 4, 0, 4, actor.sampling_at(0.0))
+        assert results.means()["invalid_action_rate"] == invalid
+
+
+def test_the_prompt_is_that_of_the_actor():
+    actor = RetryingActor(Scripted(lambda *_: "LEFT"), InvalidRetryConfig())
+    other = PromptTemplate(response_format="direct", system="Play.")
+    actor.prompt = other
+    assert actor.actor.prompt is actor.prompt is other
+
+
+@pytest.mark.parametrize(
+    ("tokens", "temperature", "complaint"),
+    [
+        (1, 0.3, "invalid_retries.max_retries is 10, but a Scripted writes no responses that could be invalid"),
+        (8, 0.0, "invalid_retries.temperature is 0, at which a response would be the same again; it must be positive"),
+    ],
+)
+def test_retries_that_would_change_nothing_are_refused(tokens, temperature, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        RetryingActor(Scripted(lambda *_: "LEFT", tokens), InvalidRetryConfig(temperature=temperature))
