@@ -32,7 +32,7 @@ class TransitionsDataModule(ClockedDataModule):
     Episodes are held out whole: neighbouring steps are so alike that held-out steps of training episodes would measure
     memory. Early stopping reads the validation split, so ``lrl test`` measures on a third one.
 
-    What a step is worth can be its reward or, with ``gamma``, the return from there: a policy that maximises the reward
+    The value of a step can be its reward or, with ``gamma``, the return from there: a policy that maximises the reward
     of its next step alone spoils the steps that follow. Returns beyond a time limit are unknown: the last steps of a
     truncated episode are left out as far as more than a hundredth of their return lies there.
 
@@ -216,7 +216,7 @@ class TransitionsDataModule(ClockedDataModule):
 
 
 def discounted_rewards(rewards: np.ndarray, terminated: bool, gamma: float) -> Tensor:
-    """Return what the steps of an episode are worth, float32 ``(step,)``: ``(1 - gamma) * sum_k gamma**k r_{t+k}``.
+    """Return the value of each step of an episode, float32 ``(step,)``: ``(1 - gamma) * sum_k gamma**k r_{t+k}``.
 
     Args:
         rewards: of each step, float64 ``(step,)``.

@@ -50,8 +50,8 @@ class TurnCounts:
 class RetryingActor(Actor):
     """Plays as another actor does, and samples a response again where it holds no legal action.
 
-    A greedy policy that once writes an invalid response writes it for ever, as the state stays the same. Only for
-    playing: in training every response that was sampled counts.
+    A greedy policy that once writes an invalid response writes it again in every later turn, as the state stays the
+    same. Only for playing: in training every response that was sampled counts.
 
     Args:
         actor: writes text.
@@ -80,12 +80,12 @@ class RetryingActor(Actor):
 
     @property
     def response_format(self) -> str | None:
-        """The actor's."""
+        """The response format of the actor."""
         return self.actor.response_format
 
     @property
     def prompt(self) -> PromptTemplate | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The actor's, which setting it changes."""
+        """The prompt of the actor, which setting it changes."""
         return self.actor.prompt
 
     @prompt.setter
