@@ -83,11 +83,12 @@ def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> N
     from rich.console import Console
 
     from lrl.evaluation.checkpoint import load_baseline
-    from lrl.evaluation.served import served_report, usage_line
+    from lrl.evaluation.served import usage_line, usage_report
     from lrl.reports.table import results_table, write_json
 
     subject = "trained" if arguments.checkpoint else "model" if arguments.model else arguments.policy
     rows = {subject: play(fabric, loaded, arguments)}
+    usage = usage_report(loaded)  # before the episodes in other words add to it
     for name in ("random", "expert"):
         try:
             baseline = load_baseline(name, loaded.env_factory)
@@ -104,12 +105,11 @@ def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> N
         seeds = f"seeds {arguments.seed} to {arguments.seed + arguments.episodes - 1}"
         what = f"{loaded.info['name']} in {loaded.info['env_id']}"
         title = f"{what}\n{arguments.episodes} episodes ({seeds}), 95% intervals"
-        served = served_report(loaded)
-        usage = [usage_line(served)] if served else []
-        Console().print(results_table(rows, title, "\n".join(filter(None, [*exact, *usage]))))
+        lines = [*exact, usage_line(usage) if usage else ""]
+        Console().print(results_table(rows, title, "\n".join(filter(None, lines))))
         if arguments.json is not None:
             env_id, policy = loaded.info["env_id"], loaded.info["name"]
-            report = rows[subject].report(env_id, policy) | ({"served": served} if served else {})
+            report = rows[subject].report(env_id, policy) | ({"usage": usage} if usage else {})
             if arguments.merge_adapters:
                 report["merged_adapters"] = True
             if other_words:
@@ -224,16 +224,22 @@ def exact_line(loaded: Loaded, temperature: float) -> str:
         temperature: of the episodes; of a served policy nothing else is asked, as that may cost money.
     """
     from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of
+    from lrl.policies.retrying import RetryingActor
     from lrl.policies.served import ServedPolicy
 
-    if not is_frozen_lake(loaded.env_factory) or not loaded.policy.greedy_is_reproducible:
+    policy, note = loaded.policy, ""
+    if isinstance(policy, RetryingActor):
+        policy, note = policy.actor, ", without retries"
+    if not is_frozen_lake(loaded.env_factory) or not policy.greedy_is_reproducible:
         return ""
     lakes = lakes_of(loaded.env_factory, num_maps=100)
-    if isinstance(loaded.policy, ServedPolicy) and (temperature or len(lakes) > 1):
+    if isinstance(policy, ServedPolicy) and (temperature or len(lakes) > 1):
         return ""
-    exact = exact_evaluation(loaded.policy, lakes)
+    exact = exact_evaluation(policy, lakes)
     maps = f"mean over {len(exact.lakes)} maps" if len(exact.lakes) > 1 else "one map"
-    return f"exact success at temperature 0 ({maps}): {exact.success.mean():.4f}; optimum {exact.optimum.mean():.4f}"
+    return (
+        f"exact success at temperature 0 ({maps}{note}): {exact.success.mean():.4f}; optimum {exact.optimum.mean():.4f}"
+    )
 
 
 main = subcommand(make_parser, run)

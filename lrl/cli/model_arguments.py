@@ -131,18 +131,22 @@ def check_model_arguments(arguments: argparse.Namespace) -> None:
     Raises:
         ValueError: there is one.
     """
-    if arguments.api_url is not None or arguments.use_vllm:
-        option = "--use_vllm" if arguments.api_url is None else "--api_url"
-        if arguments.model is None:
-            raise ValueError(f"{option} is given without --model; name the model.")
-        if getattr(arguments, "devices", "1") != "1":
-            raise ValueError(f"--devices is {arguments.devices!r}; with {option} it must be 1.")
-    else:
-        if arguments.retry_temperature is not None and not arguments.invalid_retries:
-            raise ValueError(
-                f"--retry_temperature is {arguments.retry_temperature:g} without --invalid_retries; give both or "
-                "neither."
-            )
+    served = "--use_vllm" if arguments.use_vllm else "--api_url" if arguments.api_url is not None else None
+    if served is not None and arguments.model is None:
+        raise ValueError(f"{served} is given without --model; name the model.")
+    counted = served or ("--invalid_retries" if arguments.invalid_retries else None)  # by this process alone
+    if counted is not None and getattr(arguments, "devices", "1") != "1":
+        raise ValueError(f"--devices is {arguments.devices!r}; with {counted} it must be 1.")
+    retried = arguments.invalid_retries if served is None or arguments.invalid_retries == 0 else True
+    if arguments.retry_temperature is not None and not retried:
+        raise ValueError(
+            f"--retry_temperature is {arguments.retry_temperature:g}, but --invalid_retries is "
+            f"{arguments.invalid_retries or 0}, so that nothing is sampled again; give both or neither."
+        )
+    if arguments.choose and arguments.invalid_retries:
+        raise ValueError(
+            "--invalid_retries is given with --choose, which always takes a legal action; give one of them."
+        )
     if arguments.use_vllm and arguments.choose:
         raise ValueError("--use_vllm is given with --choose, for which vLLM is not used; give one of them.")
     if arguments.vllm_options != _LOADED["vllm_options"] and not arguments.use_vllm:

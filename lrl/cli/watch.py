@@ -109,7 +109,7 @@ def load(arguments: argparse.Namespace) -> Loaded:
     actor = HumanActor("direct")
     actor.connect(env.codec)
     print(env.codec.description)
-    return Loaded(actor, env, {"name": "you", "env_id": env_id(env)})
+    return with_retries(Loaded(actor, env, {"name": "you", "env_id": env_id(env)}), arguments)
 
 
 main = subcommand(make_parser, run)

@@ -126,7 +126,7 @@ class BoxFormat(SpaceFormat):
             raise ValueError(f"names are {list(names)}; there must be {numbers.size}, one per dimension.")
         form = "numbers separated by commas"
         if names is not None and separator == ",":
-            form += ", each after its name" + f", in the order {', '.join(names)}" * (not details)
+            form += ", each after its name, in " + ("this order" if details else f"the order {', '.join(names)}")
         elif names is not None and details:
             form = "lines, each a name and its number"
         self.description = f"{numbers.size} {form}{details and ': '}{details}"

@@ -20,7 +20,7 @@ from lrl.ranges import HalfOpenUnitInterval, OpenUnitInterval, PositiveInt, chec
 Split = Literal["train", "validation", "test"]
 
 _MISSING = 0.01
-"""Largest share of a return that may lie beyond a time limit."""
+"""Largest share of the weight of a return, ``gamma**n``, that may lie beyond a time limit."""
 
 
 class TransitionsDataModule(ClockedDataModule):
@@ -34,7 +34,7 @@ class TransitionsDataModule(ClockedDataModule):
 
     The value of a step can be its reward or, with ``gamma``, the return from there: a policy that maximises the reward
     of its next step alone spoils the steps that follow. Returns beyond a time limit are unknown: the last steps of a
-    truncated episode are left out as far as more than a hundredth of their return lies there.
+    truncated episode are left out as far as more than a hundredth of the weight of a return lies there.
 
     Args:
         dataset_id: Minari's name of the data set, which is downloaded if it is not local; or a list of several with the
@@ -151,7 +151,7 @@ class TransitionsDataModule(ClockedDataModule):
                     f"data.dataset_id is {self.dataset_id!r}, whose {split} split holds numbers that are not finite; "
                     "observations, actions and rewards must be."
                 )
-        for split in ("train", "validation"):
+        for split in ("train", "validation", *(["test"] if self.test_share else [])):
             if split not in self._rows:
                 known = " whose return is known up to the time limit; data.gamma must be smaller" if self.gamma else ""
                 raise ValueError(f"data.dataset_id is {self.dataset_id!r}, whose {split} split holds no step{known}.")
@@ -221,10 +221,10 @@ def discounted_rewards(rewards: np.ndarray, terminated: bool, gamma: float) -> T
     Args:
         rewards: of each step, float64 ``(step,)``.
         terminated: whether nothing follows the last step. Of a truncated episode the last steps are left out, as far as
-            more than a hundredth of their return is unknown.
+            more than a hundredth of the weight of their return, ``gamma**n`` after ``n`` rewards, is unknown.
         gamma: discount, in [0, 1).
     """
     returns = accumulate(reversed(rewards.tolist()), lambda following, reward: reward + gamma * following)
-    worth = (1 - gamma) * torch.tensor(list(returns), dtype=torch.float64).flip(0)
+    values = (1 - gamma) * torch.tensor(list(returns), dtype=torch.float64).flip(0)
     needed = 1 if terminated or not gamma else math.ceil(math.log(_MISSING) / math.log(gamma))  # rewards per return
-    return worth[: max(len(worth) - needed + 1, 0)].float()
+    return values[: max(len(values) - needed + 1, 0)].float()

@@ -42,7 +42,7 @@ def load_served(
     return Loaded(policy, env_factory, {"name": chat_model.name, "env_id": env_id(env_factory)})
 
 
-def served_report(loaded: Loaded) -> dict[str, Any]:
+def usage_report(loaded: Loaded) -> dict[str, Any]:
     """Return what was asked, and how it is asked again; empty for policies that take every response as it is."""
     if not isinstance(loaded.policy, (ServedPolicy, RetryingActor)):
         return {}
@@ -53,7 +53,7 @@ def usage_line(report: Mapping[str, Any]) -> str:
     """Describe in a line what was asked and what it took.
 
     Args:
-        report: see :func:`served_report`.
+        report: see :func:`usage_report`.
     """
     parts = [
         f"{report['asked']} prompts, {report['asked_again']} asked again for a legal action "

@@ -36,6 +36,9 @@ class Actor(nn.Module, ABC):
     greedy_is_reproducible: bool = False
     """Whether, at temperature 0, equal observation texts and histories always lead to equal actions."""
 
+    writes_text: bool = False
+    """Whether a response is written freely, so that it may hold no legal action."""
+
     @property
     @abstractmethod
     def response_format(self) -> str | None:

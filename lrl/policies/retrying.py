@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
 import torch
+from gymnasium.vector import VectorEnv
 
 from lrl.codecs.codec import TextCodec
 from lrl.policies.actor import Actor
+from lrl.policies.response_cache import ResponseCache
 from lrl.prompts.template import PromptTemplate
 from lrl.ranges import NonNegativeFloat, NonNegativeInt, check_fields
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
@@ -34,7 +36,7 @@ class InvalidRetryConfig:
 
 @dataclass(kw_only=True)
 class TurnCounts:
-    """Counts responses; greedy evaluation of a chat model asks once for each different prompt."""
+    """Counts responses; greedy evaluation of a chat model counts equal prompts once."""
 
     asked: int = 0
     """Prompts that were asked."""
@@ -50,7 +52,7 @@ class TurnCounts:
 class RetryingActor(Actor):
     """Plays as another actor does, and samples a response again where it holds no legal action.
 
-    A greedy policy that once writes an invalid response writes it again in every later turn, as the state stays the
+    A greedy policy that once writes an invalid response often writes it again in the next turn, as the state stays the
     same. Only for playing: in training every response that was sampled counts.
 
     Args:
@@ -64,9 +66,11 @@ class RetryingActor(Actor):
         counts: what was asked so far.
     """
 
+    writes_text = True
+
     def __init__(self, actor: Actor, invalid_retries: InvalidRetryConfig) -> None:
         super().__init__()
-        if actor.response_format is None or actor.sampling.max_new_tokens < 2:
+        if not actor.writes_text:
             raise ValueError(
                 f"invalid_retries.max_retries is {invalid_retries.max_retries}, but a {type(actor).__name__} writes no "
                 "responses that could be invalid; it must be 0."
@@ -77,6 +81,7 @@ class RetryingActor(Actor):
             )
         self.actor, self.invalid_retries, self.counts = actor, invalid_retries, TurnCounts()
         self.codec, self.sampling = actor.codec, actor.sampling
+        self._greedy: Actor = actor
 
     @property
     def response_format(self) -> str | None:
@@ -97,6 +102,11 @@ class RetryingActor(Actor):
         super().connect(codec)
         self.actor.connect(codec)
 
+    def prepare(self, envs: VectorEnv) -> None:
+        """Prepare the environments for the actor, and forget its greedy responses to earlier ones."""
+        self.actor.prepare(envs)
+        self._greedy = ResponseCache(self.actor) if self.actor.greedy_is_reproducible else self.actor
+
     def configure(self) -> None:
         """Load the actor's weights."""
         self.actor.configure()
@@ -109,11 +119,13 @@ class RetryingActor(Actor):
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
         """Decide as the actor does, and again for rows without a legal action; no token counts as sampled."""
-        decisions = self.actor.act(observations, memory, keys, sampling)
+        sampling = self.sampling if sampling is None else sampling
+        first = self._greedy if sampling.temperature == 0 else self.actor
+        decisions = first.act(observations, memory, keys, sampling)
         actions, histories = list(decisions.actions), list(decisions.memory)
-        again, wrong = self.actor.sampling_at(self.invalid_retries.temperature), self._invalid(actions)
+        again, wrong = replace(sampling, temperature=self.invalid_retries.temperature), self._invalid(actions)
         self.counts.asked += len(actions)
-        self.counts.asked_again += len(wrong)
+        self.counts.asked_again += len(wrong) if self.invalid_retries.max_retries else 0
         for attempt in range(1, self.invalid_retries.max_retries + 1):
             if not wrong:
                 break

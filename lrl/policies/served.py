@@ -39,6 +39,7 @@ class ServedPolicy(Actor):
     """
 
     greedy_is_reproducible = True
+    writes_text = True
     prompt: PromptTemplate
 
     def __init__(

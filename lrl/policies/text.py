@@ -46,6 +46,7 @@ class TextPolicy(Policy):
     """
 
     greedy_is_reproducible = True
+    writes_text = True
     demonstration_losses = ("completion", "all")
     prompt: PromptTemplate
     trunk: LanguageModelTrunk

@@ -2,12 +2,16 @@
 
 Several prompts, to each of which a group responds with as many tokens as are allowed: no token ends a response. Equal
 prompts have equal greedy responses, which lrl computes once; ``--temperature 1`` compares where all of them differ.
+``--llama_cpp FILE`` compares with llama.cpp on a quantised file of the same model instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,10 +39,14 @@ class Decoding:
     def __init__(self, options: argparse.Namespace, prompts: int, group: int) -> None:
         self.options, self.model = options, LanguageModel(LanguageModelConfig(name=options.model, dtype=options.dtype))
         self.model.configure()
-        self.their_model = load_base(self.model.config)  # with the attention that transformers chooses
-        self.their_model.generation_config = GenerationConfig(eos_token_id=None, pad_token_id=0)
         words = np.random.default_rng(0).integers(100, self.model.vocabulary - 100, (prompts, options.prompt_tokens))
-        self.prompts = [row for row in words.tolist() for _ in range(group)]
+        self.distinct, self.group = words.tolist(), group
+        self.prompts = [row for row in self.distinct for _ in range(group)]
+        if options.llama_cpp is None:
+            self.their_model = load_base(self.model.config)  # with the attention that transformers chooses
+            self.their_model.generation_config = GenerationConfig(eos_token_id=None, pad_token_id=0)
+        else:
+            self.server = llama_server(options, len(self.prompts))
         self.sampling = SamplingConfig(temperature=options.temperature, max_new_tokens=options.max_new_tokens)
         self.calls = 0
 
@@ -68,16 +76,40 @@ class Decoding:
         self.their_ids = out[:, ids.shape[1] :]
         return len(self.prompts) / (time.perf_counter() - started)
 
+    def llama_cpp(self) -> float:
+        """Return responses per second of llama.cpp, which reads each prompt once for its group."""
+        settings = {"n_predict": self.sampling.max_new_tokens, "temperature": self.sampling.temperature, "top_k": 0}
+        request = {"prompt": self.distinct, "n": self.group, "ignore_eos": True, "cache_prompt": False, **settings}
+        started = time.perf_counter()
+        answer = self.server.handle_completions(request)
+        seconds = time.perf_counter() - started
+        reasons = [choice["finish_reason"] for choice in answer["choices"]]
+        if reasons != ["length"] * len(self.prompts):
+            raise RuntimeError(f"llama.cpp did not answer every prompt in full; its responses ended for: {reasons}.")
+        return len(self.prompts) / seconds
+
     def agreement(self) -> float:
         """Return the share of tokens on which both agree."""
         return float((self.ids == self.their_ids).float().mean())
 
 
+def llama_server(options: argparse.Namespace, responses: int) -> Any:
+    """Return llama.cpp with a slot for each response, as many threads as torch has, and no cache between requests."""
+    library = importlib.import_module("xllamacpp")
+    settings = library.CommonParams()
+    settings.model.path = str(options.llama_cpp)
+    settings.n_parallel, settings.cache_ram_mib, settings.verbosity = responses, 0, 0
+    settings.n_ctx = responses * (options.prompt_tokens + options.max_new_tokens + 1)
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = torch.get_num_threads()
+    return library.Server(settings)
+
+
 def compare(options: argparse.Namespace, name: str) -> Comparison:
     """Run the comparison with one number of prompts."""
     decoding = Decoding(options, *SHAPES[name])
-    rates = alternate(decoding.ours, decoding.theirs, options.repeats)
-    notes = {} if options.temperature else {"equal_tokens": decoding.agreement()}
+    theirs = decoding.theirs if options.llama_cpp is None else decoding.llama_cpp
+    rates = alternate(decoding.ours, theirs, options.repeats)
+    notes = {} if options.temperature or options.llama_cpp is not None else {"equal_tokens": decoding.agreement()}
     return Comparison(name=name, unit="responses", ours=rates[0], theirs=rates[1], notes=notes)
 
 
@@ -89,6 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max_new_tokens", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--llama_cpp", type=Path, metavar="FILE", help="a GGUF file, for llama.cpp instead of generate")
 
 
 def main(options: argparse.Namespace) -> None:
@@ -100,6 +133,7 @@ def main(options: argparse.Namespace) -> None:
             print(f"{comparison.name}: {comparison.notes['equal_tokens']:.1%} of the tokens are equal")
     names = ("model", "dtype", "prompt_tokens", "max_new_tokens", "temperature")
     how = "greedy" if options.temperature == 0 else "sampled"
-    title = f"decoding against generate, {options.model}, {options.dtype}, {how}"
+    peer = "generate" if options.llama_cpp is None else f"llama.cpp on {options.llama_cpp.name}"
+    title = f"decoding against {peer}, {options.model}, {options.dtype}, {how}"
     notes = {"title": title, "settings": {name: getattr(options, name) for name in names}}
-    finish(comparisons, bar=2.0, path=options.json, **notes)
+    finish(comparisons, bar=2.0 if options.llama_cpp is None else None, path=options.json, **notes)

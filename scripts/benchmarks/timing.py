@@ -101,12 +101,13 @@ def provenance() -> dict[str, Any]:
     return {"command": "python " + shlex.join(sys.argv), "commit": commit, "machine": machine()}
 
 
-def finish(comparisons: list[Comparison], bar: float, path: Path | None, **notes: Any) -> None:
+def finish(comparisons: list[Comparison], bar: float | None, path: Path | None, **notes: Any) -> None:
     """Print the table, and write the JSON file where one is asked for."""
     print(f"{'':36s} {'ours':>10s} {'theirs':>10s} {'':14s} {'ratio':>7s}  (smallest to largest of the repeats)")
     for comparison in comparisons:
         print(comparison.line())
-    print(f"bar: {bar:g}x")
+    if bar is not None:
+        print(f"bar: {bar:g}x")
     write(comparisons, path, bar=bar, **notes)
 
 

@@ -18,6 +18,7 @@ import pytest
 from chat_server import ChatServer, garbage, status
 
 from lrl.cli import evaluate, watch
+from lrl.cli.model_arguments import with_retries
 
 KEY = "sk-stand-in-0123456789"
 ACTIONS = ("LEFT", "DOWN", "RIGHT", "UP")
@@ -60,13 +61,13 @@ def evaluated(server, capsys, more=""):
 
 def without_time(path):
     report = json.loads(Path(path).read_text())
-    return {name: value for name, value in report.items() if name not in ("env_steps_per_second", "served")}
+    return {name: value for name, value in report.items() if name not in ("env_steps_per_second", "usage")}
 
 
 def test_a_served_model_is_evaluated_with_counts_and_cost(server, capsys):
     code, said = evaluated(server, capsys, "--prices 1000000 2000000 --history 2 --system Play.")
     report = json.loads(Path("report.json").read_text())
-    served = report["served"]
+    served = report["usage"]
     assert code == 0 and "stand-in in FrozenLake-v1" in said and "optimum" not in said
     assert f"{served['asked']} prompts" in " ".join(said.split()) and "cost" in said
     assert served["requests"] == len(server.bodies) == served["asked"] + served["further_responses"]
@@ -89,7 +90,7 @@ def test_at_temperature_0_the_exact_success_is_there_for_few_requests(server, ca
 def test_retries_of_invalid_responses_may_be_off(server, capsys):
     code, _ = evaluated(server, capsys, "--invalid_retries 0")
     report = json.loads(Path("report.json").read_text())
-    assert code == 0 and report["served"]["further_responses"] == 0 and report["invalid_action_rate"] > 0
+    assert code == 0 and report["usage"]["further_responses"] == 0 and report["invalid_action_rate"] > 0
 
 
 def test_the_same_command_resumes_after_the_server_stopped_it_and_the_key_is_in_no_file(server, capsys):
@@ -168,7 +169,17 @@ def test_a_server_that_is_down_is_one_sentence(server, capsys):
         ("--api_url x --model a", "api_url is 'x'; it must be an address such as"),
         ("--api_url http://x/v1 --model a --devices 2", "--devices is '2'; with --api_url it must be 1"),
         ("--model a --prices 1 2", "--prices is given without --api_url"),
-        ("--model a --retry_temperature 0.5", "--retry_temperature is 0.5 without --invalid_retries; give both or"),
+        ("--model a --retry_temperature 0.5", "--retry_temperature is 0.5, but --invalid_retries is 0, so that"),
+        (
+            "--api_url http://x/v1 --model a --invalid_retries 0 --retry_temperature 0.5",
+            "--retry_temperature is 0.5, but --invalid_retries is 0, so that",
+        ),
+        (
+            "--model a --choose --invalid_retries 3",
+            "--invalid_retries is given with --choose, which always takes a legal",
+        ),
+        ("--model a --invalid_retries 3 --devices 2", "--devices is '2'; with --invalid_retries it must be 1"),
+        ("--policy random --invalid_retries 3", "but a RandomActor writes no responses that could be invalid"),
         ('--model a --vllm_options {"seed":1}', "--vllm_options is given without --use_vllm"),
         ("--model a --use_vllm --choose", "--use_vllm is given with --choose"),
         ("--model assets/tiny-lm --use_vllm", "use_vllm needs the package vllm, which cannot be imported"),
@@ -190,6 +201,31 @@ def test_an_episode_of_a_served_model_is_followed(server, capsys):
 def test_a_model_of_ours_is_followed(capsys):
     code, said = run(watch, "--model assets/tiny-lm --turns 1", capsys)
     assert code == 0 and "<|im_start|>user" in said and "stopped" in said
+
+
+def test_retries_of_a_model_of_ours_are_counted_without_the_episodes_in_other_words(capsys):
+    words = Path("words.yaml")
+    words.write_text('words: {description: "Walk on the ice."}')
+    line = (
+        "--model assets/tiny-lm --response_format direct --max_new_tokens 8 --temperature 1 --episodes 4 --num_envs 4"
+    )
+    line += f" --invalid_retries 2 --retry_temperature 1 --rephrase {words} --json report.json"
+    code, said = run(evaluate, line, capsys)
+    assert code == 0, said
+    report = json.loads(Path("report.json").read_text())
+    assert report["usage"]["asked"] == sum(episode["length"] for episode in report["per_episode"])
+    assert report["usage"]["invalid_retries"] == {"max_retries": 2, "temperature": 1.0}
+    said = " ".join(said.split())
+    assert f"{report['usage']['asked']} prompts" in said and "(one map, without retries)" in said
+
+
+def test_retries_of_an_episode_that_is_followed(capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(watch, "with_retries", lambda *given: asked.append(given) or with_retries(*given))
+    code, said = run(watch, "--model assets/tiny-lm --turns 1 --invalid_retries 2", capsys)
+    assert code == 0 and len(asked) == 1, said
+    code, said = run(watch, "--human --invalid_retries 2", capsys)
+    assert code == 2 and "a HumanActor writes no responses that could be invalid" in said
 
 
 # -- transformers serve -----------------------------------------------------------------------------------------------
@@ -236,7 +272,7 @@ def test_the_embedded_model_plays_behind_transformers_serve(capsys):
     assert code == 0, said
     code, said = run(evaluate, f"{line} local.json", capsys)
     assert code == 0, said
-    served = json.loads(Path("served.json").read_text())["served"]
+    served = json.loads(Path("served.json").read_text())["usage"]
     assert without_time("served.json") == without_time("local.json")
     assert (
         served["requests"] + served["cached"] == served["asked"] > 0

@@ -19,16 +19,17 @@ def datasets(tmp_path, monkeypatch):
     (tmp_path / "datasets").mkdir()
 
 
-def write(dataset_id="lrl/numbers-v0", episodes=EPISODES, rewards=None, first=0, actions=2, terminated=False):
+def write(dataset_id="lrl/numbers-v0", episodes=EPISODES, rewards=None, first=0, actions=2, terminated=False, short=()):
     """Write episodes whose observations are (episode, step), actions step % 2 and rewards 10 * episode + step."""
     with DatasetWriter(dataset_id, spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(actions), None) as writer:
         for episode in range(first, first + episodes):
-            given = [10.0 * episode + step for step in range(STEPS)] if rewards is None else rewards
+            steps = 1 if episode in short else STEPS
+            given = [10.0 * episode + step for step in range(steps)] if rewards is None else rewards
             one = {"seed": episode, "context": None, "success": False, "random_steps": [], "advised": []}
-            one["observations"] = [np.array([episode, step], dtype=np.float64) for step in range(STEPS + 1)]
-            one |= {"actions": [np.int64(step % 2) for step in range(STEPS)], "rewards": given}
-            one["terminations"] = [False] * (STEPS - 1) + [terminated]
-            one["truncations"] = [False] * (STEPS - 1) + [not terminated]
+            one["observations"] = [np.array([episode, step], dtype=np.float64) for step in range(steps + 1)]
+            one |= {"actions": [np.int64(step % 2) for step in range(steps)], "rewards": given}
+            one["terminations"] = [False] * (steps - 1) + [terminated]
+            one["truncations"] = [False] * (steps - 1) + [not terminated]
             writer.add([one])
         writer.finish({})
 
@@ -103,6 +104,14 @@ def test_a_discount_that_no_episode_is_long_enough_for_is_named():
     write()
     with pytest.raises(ValueError, match="whose train split holds no step whose return is known up to the time limit"):
         loaded(gamma=0.9)
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_a_discount_for_which_the_episodes_of_a_split_are_too_short_is_named(split):
+    write()
+    write("lrl/short-v0", short=loaded().episodes[split])
+    with pytest.raises(ValueError, match=f"whose {split} split holds no step whose return is known"):
+        loaded(dataset_id="lrl/short-v0", gamma=0.1)
 
 
 def test_data_sets_of_other_spaces_are_named():

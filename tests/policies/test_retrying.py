@@ -1,5 +1,7 @@
 """The actor that samples a response again where it holds no legal action."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from lrl.codecs.grid import FrozenLakeCodec
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.checkpoint import Loaded
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.evaluation.served import served_report, usage_line
+from lrl.evaluation.served import usage_line, usage_report
 from lrl.policies.actor import Actor
 from lrl.policies.retrying import InvalidRetryConfig, RetryingActor
 from lrl.prompts.template import PromptTemplate
@@ -19,22 +21,20 @@ class Scripted(Actor):
     """Responds by a function of the observation, the temperature and the purpose of the random numbers."""
 
     response_format = "direct"
+    writes_text = True
     greedy_is_reproducible = True
 
-    def __init__(self, respond, max_new_tokens=8):
+    def __init__(self, respond, writes_text=True, remembers=True):
         super().__init__()
-        self.respond, self.calls = respond, []
-        self.sampling, self.prompt = (
-            SamplingConfig(max_new_tokens=max_new_tokens),
-            PromptTemplate(response_format="direct"),
-        )
+        self.respond, self.calls, self.writes_text, self.remembers = respond, [], writes_text, remembers
+        self.sampling, self.prompt = SamplingConfig(max_new_tokens=8), PromptTemplate(response_format="direct")
         self.connect(FrozenLakeCodec())
 
     def act(self, observations, memory, keys, sampling=None):
         self.calls.append((list(observations), keys, sampling))
         actions = [self.respond(text, sampling.temperature, keys.purpose) for text in observations]
         none = torch.zeros(len(actions), 0)
-        memory = [(*history, action) for history, action in zip(memory, actions)]
+        memory = [(*history, action) if self.remembers else () for history, action in zip(memory, actions)]
         return Decisions(actions=actions, inputs={}, response_mask=none.bool(), logprobs=none, memory=memory)
 
 
@@ -63,7 +63,7 @@ def test_what_stays_invalid_is_left_to_the_environment_and_counted():
     actor = RetryingActor(Scripted(lambda *_: "none"), InvalidRetryConfig(max_retries=2))
     assert act(actor, ["a"]).actions == ["none"]
     assert actor.report() == {"asked": 1, "asked_again": 1, "further_responses": 2, "still_invalid": 1}
-    line = usage_line(served_report(Loaded(actor, GymnasiumEnvs("FrozenLake-v1"), {})))
+    line = usage_line(usage_report(Loaded(actor, GymnasiumEnvs("FrozenLake-v1"), {})))
     assert line == "1 prompts, 1 asked again for a legal action (2 further responses), 1 in vain"
 
 
@@ -79,6 +79,31 @@ def test_a_greedy_policy_that_repeats_itself_goes_on():
         assert results.means()["invalid_action_rate"] == invalid
 
 
+def test_greedy_first_responses_are_computed_once_and_forgotten_before_the_next_episodes():
+    def respond(text, temperature, purpose):
+        return "none" if temperature == 0 and "row 0" in text else "LEFT"
+
+    inner, envs = Scripted(respond, remembers=False), GymnasiumEnvs("FrozenLake-v1")
+    actor = RetryingActor(inner, InvalidRetryConfig(max_retries=2, temperature=0.5))
+    for play in (1, 2):
+        inner.calls.clear()
+        evaluate_policy(actor, envs, 4, 0, 4, actor.sampling_at(0.0))
+        first = [
+            text for observations, _, sampling in inner.calls if sampling.temperature == 0 for text in observations
+        ]
+        again = [text for observations, _, sampling in inner.calls if sampling.temperature for text in observations]
+        assert len(first) == len(set(first)) > 1
+        assert len(again) == actor.counts.further_responses / play > len(first)
+
+
+def test_further_responses_are_sampled_as_the_caller_asks_but_for_the_temperature():
+    inner = Scripted(lambda *_: "none")
+    actor = RetryingActor(inner, InvalidRetryConfig(max_retries=1, temperature=0.5))
+    asked = SamplingConfig(max_new_tokens=3, temperature=1.0, top_p=0.9)
+    actor.act(["a"], [()], keys(1), asked)
+    assert [sampling for _, _, sampling in inner.calls] == [asked, replace(asked, temperature=0.5)]
+
+
 def test_the_prompt_is_that_of_the_actor():
     actor = RetryingActor(Scripted(lambda *_: "LEFT"), InvalidRetryConfig())
     other = PromptTemplate(response_format="direct", system="Play.")
@@ -87,12 +112,16 @@ def test_the_prompt_is_that_of_the_actor():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "temperature", "complaint"),
+    ("writes_text", "temperature", "complaint"),
     [
-        (1, 0.3, "invalid_retries.max_retries is 10, but a Scripted writes no responses that could be invalid"),
-        (8, 0.0, "invalid_retries.temperature is 0, at which a response would be the same again; it must be positive"),
+        (False, 0.3, "invalid_retries.max_retries is 10, but a Scripted writes no responses that could be invalid"),
+        (
+            True,
+            0.0,
+            "invalid_retries.temperature is 0, at which a response would be the same again; it must be positive",
+        ),
     ],
 )
-def test_retries_that_would_change_nothing_are_refused(tokens, temperature, complaint):
+def test_retries_that_would_change_nothing_are_refused(writes_text, temperature, complaint):
     with pytest.raises(ValueError, match=complaint):
-        RetryingActor(Scripted(lambda *_: "LEFT", tokens), InvalidRetryConfig(temperature=temperature))
+        RetryingActor(Scripted(lambda *_: "LEFT", writes_text), InvalidRetryConfig(temperature=temperature))
