@@ -1,17 +1,18 @@
 """GRPO: group relative policy optimisation (arXiv:2402.03300), with the variants that followed it.
 
-Objective, for a group of G episodes that start from the same state, and tokens t of a turn:
+Objective, for a group of G episodes that start from the same state, means over their turns and over tokens t of a turn:
 
     r_t   = pi(a_t | s_t) / pi_old(a_t | s_t)
     A_i   = (R_i - mean(R_1..R_G)) / std(R_1..R_G)
-    J     = mean_i mean_t  min(r_t A_i, clip(r_t, 1 - clip_low, 1 + clip_high) A_i)
+    J     = mean_turns mean_t  min(r_t A_i, clip(r_t, 1 - clip_low, 1 + clip_high) A_i)
             - kl.coef KL(pi || pi_ref) + ent_coef H(pi)
 
 Departures from the paper:
 
 1. An episode may have many turns; every turn carries the advantage of its episode's undiscounted return.
 2. ``advantage_scale: none | batch_std`` drops the division by the group's standard deviation, which weighs an
-   easy state like a hard one (Dr. GRPO, arXiv:2503.20783); ``leave_one_out`` gives RLOO (arXiv:2402.14740).
+   easy state like a hard one (Dr. GRPO, arXiv:2503.20783); with ``none``, ``leave_one_out`` gives RLOO
+   (arXiv:2402.14740).
 3. ``clip_range_high`` clips asymmetrically (DAPO, arXiv:2503.14476).
 4. An entropy bonus, exact over the vocabulary. A group that agrees on a wrong action keeps advantage 0: only the
    bonus and the KL term, which apply where advantages are 0 as well, make the other actions probable again.

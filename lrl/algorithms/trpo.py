@@ -192,7 +192,7 @@ class TRPOModule(GradientModule):
             **vars(self.line_search),
         )
         self.record("train/grad_norm", gradient.norm())
-        self.record("train/expected_improvement", gradient @ full_step)
+        self.record("train/expected_improvement", search.step * (gradient @ full_step))
         self.record("train/step_accepted", torch.tensor(float(search.accepted)))
         self.record("train/step_share", torch.tensor(search.step))
         self.record("train/improvement", torch.tensor(search.improvement))

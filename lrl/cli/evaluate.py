@@ -105,11 +105,14 @@ def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> N
         seeds = f"seeds {arguments.seed} to {arguments.seed + arguments.episodes - 1}"
         what = f"{loaded.info['name']} in {loaded.info['env_id']}"
         title = f"{what}\n{arguments.episodes} episodes ({seeds}), 95% intervals"
-        lines = [*exact, usage_line(usage) if usage else ""]
+        lines, in_all = [*exact, usage_line(usage) if usage else ""], usage_report(loaded)
+        if in_all != usage:
+            lines.append(f"in all: {usage_line(in_all)}")
         Console().print(results_table(rows, title, "\n".join(filter(None, lines))))
         if arguments.json is not None:
             env_id, policy = loaded.info["env_id"], loaded.info["name"]
-            report = rows[subject].report(env_id, policy) | ({"usage": usage} if usage else {})
+            report = rows[subject].report(env_id, policy)
+            report |= {"usage": usage, "usage_in_all": in_all} if usage else {}
             if arguments.merge_adapters:
                 report["merged_adapters"] = True
             if other_words:
@@ -230,6 +233,8 @@ def exact_line(loaded: Loaded, temperature: float) -> str:
     policy, note = loaded.policy, ""
     if isinstance(policy, RetryingActor):
         policy, note = policy.actor, ", without retries"
+    elif isinstance(policy, ServedPolicy):
+        policy, note = policy.without_retries(), ", without retries"
     if not is_frozen_lake(loaded.env_factory) or not policy.greedy_is_reproducible:
         return ""
     lakes = lakes_of(loaded.env_factory, num_maps=100)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import asdict, replace
 from typing import Any, final
 
@@ -91,6 +92,12 @@ class ServedPolicy(Actor):
         memory = [extend(self.codec, *row) for row in zip(memory, observations, responses, strict=True)]
         none = torch.zeros(len(responses), 0)
         return Decisions(actions=responses, inputs={}, response_mask=none.bool(), logprobs=none, memory=memory)
+
+    def without_retries(self) -> ServedPolicy:
+        """Return a policy that asks the same chat model, and takes every response as it is."""
+        policy = copy(self)
+        policy.invalid_retries = InvalidRetryConfig(max_retries=0)
+        return policy
 
     def prompt_text(self, observation: Any, history: History) -> str:
         """Return the conversation that the chat model is sent, one message after the other."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lrl.search.relaxation import Relaxation
-from lrl.search.searcher import Searcher, Trial
+from lrl.search.searcher import Searcher, Trial, other_proposals
 from lrl.search.space import ParameterSpace
 
 
@@ -89,7 +89,4 @@ class GenerationSearcher(Searcher):
         for value in state_dict["values"]:
             self.tell(Trial(parameters=self.ask(), returns=np.array([value]), env_steps=0))
         if self._checksum != state_dict["checksum"]:
-            raise ValueError(
-                f"ckpt_path holds a search of {type(self).__name__} with other proposals than these settings lead to; "
-                "resume with the same model.searcher, model.policy and data.num_iterations."
-            )
+            raise other_proposals(self)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, final
 
 import numpy as np
 
-from lrl.search.searcher import Searcher, Trial
+from lrl.search.searcher import Searcher, Trial, other_proposals
 from lrl.search.space import ParameterSpace
 
 
@@ -17,7 +18,7 @@ class RandomSearch(Searcher):
     def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
         """Start a search."""
         super().setup(space, seed, num_iterations)
-        self._num_told = 0
+        self._num_told = self._checksum = 0
         self._pending: np.ndarray | None = None
 
     def ask(self) -> np.ndarray:
@@ -29,13 +30,22 @@ class RandomSearch(Searcher):
     def tell(self, trial: Trial) -> None:
         """Count a proposal; parameters that were not proposed change nothing."""
         if self._pending is not None and np.array_equal(trial.parameters, self._pending):
+            self._checksum = zlib.crc32(self._pending.tobytes(), self._checksum)
             self._pending = None
             self._num_told += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of proposals."""
-        return {"num_told": self._num_told}
+        """Return the number and the checksum of the proposals so far."""
+        return {"num_told": self._num_told, "checksum": self._checksum}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the number of proposals."""
-        self._num_told = int(state_dict["num_told"])
+        """Repeat the proposals so far.
+
+        Raises:
+            ValueError: they are others, because a setting has changed.
+        """
+        self.setup(self.space, self.seed, self.num_iterations)
+        for _ in range(int(state_dict["num_told"])):
+            self.tell(Trial(parameters=self.ask(), returns=np.zeros(1), env_steps=0))
+        if self._checksum != state_dict["checksum"]:
+            raise other_proposals(self)

@@ -88,3 +88,11 @@ class Searcher(ABC):
     @abstractmethod
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
+
+
+def other_proposals(searcher: Searcher) -> ValueError:
+    """Return the error of a resumed search whose proposals so far differ from those that were recorded."""
+    return ValueError(
+        f"ckpt_path holds a search of {type(searcher).__name__} with other proposals than these settings lead to; "
+        "resume with the same model.searcher, model.policy and data.num_iterations."
+    )

@@ -101,7 +101,8 @@ def test_the_recorded_divergence_is_that_of_copied_distributions(folder, kind):
 def test_one_update_stays_in_the_region_and_improves_the_surrogate(folder, kind):
     module, batch = prepared(kind, folder)
     parts, turns = batch.split(module.chunk_size), float(len(batch))
-    _, _, old = module._surrogate_and_gradient(parts, module.actor_parameters(), turns)
+    _, gradient, old = module._surrogate_and_gradient(parts, module.actor_parameters(), turns)
+    start = [weight.detach().clone() for weight in module.actor_parameters()]
     before, none = module._surrogate_and_kl(parts, old, turns)
     critic = [weight.detach().clone() for weight in module.policy.critic_parameters()]
     module.flush()
@@ -111,6 +112,10 @@ def test_one_update_stays_in_the_region_and_improves_the_surrogate(folder, kind)
     assert abs(none) < 1e-9 and 0.001 < kl <= 0.01 and figures["train/step_accepted"] == 1
     assert after > before and figures["train/kl"] == pytest.approx(kl)
     assert figures["train/improvement"] == pytest.approx(after - before)
+    moved = torch.cat(
+        [(new - old).detach().flatten() for new, old in zip(module.actor_parameters(), start, strict=True)]
+    )
+    assert figures["train/expected_improvement"] == pytest.approx(float(gradient @ moved), rel=1e-2)
     assert figures["train/ratio_error"] < 1e-5
     assert all(torch.equal(a, b) for a, b in zip(critic, module.policy.critic_parameters()))
 

@@ -61,7 +61,9 @@ def evaluated(server, capsys, more=""):
 
 def without_time(path):
     report = json.loads(Path(path).read_text())
-    return {name: value for name, value in report.items() if name not in ("env_steps_per_second", "usage")}
+    return {
+        name: value for name, value in report.items() if name not in ("env_steps_per_second", "usage", "usage_in_all")
+    }
 
 
 def test_a_served_model_is_evaluated_with_counts_and_cost(server, capsys):
@@ -85,6 +87,10 @@ def test_at_temperature_0_the_exact_success_is_there_for_few_requests(server, ca
     assert code == 0 and "exact success at temperature 0" in " ".join(said.split())
     distinct = {json.dumps(body["messages"]) for body in server.bodies}
     assert len(distinct) <= 11  # FrozenLake 4x4 has 11 states to act in
+    report = json.loads(Path("report.json").read_text())
+    asked, in_all = report["usage"], report["usage_in_all"]
+    assert in_all["asked"] == asked["asked"] + 11 and in_all["further_responses"] == asked["further_responses"]
+    assert in_all["requests"] + in_all["cached"] == in_all["asked"] + in_all["further_responses"]
 
 
 def test_retries_of_invalid_responses_may_be_off(server, capsys):
@@ -216,7 +222,7 @@ def test_retries_of_a_model_of_ours_are_counted_without_the_episodes_in_other_wo
     assert report["usage"]["asked"] == sum(episode["length"] for episode in report["per_episode"])
     assert report["usage"]["invalid_retries"] == {"max_retries": 2, "temperature": 1.0}
     said = " ".join(said.split())
-    assert f"{report['usage']['asked']} prompts" in said and "(one map, without retries)" in said
+    assert f"{report['usage']['asked']} prompts" in said and "(one map, without retries)" in said and "in all: " in said
 
 
 def test_retries_of_an_episode_that_is_followed(capsys, monkeypatch):

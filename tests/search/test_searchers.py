@@ -179,6 +179,13 @@ def test_values_of_other_proposals_are_not_taken_over():
             other.load_state_dict(before.state_dict())
 
 
+def test_random_proposals_of_another_space_are_not_taken_over():
+    before, _, _ = searched("random", REAL, hill, 5)
+    other = started(SEARCHERS["random"](), ParameterSpace(size=8, high=5.0))
+    with pytest.raises(ValueError, match="of RandomSearch with other proposals than these settings lead to"):
+        other.load_state_dict(before.state_dict())
+
+
 def test_settings_out_of_range_raise_one_sentence(monkeypatch):
     with pytest.raises(ValueError, match="searcher.num_top is 9; it must be at most num_directions, 8."):
         AugmentedRandomSearch(num_top=9)
