@@ -95,15 +95,16 @@ class RetryingActor(Actor):
 
     @prompt.setter
     def prompt(self, prompt: PromptTemplate | None) -> None:
-        self.actor.prompt = prompt
+        self.actor.prompt, self._greedy = prompt, self.actor
 
     def connect(self, codec: TextCodec) -> None:
         """Set the codec of the environment."""
         super().connect(codec)
         self.actor.connect(codec)
+        self._greedy = self.actor
 
     def prepare(self, envs: VectorEnv) -> None:
-        """Prepare the environments for the actor, and forget its greedy responses to earlier ones."""
+        """Prepare the environments for the actor, whose greedy responses are kept until the next ones."""
         self.actor.prepare(envs)
         self._greedy = ResponseCache(self.actor) if self.actor.greedy_is_reproducible else self.actor
 

@@ -51,6 +51,10 @@ class ServedPolicy(Actor):
         invalid_retries: InvalidRetryConfig = InvalidRetryConfig(),
     ) -> None:
         super().__init__()
+        if invalid_retries.max_retries and invalid_retries.temperature == 0:
+            raise ValueError(
+                "invalid_retries.temperature is 0, at which a response would be the same again; it must be positive."
+            )
         self.chat_model, self.prompt, self.sampling = chat_model, prompt, sampling
         self.invalid_retries, self.counts = invalid_retries, TurnCounts()
 
@@ -94,9 +98,9 @@ class ServedPolicy(Actor):
         return Decisions(actions=responses, inputs={}, response_mask=none.bool(), logprobs=none, memory=memory)
 
     def without_retries(self) -> ServedPolicy:
-        """Return a policy that asks the same chat model, and takes every response as it is."""
+        """Return a policy that asks the same chat model, takes every response as it is, and counts for itself."""
         policy = copy(self)
-        policy.invalid_retries = InvalidRetryConfig(max_retries=0)
+        policy.invalid_retries, policy.counts = InvalidRetryConfig(max_retries=0), TurnCounts()
         return policy
 
     def prompt_text(self, observation: Any, history: History) -> str:

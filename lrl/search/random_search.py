@@ -47,5 +47,5 @@ class RandomSearch(Searcher):
         self.setup(self.space, self.seed, self.num_iterations)
         for _ in range(int(state_dict["num_told"])):
             self.tell(Trial(parameters=self.ask(), returns=np.zeros(1), env_steps=0))
-        if self._checksum != state_dict["checksum"]:
+        if self._checksum != state_dict.get("checksum"):
             raise other_proposals(self)

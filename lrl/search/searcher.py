@@ -94,5 +94,5 @@ def other_proposals(searcher: Searcher) -> ValueError:
     """Return the error of a resumed search whose proposals so far differ from those that were recorded."""
     return ValueError(
         f"ckpt_path holds a search of {type(searcher).__name__} with other proposals than these settings lead to; "
-        "resume with the same model.searcher, model.policy and data.num_iterations."
+        "resume with the same seed_everything, model.searcher, model.policy and data.num_iterations."
     )

@@ -78,7 +78,9 @@ class Decoding:
 
     def llama_cpp(self) -> float:
         """Return responses per second of llama.cpp, which reads each prompt once for its group."""
-        settings = {"n_predict": self.sampling.max_new_tokens, "temperature": self.sampling.temperature, "top_k": 0}
+        temperature = self.sampling.temperature
+        whole = {"top_k": 0 if temperature else 1, "top_p": 1.0, "min_p": 0.0}  # its defaults sort the vocabulary
+        settings = {"n_predict": self.sampling.max_new_tokens, "temperature": temperature, **whole}
         request = {"prompt": self.distinct, "n": self.group, "ignore_eos": True, "cache_prompt": False, **settings}
         started = time.perf_counter()
         answer = self.server.handle_completions(request)

@@ -89,8 +89,8 @@ def test_at_temperature_0_the_exact_success_is_there_for_few_requests(server, ca
     assert len(distinct) <= 11  # FrozenLake 4x4 has 11 states to act in
     report = json.loads(Path("report.json").read_text())
     asked, in_all = report["usage"], report["usage_in_all"]
-    assert in_all["asked"] == asked["asked"] + 11 and in_all["further_responses"] == asked["further_responses"]
-    assert in_all["requests"] + in_all["cached"] == in_all["asked"] + in_all["further_responses"]
+    assert all(in_all[name] == asked[name] for name in ("asked", "asked_again", "further_responses", "still_invalid"))
+    assert in_all["requests"] + in_all["cached"] == in_all["asked"] + in_all["further_responses"] + 11
 
 
 def test_retries_of_invalid_responses_may_be_off(server, capsys):
@@ -172,6 +172,10 @@ def test_a_server_that_is_down_is_one_sentence(server, capsys):
             "chat_model.max_concurrency is 0; it must be at least 1",
         ),
         ("--api_url http://x/v1 --model a --invalid_retries -1", "invalid_retries.max_retries is -1"),
+        (
+            "--api_url http://x/v1 --model a --retry_temperature 0",
+            "invalid_retries.temperature is 0, at which a response",
+        ),
         ("--api_url x --model a", "api_url is 'x'; it must be an address such as"),
         ("--api_url http://x/v1 --model a --devices 2", "--devices is '2'; with --api_url it must be 1"),
         ("--model a --prices 1 2", "--prices is given without --api_url"),

@@ -96,6 +96,24 @@ def test_greedy_first_responses_are_computed_once_and_forgotten_before_the_next_
         assert len(again) == actor.counts.further_responses / play > len(first)
 
 
+def test_greedy_responses_to_another_prompt_are_not_kept():
+    inner = Scripted(lambda *_: "LEFT", remembers=False)
+    actor, envs = RetryingActor(inner, InvalidRetryConfig()), GymnasiumEnvs("FrozenLake-v1").make(1, "direct")
+    actor.prepare(envs)
+    for _ in range(2):
+        act(actor, ["a"])
+    assert len(inner.calls) == 1
+    actor.prompt = PromptTemplate(response_format="direct", system="Play.")
+    act(actor, ["a"])
+    assert len(inner.calls) == 2
+    actor.prepare(envs)
+    act(actor, ["a"])
+    actor.connect(FrozenLakeCodec())
+    act(actor, ["a"])
+    assert len(inner.calls) == 4
+    envs.close()
+
+
 def test_further_responses_are_sampled_as_the_caller_asks_but_for_the_temperature():
     inner = Scripted(lambda *_: "none")
     actor = RetryingActor(inner, InvalidRetryConfig(max_retries=1, temperature=0.5))
