@@ -193,10 +193,9 @@ class TRPOModule(GradientModule):
         )
         self.record("train/grad_norm", gradient.norm())
         self.record("train/expected_improvement", search.step * (gradient @ full_step))
-        self.record("train/step_accepted", torch.tensor(float(search.accepted)))
-        self.record("train/step_share", torch.tensor(search.step))
-        self.record("train/improvement", torch.tensor(search.improvement))
-        self.record("train/kl", torch.tensor(search.kl))
+        figures = {"step_accepted": search.accepted, "step_share": search.step, "improvement": search.improvement}
+        for name, value in (figures | {"kl": search.kl}).items():
+            self.record(f"train/{name}", torch.tensor(float(value)))
 
     def _surrogate(self, chunk: TurnBatch) -> tuple[Tensor, Distribution, TokenLoss]:
         """Return the surrogate summed over turns, with gradient, the distribution of each token, and the loss."""

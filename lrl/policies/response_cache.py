@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, final
 
 import torch
-from gymnasium.vector import VectorEnv
 
 from lrl.policies.actor import Actor
+from lrl.policies.wrapper import ActorWrapper
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
 _CACHED = 20_000
@@ -17,7 +17,7 @@ _CACHED = 20_000
 
 
 @final
-class ResponseCache(Actor):
+class ResponseCache(ActorWrapper):
     """Acts as a greedy policy does, but asks it only once for the same observation and history.
 
     Args:
@@ -25,18 +25,8 @@ class ResponseCache(Actor):
     """
 
     def __init__(self, actor: Actor) -> None:
-        super().__init__()
-        self.actor = actor
+        super().__init__(actor)
         self._responses: dict[tuple[Any, History], tuple[Any, History]] = {}
-
-    @property
-    def response_format(self) -> str | None:
-        """The response format of the other actor."""
-        return self.actor.response_format
-
-    def prepare(self, envs: VectorEnv) -> None:
-        """Prepare the environments for the other actor."""
-        self.actor.prepare(envs)
 
     def act(
         self,

@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 from lrl.codecs.codec import TextCodec
 from lrl.policies.actor import Actor
 from lrl.policies.response_cache import ResponseCache
+from lrl.policies.wrapper import ActorWrapper
 from lrl.prompts.template import PromptTemplate
 from lrl.ranges import NonNegativeFloat, NonNegativeInt, check_fields
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
@@ -49,7 +50,7 @@ class TurnCounts:
 
 
 @final
-class RetryingActor(Actor):
+class RetryingActor(ActorWrapper):
     """Plays as another actor does, and samples a response again where it holds no legal action.
 
     A greedy policy that once writes an invalid response often writes it again in the next turn, as the state stays the
@@ -69,7 +70,7 @@ class RetryingActor(Actor):
     writes_text = True
 
     def __init__(self, actor: Actor, invalid_retries: InvalidRetryConfig) -> None:
-        super().__init__()
+        super().__init__(actor)
         if not actor.writes_text:
             raise ValueError(
                 f"invalid_retries.max_retries is {invalid_retries.max_retries}, but a {type(actor).__name__} writes no "
@@ -79,14 +80,8 @@ class RetryingActor(Actor):
             raise ValueError(
                 "invalid_retries.temperature is 0, at which a response would be the same again; it must be positive."
             )
-        self.actor, self.invalid_retries, self.counts = actor, invalid_retries, TurnCounts()
-        self.codec, self.sampling = actor.codec, actor.sampling
+        self.invalid_retries, self.counts = invalid_retries, TurnCounts()
         self._greedy: Actor = actor
-
-    @property
-    def response_format(self) -> str | None:
-        """The response format of the actor."""
-        return self.actor.response_format
 
     @property
     def prompt(self) -> PromptTemplate | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -105,7 +100,7 @@ class RetryingActor(Actor):
 
     def prepare(self, envs: VectorEnv) -> None:
         """Prepare the environments for the actor, whose greedy responses are kept until the next ones."""
-        self.actor.prepare(envs)
+        super().prepare(envs)
         self._greedy = ResponseCache(self.actor) if self.actor.greedy_is_reproducible else self.actor
 
     def configure(self) -> None:

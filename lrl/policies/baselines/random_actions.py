@@ -9,17 +9,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from gymnasium.vector import VectorEnv
-
 from lrl.codecs.codec import InvalidActionError
 from lrl.functional.random import token_uniforms
 from lrl.policies.actor import Actor
+from lrl.policies.wrapper import ActorWrapper
 from lrl.prompts.response_format import get_response_format
 from lrl.types import Decisions, History, PastTurn, RandomKeys, SamplingConfig
 
 
 @final
-class NoisyActor(Actor):
+class NoisyActor(ActorWrapper):
     """Another actor, a share of whose actions is replaced by random legal ones.
 
     Which were replaced, and what the actor had chosen, is in :attr:`~lrl.types.Decisions.replaced`. Of native actions
@@ -34,19 +33,10 @@ class NoisyActor(Actor):
     """
 
     def __init__(self, actor: Actor, random_share: float) -> None:
-        super().__init__()
+        super().__init__(actor)
         if not 0 <= random_share < 1:
             raise ValueError(f"random_share is {random_share}; it must be in [0, 1).")
-        self.actor, self.random_share, self.codec, self.sampling = actor, random_share, actor.codec, actor.sampling
-
-    @property
-    def response_format(self) -> str | None:
-        """The response format of the other actor; None if it acts natively."""
-        return self.actor.response_format
-
-    def prepare(self, envs: VectorEnv) -> None:
-        """Prepare the environments for the other actor."""
-        self.actor.prepare(envs)
+        self.random_share = random_share
 
     def act(
         self,
