@@ -67,5 +67,5 @@ class PolicyPicture(L.Callback):
                     series = read_series(Path(logger.log_dir), metric, self.clock)
                     curves.append(aggregate(metric, [series], "mean"))
         if curves:
-            names = " / ".join(curve.label for curve in curves)
+            names = "\n".join(curve.label for curve in curves)
             draw_curves(curves, names, self.clock, folder / "learning_curve.png", baselines)

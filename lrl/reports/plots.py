@@ -150,7 +150,7 @@ def draw_curves(
 
     Args:
         curves: one line each; with an interval for five runs or more, with a thin line per run for two to four.
-        metric: label of the y axis.
+        metric: label of the y axis, a line for each metric that is drawn.
         clock: label of the x axis.
         path: the PNG; missing folders are created.
         baselines: label to height.
@@ -164,7 +164,7 @@ def draw_curves(
     if all(0 <= value <= 1 for curve in curves for value in curve.centre):
         axes.set_ylim(0, 1.04)  # show the full range of a rate
     axes.set_xlabel(clock.replace("_", " "))
-    axes.set_ylabel(_axis_label(metric))
+    axes.set_ylabel("\n".join(map(_axis_label, metric.splitlines())))
     axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=9)

@@ -123,6 +123,7 @@ def test_the_legend_lies_within_the_axes_however_long_a_label_is(figures: list[A
         ("val/return", "val/return, held-out episodes"),
         ("val/exact_success", "val/exact_success"),
         ("train/loss", "train/loss"),
+        ("rollout/return\nval/exact_success", "rollout/return, training episodes\nval/exact_success"),
     ],
 )
 def test_the_axis_says_which_episodes_were_measured(
