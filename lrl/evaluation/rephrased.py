@@ -60,8 +60,11 @@ def rephrased(loaded: Loaded, phrasing: Phrasing) -> Iterator[Loaded]:
     policy, envs = loaded.policy, loaded.env_factory
     if not isinstance(envs, GymnasiumEnvs) or policy.prompt is None:
         raise ValueError("--rephrase needs a policy that reads prompts, in a Gymnasium environment.")
-    if policy.prompt.system and (phrasing.description or phrasing.actions or phrasing.order):
-        raise ValueError("--rephrase changes what the system message says, but the policy's prompt.system is fixed.")
+    if policy.prompt.system is not None and (phrasing.description or phrasing.actions or phrasing.order):
+        raise ValueError(
+            f"--rephrase changes what the system message says, but the policy's prompt.system is "
+            f"{policy.prompt.system!r}; give a file that rephrases observations only."
+        )
     codec, prompt = RephrasedCodec(envs.codec, phrasing), policy.prompt
     examples = [
         PastTurn(codec.rephrase_observation(turn.observation), codec.rephrase_response(turn.response))

@@ -131,6 +131,29 @@ def test_examples_are_rephrased(loaded):
         loaded.policy.prompt = plain
 
 
+@pytest.mark.parametrize("system", ["", "Answer LEFT or UP."])
+def test_what_only_the_system_message_says_is_not_rephrased_where_it_is_fixed(system):
+    envs = GymnasiumEnvs("FrozenLake-v1")
+    fixed = load_model("assets/tiny-lm", envs, {"response_format": "direct", "system": system}, choose=True)
+    with rephrased(fixed, Phrasing(observations={"row": "line"})) as changed:
+        assert changed.policy.prompt_text(changed.policy.codec.observation_to_text(0, MAP), ()).count("line 0") == 1
+    for phrasing in read_phrasings(FROZEN_LAKE).values():
+        refused = pytest.raises(ValueError, match=f"the policy's prompt.system is {system!r}; give a file")
+        with refused, rephrased(fixed, phrasing):
+            pass
+
+
+def test_the_view_of_babyai_in_other_words():
+    text = "Goal: go to the red ball\nYou see a wall 1 step left\nYou see a red ball 2 steps right and 1 step forward"
+    words, positions, colours = (
+        RephrasedCodec(BabyAICodec(), phrasing).rephrase_observation(text)
+        for phrasing in read_phrasings("assets/rephrased/babyai_view.yaml").values()
+    )
+    assert words.startswith("Your task is to go to the red ball\nThere is a wall 1 step left\nThere is a red ball")
+    assert positions.endswith("You see a wall left 1\nYou see a red ball right 2 and forward 1")
+    assert colours == text.replace("red", "orange")
+
+
 def test_the_table_has_a_row_for_every_phrasing(tmp_path, capsys):
     options = ["--model", "assets/tiny-lm", "--choose", "--episodes", "3", "--json", str(tmp_path / "a.json")]
     main("lrl evaluate", [*options, "--rephrase", FROZEN_LAKE])
