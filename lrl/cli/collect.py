@@ -3,6 +3,7 @@
 lrl collect --policy expert --env_id lrl/BabyAI-GoToLocal-v0 --dataset_id lrl/babyai-goto/bot-v0
 lrl collect --policy runs/frozen_lake/grpo/<run> --env_id FrozenLake-v1 --dataset_id lrl/lake/llm-v0
 lrl collect --policy runs/cartpole/ppo_mlp/<run> --dataset_id lrl/cartpole/expert-v0 --num_envs 16
+lrl collect --policy runs/babyai/sft/<run> --advisor expert --dataset_id lrl/babyai-goto/advised-v0 --temperature 1
 lrl collect --env_id lrl/BabyAI-GoToLocal-v0 --dataset_id lrl/babyai-goto/bot-v0 --jsonl goto.jsonl
 
 A run or checkpoint may hold any policy: a language model that acts in text, or a network with native actions. Without
@@ -20,7 +21,7 @@ from lrl.cli.arguments import add_env_arguments, check_env_arguments, command_pa
 
 _OF_PLAYING = (
     *("episodes", "max_episode_steps", "seed", "num_envs", "vectorization", "temperature", "random_share"),
-    "successful_only",
+    *("advisor", "successful_only"),
 )
 """Options that say how episodes are played, which only ``--policy`` does."""
 
@@ -46,6 +47,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--vectorization", choices=("sync", "async"), default="sync", help="async: in processes")
     parser.add_argument("--temperature", type=float, default=0.0, help="of a run; 0: its mean or most probable action")
     parser.add_argument("--random_share", type=float, default=0.0, help="of turns with a random action")
+    parser.add_argument("--advisor", help="expert or a run; its action in each state is recorded beside the policy's")
     parser.add_argument("--successful_only", action="store_true", help="keep what the environment calls a success")
     parser.add_argument("--jsonl", type=Path, metavar="FILE", help="write the data set as JSON lines as well")
     parser.add_argument("--ranges", action="store_true", help="print the ranges of its observations, for env.numbers")
@@ -133,6 +135,23 @@ def load(arguments: argparse.Namespace) -> tuple[Actor | None, GymnasiumEnvs]:
     return load_policy(name, env).policy, env
 
 
+def load_advisor(name: str | None, env: GymnasiumEnvs) -> Actor | None:
+    """Load the actor of ``--advisor``, None without it.
+
+    Raises:
+        ValueError: it is neither ``expert`` nor a path.
+    """
+    from lrl.evaluation.checkpoint import load_baseline, load_policy
+
+    if name is None:
+        return None
+    if name == "expert":
+        return load_baseline(name, env).policy
+    if not Path(name).exists():
+        raise ValueError(f"--advisor is {name!r}; it must be expert, a checkpoint or a run directory.")
+    return load_policy(name, env).policy
+
+
 def limited(env: GymnasiumEnvs, arguments: argparse.Namespace) -> GymnasiumEnvs:
     """Return the environment with the time limit of ``--max_episode_steps``, where one is given."""
     steps: int | None = arguments.max_episode_steps
@@ -157,6 +176,8 @@ def record(policy: Actor, env: GymnasiumEnvs, arguments: argparse.Namespace) -> 
             commit=commit(),
             sampling=policy.sampling_at(arguments.temperature),
             random_share=arguments.random_share,
+            advisor=load_advisor(arguments.advisor, env),
+            advisor_name=arguments.advisor,
             successful_only=arguments.successful_only,
             on_episode=advance,
         )

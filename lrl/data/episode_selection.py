@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from lrl.envs.factory import EnvFactory
+from lrl.envs.minari_reader import DatasetReader
 from lrl.envs.minari_spaces import spaces_match
-from lrl.envs.minari_storage import DatasetReader
 from lrl.functional.random import permutation
 
 Split = Literal["train", "validation", "all"]

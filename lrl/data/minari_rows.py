@@ -11,7 +11,7 @@ import numpy as np
 from lrl.codecs.codec import TextCodec
 from lrl.data.episode_selection import EpisodeSelection, Split, check_dataset_spaces
 from lrl.envs.factory import EnvFactory
-from lrl.envs.minari_storage import DatasetReader, download
+from lrl.envs.minari_reader import DatasetReader, download
 from lrl.envs.rows import EnvRows, EpisodeRows
 from lrl.envs.stored_episode import StoredEpisode
 from lrl.models.lru_cache import LRUCache
@@ -77,6 +77,7 @@ class MinariRows(EnvRows):
         """
         reader = DatasetReader(self.dataset_id)
         check_dataset_spaces(reader, self.env, "env.rows")
+        reader.check_own_actions("env.rows.dataset_id")
         rows = MinariRowSequence(reader, self.codec, *self.selection.select(reader, reader.num_demonstrated()))
         rows[0]  # Reports errors that all rows have.
         return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from lrl.codecs.codec import TextCodec
+from lrl.data.advice import Advisor
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.minari_storage import DatasetWriter
 from lrl.envs.native import NativeStep
@@ -43,6 +44,8 @@ class RecordedEpisode:
     """Steps whose action :class:`~lrl.policies.baselines.random_actions.NoisyActor` sampled at random."""
     advised: list[str | None] = field(default_factory=list)
     """Text of the action that the policy chose in each random step; None if it was not legal or is not known."""
+    advised_actions: list[Any] = field(default_factory=list)
+    """Native action that an advisor would have taken, one per step; empty without an advisor."""
 
     def add(self, step: NativeStep, terminated: bool, truncated: bool) -> None:
         """Add a step. Everything is copied: an environment may overwrite what it has returned.
@@ -69,10 +72,10 @@ class RecordedEpisode:
 
 @final
 class _RecordedEnvs(EnvFactory):
-    """Another factory's environments, whose infos hold the native steps."""
+    """Another factory's environments, whose infos hold the native steps, and which show what an advisor needs."""
 
-    def __init__(self, env: EnvFactory) -> None:
-        self.env = env
+    def __init__(self, env: EnvFactory, advisor: Advisor | None) -> None:
+        self.env, self.advisor = env, advisor
 
     @property
     def codec(self) -> TextCodec:
@@ -83,6 +86,8 @@ class _RecordedEnvs(EnvFactory):
         """Make environments that record their native steps."""
         envs: Any = self.env.make(num_envs, response_format)  # Gymnasium does not type set_attr
         envs.set_attr("records", True)
+        if self.advisor is not None:
+            self.advisor.prepare(envs)
         return envs
 
 
@@ -110,6 +115,8 @@ def collect(
     commit: str,
     sampling: SamplingConfig | None = None,
     random_share: float = 0.0,
+    advisor: Actor | None = None,
+    advisor_name: str | None = None,
     successful_only: bool = False,
     on_episode: Callable[[], None] | None = None,
 ) -> Collected:
@@ -130,20 +137,24 @@ def collect(
         sampling: overrides the policy's own.
         random_share: share of turns that take a random action instead; these steps are written, and marked as no
             demonstrations.
+        advisor: connected and configured; its greedy action in each state is written beside the action that was taken.
+        advisor_name: name of the advisor, for the metadata.
         successful_only: write only episodes that the environment calls a success.
         on_episode: called at the end of each episode.
 
     Raises:
-        ValueError: the name is malformed or taken, a number is not positive, or there is nothing to write.
+        ValueError: the name is malformed or taken, a number is not positive, the advisor cannot advise this policy, or
+            there is nothing to write.
     """
+    advice = None if advisor is None else Advisor(advisor, policy)
     native = env.make_native()
     native.close()
     if random_share or policy.response_format is not None:
         policy = NoisyActor(policy, random_share)
     with DatasetWriter(dataset_id, native.observation_space, native.action_space, native.spec) as writer:
-        recorder = _Recorder(writer, seed, successful_only)
+        recorder, envs = _Recorder(writer, seed, successful_only, advice), _RecordedEnvs(env, advice)
         results = evaluate_policy(
-            policy, _RecordedEnvs(env), episodes, seed, num_envs, sampling, on_episode=on_episode, on_step=recorder.add
+            policy, envs, episodes, seed, num_envs, sampling, on_episode=on_episode, on_step=recorder.add
         )
         recorder.write()
         if not recorder.returns:
@@ -152,6 +163,7 @@ def collect(
                 f"successful and {int((results.lengths > results.invalid_actions).sum())} had a legal action."
             )
         about = {"policy": name, "commit": commit, "random_share": random_share, "successful_only": successful_only}
+        about |= {} if advisor_name is None else {"advisor": advisor_name}
         about |= {"temperature": policy.sampling.temperature if sampling is None else sampling.temperature}
         writer.finish(_metadata(recorder, results, env, about))
     return Collected(results=results, episodes=len(recorder.returns), steps=recorder.steps)
@@ -161,8 +173,8 @@ def collect(
 class _Recorder:
     """Records episodes and writes them in the order of their seeds, whatever the order of their ends."""
 
-    def __init__(self, writer: DatasetWriter, seed: int, successful_only: bool) -> None:
-        self.writer, self.seed, self.successful_only = writer, seed, successful_only
+    def __init__(self, writer: DatasetWriter, seed: int, successful_only: bool, advisor: Advisor | None) -> None:
+        self.writer, self.seed, self.successful_only, self.advisor = writer, seed, successful_only, advisor
         self.steps = self._next = 0
         self.returns: list[float] = []
         """Returns of the episodes that were written, native rewards only."""
@@ -177,10 +189,12 @@ class _Recorder:
             episodes: indices of its episodes, int64 ``(row,)``.
             step: without a native step where the action was not legal.
         """
-        native = step.infos.get("native", [None] * len(episodes))
+        native: Any = step.infos.get("native", [None] * len(episodes))
+        for index in episodes.tolist():
+            self._running.setdefault(index, RecordedEpisode(index, self.seed + index))
+        self._advise(episodes, step, native)
         for row, index in enumerate(episodes.tolist()):
-            episode = self._running.setdefault(index, RecordedEpisode(index, self.seed + index))
-            native_step = native[row]
+            episode, native_step = self._running[index], native[row]
             if isinstance(native_step, NativeStep):
                 if row in step.decisions.replaced:
                     episode.random_steps.append(len(episode.actions))
@@ -196,6 +210,21 @@ class _Recorder:
                 self._chunk.append(ended)
         if len(self._chunk) >= _CHUNK:
             self.write()
+
+    def _advise(self, episodes: np.ndarray, step: Step, native: Sequence[Any]) -> None:
+        """Record what the advisor would have done in the states in which a legal action was taken."""
+        rows = [row for row, native_step in enumerate(native) if isinstance(native_step, NativeStep)]
+        if self.advisor is None or not rows:
+            return
+        running = [self._running[index] for index in episodes[rows].tolist()]
+        before = [
+            episode.observations[-1] if episode.actions else native[row].start.observation
+            for row, episode in zip(rows, running, strict=True)
+        ]
+        shown = [step.observations[row] for row in rows]
+        actions = self.advisor.advise(shown, before, episodes[rows], step.turn[rows])
+        for episode, action in zip(running, actions, strict=True):
+            episode.advised_actions.append(action)
 
     def write(self) -> None:
         """Write the recorded episodes that are next in order."""

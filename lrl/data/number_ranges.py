@@ -10,7 +10,7 @@ from gymnasium import spaces
 from lrl.codecs.number_codecs import Range
 from lrl.codecs.numbers import Ranges
 from lrl.codecs.space_formats import flatten
-from lrl.envs.minari_storage import DatasetReader
+from lrl.envs.minari_reader import DatasetReader
 
 
 def observation_ranges(dataset_id: str) -> Ranges:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lrl.data.run_data import ClockedDataModule, MinibatchLoader
-from lrl.envs.minari_storage import DatasetReader, download
+from lrl.envs.minari_reader import DatasetReader, download
 from lrl.functional.random import permutation
 from lrl.models.reward_model import space_to_dict, transition_vectors
 from lrl.ranges import HalfOpenUnitInterval, OpenUnitInterval, PositiveInt, check_arguments

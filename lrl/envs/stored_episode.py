@@ -24,6 +24,7 @@ class StoredEpisode:
         context: context of the codec as JSON values, whose lists become tuples; None if none was stored.
         rewards: one reward per step, ``(step,)``.
         terminated: whether the environment ended the episode, and not a time limit.
+        advised: the actions that an advisor would have taken, one per step or one more; None without an advisor.
 
     Raises:
         ValueError: there is not one reward per step.
@@ -39,8 +40,10 @@ class StoredEpisode:
         context: Any,
         rewards: ArrayLike,
         terminated: bool,
+        advised: Columns | None = None,
     ) -> None:
         self._observations, self._actions = (observation_space, observations), (action_space, actions)
+        self._advised = None if advised is None else (action_space, advised)
         self._length, self.context, self.terminated = length, _lists_to_tuples(context), terminated
         self.rewards = np.asarray(rewards, dtype=np.float64)
         if len(self.rewards) != length:
@@ -59,6 +62,13 @@ class StoredEpisode:
         """Native actions of each step."""
         return list(map(self.action, range(self._length)))
 
+    @property
+    def advised_actions(self) -> dict[int, Any]:
+        """Native actions that an advisor would have taken, by step; empty without an advisor."""
+        if self._advised is None:
+            return {}
+        return {step: sample_at(*self._advised, step) for step in range(self._length)}
+
     def observation(self, step: int) -> Any:
         """Return the native observation before a step."""
         return sample_at(*self._observations, step)
@@ -70,7 +80,8 @@ class StoredEpisode:
     @property
     def bytes(self) -> int:
         """Size of the columns in memory."""
-        return columns_size(self._observations[1]) + columns_size(self._actions[1]) + self.rewards.nbytes
+        columns = [part[1] for part in (self._observations, self._actions, self._advised) if part is not None]
+        return sum(map(columns_size, columns)) + self.rewards.nbytes
 
 
 def _lists_to_tuples(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -30,20 +29,30 @@ class AnyText(gym.spaces.Text):
         return isinstance(x, str)
 
 
-@dataclass(frozen=True)
-class AdvisedObservation:
-    """An observation's text with the action that the environment's own expert would take."""
+class AdvisedObservation(str):
+    """An observation's text, with the action that the environment's own expert would take.
 
-    text: str
+    Args:
+        text: the text, which it equals.
+        expert_action: a native action.
+    """
+
     expert_action: Any
-    """A native action."""
+
+    def __new__(cls, text: str, expert_action: Any) -> AdvisedObservation:
+        """Make the text, and keep the action beside it."""
+        advised = super().__new__(cls, text)
+        advised.expert_action = expert_action
+        return advised
+
+    def __getnewargs__(self) -> tuple[str, Any]:  # type: ignore[override]
+        """Return what :meth:`__new__` needs to make a copy, in this process or another one."""
+        return str(self), self.expert_action
 
 
 def text_of(observation: Any) -> str:
-    """Return the text of an observation, with or without an expert's action; empty where it is native."""
-    if isinstance(observation, AdvisedObservation):
-        return observation.text
-    return observation if isinstance(observation, str) else ""
+    """Return the text of an observation, without an expert's action; empty where it is native."""
+    return str(observation) if isinstance(observation, str) else ""
 
 
 class TextEnv(gym.Wrapper):

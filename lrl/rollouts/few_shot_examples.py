@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from lrl.envs.factory import EnvFactory
+from lrl.envs.minari_reader import DatasetReader, download
 from lrl.envs.minari_spaces import spaces_match
-from lrl.envs.minari_storage import DatasetReader, download
 from lrl.envs.text import text_of
 from lrl.functional.random import counter_hash, permutation, seeds
 from lrl.policies.actor import Actor
@@ -110,6 +110,7 @@ def draw_stored_examples(
                 f"prompt.examples_from is {dataset_id!r}, whose {kind} space is {stored}; it must be that of the "
                 f"environment, {native}."
             )
+    reader.check_own_actions("prompt.examples_from")
     order = permutation(len(reader.lengths), _PURPOSE)
     examples: dict[str, PastTurn] = {}
     for attempt in range(_EPISODES_PER_EXAMPLE * num_examples):

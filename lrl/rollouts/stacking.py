@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lrl.envs.text import AdvisedObservation, text_of
+from lrl.envs.text import text_of
 from lrl.policies.policy import Policy
 from lrl.rollouts.runner import EnvRunner, Step
 from lrl.types import Rollout
@@ -121,7 +121,7 @@ def observation_key(observation: Any) -> int:
 
 def _parts(observation: Any) -> Iterator[bytes]:
     """Yield what makes up an observation, in an order that does not depend on how it was put together."""
-    if isinstance(observation, (str, AdvisedObservation)):
+    if isinstance(observation, str):
         yield text_of(observation).encode()
     elif isinstance(observation, Mapping):
         for name in sorted(observation):

@@ -7,7 +7,7 @@ import minari
 import numpy as np
 import pytest
 import torch
-import yaml
+from network_runs import KEYS, network, save_run
 from tiny_runs import save_tiny_model
 
 from lrl.cli.collect import main
@@ -15,43 +15,13 @@ from lrl.codecs.numbers import NumberFormat
 from lrl.data.demonstrations.minari import MinariDemonstrations
 from lrl.data.minari_writer import collect
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.minari_storage import DatasetReader
+from lrl.envs.minari_reader import DatasetReader
 from lrl.evaluation.checkpoint import load_policy
 from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.head import HeadPolicy
-from lrl.policies.mlp import MLPPolicy
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.types import RandomKeys, SamplingConfig
-
-MLP = {"hidden_sizes": [8], "normalise_observations": True, "init_seed": 0}
-
-
-KEYS = RandomKeys(seed=0, purpose="evaluation", collection=0, env=np.zeros(1, int), turn=np.zeros(1, int))
-
-
-def network(env, scale=1e4):
-    """A random network that normalises what it sees, and whose means of a Box lie far outside at this scale."""
-    policy = MLPPolicy(**MLP)
-    policy.connect(env.codec)
-    policy.connect_spaces(*env.spaces)
-    policy.configure()
-    policy.norm.learn(1.0 + 3.0 * torch.randn(50, policy._size, generator=torch.Generator().manual_seed(0)), 0)
-    policy.norm.settle(1)
-    with torch.no_grad():
-        policy.actor[-1].weight.mul_(scale)
-    return policy
-
-
-def save_run(run, policy, env):
-    """A run directory of a network that was trained in an environment, given by its arguments."""
-    factory = {"class_path": "lrl.envs.factory.GymnasiumEnvs", "init_args": env}
-    trained = {"class_path": "lrl.policies.mlp.MLPPolicy", "init_args": MLP}
-    config = {"model": {"init_args": {"policy": trained}}, "data": {"init_args": {"env": factory}}}
-    state = {f"policy.{name}": tensor for name, tensor in policy.state_dict().items()}
-    ours = {"config": yaml.safe_dump(config), "env_steps": 7, "fingerprint": ""}
-    (run / "checkpoints").mkdir(parents=True)
-    torch.save({"state_dict": state, "lrl": ours}, run / "checkpoints" / "last.ckpt")
 
 
 @pytest.fixture(scope="module", params=["CartPole-v1", "HalfCheetah-v5"])

@@ -15,7 +15,8 @@ from lrl.data.minari_rows import MinariRows
 from lrl.data.minari_writer import collect
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.minari_storage import DatasetReader, DatasetWriter
+from lrl.envs.minari_reader import DatasetReader
+from lrl.envs.minari_storage import DatasetWriter
 from lrl.envs.prompt_env import PromptEnvs
 from lrl.evaluation.checkpoint import load_baseline
 from lrl.models.language_model import LanguageModelConfig

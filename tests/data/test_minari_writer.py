@@ -15,7 +15,8 @@ from lrl.codecs.numbers import NumberFormat
 from lrl.data.minari_writer import collect
 from lrl.data.number_ranges import observation_ranges, observation_statistics
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.minari_storage import DatasetReader, DatasetWriter
+from lrl.envs.minari_reader import DatasetReader
+from lrl.envs.minari_storage import DatasetWriter
 from lrl.envs.text import TextEnv
 from lrl.evaluation.checkpoint import load_baseline
 from lrl.policies.baselines.fixed import FixedActor

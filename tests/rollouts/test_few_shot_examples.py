@@ -9,7 +9,7 @@ from lrl.codecs.numbers import NumberFormat
 from lrl.data.minari_rows import MinariRows
 from lrl.data.minari_writer import collect
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.minari_storage import DatasetReader
+from lrl.envs.minari_reader import DatasetReader
 from lrl.envs.prompt_env import PromptEnvs
 from lrl.evaluation.checkpoint import load_baseline
 from lrl.policies.baselines.experts import expert_for
@@ -129,7 +129,7 @@ def test_data_sets_that_cannot_be_shown_raise_one_sentence(dataset, monkeypatch)
         draw_stored_examples(dataset, PENDULUM, 99, "direct")
     with pytest.raises(ValueError, match="examples_from is 'lrl/pendulum-v0', whose observation space is Box"):
         draw_stored_examples(dataset, GymnasiumEnvs("CartPole-v1"), 1, "direct")
-    monkeypatch.setattr("lrl.envs.minari_storage._check_hub", lambda: (_ for _ in ()).throw(OSError()))
+    monkeypatch.setattr("lrl.envs.minari_reader._check_hub", lambda: (_ for _ in ()).throw(OSError()))
     with pytest.raises(ValueError, match="dataset_id is 'lrl/none-v0', which is neither"):
         draw_stored_examples("lrl/none-v0", PENDULUM, 1, "direct")
     with pytest.raises(ValueError, match="examples_from is 'a/b-v0', but prompt.num_examples is 0"):

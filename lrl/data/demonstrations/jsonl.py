@@ -176,12 +176,13 @@ def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path) -> int:
         The number of lines.
 
     Raises:
-        ValueError: the data set is missing, empty, damaged or of another environment.
+        ValueError: the data set is missing, empty, damaged or of another environment, or was collected with an advisor.
     """
     source = MinariDemonstrations(dataset_id, split="all")
     source.prepare_data()
     source.validate(env)
     reader, codec, lines = source.reader, env.codec, 0
+    reader.check_own_actions("--dataset_id")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with Path(path).open("w", encoding="utf-8") as file:
         for index in range(len(reader.lengths)):

@@ -12,7 +12,7 @@ from lrl.data.demonstrations.minari_turns import MinariTurns, NativeTurns, TextT
 from lrl.data.demonstrations.sources import Demonstrations, Reasoning
 from lrl.data.episode_selection import EpisodeSelection, Split, check_dataset_spaces
 from lrl.envs.factory import EnvFactory
-from lrl.envs.minari_storage import DatasetReader, download
+from lrl.envs.minari_reader import DatasetReader, download
 from lrl.policies.policy import Policy
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
 
@@ -24,8 +24,8 @@ class MinariDemonstrations(Demonstrations):
     responds in text the environment's codec writes them as text, and the prompt's history is that of the episode.
     Episodes are read lazily. Random actions that were inserted while collecting
     (``collect.py --random_share``) are not demonstrated but are part of the history. With ``advised`` the action that
-    the policy would have chosen instead is demonstrated, which covers states that mistakes lead to (as in DAgger,
-    arXiv:1011.0686).
+    the policy would have chosen instead is demonstrated, which covers states that mistakes lead to. Of a data set with
+    an advisor (``collect.py --advisor``) only the advised actions are demonstrated (DAgger, arXiv:1011.0686).
 
     Args:
         dataset_id: Minari's name of the data set, which is downloaded if it is not local.
@@ -39,7 +39,7 @@ class MinariDemonstrations(Demonstrations):
             directly ahead (BabyAI only), ``{action}`` by the action.
         copies: number of copies of each episode; the first is unchanged, ``symmetry`` transforms the others.
         symmetry: augmentation of the other copies; null if ``copies`` is 1.
-        advised: whether to demonstrate also the actions that were advised where a random action was taken.
+        advised: whether to demonstrate the actions that were advised where others were taken.
         seed: seed of the split, the selection, the reasoning and the augmentation.
     """
 
@@ -118,8 +118,10 @@ class MinariDemonstrations(Demonstrations):
         Raises:
             ValueError: both are of one data set, and an episode is in both.
         """
-        if isinstance(training, MinariDemonstrations) and training.dataset_id == self.dataset_id:
-            shared = np.intersect1d(self._select()[0], training._select()[0])
+        for source in training.sources:
+            if not (isinstance(source, MinariDemonstrations) and source.dataset_id == self.dataset_id):
+                continue
+            shared = np.intersect1d(self._select()[0], source._select()[0])
             if len(shared):
                 raise ValueError(
                     f"data.validation_demonstrations have {len(shared)} episodes of {self.dataset_id!r} in common with "
@@ -129,10 +131,16 @@ class MinariDemonstrations(Demonstrations):
 
     def _select(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the selected episodes and their numbers of steps, each int64 ``(episode,)``."""
-        counts = self.reader.num_demonstrated(self.advised)
-        if self.advised and not any(self.reader.advised_actions(index) for index in range(len(counts))):
+        reader = self.reader
+        if self.advised and not reader.has_advice:
             raise ValueError(
                 f"demonstrations.advised is true, but {self.dataset_id!r} holds no advice; it must be false, or the "
-                "data set collected with --random_share by a policy that responds in text or whose actions have names."
+                "data set collected with --advisor, or with --random_share by a policy whose actions have names."
             )
-        return self.selection.select(self.reader, counts)
+        counts = reader.num_demonstrated(self.advised)
+        if not self.advised and reader.has_advice and not counts.any():
+            raise ValueError(
+                f"demonstrations.advised is false, but {self.dataset_id!r} was collected with --advisor, so that only "
+                "its advised actions are demonstrations; it must be true."
+            )
+        return self.selection.select(reader, counts)

@@ -12,6 +12,7 @@ import numpy as np
 
 from lrl.codecs.codec import TextCodec
 from lrl.data.demonstrations.sources import LazyDemonstrations
+from lrl.envs.stored_episode import StoredEpisode
 from lrl.functional.random import counter_hash, permutation
 from lrl.policies.policy import Policy
 from lrl.types import Demonstration, NativeTurn, PastTurn
@@ -100,9 +101,9 @@ class MinariTurns(LazyDemonstrations):
         stored = source.reader.episode(index)
         steps = source.reader.demonstrated_steps(index, source.advised).tolist()
         try:
-            advice = source.reader.advised_actions(index) if source.advised else {}
+            advice = self._advice(index, stored) if source.advised else {}
             observations, num_steps = stored.observations, len(stored.actions)
-            actions = [*stored.actions, *map(codec.text_to_action, advice.values())]
+            actions = [*stored.actions, *advice.values()]
             if copy and source.symmetry is not None:
                 rng = np.random.default_rng([source.seed, index, copy])
                 observations, actions = source.symmetry.augment(observations, actions, rng)
@@ -114,6 +115,11 @@ class MinariTurns(LazyDemonstrations):
                 f"demonstrations.dataset_id is {source.dataset_id!r}, whose episode {index} cannot be written as "
                 f"text by {type(codec).__name__}: {error}"
             ) from error
+
+    def _advice(self, index: int, stored: StoredEpisode) -> dict[int, Any]:
+        """Return the native actions that were advised and not taken, by step."""
+        texts = self._source.reader.advised_actions(index)
+        return {step: self._codec.text_to_action(text) for step, text in texts.items()} | stored.advised_actions
 
     @property
     def fingerprint(self) -> str:

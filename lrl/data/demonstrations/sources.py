@@ -22,6 +22,11 @@ class Demonstrations(ABC):
     has_native_turns: bool = False
     """Whether :meth:`load` gives native observations and actions to a policy that acts natively."""
 
+    @property
+    def sources(self) -> Sequence[Demonstrations]:
+        """The sources that these demonstrations consist of; by default only this one."""
+        return (self,)
+
     def prepare_data(self) -> None:  # noqa: B027 (most sources have nothing to download)
         """Download the data set if needed. Called once per machine, before all else; :meth:`load` reports failures."""
 

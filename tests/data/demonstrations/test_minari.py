@@ -22,10 +22,11 @@ from lrl.data.demonstrations.minari import MinariDemonstrations
 from lrl.data.demonstrations.sources import ExpertDemonstrations
 from lrl.data.minari_writer import collect
 from lrl.data.number_ranges import observation_ranges, observation_statistics
-from lrl.envs import minari_storage
+from lrl.envs import minari_reader
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake.expert_rows import ExpertQRows
-from lrl.envs.minari_storage import DatasetReader, DatasetWriter, dataset_path
+from lrl.envs.minari_reader import DatasetReader
+from lrl.envs.minari_storage import DatasetWriter, dataset_path
 from lrl.evaluation.checkpoint import load_baseline
 from lrl.models.generator import Responses
 from lrl.models.language_model import LanguageModelConfig
@@ -36,7 +37,7 @@ from lrl.prompts.template import PromptTemplate
 from lrl.types import RandomKeys, SamplingConfig
 
 LAKES = "lrl/FrozenLakeRandomMaps-v0"
-CHECK_HUB = minari_storage._check_hub
+CHECK_HUB = minari_reader._check_hub
 REASONING = ("I see {seen}, I choose", "so")
 ENVS = {
     "lrl/lakes-v0": GymnasiumEnvs(LAKES, {"size": 4}, max_episode_steps=12),
@@ -53,7 +54,7 @@ def datasets(tmp_path_factory):
         root = tmp_path_factory.mktemp("minari")
         patch.setenv("MINARI_DATASETS_PATH", str(root))
         patch.setattr(minari, "download_dataset", offline)
-        patch.setattr(minari_storage, "_check_hub", lambda: None)
+        patch.setattr(minari_reader, "_check_hub", lambda: None)
         for dataset_id, env in ENVS.items():
             name = "random" if "pendulum" in dataset_id else "expert"
             collect(load_baseline(name, env).policy, env, dataset_id, 10, 3, 2, name=name, commit="")
@@ -523,10 +524,10 @@ def test_errors_come_before_a_model_is_loaded(model, datasets, tmp_path):
 
 
 def test_without_network_nobody_waits(datasets, monkeypatch, capfd, caplog):
-    monkeypatch.setattr(minari_storage, "_check_hub", CHECK_HUB)
+    monkeypatch.setattr(minari_reader, "_check_hub", CHECK_HUB)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     started = time.perf_counter()
-    minari_storage.download("lrl/none-v0")
+    minari_reader.download("lrl/none-v0")
     assert time.perf_counter() - started < 10
     assert capfd.readouterr() == ("", "") and not [r for r in caplog.records if r.name != "lrl.trace"]
 

@@ -242,7 +242,7 @@ def test_an_invalid_answer_changes_neither_room_nor_advice() -> None:
     env.advises = True
     shown, _ = env.reset(seed=3)
     refused, *_ = env.step("jump")
-    assert isinstance(refused, AdvisedObservation) and refused.text.endswith("\n" + shown.text)
+    assert isinstance(refused, AdvisedObservation) and refused.endswith("\n" + shown)
     assert refused.expert_action == shown.expert_action
     env.advises = False
     assert type(env.reset(seed=3)[0]) is str
