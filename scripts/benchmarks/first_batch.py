@@ -15,7 +15,7 @@ from lrl.models.attention import SOUND
 from lrl.turn_batch import TurnBatch
 
 LENGTH = 0.1
-"""Rounding turns a gradient, and hardly makes it shorter: a loss with a wrong factor does."""
+"""How much farther from 1 than TRL's the length of a gradient in 16 bits may be: a wrong factor would change it."""
 
 
 def first_batch(trainer: Any) -> dict[str, Tensor]:
@@ -82,8 +82,8 @@ def compare_first_batch(module: GRPOModule, trainer: Any, tolerance: float | Non
         trainer: that of TRL, with the same weights.
         tolerance: of the loss, and of the gradient; None in 16 bits, where losses may differ by 1e-2 and two ways of
             computing the same gradient differ by rounding: there the gradient of lrl on eight rows must be no farther
-            than :data:`SOUND` times that of TRL from the gradient of TRL in float32, and as long in its direction up
-            to :data:`LENGTH`.
+            than :data:`SOUND` times that of TRL from the gradient of TRL in float32, and its length along that
+            one no farther from 1 than that of TRL by :data:`LENGTH`.
 
     Raises:
         AssertionError: they differ.
@@ -112,6 +112,9 @@ def compare_first_batch(module: GRPOModule, trainer: Any, tolerance: float | Non
         exact = gradient(trainer.compute_loss(wide, inputs), wide)
     errors = [float((grad.float() - exact).norm() / exact.norm()) for grad in grads]
     assert errors[0] <= SOUND * errors[1], f"the gradient of lrl is {errors[0]:.3f} from float32, TRL's {errors[1]:.3f}"
-    length = float(grads[0].float() @ exact / exact.square().sum())
-    assert abs(length - 1) <= LENGTH, f"along the gradient in float32, that of lrl is {length:.3f} times as long"
-    return notes | {"gradient_error_ours": errors[0], "gradient_error_theirs": errors[1], "gradient_length": length}
+    lengths = [float(grad.float() @ exact / exact.square().sum()) for grad in grads]
+    message = f"along the gradient in float32, lrl's has the length {lengths[0]:.3f}, TRL's {lengths[1]:.3f}"
+    assert abs(lengths[0] - 1) <= abs(lengths[1] - 1) + LENGTH, message
+    for side, error, length in zip(("ours", "theirs"), errors, lengths, strict=True):
+        notes |= {f"gradient_error_{side}": error, f"gradient_length_{side}": length}
+    return notes
