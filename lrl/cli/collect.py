@@ -65,6 +65,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError("give --policy to collect, --jsonl to export, --ranges or --statistics to measure, or several")
     if arguments.policy is None:
         check_nothing_to_play(arguments)
+    if arguments.advisor is not None:
+        check_advice_is_kept(arguments)
     policy, env = load(arguments)
     if policy is not None:
         collected = record(policy, env, arguments)
@@ -100,6 +102,20 @@ def check_nothing_to_play(arguments: argparse.Namespace) -> None:
         if value != parser.get_default(name):
             given = f"--{name} is given" if value is True else f"--{name} is {value}"
             raise ValueError(f"{given} without --policy, and nothing is played; leave it out, or give --policy.")
+
+
+def check_advice_is_kept(arguments: argparse.Namespace) -> None:
+    """Raise if another option would drop what ``--advisor`` is for.
+
+    Raises:
+        ValueError: ``--jsonl`` or ``--successful_only`` is given as well.
+    """
+    if arguments.jsonl is not None:
+        raise ValueError(f"--jsonl is {arguments.jsonl}, whose lines cannot hold advice; leave it or --advisor out.")
+    if arguments.successful_only:
+        raise ValueError(
+            "--successful_only drops the episodes in which --policy fails, where advice counts; leave one of both out."
+        )
 
 
 def _yaml(ranges: Ranges) -> str:
@@ -139,17 +155,25 @@ def load_advisor(name: str | None, env: GymnasiumEnvs) -> Actor | None:
     """Load the actor of ``--advisor``, None without it.
 
     Raises:
-        ValueError: it is neither ``expert`` nor a path.
+        ValueError: it is neither ``expert`` nor a path, or cannot act in the environment.
     """
-    from lrl.evaluation.checkpoint import load_baseline, load_policy
+    from lrl.codecs.numbers import NumberFormat
+    from lrl.evaluation.checkpoint import load_baseline, load_policy, saved_numbers
+    from lrl.policies.head import HeadPolicy
 
     if name is None:
         return None
-    if name == "expert":
-        return load_baseline(name, env).policy
-    if not Path(name).exists():
+    if name != "expert" and not Path(name).exists():
         raise ValueError(f"--advisor is {name!r}; it must be expert, a checkpoint or a run directory.")
-    return load_policy(name, env).policy
+    try:
+        actor = (load_baseline(name, env) if name == "expert" else load_policy(name, env)).policy
+    except ValueError as error:
+        raise ValueError(f"--advisor is {name!r}, which cannot act here: {error}") from error
+    if isinstance(actor, HeadPolicy) and (saved_numbers(name) or NumberFormat()) != (env.numbers or NumberFormat()):
+        raise ValueError(
+            f"--advisor is {name!r}, which reads numbers in another format than --policy; both must agree."
+        )
+    return actor
 
 
 def limited(env: GymnasiumEnvs, arguments: argparse.Namespace) -> GymnasiumEnvs:

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from lrl.policies.actor import Actor
+from lrl.policies.baselines.fixed import ExpertActor
 from lrl.prompts.response_format import get_response_format
 from lrl.types import RandomKeys
 
@@ -18,28 +19,22 @@ class Advisor:
     """Asks an actor what it would do in states that another one is in. Its advice is greedy.
 
     Args:
-        actor: connected and configured, without a memory of its own, and always with a legal action. One that acts
-            natively reads native observations, one that responds in text what the policy is shown.
+        actor: connected and configured. It acts natively and reads native observations, or is an
+            :class:`~lrl.policies.baselines.fixed.ExpertActor`, which reads the text that the policy is shown.
         policy: the actor that plays.
 
     Raises:
-        ValueError: the advisor writes freely, reads past turns, or reads texts where the policy is shown none.
+        ValueError: the advisor is neither, or the policy is not shown what the advisor reads.
     """
 
     def __init__(self, actor: Actor, policy: Actor) -> None:
+        if actor.response_format is not None and not isinstance(actor, ExpertActor):
+            raise ValueError(
+                f"--advisor is a {type(actor).__name__}, which responds in text; it must be expert, or a run that acts "
+                "natively."
+            )
         if actor.response_format is not None and policy.response_format is None:
-            raise ValueError(
-                "--advisor responds in text, but --policy acts natively; the advisor must be a run with native actions."
-            )
-        if actor.writes_text:
-            raise ValueError(
-                f"--advisor is a {type(actor).__name__}, whose responses need not hold a legal action; it must be "
-                "expert, or a run that chooses among actions or acts natively."
-            )
-        if actor.prompt is not None and actor.prompt.history:
-            raise ValueError(
-                f"--advisor reads {actor.prompt.history} past turns, which were not its own; prompt.history must be 0."
-            )
+            raise ValueError("--advisor is expert, but --policy acts natively; it must be a run that acts natively.")
         self.actor = actor
 
     def prepare(self, envs: VectorEnv) -> None:

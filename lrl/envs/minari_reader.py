@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lrl.envs.minari_spaces import columns_of_infos
 from lrl.envs.minari_storage import (
     ADVISED,
     ADVISED_ACTION,
@@ -89,15 +90,17 @@ class DatasetReader:
 
     @property
     def has_advice(self) -> bool:
-        """Whether actions are known that were advised and not taken."""
+        """Whether the data set holds advised actions."""
         return self.has_advisor or any(map(self.advised_actions, range(len(self.lengths))))
 
     def demonstrated_steps(self, index: int, advised: bool = False) -> np.ndarray:
-        """Return the steps of an episode whose actions its policy chose, none with an advisor, int64 ``(step,)``.
+        """Return the steps of an episode that are demonstrations, int64 ``(step,)``.
+
+        Without an advisor these are the steps whose actions the policy chose, with one none.
 
         Args:
             index: index of the episode.
-            advised: whether to include the steps at which another action was advised, with an advisor all.
+            advised: whether to include the steps for which an advised action is known; with an advisor these are all.
         """
         if self._has_advisor[index]:
             return np.arange(self.lengths[index] if advised else 0)
@@ -117,7 +120,7 @@ class DatasetReader:
             key: option of the data set, at which the error message starts.
 
         Raises:
-            ValueError: one was.
+            ValueError: an advisor was asked.
         """
         if self.has_advisor:
             raise ValueError(
@@ -141,7 +144,9 @@ class DatasetReader:
             (metadata,) = self._storage.get_episode_metadata([index])
             context = json.loads(metadata[CONTEXT]) if CONTEXT in metadata else None
             columns = self.observation_space, stored["observations"], self.action_space, stored["actions"]
-            advised = stored["infos"][ADVISED_ACTION] if self._has_advisor[index] else None
+            advised = None
+            if self._has_advisor[index]:
+                advised = columns_of_infos(self.action_space, stored["infos"][ADVISED_ACTION])
             terminated = bool(np.any(stored["terminations"]))
             return StoredEpisode(*columns, int(self.lengths[index]), context, stored["rewards"], terminated, advised)
 

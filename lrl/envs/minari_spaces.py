@@ -47,6 +47,20 @@ def sample_at(space: gym.Space, columns: Columns, step: int) -> Any:
     return columns[step]
 
 
+def columns_of_infos(space: gym.Space, stored: Any) -> Columns:
+    """Return the columns of a space that were stored as infos, which Minari reads without a space.
+
+    Args:
+        space: as Minari stores it.
+        stored: a dictionary for each Dict or Tuple, an array of numbers or of encoded texts for each leaf.
+    """
+    if isinstance(space, spaces.Dict):
+        return {name: columns_of_infos(part, stored[name]) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(columns_of_infos(part, stored[f"_index_{index}"]) for index, part in enumerate(space.spaces))
+    return [text.decode() for text in stored] if isinstance(space, spaces.Text) else stored
+
+
 def columns_size(columns: Columns) -> int:
     """Return the size of columns in bytes, of texts without what Python adds to each."""
     if isinstance(columns, np.ndarray):

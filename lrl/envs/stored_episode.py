@@ -51,6 +51,8 @@ class StoredEpisode:
         if length:
             self.observation(length - 1)  # raises here if a column is too short, and not later
             self.action(length - 1)
+            if self._advised is not None:
+                sample_at(*self._advised, length - 1)
 
     @cached_property
     def observations(self) -> list[Any]:

@@ -1,27 +1,34 @@
 """Advice: what an expert would do in the states that another policy reaches, recorded beside what was done."""
 
+import json
 import pickle
+from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import yaml
+from commands import run_words
 from network_runs import KEYS, network, save_run
 
-from lrl.cli.collect import main
+from lrl.cli.collect import load_advisor, main
 from lrl.codecs.numbers import NumberFormat
 from lrl.data.demonstrations.concat import ConcatDemonstrations
-from lrl.data.demonstrations.jsonl import write_jsonl
+from lrl.data.demonstrations.jsonl import JsonlDemonstrations, write_jsonl
 from lrl.data.demonstrations.minari import MinariDemonstrations
 from lrl.data.minari_rows import MinariRows
 from lrl.data.minari_writer import collect
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.minari_reader import DatasetReader
+from lrl.envs.minari_storage import DatasetWriter, dataset_path
 from lrl.envs.text import AdvisedObservation, text_of
 from lrl.evaluation.checkpoint import load_baseline
+from lrl.evaluation.episodes import evaluate_policy
 from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.baselines.fixed import FixedActor
+from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
-from lrl.policies.scoring import ScoringPolicy
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.rollouts.few_shot_examples import draw_stored_examples
@@ -35,12 +42,16 @@ NAME = "lrl/advised-v0"
 
 
 class Stubborn(FixedActor):
-    """Gives two invalid responses, then acts."""
+    """Gives invalid responses in some turns."""
 
     probability = 1.0
 
+    def __init__(self, invalid):
+        super().__init__("direct")
+        self.invalid = invalid
+
     def choose(self, observations, keys):
-        return ["nonsense" if turn < 2 else "RIGHT" for turn in keys.turn.tolist()]
+        return ["nonsense" if turn in self.invalid else "RIGHT" for turn in keys.turn.tolist()]
 
 
 @pytest.fixture(autouse=True)
@@ -154,8 +165,9 @@ def test_it_does_not_depend_on_the_number_of_environments():
         assert first.actions == second.actions and first.advised_actions == second.advised_actions
 
 
-def test_a_turn_without_a_legal_action_is_no_step_and_shifts_no_advice():
-    policy = Stubborn("direct")
+@pytest.mark.parametrize("invalid", [(0, 1), (2,), (1, 3)])
+def test_a_turn_without_a_legal_action_is_no_step_and_shifts_no_advice(invalid):
+    policy = Stubborn(invalid)
     policy.connect(LAKES.codec)
     reader = advised(LAKES, policy)
     expert = load_baseline("expert", LAKES).policy.expert
@@ -174,7 +186,8 @@ def test_a_language_model_reads_a_shown_text_with_advice_as_the_text():
     assert policy.encode(advised_text, ()) == policy.encode(text, ())
     again = pickle.loads(pickle.dumps(advised_text))
     assert again == text and again.expert_action == 2 and type(text_of(again)) is str
-    advised(GOTO, policy, sampling=SamplingConfig(max_new_tokens=2))
+    reader = advised(GOTO, policy, sampling=SamplingConfig(max_new_tokens=2), num_envs=2, random_share=0.5)
+    assert len(demonstrated(GOTO, policy)) == reader.lengths.sum()
 
 
 READERS = {
@@ -193,17 +206,13 @@ def test_actions_that_an_advisor_would_not_take_are_never_imitated(reader):
 
 
 def test_an_advisor_that_reads_what_is_not_shown_is_refused():
-    with pytest.raises(ValueError, match="--advisor responds in text, but --policy acts natively"):
+    with pytest.raises(ValueError, match="--advisor is expert, but --policy acts natively"):
         advised(POLE, network(POLE))
 
 
-@pytest.mark.parametrize(("kind", "history", "said"), [(TextPolicy, 0, "a TextPolicy"), (ScoringPolicy, 2, "2 past")])
-def test_an_advisor_that_may_be_at_a_loss_is_refused(kind, history, said):
-    sampling = {"sampling": SamplingConfig()} if kind is TextPolicy else {}
-    advisor = kind(LanguageModelConfig(), PromptTemplate(response_format="direct", history=history), **sampling)
-    advisor.connect(LAKES.codec)
-    with pytest.raises(ValueError, match=f"--advisor (is|reads) {said}"):
-        advised(LAKES, advisor=advisor)
+def test_an_advisor_that_responds_in_text_is_refused():
+    with pytest.raises(ValueError, match="--advisor is a TextPolicy, which responds in text"):
+        advised(LAKES, advisor=text_policy(LAKES))
 
 
 def test_the_command_collects_advice_and_names_the_advisor(tmp_path, capsys):
@@ -215,15 +224,67 @@ def test_the_command_collects_advice_and_names_the_advisor(tmp_path, capsys):
     assert "100 episodes" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--policy", "random", "--advisor", "nobody"], ["--advisor", "expert", "--ranges"]]
-)
-def test_an_advisor_that_is_none_is_one_sentence(arguments, capsys):
-    arguments = [*arguments, "--env_id", "CartPole-v1", "--dataset_id", NAME]
+REFUSED = {
+    "--advisor is 'nobody'; it must be expert, a checkpoint or a run directory": [
+        "--policy=random",
+        "--advisor=nobody",
+    ],
+    "--advisor is expert without --policy": ["--advisor=expert", "--ranges"],
+    "--jsonl is it.jsonl, whose lines cannot": ["--policy=random", "--advisor=expert", "--jsonl=it.jsonl"],
+    "--successful_only drops": ["--policy=random", "--advisor=expert", "--successful_only"],
+    "--advisor is 'expert', which cannot act here": ["--policy=random", "--advisor=expert", "--env_id=Pendulum-v1"],
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_options_that_make_no_advice_are_one_sentence(said, capsys):
     with pytest.raises(SystemExit):
-        main("collect", arguments)
+        main("collect", ["--env_id=CartPole-v1", f"--dataset_id={NAME}", *REFUSED[said]])
     error = capsys.readouterr().err.strip()
-    assert "--advisor is" in error and len(error.splitlines()) == 1
+    assert said in error and len(error.splitlines()) == 1
+    assert not dataset_path(NAME).exists()
+
+
+def test_an_advisor_that_reads_other_numbers_than_are_shown_is_refused(tmp_path):
+    trained = {"id": "CartPole-v1", "numbers": {"kind": "integers"}}
+    head = {"class_path": "lrl.policies.head.HeadPolicy", "init_args": {"language_model": {"name": "assets/tiny-lm"}}}
+    save_run(tmp_path / "run", head_policy(), trained, head)
+    assert load_advisor(str(tmp_path / "run"), GymnasiumEnvs("CartPole-v1", numbers=NumberFormat(kind="integers")))
+    with pytest.raises(ValueError, match="reads numbers in another format"):
+        load_advisor(str(tmp_path / "run"), POLE)
+
+
+def head_policy():
+    policy = HeadPolicy(LanguageModelConfig(name="assets/tiny-lm"))
+    policy.connect(POLE.codec)
+    policy.connect_spaces(*POLE.spaces)
+    policy.configure()
+    return policy
+
+
+def test_a_tuple_of_actions_is_read_as_it_was_written():
+    space = gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Dict({"at": gym.spaces.Box(-1, 1, (2,))})])
+    space.seed(0)
+    taken, better = [space.sample() for _ in range(3)], [space.sample() for _ in range(3)]
+    episode = {"seed": 0, "context": None, "success": False, "observations": [0, 1, 2, 3], "actions": taken}
+    episode |= {"rewards": [0.0] * 3, "terminations": [False] * 3, "truncations": [False, False, True]}
+    episode |= {"random_steps": [], "advised": [], "advised_actions": better}
+    with DatasetWriter(NAME, gym.spaces.Discrete(4), space, None) as writer:
+        writer.add([episode])
+        writer.finish({})
+    stored = DatasetReader(NAME).episode(0)
+    for read, written in [(stored.actions, taken), (list(stored.advised_actions.values()), better)]:
+        for (first, second), (number, parts) in zip(read, written, strict=True):
+            assert first == number
+            np.testing.assert_array_equal(second["at"], parts["at"])
+
+
+def test_equal_texts_with_other_advice_are_not_confused():
+    results = [
+        evaluate_policy(load_baseline("expert", GOTO).policy, GOTO, 40, 10_000, num_envs, SamplingConfig(temperature=t))
+        for num_envs, t in [(1, 0.0), (8, 0.0), (8, 1.0)]
+    ]
+    assert all(np.array_equal(result.lengths, results[0].lengths) for result in results)
 
 
 # -- several sources as one ------------------------------------------------------------------------------------------
@@ -246,7 +307,6 @@ def test_sources_are_demonstrated_one_after_another():
     _, turns, parts = concatenated()
     assert list(turns) == [*parts[0], *parts[1]] and len(turns) == sum(map(len, parts))
     assert turns[-1] == parts[1][-1] and turns[1:3] == [parts[0][1], parts[0][2]]
-    assert turns.fingerprint == repr([part.fingerprint for part in parts])
 
 
 def test_a_pass_demonstrates_each_once_and_mixes_the_sources():
@@ -271,3 +331,34 @@ def test_held_out_episodes_are_looked_for_in_every_source():
 def test_no_sources_are_refused():
     with pytest.raises(ValueError, match=r"demonstrations.sources is \[\]"):
         ConcatDemonstrations([])
+
+
+def test_the_documented_sources_are_read_from_yaml_and_train(tmp_path):
+    own = load_baseline("expert", POLE).policy
+    collect(own, POLE, "lrl/cartpole/controller-v0", 4, 3, 2, name="expert", commit="")
+    collect(own, POLE, "lrl/cartpole/advised-v0", 4, 30, 2, name="expert", commit="", advisor=own)
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "environments.md").read_text(encoding="utf-8")
+    block = page[page.index("demonstrations:\n  class_path: ConcatDemonstrations") :].split("```")[0]
+    config = yaml.safe_load((root / "configs" / "cartpole" / "clone_mlp.yaml").read_text(encoding="utf-8"))
+    changes = {"validation_demonstrations": None, "validation": {"episodes": 2}, "batch_size": 8}
+    config["data"]["init_args"] |= yaml.safe_load(block) | changes
+    config["trainer"] = {"max_epochs": 1, "check_val_every_n_epoch": 1}
+    (tmp_path / "it.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    words = ["python", "-m", "lrl", "fit", "--config", str(tmp_path / "it.yaml")]
+    finished = run_words([*words, "--run_directory", str(tmp_path / "run")])
+    assert finished.returncode == 0, finished.stderr
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists()
+
+
+def test_sources_in_memory_are_shuffled_and_told_apart_too(tmp_path):
+    lines = [{"observation": f"<observation>{n}</observation>", "action": "<action>LEFT</action>"} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    advised(LAKES)
+    inner = ConcatDemonstrations([MinariDemonstrations(NAME, split="all", advised=True)])
+    source = ConcatDemonstrations([JsonlDemonstrations(str(tmp_path / "rows.jsonl")), inner])
+    assert len(source.sources) == 2 and not source.has_native_turns
+    turns = source.load(LAKES.codec, text_policy(LAKES))
+    assert sorted(turns.shuffled_indices(1, 2).tolist()) == list(range(len(turns)))
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines[:3])), encoding="utf-8")
+    assert source.load(LAKES.codec, text_policy(LAKES)).fingerprint != turns.fingerprint

@@ -24,10 +24,10 @@ class ConcatDemonstrations(Demonstrations):
     """Demonstrates what each of several sources does; a pass shuffles them together.
 
     Args:
-        sources: of one environment.
+        sources: what is demonstrated; all sources must be of one environment.
 
     Raises:
-        ValueError: there are none.
+        ValueError: the list is empty.
     """
 
     def __init__(self, sources: list[Demonstrations]) -> None:
@@ -39,7 +39,7 @@ class ConcatDemonstrations(Demonstrations):
 
     @property
     def sources(self) -> Sequence[Demonstrations]:
-        """The sources, those of a source that is itself of several included."""
+        """All sources; a source that consists of several is replaced by these."""
         return [part for source in self._sources for part in source.sources]
 
     def prepare_data(self) -> None:

@@ -109,11 +109,11 @@ class DemonstrationsDataModule(RunDataModule):
 
     def _check_native(self, policy: str) -> None:
         """Raise if a policy that acts natively, of this class, cannot be trained on the demonstrations."""
-        for source in self._sources:
+        for source in (part for given in self._sources for part in given.sources):
             if not source.has_native_turns:
                 raise ValueError(
                     f"model.policy is a {policy}, which learns from native observations and actions, but "
-                    f"{type(source).__name__} hold texts; data.demonstrations must be MinariDemonstrations."
+                    f"{type(source).__name__} hold texts; all demonstrations must be MinariDemonstrations."
                 )
         if self.token_cache is not None:
             raise ValueError(

@@ -117,7 +117,7 @@ class MinariTurns(LazyDemonstrations):
             ) from error
 
     def _advice(self, index: int, stored: StoredEpisode) -> dict[int, Any]:
-        """Return the native actions that were advised and not taken, by step."""
+        """Return the native actions that were advised, by step."""
         texts = self._source.reader.advised_actions(index)
         return {step: self._codec.text_to_action(text) for step, text in texts.items()} | stored.advised_actions
 

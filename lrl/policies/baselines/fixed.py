@@ -139,11 +139,10 @@ class ExpertActor(FixedActor):
         response_format: ``direct``, ``think_answer`` or ``final_answer``.
     """
 
-    greedy_is_reproducible = True
-
     def __init__(self, expert: Expert | None = None, response_format: str = "think_answer") -> None:
         super().__init__(response_format)
         self.expert = expert
+        self.greedy_is_reproducible = not isinstance(expert, EnvironmentExpert)
 
     def connect(self, codec: TextCodec) -> None:
         """Set the codec, and look up the expert for it.
@@ -154,6 +153,7 @@ class ExpertActor(FixedActor):
         super().connect(codec)
         if self.expert is None:
             self.expert = expert_for(codec)
+        self.greedy_is_reproducible = not isinstance(self.expert, EnvironmentExpert)  # which sees more than the text
 
     def prepare(self, envs: VectorEnv) -> None:
         """Make the environments add their expert's action to observations, if that expert is used."""
