@@ -1,7 +1,9 @@
 """Configurations that were written with names of before."""
 
 import importlib
+import inspect
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from lrl.algorithms.grpo import GRPOModule
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.algorithms.trpo import TRPOModule
 from lrl.cli.error_messages import _keys
+from lrl.data.demonstrations.minari import MinariDemonstrations
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.frozen_lake.expert_rows import ExpertQRows
 from lrl.envs.prompt_env import PromptEnvs
@@ -63,11 +66,23 @@ def test_an_optimiser_at_its_old_place_is_sent_to_the_new_one(arguments, tmp_pat
     assert f"it is now model.init_args.optimizer.{new}" in capsys.readouterr().err
 
 
+def test_the_symmetry_of_old_demonstrations_is_sent_to_its_new_name(tmp_path, capsys, monkeypatch):
+    text = (Path(__file__).parents[1] / "configs" / "babyai" / "warm_direct.yaml").read_text(encoding="utf-8")
+    (tmp_path / "old.yaml").write_text(text.replace("augmentation: {", "symmetry: {"), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    with pytest.raises(SystemExit):
+        lrl.cli.main.run(["fit", "--config", str(tmp_path / "old.yaml")])
+    assert "it is now data.init_args.demonstrations.init_args.augmentation" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("key", MOVED_KEYS.values())
 def test_some_class_has_every_new_key(key):
     modules = (GRPOModule, PPOValueHeadModule, TRPOModule)
     kinds = {"model": modules, "data": (RolloutDataModule,), "policy": (HeadPolicy,)}
     *_, owner, group, name = (part for part in key.split(".") if part != "init_args")
+    if group == "demonstrations":
+        assert name in inspect.signature(MinariDemonstrations).parameters
+        return
     assert any(_keys(f"{kind.__module__}.{kind.__name__}", [group]).get(name) == name for kind in kinds[owner])
 
 

@@ -168,7 +168,8 @@ def suggestion(report: str) -> str:
         path = [part.lower() for part in path if part and part != "init_args"]
         owners = _OWNER.findall(before)
         parts = ".".join([*_PARSER_KEY.findall(before), *path, key]).split(".")
-        new = moved_key(".".join(part for part, _ in groupby(parts)))  # a report may name the group twice
+        full = ".".join(part for part, _ in groupby(parts))  # a report may name the group twice
+        new = moved_key(full) or moved_key(full.removesuffix(".class_path"))
         if new is not None and (not owners or _has_part_of(new, owners[-1])):
             return f"; it is now {new}"
         known = _keys(owners[-1] if owners else None, path)

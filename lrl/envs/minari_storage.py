@@ -99,7 +99,7 @@ class DatasetWriter:
         Args:
             episodes: each with ``seed``, ``context``, ``success``, lists of native ``observations`` (one more than
                 steps), ``actions``, ``rewards``, ``terminations`` and ``truncations`` (one per step), and lists
-                ``random_steps``, ``advised`` and ``advised_actions``.
+                ``random_steps`` and ``advised``; with an advisor also ``advised_actions`` (one per step).
         """
         from minari.data_collector import EpisodeBuffer
 
@@ -108,7 +108,7 @@ class DatasetWriter:
         for episode in episodes:
             fields = {name: episode[name] for name in ("seed", "rewards", "terminations", "truncations")}
             fields |= {name: stack_samples(space, episode[name]) for name, space in spaces.items()}
-            advised = episode["advised_actions"]  # Minari has as many infos as observations, one more than actions
+            advised = episode.get("advised_actions")  # Minari has as many infos as observations, one more than actions
             infos = {ADVISED_ACTION: stack_samples(self.action_space, [*advised, advised[-1]])} if advised else {}
             buffers.append(EpisodeBuffer(**fields, infos=infos))  # Minari cannot print an episode without infos
         self._storage.update_episodes(buffers)
@@ -144,7 +144,7 @@ def _episode_metadata(episode: Mapping[str, Any]) -> dict[str, Any]:
     statistics = ("sum", "mean", "std", "max", "min")
     metadata: dict[str, Any] = {f"rewards_{name}": float(getattr(rewards, name)()) for name in statistics}
     metadata["success"] = bool(episode["success"])
-    if episode["advised_actions"]:
+    if episode.get("advised_actions"):
         metadata[HAS_ADVISOR] = True
     if episode["random_steps"]:
         metadata[RANDOM_STEPS] = json.dumps(episode["random_steps"])

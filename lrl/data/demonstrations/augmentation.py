@@ -1,4 +1,4 @@
-"""Data augmentation: symmetries that turn a correct demonstration into another correct one."""
+"""Data augmentation: demonstrations that are made of other demonstrations, by symmetries or noise."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gymnasium.core import ActType, ObsType
 
 from lrl.codecs.babyai import COLORS, OBJECTS
 from lrl.envs.babyai.levels import HELD_OUT
+from lrl.ranges import PositiveFloat, check_arguments
 
 _KINDS = ("key", "ball", "box")
 _FIRST_KIND = OBJECTS.index(_KINDS[0])
@@ -20,8 +21,8 @@ _MIRRORED_ACTIONS = {0: 1, 1: 0}
 """Turning left and turning right."""
 
 
-class Symmetry(ABC, Generic[ObsType, ActType]):
-    """Abstract transformation of whole episodes under which the demonstrated actions stay correct."""
+class Augmentation(ABC, Generic[ObsType, ActType]):
+    """Abstract transformation of whole episodes under which the demonstrated actions stay correct, or nearly so."""
 
     @abstractmethod
     def augment(
@@ -29,11 +30,11 @@ class Symmetry(ABC, Generic[ObsType, ActType]):
     ) -> tuple[list[ObsType], list[ActType]]:
         """Return the native observations and actions of one episode after a transformation sampled from ``rng``.
 
-        There may be more actions than observations: the last ones were advised and not taken.
+        There may be more actions than observations: the last ones were advised.
         """
 
 
-class BabyAISymmetry(Symmetry[dict[str, Any], int]):
+class BabyAISymmetry(Augmentation[dict[str, Any], int]):
     """Permutes the colours and kinds of all objects of a room, in view and mission, and mirrors some episodes.
 
     Doors keep their kind. Missions with the colours and kinds that training levels never name
@@ -63,6 +64,30 @@ class BabyAISymmetry(Symmetry[dict[str, Any], int]):
             for observation, mission in zip(observations, missions, strict=True)
         ]
         return changed, [_MIRRORED_ACTIONS.get(int(action), action) if mirrored else action for action in actions]
+
+
+class GaussianNoise(Augmentation[np.ndarray, np.ndarray]):
+    """Adds Gaussian noise to the numbers of actions, for policies to which neighbouring numbers are different tokens.
+
+    The likelihood of noisy actions is on average the cross-entropy with a Gaussian around the demonstrated number, so a
+    number's probability spreads to its neighbours (HL-Gauss, arXiv:2403.03950). Numbers that leave their range are
+    clipped where they are written, so a torque at its bound keeps half of the probability.
+
+    Args:
+        actions: standard deviation of the noise, in the unit of the actions.
+    """
+
+    def __init__(self, actions: PositiveFloat) -> None:
+        check_arguments(GaussianNoise.__init__, locals(), "demonstrations.augmentation")
+        self.actions = actions
+
+    def augment(
+        self, observations: Sequence[np.ndarray], actions: Sequence[np.ndarray], rng: np.random.Generator
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return unchanged observations, and actions with noise."""
+        return list(observations), [
+            (action + self.actions * rng.standard_normal(action.shape)).astype(action.dtype) for action in actions
+        ]
 
 
 def _replace_words(mission: str, words: dict[str, str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lrl.codecs.codec import TextCodec
-from lrl.data.demonstrations.augmentation import Symmetry
+from lrl.data.demonstrations.augmentation import Augmentation
 from lrl.data.demonstrations.minari_turns import MinariTurns, NativeTurns, TextTurns
 from lrl.data.demonstrations.sources import Demonstrations, Reasoning
 from lrl.data.episode_selection import EpisodeSelection, Split, check_dataset_spaces
@@ -37,8 +37,8 @@ class MinariDemonstrations(Demonstrations):
         reasoning: templates of the text before the action, for response formats that ask for one; one is sampled per
             response, ``{seen}`` is replaced by the codec's summary of the observation, ``{ahead}`` by what stands
             directly ahead (BabyAI only), ``{action}`` by the action.
-        copies: number of copies of each episode; the first is unchanged, ``symmetry`` transforms the others.
-        symmetry: augmentation of the other copies; null if ``copies`` is 1.
+        copies: number of copies of each episode; the first is unchanged, ``augmentation`` transforms the others.
+        augmentation: how the other copies are changed; null if ``copies`` is 1.
         advised: whether to demonstrate the actions that were advised where others were taken.
         seed: seed of the split, the selection, the reasoning and the augmentation.
     """
@@ -55,15 +55,15 @@ class MinariDemonstrations(Demonstrations):
         min_return: float | None = None,
         reasoning: Sequence[str] = ("I see {seen}, I choose",),
         copies: PositiveInt = 1,
-        symmetry: Symmetry | None = None,
+        augmentation: Augmentation | None = None,
         advised: bool = False,
         seed: int = 0,
     ) -> None:
         check_arguments(MinariDemonstrations.__init__, locals(), "demonstrations")
-        if (symmetry is None) != (copies == 1):
-            given = "null" if symmetry is None else type(symmetry).__name__
+        if (augmentation is None) != (copies == 1):
+            given = "null" if augmentation is None else type(augmentation).__name__
             raise ValueError(
-                f"demonstrations.copies is {copies} and symmetry {given}; several copies need a symmetry, one null."
+                f"demonstrations.copies is {copies} and augmentation {given}; only one copy needs none."
             )
         self.dataset_id, self.seed, self.reasoning = dataset_id, seed, Reasoning(reasoning)
         self.selection = EpisodeSelection(
@@ -75,7 +75,7 @@ class MinariDemonstrations(Demonstrations):
             min_return=min_return,
             seed=seed,
         )
-        self.copies, self.symmetry, self.advised = copies, symmetry, advised
+        self.copies, self.augmentation, self.advised = copies, augmentation, advised
         self._reader: DatasetReader | None = None
 
     def prepare_data(self) -> None:

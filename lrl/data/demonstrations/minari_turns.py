@@ -104,9 +104,9 @@ class MinariTurns(LazyDemonstrations):
             advice = self._advice(index, stored) if source.advised else {}
             observations, num_steps = stored.observations, len(stored.actions)
             actions = [*stored.actions, *advice.values()]
-            if copy and source.symmetry is not None:
+            if copy and source.augmentation is not None:
                 rng = np.random.default_rng([source.seed, index, copy])
-                observations, actions = source.symmetry.augment(observations, actions, rng)
+                observations, actions = source.augmentation.augment(observations, actions, rng)
             advised = dict(zip(advice, actions[num_steps:], strict=True))
             episode = _Episode(observations, actions[:num_steps], advised, stored.context)
             return self._demonstrate(episode, steps, (source.seed, index, copy) if copy else (source.seed, index))
@@ -127,8 +127,8 @@ class MinariTurns(LazyDemonstrations):
         source = self._source
         files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.reader.files]
         selected = [self.episodes.tolist(), self._starts.tolist(), source.seed, source.copies, source.advised]
-        symmetry = source.symmetry and (type(source.symmetry).__name__, vars(source.symmetry))
-        return repr((source.dataset_id, files, selected, source.reasoning.texts, symmetry))
+        augmentation = source.augmentation and (type(source.augmentation).__name__, vars(source.augmentation))
+        return repr((source.dataset_id, files, selected, source.reasoning.texts, augmentation))
 
     def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
         """Return every index once, int64 ``(turn,)``: episodes are shuffled, then steps within blocks of episodes."""

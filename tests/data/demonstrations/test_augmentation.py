@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from lrl.codecs.babyai import COLORS, BabyAICodec
-from lrl.data.demonstrations.augmentation import BabyAISymmetry
+from lrl.codecs.numbers import NumberFormat
+from lrl.data.demonstrations.augmentation import BabyAISymmetry, GaussianNoise
 from lrl.envs.babyai.levels import HELD_OUT
 from lrl.envs.factory import GymnasiumEnvs
 
@@ -102,3 +103,30 @@ def test_augmentation_leaves_its_input_unchanged():
     BabyAISymmetry().augment(observations, actions, np.random.default_rng(0))
     for one, (image, mission) in zip(observations, kept, strict=True):
         assert np.array_equal(one["image"], image) and one["mission"] == mission
+
+
+def test_noise_is_on_the_actions_alone_with_the_deviation_that_is_asked_for():
+    observations = [np.full(3, float(step), dtype=np.float32) for step in range(4000)]
+    actions = [np.array([1.0, -0.5], dtype=np.float32)] * 4001  # the last one was advised
+    seen, noisy = GaussianNoise(actions=0.03).augment(observations, actions, np.random.default_rng(0))
+    np.testing.assert_array_equal(seen, observations)
+    assert len(noisy) == 4001 and noisy[0].dtype == np.float32
+    errors = np.array(noisy) - np.array(actions)
+    np.testing.assert_allclose(errors.std(0), 0.03, rtol=0.05)
+    np.testing.assert_allclose(errors.mean(0), 0.0, atol=0.002)
+    assert abs(np.corrcoef(errors.T)[0, 1]) < 0.05 and abs(np.corrcoef(errors[:-1, 0], errors[1:, 0])[0, 1]) < 0.05
+
+
+def test_a_torque_at_its_bound_is_written_there_in_half_of_the_copies():
+    codec = GymnasiumEnvs("HalfCheetah-v5", numbers=NumberFormat(kind="integers")).codec
+    actions = [np.full(6, 1.0, dtype=np.float32)] * 500
+    texts = codec.actions_to_texts(GaussianNoise(actions=0.03).augment([], actions, np.random.default_rng(1))[1])
+    numbers = np.array([re.findall(r"\d+", text) for text in texts]).astype(int)
+    assert numbers.shape == (500, 6) and numbers.max() == 999
+    assert 0.45 < (numbers == 999).mean() < 0.55
+    assert 0.80 < (numbers >= 999 - 15).mean() < 0.88, "one deviation is 15 numbers: a half and .34"
+
+
+def test_noise_is_positive():
+    with pytest.raises(ValueError, match=r"demonstrations.augmentation.actions is 0.*; it must be positive"):
+        GaussianNoise(actions=0.0)

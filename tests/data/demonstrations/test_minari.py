@@ -15,7 +15,7 @@ from settings import made
 import lrl.data.demonstrations.minari_turns as module
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.spaces import SpaceCodec
-from lrl.data.demonstrations.augmentation import Symmetry
+from lrl.data.demonstrations.augmentation import Augmentation
 from lrl.data.demonstrations.data_module import DemonstrationsDataModule
 from lrl.data.demonstrations.jsonl import JsonlDemonstrations, write_jsonl
 from lrl.data.demonstrations.minari import MinariDemonstrations
@@ -596,17 +596,17 @@ def test_ranges_of_a_dict_have_keys(datasets):
     assert codec.observation_to_text(seen[1]) == "count: 4\nposition: 999,500\nspeed.0: 999,500"
 
 
-class Upside(Symmetry):
+class Upside(Augmentation):
     """Nothing that is true of a lake: actions the other way round."""
 
     def augment(self, observations, actions, rng):
         return list(observations), [3 - int(action) for action in actions]
 
 
-def test_copies_of_an_episode_are_changed_by_the_symmetry_and_the_first_is_not(model):
+def test_copies_of_an_episode_are_changed_by_the_augmentation_and_the_first_is_not(model):
     prompt = {"response_format": "direct", "history": 1}
     plain = turns_of(model, prompt=prompt)
-    copied = turns_of(model, prompt=prompt, copies=3, symmetry=Upside())
+    copied = turns_of(model, prompt=prompt, copies=3, augmentation=Upside())
     assert len(copied) == 3 * len(plain)
     texts = [ENVS["lrl/lakes-v0"].codec.action_to_text(action) for action in range(4)]
     for place, turn in enumerate(plain):
@@ -619,7 +619,7 @@ def test_copies_of_an_episode_are_changed_by_the_symmetry_and_the_first_is_not(m
     assert sorted(copied.shuffled_indices(0, 0).tolist()) == list(range(len(copied)))
 
 
-@pytest.mark.parametrize(("copies", "symmetry", "given"), [(2, None, "null"), (1, Upside(), "Upside")])
-def test_several_copies_need_a_symmetry(copies, symmetry, given):
-    with pytest.raises(ValueError, match=f"copies is {copies} and symmetry {given}; several copies need"):
-        MinariDemonstrations("lrl/lakes-v0", copies=copies, symmetry=symmetry)
+@pytest.mark.parametrize(("copies", "augmentation", "given"), [(2, None, "null"), (1, Upside(), "Upside")])
+def test_several_copies_need_an_augmentation(copies, augmentation, given):
+    with pytest.raises(ValueError, match=f"copies is {copies} and augmentation {given}; only one copy needs none"):
+        MinariDemonstrations("lrl/lakes-v0", copies=copies, augmentation=augmentation)
