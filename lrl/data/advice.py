@@ -1,4 +1,4 @@
-"""What an expert would do in the states that another policy reaches: the data of DAgger (arXiv:1011.0686)."""
+"""Advice of an expert in the states that another policy reaches, which DAgger (arXiv:1011.0686) learns from."""
 
 from __future__ import annotations
 

@@ -85,12 +85,12 @@ class DatasetReader:
 
     @property
     def has_advisor(self) -> bool:
-        """Whether an advisor was asked in every state of some episodes."""
+        """Return whether an advisor was asked in every state of some episodes."""
         return bool(self._has_advisor.any())
 
     @property
     def has_advice(self) -> bool:
-        """Whether the data set holds advised actions."""
+        """Return whether the data set holds advised actions."""
         return self.has_advisor or any(map(self.advised_actions, range(len(self.lengths))))
 
     def demonstrated_steps(self, index: int, advised: bool = False) -> np.ndarray:
