@@ -69,8 +69,8 @@ class BabyAISymmetry(Augmentation[dict[str, Any], int]):
 class GaussianNoise(Augmentation[np.ndarray, np.ndarray]):
     """Adds Gaussian noise to the numbers of actions, for policies to which neighbouring numbers are different tokens.
 
-    The likelihood of actions with noise is on average the cross-entropy with a Gaussian around the demonstrated number, so a
-    number's probability spreads to its neighbours (HL-Gauss, arXiv:2403.03950). Numbers that leave their range are
+    The likelihood of actions with noise is on average the cross-entropy with a Gaussian around the demonstrated number,
+    so a number's probability spreads to its neighbours (HL-Gauss, arXiv:2403.03950). Numbers that leave their range are
     clipped where they are written, so a torque at its bound keeps half of the probability.
 
     Args:
