@@ -14,6 +14,7 @@ from lrl.envs.factory import EnvFactory
 from lrl.envs.minari_reader import DatasetReader, download
 from lrl.envs.rows import EnvRows, EpisodeRows
 from lrl.envs.stored_episode import StoredEpisode
+from lrl.functional.random import permutation
 from lrl.models.lru_cache import LRUCache
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
 from lrl.rewards.row import Row
@@ -38,7 +39,9 @@ class MinariRows(EnvRows):
         num_episodes: Number of episodes of the split to use; null uses all. A larger number adds to the same episodes.
         num_rows: Number of steps of the split to use, of whole episodes except the last; null uses all.
         min_return: Lowest undiscounted return of the episodes to use; null uses all.
-        seed: Seed of the split and the selection.
+        shuffle_actions: Whether each row has the action of another one, which a reward then compares responses with. It
+            is a control: such a reward is distributed alike but says nothing about the state.
+        seed: Seed of the split, the selection and the shuffled actions.
     """
 
     def __init__(
@@ -50,10 +53,11 @@ class MinariRows(EnvRows):
         num_episodes: PositiveInt | None = None,
         num_rows: PositiveInt | None = None,
         min_return: float | None = None,
+        shuffle_actions: bool = False,
         seed: int = 0,
     ) -> None:
         check_arguments(MinariRows.__init__, locals(), "env.rows")
-        self.dataset_id, self.env = dataset_id, env
+        self.dataset_id, self.env, self.shuffle_actions, self.seed = dataset_id, env, shuffle_actions, seed
         self.selection = EpisodeSelection(
             key="env.rows",
             split=split,
@@ -79,6 +83,8 @@ class MinariRows(EnvRows):
         check_dataset_spaces(reader, self.env, "env.rows")
         reader.check_own_actions("env.rows.dataset_id")
         rows = MinariRowSequence(reader, self.codec, *self.selection.select(reader, reader.num_demonstrated()))
+        if self.shuffle_actions:
+            rows.action_of = permutation(len(rows), "shuffled actions", self.seed)
         rows[0]  # Reports errors that all rows have.
         return rows
 
@@ -91,11 +97,15 @@ class MinariRowSequence(EpisodeRows):
         codec: Codec of the environment.
         episodes: Indices of the episodes, int64 ``(episode,)``.
         steps: Number of rows of each, int64 ``(episode,)``.
+
+    Attributes:
+        action_of: The row whose action each row has, int64 ``(row,)``; None for its own.
     """
 
     def __init__(self, reader: DatasetReader, codec: TextCodec, episodes: np.ndarray, steps: np.ndarray) -> None:
         self.reader, self.episodes = reader, episodes
         self._codec, self._starts = codec, np.concatenate([[0], np.cumsum(steps)])
+        self.action_of: np.ndarray | None = None
         self._cache: LRUCache[tuple[StoredEpisode, np.ndarray]] = LRUCache(_CACHED_BYTES)
 
     def __len__(self) -> int:
@@ -112,10 +122,16 @@ class MinariRowSequence(EpisodeRows):
             return [self[position] for position in range(len(self))[index]]
         number, step = self._place(index)
         stored, _ = self._episode(number)
-        observation, action = stored.observation(step), stored.action(step)
+        observation, action = stored.observation(step), self._action(index)
         with self._readable_errors(number):
             text = self._codec.observation_to_text(observation, stored.context)
         return Row(observation=text, action=_native(action), native_observation=_native(observation))
+
+    def _action(self, index: int) -> Any:
+        """Return the native action of a row."""
+        index = range(len(self))[index]
+        number, step = self._place(index if self.action_of is None else int(self.action_of[index]))
+        return self._episode(number)[0].action(step)
 
     def past_turns(self, index: int, length: int) -> tuple[tuple[str, str], ...]:
         """Return the texts of the turns before a row; see :meth:`~lrl.envs.rows.EpisodeRows.past_turns`."""

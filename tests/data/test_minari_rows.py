@@ -238,3 +238,16 @@ def test_a_network_learns_the_controller_that_was_recorded(tmp_path, monkeypatch
     source, rewards = MinariRows("lrl/linear-v0", PENDULUM), [BoundedCloningReward(scale=0.2)]
     rows = train(tmp_path, network(), source, rewards, 60, num_groups=16, group_size=8, num_epochs=2)
     assert rows[0]["rollout/return"] < 0.6 and rows[-1]["rollout/return"] > 0.85
+
+
+def test_shuffled_actions_are_those_of_other_rows_each_once(datasets):
+    own, shuffled, again = rows_of(), rows_of(shuffle_actions=True), rows_of(shuffle_actions=True)
+    for row, other in zip(own, shuffled, strict=True):
+        assert row.observation == other.observation
+        np.testing.assert_array_equal(row.native_observation, other.native_observation)
+    actions = [
+        [float(row.action[0]) for row in rows] for rows in (own, shuffled, again, rows_of(shuffle_actions=True, seed=1))
+    ]
+    assert sorted(actions[0]) == sorted(actions[1]) and actions[1] == actions[2] != actions[3]
+    assert sum(one == other for one, other in zip(*actions[:2], strict=True)) <= 4, "few keep their own"
+    assert own.past_turns(2, 2) == shuffled.past_turns(2, 2), "the history is what happened"

@@ -62,9 +62,7 @@ class MinariDemonstrations(Demonstrations):
         check_arguments(MinariDemonstrations.__init__, locals(), "demonstrations")
         if (augmentation is None) != (copies == 1):
             given = "null" if augmentation is None else type(augmentation).__name__
-            raise ValueError(
-                f"demonstrations.copies is {copies} and augmentation {given}; only one copy needs none."
-            )
+            raise ValueError(f"demonstrations.copies is {copies} and augmentation {given}; only one copy needs none.")
         self.dataset_id, self.seed, self.reasoning = dataset_id, seed, Reasoning(reasoning)
         self.selection = EpisodeSelection(
             key="demonstrations",
