@@ -53,7 +53,10 @@ MOVED_KEYS: dict[str, str] = {
     for place, groups in _MOVED.items()
     for group, names in groups.items()
     for old, _, new in (name.partition(":") for name in names.split())
-} | {"data.init_args.demonstrations.init_args.symmetry": "data.init_args.demonstrations.init_args.augmentation"}
+} | {
+    f"data.init_args.{source}.init_args.symmetry": f"data.init_args.{source}.init_args.augmentation"
+    for source in ("demonstrations", "validation_demonstrations")
+}
 """Old key to new key, as on the command line. Some classes still have a key at its old place."""
 
 

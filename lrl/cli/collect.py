@@ -169,10 +169,9 @@ def load_advisor(name: str | None, env: GymnasiumEnvs) -> Actor | None:
         actor = (load_baseline(name, env) if name == "expert" else load_policy(name, env)).policy
     except ValueError as error:
         raise ValueError(f"--advisor is {name!r}, which cannot act here: {error}") from error
-    if isinstance(actor, HeadPolicy) and (saved_numbers(name) or NumberFormat()) != (env.numbers or NumberFormat()):
-        raise ValueError(
-            f"--advisor is {name!r}, which reads numbers in another format than --policy; both must agree."
-        )
+    own, shown = (saved_numbers(name) if isinstance(actor, HeadPolicy) else None), env.numbers or NumberFormat()
+    if isinstance(actor, HeadPolicy) and (own or NumberFormat()) != shown:
+        raise ValueError(f"--advisor is {name!r}, which reads {own or NumberFormat()}, but --policy {shown}; give one.")
     return actor
 
 

@@ -39,8 +39,8 @@ class MinariRows(EnvRows):
         num_episodes: Number of episodes of the split to use; null uses all. A larger number adds to the same episodes.
         num_rows: Number of steps of the split to use, of whole episodes except the last; null uses all.
         min_return: Lowest undiscounted return of the episodes to use; null uses all.
-        shuffle_actions: Whether each row has the action of another one, which a reward then compares responses with. It
-            is a control: such a reward is distributed alike but says nothing about the state.
+        shuffle_actions: Whether each row has the action of another one, which a reward then compares responses with: a
+            control, since such an action says nothing about the state. Rows are read from two episodes each.
         seed: Seed of the split, the selection and the shuffled actions.
     """
 
@@ -84,7 +84,9 @@ class MinariRows(EnvRows):
         reader.check_own_actions("env.rows.dataset_id")
         rows = MinariRowSequence(reader, self.codec, *self.selection.select(reader, reader.num_demonstrated()))
         if self.shuffle_actions:
-            rows.action_of = permutation(len(rows), "shuffled actions", self.seed)
+            order = permutation(len(rows), "shuffled actions", self.seed)
+            rows.action_of = np.empty_like(order)
+            rows.action_of[order] = np.roll(order, 1)  # no row keeps its own, unless it is the only one
         rows[0]  # Reports errors that all rows have.
         return rows
 

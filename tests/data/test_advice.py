@@ -250,7 +250,7 @@ def test_an_advisor_that_reads_other_numbers_than_are_shown_is_refused(tmp_path)
     head = {"class_path": "lrl.policies.head.HeadPolicy", "init_args": {"language_model": {"name": "assets/tiny-lm"}}}
     save_run(tmp_path / "run", head_policy(), trained, head)
     assert load_advisor(str(tmp_path / "run"), GymnasiumEnvs("CartPole-v1", numbers=NumberFormat(kind="integers")))
-    with pytest.raises(ValueError, match="reads numbers in another format"):
+    with pytest.raises(ValueError, match="which reads NumberFormat.*integers.*, but --policy"):
         load_advisor(str(tmp_path / "run"), POLE)
 
 

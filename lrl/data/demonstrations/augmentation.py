@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Generic
 
+import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 from gymnasium.core import ActType, ObsType
 
 from lrl.codecs.babyai import COLORS, OBJECTS
@@ -23,6 +26,13 @@ _MIRRORED_ACTIONS = {0: 1, 1: 0}
 
 class Augmentation(ABC, Generic[ObsType, ActType]):
     """Abstract transformation of whole episodes under which the demonstrated actions stay correct, or nearly so."""
+
+    def connect(self, action_space: gym.Space) -> None:  # noqa: B027 (a symmetry knows its environment)
+        """Take the action space of the data set. Called before :meth:`augment`.
+
+        Raises:
+            ValueError: the actions cannot be transformed.
+        """
 
     @abstractmethod
     def augment(
@@ -70,8 +80,9 @@ class GaussianNoise(Augmentation[np.ndarray, np.ndarray]):
     """Adds Gaussian noise to the numbers of actions, for policies to which neighbouring numbers are different tokens.
 
     The likelihood of actions with noise is on average the cross-entropy with a Gaussian around the demonstrated number,
-    so a number's probability spreads to its neighbours (HL-Gauss, arXiv:2403.03950). Numbers that leave their range are
-    clipped where they are written, so a torque at its bound keeps half of the probability.
+    so a number's probability spreads to its neighbours (HL-Gauss, arXiv:2403.03950). Numbers that leave the action
+    space are clipped to it, so one at its bound keeps half of its probability. Noise differs between copies and is the
+    same in every pass. A policy that acts natively has a standard deviation of its own and gains nothing.
 
     Args:
         actions: standard deviation of the noise, in the unit of the actions.
@@ -79,15 +90,32 @@ class GaussianNoise(Augmentation[np.ndarray, np.ndarray]):
 
     def __init__(self, actions: PositiveFloat) -> None:
         check_arguments(GaussianNoise.__init__, locals(), "demonstrations.augmentation")
+        if not math.isfinite(actions):
+            raise ValueError(f"demonstrations.augmentation.actions is {actions}; it must be finite.")
         self.actions = actions
+        self._space: spaces.Box | None = None
+
+    def connect(self, action_space: gym.Space) -> None:
+        """Take the action space, to whose bounds numbers are clipped.
+
+        Raises:
+            ValueError: actions are no vectors of real numbers.
+        """
+        if not (isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)):
+            raise ValueError(
+                f"demonstrations.augmentation is GaussianNoise, but actions are of {action_space}; it must be null, or "
+                "actions vectors of real numbers (a Box)."
+            )
+        self._space = action_space
 
     def augment(
         self, observations: Sequence[np.ndarray], actions: Sequence[np.ndarray], rng: np.random.Generator
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return unchanged observations, and actions with noise."""
-        return list(observations), [
-            (action + self.actions * rng.standard_normal(action.shape)).astype(action.dtype) for action in actions
-        ]
+        assert self._space is not None, "connect() comes first"
+        low, high = self._space.low, self._space.high
+        changed = (action + self.actions * rng.standard_normal(low.shape) for action in actions)
+        return list(observations), [np.clip(action, low, high).astype(self._space.dtype) for action in changed]
 
 
 def _replace_words(mission: str, words: dict[str, str]) -> str:

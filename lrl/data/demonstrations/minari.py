@@ -62,7 +62,10 @@ class MinariDemonstrations(Demonstrations):
         check_arguments(MinariDemonstrations.__init__, locals(), "demonstrations")
         if (augmentation is None) != (copies == 1):
             given = "null" if augmentation is None else type(augmentation).__name__
-            raise ValueError(f"demonstrations.copies is {copies} and augmentation {given}; only one copy needs none.")
+            raise ValueError(
+                f"demonstrations.copies is {copies} and augmentation {given}; it must be null with one copy, and only "
+                "then."
+            )
         self.dataset_id, self.seed, self.reasoning = dataset_id, seed, Reasoning(reasoning)
         self.selection = EpisodeSelection(
             key="demonstrations",
@@ -95,9 +98,12 @@ class MinariDemonstrations(Demonstrations):
         """Raise if the observation or action space differs from that of the environment.
 
         Raises:
-            ValueError: a space differs, or the data set is missing, empty or damaged.
+            ValueError: a space differs, the augmentation is not for such actions, or the data set is missing, empty or
+                damaged.
         """
         check_dataset_spaces(self.reader, env, "demonstrations")
+        if self.augmentation is not None:
+            self.augmentation.connect(env.spaces[1])
 
     def load(self, codec: TextCodec, policy: Policy) -> MinariTurns:
         """Return the selected steps as a lazy sequence, native if the policy acts natively.

@@ -105,28 +105,43 @@ def test_augmentation_leaves_its_input_unchanged():
         assert np.array_equal(one["image"], image) and one["mission"] == mission
 
 
+def noise(deviation, env="HalfCheetah-v5"):
+    made = GaussianNoise(actions=deviation)
+    made.connect(GymnasiumEnvs(env).spaces[1])
+    return made
+
+
 def test_noise_is_on_the_actions_alone_with_the_deviation_that_is_asked_for():
     observations = [np.full(3, float(step), dtype=np.float32) for step in range(4000)]
-    actions = [np.array([1.0, -0.5], dtype=np.float32)] * 4001  # the last one was advised
-    seen, noisy = GaussianNoise(actions=0.03).augment(observations, actions, np.random.default_rng(0))
+    actions = [np.full(6, 0.25, dtype=np.float32)] * 4001  # the last one was advised
+    seen, changed = noise(0.03).augment(observations, actions, np.random.default_rng(0))
     np.testing.assert_array_equal(seen, observations)
-    assert len(noisy) == 4001 and noisy[0].dtype == np.float32
-    errors = np.array(noisy) - np.array(actions)
+    assert len(changed) == 4001 and changed[0].dtype == np.float32
+    errors = np.array(changed) - np.array(actions)
     np.testing.assert_allclose(errors.std(0), 0.03, rtol=0.05)
     np.testing.assert_allclose(errors.mean(0), 0.0, atol=0.002)
     assert abs(np.corrcoef(errors.T)[0, 1]) < 0.05 and abs(np.corrcoef(errors[:-1, 0], errors[1:, 0])[0, 1]) < 0.05
 
 
-def test_a_torque_at_its_bound_is_written_there_in_half_of_the_copies():
-    codec = GymnasiumEnvs("HalfCheetah-v5", numbers=NumberFormat(kind="integers")).codec
+@pytest.mark.parametrize("kind", ["integers", "decimals"])
+def test_a_torque_at_its_bound_is_written_there_in_half_of_the_copies(kind):
+    codec = GymnasiumEnvs("HalfCheetah-v5", numbers=NumberFormat(kind=kind)).codec
     actions = [np.full(6, 1.0, dtype=np.float32)] * 500
-    texts = codec.actions_to_texts(GaussianNoise(actions=0.03).augment([], actions, np.random.default_rng(1))[1])
-    numbers = np.array([re.findall(r"\d+", text) for text in texts]).astype(int)
-    assert numbers.shape == (500, 6) and numbers.max() == 999
-    assert 0.45 < (numbers == 999).mean() < 0.55
-    assert 0.80 < (numbers >= 999 - 15).mean() < 0.88, "one deviation is 15 numbers: a half and .34"
+    changed = noise(0.03).augment([], actions, np.random.default_rng(1))[1]
+    numbers = np.array([re.findall(r"[\d.]+", text) for text in codec.actions_to_texts(changed)]).astype(float)
+    bound, deviation = {"integers": (999, 15), "decimals": (1.0, 0.03)}[kind]
+    assert numbers.shape == (500, 6) and numbers.max() == bound
+    assert 0.45 < (numbers == bound).mean() < 0.55
+    assert 0.80 < (numbers >= bound - deviation).mean() < 0.88, "a half and .34"
 
 
-def test_noise_is_positive():
-    with pytest.raises(ValueError, match=r"demonstrations.augmentation.actions is 0.*; it must be positive"):
-        GaussianNoise(actions=0.0)
+@pytest.mark.parametrize("deviation", [0.0, float("inf")])
+def test_noise_is_positive_and_finite(deviation):
+    with pytest.raises(ValueError, match=r"demonstrations.augmentation.actions is .*; it must be (positive|finite)"):
+        GaussianNoise(actions=deviation)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "FrozenLake-v1"])
+def test_actions_without_neighbours_get_no_noise(env):
+    with pytest.raises(ValueError, match=r"augmentation is GaussianNoise, but actions are of Discrete"):
+        noise(0.03, env)
