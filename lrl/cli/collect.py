@@ -169,9 +169,10 @@ def load_advisor(name: str | None, env: GymnasiumEnvs) -> Actor | None:
         actor = (load_baseline(name, env) if name == "expert" else load_policy(name, env)).policy
     except ValueError as error:
         raise ValueError(f"--advisor is {name!r}, which cannot act here: {error}") from error
-    own, shown = (saved_numbers(name) if isinstance(actor, HeadPolicy) else None), env.numbers or NumberFormat()
-    if isinstance(actor, HeadPolicy) and (own or NumberFormat()) != shown:
-        raise ValueError(f"--advisor is {name!r}, which reads {own or NumberFormat()}, but --policy {shown}; give one.")
+    if isinstance(actor, HeadPolicy):  # the only one that reads numbers as text
+        own, shown = saved_numbers(name) or NumberFormat(), env.numbers or NumberFormat()
+        if own != shown:
+            raise ValueError(f"--advisor is {name!r}, which reads {own}, but --policy {shown}; both must be the same.")
     return actor
 
 

@@ -99,12 +99,12 @@ class GaussianNoise(Augmentation[np.ndarray, np.ndarray]):
         """Take the action space, to whose bounds numbers are clipped.
 
         Raises:
-            ValueError: actions are no vectors of real numbers.
+            ValueError: the actions are not vectors of real numbers.
         """
         if not (isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)):
             raise ValueError(
-                f"demonstrations.augmentation is GaussianNoise, but actions are of {action_space}; it must be null, or "
-                "actions vectors of real numbers (a Box)."
+                f"demonstrations.augmentation is GaussianNoise, but actions are of {action_space}; it must be null "
+                "unless actions are vectors of real numbers (a Box)."
             )
         self._space = action_space
 

@@ -6,7 +6,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import final, overload
+from typing import final
 
 import numpy as np
 
@@ -73,16 +73,8 @@ class _Concatenated(LazyDemonstrations):
     def __len__(self) -> int:
         return self._starts[-1]
 
-    @overload
-    def __getitem__(self, index: int) -> Demonstration: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Demonstration]: ...
-
-    def __getitem__(self, index: int | slice) -> Demonstration | list[Demonstration]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(len(self))[index]]
-        index = range(len(self))[index]
+    def demonstration(self, index: int) -> Demonstration:
+        """Return one demonstration, of the part that it is in."""
         part = bisect_right(self._starts, index) - 1
         return self._parts[part][index - self._starts[part]]
 

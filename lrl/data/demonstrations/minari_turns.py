@@ -6,7 +6,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, final, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
@@ -71,16 +71,8 @@ class MinariTurns(LazyDemonstrations):
     def __len__(self) -> int:
         return self._bounds[-1]
 
-    @overload
-    def __getitem__(self, index: int) -> Demonstration: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Demonstration]: ...
-
-    def __getitem__(self, index: int | slice) -> Demonstration | list[Demonstration]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(len(self))[index]]
-        index = range(len(self))[index]
+    def demonstration(self, index: int) -> Demonstration:
+        """Return one demonstration, reading its episode if it is not cached."""
         number = bisect_right(self._bounds, index) - 1
         return self._demonstrations(number)[index - self._bounds[number]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
 
@@ -56,6 +57,25 @@ class Demonstrations(ABC):
 
 class LazyDemonstrations(Sequence[Demonstration]):
     """Abstract sequence of demonstrations that are not all in memory."""
+
+    @abstractmethod
+    def demonstration(self, index: int) -> Demonstration:
+        """Return one demonstration.
+
+        Args:
+            index: from 0 to one less than their number.
+        """
+
+    @overload
+    def __getitem__(self, index: int) -> Demonstration: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Demonstration]: ...
+
+    def __getitem__(self, index: int | slice) -> Demonstration | list[Demonstration]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(len(self))[index]]
+        return self.demonstration(range(len(self))[index])
 
     @property
     @abstractmethod
