@@ -41,7 +41,7 @@ for _name in (
     "envs.openenv.factory",
     "models.served_chat",
     *("policies.head", "policies.linear", "policies.mlp", "policies.scoring", "policies.tabular", "policies.text"),
-    *("rewards.behaviour_cloning", "rewards.expert_q", "rewards.format", "rewards.learned"),
+    *("rewards.behaviour_cloning", "rewards.clone_likelihood", "rewards.expert_q", "rewards.format", "rewards.learned"),
     *("search.augmented_random_search", "search.cmaes", "search.cross_entropy", "search.prompted"),
     *("search.random_search", "search.stand_in"),
 ):  # so that configurations can name classes without their module

@@ -35,6 +35,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     keep_parser.add_argument("--label", help="in figures, instead of the title")
     keep_parser.add_argument("--window", type=int, help="draw the mean of this many measurements")
     keep_parser.add_argument("--picture", help="name of a figure that several results share")
+    keep_parser.add_argument("--rows", type=int, help="number of demonstrated rows, which the figure is drawn against")
     keep_parser.add_argument("--clocks", nargs="+", help="x axes of the figures; the first file has no suffix")
     keep_parser.add_argument("--machine", default="2-core x86-64 virtual machine")
     keep_parser.add_argument("--bar", type=float, help="the value that a run should reach")
@@ -71,8 +72,13 @@ def keep(arguments: argparse.Namespace) -> None:
     about = {"title": arguments.title, "machine": arguments.machine, "baselines": baselines, "note": arguments.note}
     if arguments.window is not None and arguments.window < 1:
         raise ValueError(f"--window is {arguments.window}; it must be at least 1.")
-    given = {name: getattr(arguments, name) for name in ("label", "window", "picture", "clocks", "bar", "bounds")}
-    about |= {name: value for name, value in given.items() if value is not None}
+    if arguments.rows is not None and (arguments.rows < 1 or arguments.label is None or arguments.clocks):
+        raise ValueError(
+            f"--rows is {arguments.rows}; it must be positive and come with a --label, one line of the figure, and "
+            "without --clocks."
+        )
+    names = ("label", "window", "picture", "clocks", "bar", "bounds", "rows")
+    about |= {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     path = RESULTS / f"{arguments.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     result = about | summarise(arguments.runs, arguments.metric, arguments.drawn, arguments.reach)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, SupportsInt
 
 import gymnasium as gym
+from gymnasium import spaces
 
 
 class InvalidActionError(ValueError):
@@ -43,6 +44,11 @@ class TextCodec(ABC):
     @abstractmethod
     def action_texts(self) -> tuple[str, ...] | None:
         """Texts of all legal actions in the order of the action space; None if the action space is not finite."""
+
+    @property
+    def action_space(self) -> gym.Space | None:
+        """Native action space; None if the actions are not finitely many and the codec only knows their texts."""
+        return None if self.action_texts is None else spaces.Discrete(len(self.action_texts))
 
     def random_action_text(self, uniform: float) -> str:
         """Return the text of a random legal action, each of finitely many being equally likely.

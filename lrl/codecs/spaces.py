@@ -220,9 +220,7 @@ class SpaceCodec(TextCodec):
     @property
     def description(self) -> str:
         """Description of the task and the format of actions, with ``numbers.describe`` also of observations."""
-        form = self._action.description
-        if self._action.texts is None:
-            form += ", inside <action></action>"
+        form = self._action.description + ", inside <action></action>" * (self._action.texts is None)
         observations = f" Observations: {self._observation.description}." if self.numbers.describe else ""
         return f"{self._description}{observations} Actions: {form}.".lstrip()
 
@@ -240,6 +238,11 @@ class SpaceCodec(TextCodec):
     def action_texts(self) -> tuple[str, ...] | None:
         """Texts of all actions of a Discrete action space; None for any other space."""
         return self._action.texts
+
+    @property
+    def action_space(self) -> gym.Space:
+        """Native action space."""
+        return self._action_space
 
     def random_action_text(self, uniform: float) -> str:
         """Return the text of a sample of the action space, with a seed derived from ``uniform``."""

@@ -26,7 +26,8 @@ def run_seeds(config: str, count: int, folder: Path, jobs: int = 1, options: Seq
         count: number of seeds, at least 1.
         folder: folder of the run directories, ``seed<number>`` for each seed.
         jobs: number of parallel processes, at least 1.
-        options: further options of ``lrl fit``.
+        options: further options of ``lrl fit``, in which ``{seed}`` is replaced by the seed; so each run can start from
+            the weights of an earlier run on the same seed.
 
     Returns:
         The run directories, ordered by the index of their seeds.
@@ -40,9 +41,12 @@ def run_seeds(config: str, count: int, folder: Path, jobs: int = 1, options: Seq
             raise ValueError(f"--{name} is {value}; it must be at least 1.")
     seeds = [headline_seed(index) for index in range(count)]
     runs = [folder / f"seed{seed}" for seed in seeds]
+    shared = [
+        ["fit", "--config", config, *(option.replace("{seed}", str(seed)) for option in options)] for seed in seeds
+    ]
     arguments = [
-        ["fit", "--config", config, *options, "--seed_everything", str(seed), "--run_directory", str(run)]
-        for seed, run in zip(seeds, runs, strict=True)
+        [*command, "--seed_everything", str(seed), "--run_directory", str(run)]
+        for command, seed, run in zip(shared, seeds, runs, strict=True)
     ]
     todo = [command for command, run in zip(arguments, runs, strict=True) if not _is_finished(run, command)]
     with ThreadPoolExecutor(jobs) as pool:

@@ -145,6 +145,7 @@ def draw_curves(
     path: Path,
     baselines: Mapping[str, float] | None = None,
     title: str = "",
+    log: bool = False,
 ) -> None:
     """Draw curves and horizontal baselines to a PNG.
 
@@ -155,8 +156,10 @@ def draw_curves(
         path: the PNG; missing folders are created.
         baselines: label to height.
         title: title above the picture.
+        log: whether the x axis is logarithmic.
     """
     figure, axes = new_figure(7, 4.2)
+    axes.set_xscale("log" if log else "linear")
     for curve in curves:
         _draw_curve(axes, curve)
     for shade, (label, height) in zip(_greys(len(baselines or {})), (baselines or {}).items(), strict=True):

@@ -17,11 +17,13 @@ import numpy as np
 import yaml
 
 from lrl.reports.plots import CLOCKS, Curve, Series, aggregate, draw_curves, metrics_file
+from lrl.reports.row_figures import draw_rows
 from lrl.reports.seed_intervals import bounds_of, config_digest, spread
 
 _FINISHED = re.compile(r"finished after ([\d.]+) minutes")
 _POINTS = 50
 """Approximate number of points in a saved curve."""
+_SEED = re.compile(r" --seed_everything[ =](\d+)")
 _RUN_OPTIONS = re.compile(r" --(run_directory|seed_everything)[ =]\S+")
 
 
@@ -53,11 +55,17 @@ def summarise(
 
 
 def command_of(run: Path) -> str:
-    """Return the command of a run without its seed and run directory; raise ``ValueError`` if it has none."""
+    """Return the command of a run without its seed and run directory; raise ``ValueError`` if it has none.
+
+    The number of the seed in the name of another run that it starts from is ``{seed}``, as in ``lrl run_seeds``.
+    """
     if not (run / "command.txt").is_file():
         raise ValueError(f"run is {str(run)!r}, which holds no command.txt; it must be a run directory.")
     words = (run / "command.txt").read_text(encoding="utf-8").strip().split(" ", 1)
-    return "python -m lrl" + _RUN_OPTIONS.sub("", f" {words[-1]}" if len(words) > 1 else "")
+    options = f" {words[-1]}" if len(words) > 1 else ""
+    seed = _SEED.search(options)
+    options = _RUN_OPTIONS.sub("", options)
+    return "python -m lrl" + (options if seed is None else options.replace(f"seed{seed[1]}", "seed{seed}"))
 
 
 def _run(run: Path, metric: str, drawn: str | None) -> dict[str, Any]:
@@ -168,10 +176,15 @@ def pictures(results: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, 
 def draw_picture(name: str, results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """Draw the results of one picture against their ``clocks``, or env steps, or minutes if no env steps are logged.
 
+    Results that were kept with a number of demonstrated ``rows`` are drawn against it: a point per result, a line per
+    label.
+
     Returns:
         The files: ``<name>.png`` for the first clock, ``<name>_<clock>.png`` for the others.
     """
     first = results[0]
+    if "rows" in first:
+        return [draw_rows(results, folder / f"{name}.png")]
     clocks = first.get("clocks") or ["env_steps" if "env_steps" in first["runs"][0]["curve"] else "minutes"]
     baselines = {label: height for result in results for label, height in result["baselines"].items()}
     paths = []

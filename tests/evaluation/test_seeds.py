@@ -39,6 +39,17 @@ def test_finished_runs_are_skipped_and_a_failure_is_reported(tmp_path, monkeypat
     assert started == [str(headline_seed(1)), str(headline_seed(2))]
 
 
+def test_each_run_starts_from_the_run_of_its_own_seed(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(
+        seeds.subprocess, "run", lambda command, **_: started.append(command) or subprocess.CompletedProcess(command, 0)
+    )
+    run_seeds("some.yaml", 2, tmp_path, options=["--model.init_from", "runs/weak/seed{seed}", "--rewards", "[{}]"])
+    for index, command in enumerate(started):
+        assert command[command.index("--model.init_from") + 1] == f"runs/weak/seed{headline_seed(index)}"
+        assert command[command.index("--rewards") + 1] == "[{}]"
+
+
 @pytest.mark.parametrize("state", [{"config": "other.yaml"}, {"log": "collection 3/45"}])
 def test_other_and_unfinished_runs_raise_and_are_not_removed(tmp_path, state):
     run = finished(tmp_path, 1, **state)

@@ -68,6 +68,17 @@ def test_a_long_curve_is_thinned_and_keeps_its_last_value(tmp_path):
     assert 40 < len(curve) < 70 and curve[0] == 0 and curve[-1] == final_values(kept)[0] == round(values[-1], 5)
 
 
+def test_runs_that_start_from_runs_of_their_own_seeds_are_one_experiment(tmp_path):
+    commands = set()
+    for seed in (7, 70):
+        run = tmp_path / str(seed)
+        run.mkdir()
+        start = f"--init_from runs/weak/seed{seed}"
+        (run / "command.txt").write_text(f"lrl fit --config a.yaml {start} --seed_everything {seed} --run_directory r")
+        commands.add(command_of(run))
+    assert commands == {"python -m lrl fit --config a.yaml --init_from runs/weak/seed{seed}"}
+
+
 def test_runs_of_different_commands_are_not_one_experiment(tmp_path):
     runs = [run_directory(tmp_path / "a", 0, [0]), run_directory(tmp_path / "b", 1, [0], options=" --model.lr 1")]
     assert command_of(runs[1]).endswith("--model.lr 1")
