@@ -32,6 +32,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     keep_parser.add_argument("--add", action="store_true", help="keep the runs of the file on other seeds as well")
     keep_parser.add_argument("--metric", default="val/exact_success")
     keep_parser.add_argument("--drawn", help="another metric for the figure")
+    keep_parser.add_argument("--twin", action="store_true", help="draw --metric as well as --drawn")
     keep_parser.add_argument("--label", help="in figures, instead of the title")
     keep_parser.add_argument("--window", type=int, help="draw the mean of this many measurements")
     keep_parser.add_argument("--picture", help="name of a figure that several results share")
@@ -72,11 +73,8 @@ def keep(arguments: argparse.Namespace) -> None:
     about = {"title": arguments.title, "machine": arguments.machine, "baselines": baselines, "note": arguments.note}
     if arguments.window is not None and arguments.window < 1:
         raise ValueError(f"--window is {arguments.window}; it must be at least 1.")
-    if arguments.rows is not None and (arguments.rows < 1 or arguments.label is None or arguments.clocks):
-        raise ValueError(
-            f"--rows is {arguments.rows}; it must be positive and come with a --label, one line of the figure, and "
-            "without --clocks."
-        )
+    check_figure(arguments)
+    about |= {"twin": True} if arguments.twin else {}
     names = ("label", "window", "picture", "clocks", "bar", "bounds", "rows")
     about |= {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     path = RESULTS / f"{arguments.name}.json"
@@ -87,6 +85,29 @@ def keep(arguments: argparse.Namespace) -> None:
     check_bounds(result, final_values(result))
     path.write_text(result_text(result), encoding="utf-8")
     print(f"wrote {path}")
+
+
+def check_figure(arguments: argparse.Namespace) -> None:
+    """Raise for options that the figure of ``--rows`` or ``--twin`` would not read.
+
+    Raises:
+        ValueError: so it is, or what the figure needs is missing.
+    """
+    ignored = {"--clocks": arguments.clocks, "--window": arguments.window}
+    if arguments.rows is not None:
+        if arguments.rows < 1 or arguments.label is None:
+            raise ValueError(f"--rows is {arguments.rows}; it must be positive and come with a --label, its line.")
+        ignored |= {"--twin": arguments.twin or None, "--drawn": arguments.drawn}
+    elif arguments.twin:
+        if arguments.drawn in (None, arguments.metric):
+            raise ValueError(f"--twin is given and --drawn is {arguments.drawn}; it must be another metric.")
+        ignored |= {"--baseline": arguments.baseline or None, "--label": arguments.label}
+    else:
+        return
+    for name, value in ignored.items():
+        if value is not None:
+            figure = "--twin" if arguments.rows is None else "--rows"
+            raise ValueError(f"{name} is given, which the figure of {figure} does not read; leave it out.")
 
 
 def write() -> None:

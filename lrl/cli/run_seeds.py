@@ -2,7 +2,9 @@
 
 lrl run_seeds --config configs/frozen_lake/grpo.yaml --count 40 --folder runs/headline/grpo --jobs 2
 
-Options that are not listed here are passed on to `lrl fit`. Finished runs are kept, so the command can be repeated.
+Options that are not listed here are passed on to `lrl fit`, with the run's seed in place of `{seed}`, so that
+`--model.init_args.init_from 'runs/weak/seed{seed}'` starts each run from an earlier one on its seed. Finished runs are
+kept, so the command can be repeated.
 """
 
 from __future__ import annotations

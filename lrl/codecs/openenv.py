@@ -100,6 +100,11 @@ class OpenEnvCodec(TextCodec):
         return "" if own and own in known else f"Actions: {own or _kind(self._value)}."
 
     @property
+    def action_space(self) -> None:
+        """None: the native actions are messages of the environment."""
+        return None
+
+    @property
     def action_texts(self) -> tuple[str, ...] | None:
         """Texts of all legal actions; None if there are not finitely many."""
         return tuple(self._names) or None

@@ -75,6 +75,11 @@ class RephrasedCodec(TextCodec):
         return self._names.sub(lambda match: self._new[next(order, match[0])], self._codec.description)
 
     @property
+    def action_space(self) -> gym.Space | None:
+        """Native action space of the codec whose texts are rephrased."""
+        return self.unwrapped.action_space
+
+    @property
     def action_texts(self) -> tuple[str, ...]:
         """The new names, in the order of the action space."""
         return tuple(self._new.values())

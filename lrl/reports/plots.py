@@ -156,34 +156,36 @@ def draw_curves(
         path: the PNG; missing folders are created.
         baselines: label to height.
         title: title above the picture.
-        log: whether the x axis is logarithmic.
+        log: whether the x axis is logarithmic and each point has a marker.
     """
     figure, axes = new_figure(7, 4.2)
     axes.set_xscale("log" if log else "linear")
     for curve in curves:
-        _draw_curve(axes, curve)
+        _draw_curve(axes, curve, log)
     for shade, (label, height) in zip(_greys(len(baselines or {})), (baselines or {}).items(), strict=True):
         axes.axhline(height, color=shade, linestyle="--", linewidth=1.2, label=f"{label} ({height:,.4g})")
     if all(0 <= value <= 1 for curve in curves for value in curve.centre):
         axes.set_ylim(0, 1.04)  # show the full range of a rate
     axes.set_xlabel(clock.replace("_", " "))
-    axes.set_ylabel("\n".join(map(_axis_label, metric.splitlines())))
+    axes.set_ylabel("\n".join(map(axis_label, metric.splitlines())))
     axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=9)
     save_figure(figure, path)
 
 
-def _draw_curve(axes: Axes, curve: Curve) -> None:
-    marker = "o" if len(curve.clock) < 3 else ""
+def _draw_curve(axes: Axes, curve: Curve, marked: bool) -> None:
+    marker = "o" if marked or len(curve.clock) < 3 else ""
     (line,) = axes.plot(curve.clock, curve.centre, label=_legend_label(curve), marker=marker)
     if curve.num_runs >= MIN_SEEDS:
         axes.fill_between(curve.clock, curve.lower, curve.upper, color=line.get_color(), alpha=0.2, linewidth=0)
     elif curve.num_runs > 1:
-        axes.plot(curve.clock, curve.runs.T, color=line.get_color(), alpha=0.4, linewidth=0.8)
+        points = "." if marked else ""
+        axes.plot(curve.clock, curve.runs.T, color=line.get_color(), alpha=0.4, linewidth=0.8, marker=points)
 
 
-def _axis_label(metric: str) -> str:
+def axis_label(metric: str) -> str:
+    """Return a metric with the episodes that it is measured on."""
     group, _, name = metric.partition("/")
     exact = name.startswith("exact_")  # computed for every state, not measured on episodes
     return metric if exact or group not in _EPISODES else f"{metric}, {_EPISODES[group]}"

@@ -18,12 +18,14 @@ import yaml
 
 from lrl.reports.plots import CLOCKS, Curve, Series, aggregate, draw_curves, metrics_file
 from lrl.reports.row_figures import draw_rows
-from lrl.reports.seed_intervals import bounds_of, config_digest, spread
+from lrl.reports.seed_intervals import bounds_of, config_digest, spread, without_seed
+from lrl.reports.twin_figures import draw_twin
 
 _FINISHED = re.compile(r"finished after ([\d.]+) minutes")
 _POINTS = 50
 """Approximate number of points in a saved curve."""
 _SEED = re.compile(r" --seed_everything[ =](\d+)")
+_START = re.compile(r" --model\.init_args\.init_from[ =]\S+")
 _RUN_OPTIONS = re.compile(r" --(run_directory|seed_everything)[ =]\S+")
 
 
@@ -57,7 +59,7 @@ def summarise(
 def command_of(run: Path) -> str:
     """Return the command of a run without its seed and run directory; raise ``ValueError`` if it has none.
 
-    The number of the seed in the name of another run that it starts from is ``{seed}``, as in ``lrl run_seeds``.
+    The seed in the name of a run that it starts from is ``{seed}``.
     """
     if not (run / "command.txt").is_file():
         raise ValueError(f"run is {str(run)!r}, which holds no command.txt; it must be a run directory.")
@@ -65,7 +67,9 @@ def command_of(run: Path) -> str:
     options = f" {words[-1]}" if len(words) > 1 else ""
     seed = _SEED.search(options)
     options = _RUN_OPTIONS.sub("", options)
-    return "python -m lrl" + (options if seed is None else options.replace(f"seed{seed[1]}", "seed{seed}"))
+    if seed is not None:
+        options = _START.sub(lambda start: without_seed(start[0], seed[1]), options)
+    return "python -m lrl" + options
 
 
 def _run(run: Path, metric: str, drawn: str | None) -> dict[str, Any]:
@@ -177,15 +181,20 @@ def draw_picture(name: str, results: Sequence[dict[str, Any]], folder: Path) -> 
     """Draw the results of one picture against their ``clocks``, or env steps, or minutes if no env steps are logged.
 
     Results that were kept with a number of demonstrated ``rows`` are drawn against it: a point per result, a line per
-    label.
+    label. Of ``twin`` results both metrics are drawn, with an axis each.
 
     Returns:
         The files: ``<name>.png`` for the first clock, ``<name>_<clock>.png`` for the others.
     """
     first = results[0]
+    for key in ("rows", "twin", "metric", "drawn"):
+        if len({result.get(key) if key in ("metric", "drawn") else key in result for result in results}) > 1:
+            raise ValueError(f"picture is {name!r}, whose results differ in {key}; they must be drawn alike.")
     if "rows" in first:
         return [draw_rows(results, folder / f"{name}.png")]
     clocks = first.get("clocks") or ["env_steps" if "env_steps" in first["runs"][0]["curve"] else "minutes"]
+    if "twin" in first:
+        return [draw_twin(results, clocks[0], folder / f"{name}.png")]
     baselines = {label: height for result in results for label, height in result["baselines"].items()}
     paths = []
     for clock in clocks:

@@ -8,40 +8,45 @@ from typing import Any
 
 import numpy as np
 
-from lrl.evaluation.statistics import t_interval
+from lrl.evaluation.statistics import bootstrap_interval, t_interval
 from lrl.reports.plots import Curve, draw_curves
-from lrl.reports.seed_intervals import MIN_SEEDS
+from lrl.reports.seed_intervals import MIN_SEEDS, bounds_of
 
 
-def rows_curve(label: str, values_by_rows: Mapping[int, np.ndarray]) -> Curve:
-    """Return final values against the number of rows, with Student's interval at points of five seeds or more.
+def rows_curve(
+    label: str, values_by_rows: Mapping[int, np.ndarray], bounds: tuple[float, float] | None = None
+) -> Curve:
+    """Return final values against the number of rows, with the interval of tables at points of five seeds or more.
 
     Args:
         label: label of the curve.
         values_by_rows: final values over seeds, ``(run,)``, by the number of rows; the numbers of seeds may differ.
+        bounds: of the metric, for which a bootstrap interval is used; None uses Student's interval.
     """
     rows = sorted(values_by_rows)
     most = max(len(values) for values in values_by_rows.values())
     runs = np.full((most, len(rows)), np.nan)
-    bounds = np.full((2, len(rows)), np.nan)
+    interval = np.full((2, len(rows)), np.nan)
     for point, count in enumerate(rows):
         values = values_by_rows[count]
         runs[: len(values), point] = values
         if len(values) >= MIN_SEEDS:
-            bounds[:, point] = t_interval(values)
+            interval[:, point] = t_interval(values) if bounds is None else bootstrap_interval(values)
     return Curve(
         label=label,
         num_runs=most,
         clock=np.array(rows, dtype=np.float64),
         centre=np.nanmean(runs, axis=0),
-        lower=bounds[0],
-        upper=bounds[1],
+        lower=interval[0],
+        upper=interval[1],
         runs=runs,
     )
 
 
 def draw_rows(results: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """Draw results against their numbers of ``rows``, on a logarithmic axis: a line per label.
+
+    Several results of one label and number of rows are one point.
 
     Args:
         results: kept results with ``label``, ``rows``, ``metric`` and ``runs``; the first gives the y axis.
@@ -53,8 +58,10 @@ def draw_rows(results: Sequence[Mapping[str, Any]], path: Path) -> Path:
     points: dict[str, dict[int, np.ndarray]] = {}
     for result in results:
         values = np.array([run["curve"][result["metric"]][-1] for run in result["runs"]])
-        points.setdefault(result["label"], {})[int(result["rows"])] = values
+        by_rows = points.setdefault(result["label"], {})
+        by_rows[int(result["rows"])] = np.concatenate([by_rows.get(int(result["rows"]), values[:0]), values])
     baselines = {label: height for result in results for label, height in result["baselines"].items()}
-    curves = [rows_curve(label, values) for label, values in points.items()]
+    bounds = bounds_of(dict(results[0]))
+    curves = [rows_curve(label, values, bounds) for label, values in points.items()]
     draw_curves(curves, results[0]["metric"], "demonstrated rows", path, baselines, log=True)
     return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -59,9 +60,20 @@ def spread(values: np.ndarray, bounds: tuple[float, float] | None) -> str:
     return f"{low:.3f} to {high:.3f}"
 
 
+def without_seed(text: str, seed: str | int) -> str:
+    """Return a text in which the seed of a run, a number of its own, is ``{seed}``, as in ``lrl run_seeds``.
+
+    A run may start from an earlier run on its seed, whose directory has the seed in its name.
+    """
+    return re.sub(rf"(?<!\d){seed}(?!\d)", "{seed}", text)
+
+
 def config_digest(config: dict[str, Any]) -> str:
     """Return a hash of a run's resolved configuration without its seed and paths, as 12 hexadecimal digits."""
     config = copy.deepcopy(config)
+    start, seed = config.get("model", {}).get("init_args", {}), config.get("seed_everything", "")
+    if isinstance(start.get("init_from"), str):
+        start["init_from"] = without_seed(start["init_from"], seed)
     for key in ("seed_everything", "run_directory", "ckpt_path", "config"):
         config.pop(key, None)
     for key in ("logger", "default_root_dir"):

@@ -15,7 +15,7 @@ from lrl.reports.results import (
     result_text,
     summarise,
 )
-from lrl.reports.seed_intervals import with_earlier_runs
+from lrl.reports.seed_intervals import config_digest, with_earlier_runs
 
 
 def run_directory(folder, seed, values, minutes="1.50", options=""):
@@ -69,14 +69,19 @@ def test_a_long_curve_is_thinned_and_keeps_its_last_value(tmp_path):
 
 
 def test_runs_that_start_from_runs_of_their_own_seeds_are_one_experiment(tmp_path):
-    commands = set()
+    commands, digests = set(), set()
     for seed in (7, 70):
         run = tmp_path / str(seed)
         run.mkdir()
-        start = f"--init_from runs/weak/seed{seed}"
-        (run / "command.txt").write_text(f"lrl fit --config a.yaml {start} --seed_everything {seed} --run_directory r")
+        start = f"runs/weak/seed{seed}"
+        options = f"--model.init_args.init_from {start} --lr 7 --seed_everything {seed} --run_directory r"
+        (run / "command.txt").write_text(f"lrl fit --config a.yaml {options}")
         commands.add(command_of(run))
-    assert commands == {"python -m lrl fit --config a.yaml --init_from runs/weak/seed{seed}"}
+        digests.add(config_digest({"seed_everything": seed, "model": {"init_args": {"init_from": start, "lr": 7}}}))
+    assert commands == {"python -m lrl fit --config a.yaml --model.init_args.init_from runs/weak/seed{seed} --lr 7"}
+    assert len(digests) == 1
+    other = {"seed_everything": 7, "model": {"init_args": {"init_from": "runs/weak/seed70", "lr": 7}}}
+    assert config_digest(other) not in digests
 
 
 def test_runs_of_different_commands_are_not_one_experiment(tmp_path):

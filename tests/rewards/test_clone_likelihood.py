@@ -14,7 +14,7 @@ from lrl.policies.mlp import MLPPolicy
 from lrl.rewards.clone_likelihood import CloneLikelihoodReward
 from lrl.rewards.row import Row
 from lrl.turn_batch import TurnBatch
-from lrl.types import NativeTurn
+from lrl.types import NativeTurn, RandomKeys
 
 SEEN, PUSH = spaces.Box(-np.inf, np.inf, (3,), np.float64), spaces.Box(-1.0, 1.0, (2,))
 STEP = spaces.Discrete(3)
@@ -62,69 +62,86 @@ def connected(path: str, codec=None, **settings) -> CloneLikelihoodReward:
     return reward
 
 
-@pytest.mark.parametrize(
-    ("action_space", "actions"),
-    [(PUSH, [np.float32([0.2, -1.0]), np.float32([1.0, 0.7])]), (STEP, [2, 0]), (spaces.Discrete(3, start=5), [7, 5])],
-)
-@pytest.mark.parametrize(
-    "changes", [{}, {"normalise_observations": False}, {"shared_value_network": True}, {"critic": False}]
-)
-def test_the_reward_is_the_log_likelihood_that_the_policy_is_trained_on(saved, action_space, actions, changes) -> None:
+SETTINGS_OF_NETWORKS = [{}, {"normalise_observations": False}, {"shared_value_network": True}, {"critic": False}]
+
+
+@pytest.mark.parametrize(("action_space", "actions"), [(STEP, [2, 0]), (spaces.Discrete(3, start=5), [7, 5])])
+@pytest.mark.parametrize("changes", SETTINGS_OF_NETWORKS)
+def test_of_a_discrete_action_it_is_the_log_probability_that_the_policy_gives(
+    saved, action_space, actions, changes
+) -> None:
     policy, path = saved(action_space, **changes)
     rows = [row(1.0, 2.0, -3.0), row(0.5, 0.0, 2.0)]
     turns = [NativeTurn(one.native_observation, action) for one, action in zip(rows, actions, strict=True)]
-    mask = torch.ones(2, 1, dtype=torch.bool)
-    batch = TurnBatch(
-        inputs=policy.encode_turns(turns), response_mask=mask, old_logprobs=mask.float(), advantages=mask.float()
-    )
+    mask, ones = torch.ones(2, 1, dtype=torch.bool), torch.ones(2, 1)
+    batch = TurnBatch(inputs=policy.encode_turns(turns), response_mask=mask, old_logprobs=ones, advantages=ones)
     expected = policy.evaluate(batch).logprobs[:, 0].detach()
-    reward = connected(path, SpaceCodec(SEEN, action_space), minimum=-1e9)
-    found = reward(rows, ["", ""], actions)
+    found = connected(path, SpaceCodec(SEEN, action_space))(rows, ["", ""], actions)
     np.testing.assert_allclose(found, expected.double().numpy(), rtol=1e-6)
     assert found.dtype == np.float64
 
 
-def test_a_known_gaussian_gives_the_numbers_of_the_formula(saved) -> None:
+@pytest.mark.parametrize("changes", SETTINGS_OF_NETWORKS)
+def test_the_clones_own_action_has_the_highest_reward_and_distance_counts_in_its_deviations(saved, changes) -> None:
+    policy, path = saved(initial_log_std=math.log(0.5), **changes)
+    rows = [row(1.0, 2.0, -3.0), row(0.5, 0.0, 2.0)]
+    keys = RandomKeys(seed=0, purpose="test", collection=0, env=np.arange(2), turn=np.zeros(2, int))
+    seen = [one.native_observation for one in rows]
+    greedy = policy.act(seen, [()] * 2, keys, policy.sampling_at(0.0)).actions
+    reward = connected(path)
+    assert reward(rows, ["", ""], list(greedy)).tolist() == pytest.approx([0, 0], abs=1e-9)
+    away = [action + np.float32([0.5, 0.0]) for action in greedy]  # one deviation in one of two dimensions
+    assert reward(rows, ["", ""], away).tolist() == pytest.approx([-0.25, -0.25], rel=1e-5)
+
+
+def test_a_mean_beyond_a_bound_counts_as_the_bound_and_a_small_deviation_as_the_least(saved) -> None:
     policy, path = saved(normalise_observations=False)
     with torch.no_grad():
-        for layer in (policy.actor[0], policy.actor[2]):
-            layer.weight.zero_()
-            layer.bias.zero_()
-        policy.actor[2].bias.copy_(torch.tensor([0.5, 0.0]))
-        policy.head.log_std.copy_(torch.tensor([0.5, 2.0]).log())
+        policy.actor[2].weight.zero_()
+        policy.actor[2].bias.copy_(torch.tensor([3.0, 0.0]))
+        policy.head.log_std.copy_(torch.tensor([0.01, 2.0]).log())
     checkpoint = torch.load(path, weights_only=True)
     checkpoint["state_dict"] = {f"policy.{name}": weight for name, weight in policy.state_dict().items()}
     torch.save(checkpoint, path)
-    reward = connected(path)
-    inside = -0.5 * 1.0 - math.log(0.5) - 0.5 * math.log(2 * math.pi)  # one standard deviation below the mean
-    upper = math.log(0.3085375387)  # beyond half a standard deviation: all that is clipped to 1
-    assert reward([row(0, 0, 0)], [""], [np.float32([0.0, 1.0])]).tolist() == pytest.approx([inside + upper], rel=1e-5)
+    actions = [np.float32([1.0, 0.0]), np.float32([0.8, 1.0])]
+    found = connected(path, min_std=0.2)([row(0, 0, 0)] * 2, ["", ""], actions)
+    assert found.tolist() == pytest.approx([0, -(1.0 + 0.25) / 4], rel=1e-5)
+    own = connected(path, min_std=0.0, minimum=-1e6)([row(0, 0, 0)] * 2, ["", ""], actions)
+    assert own.tolist() == pytest.approx([0, -(400 + 0.25) / 4], rel=1e-4)
 
 
 def test_an_invalid_response_has_the_least_reward_and_so_has_an_unlikely_action(saved) -> None:
-    _, path = saved(initial_log_std=-5.0)
-    reward = connected(path, minimum=-7.0)
+    _, path = saved()
+    reward = connected(path, min_std=0.0, minimum=-3.0)
     far, near = np.float32([1.0, -1.0]), np.float32([0.0, 0.0])
     found = reward([row(1, 2, 3)] * 3, [""] * 3, [far, None, near])
-    assert found[:2].tolist() == [-7, -7] and found[2] > -7
-    assert reward([row(1, 2, 3)], [""], [None]).tolist() == [-7]
+    assert found[:2].tolist() == [-3, -3] and found[2] > -3
+    assert reward([row(1, 2, 3)], [""], [None]).tolist() == [-3]
+    with pytest.raises(ValueError, match="rewards.minimum is nan; it must be finite"):
+        CloneLikelihoodReward(path, minimum=math.nan)
 
 
 def test_what_does_not_fit_raises_one_sentence(saved, tmp_path) -> None:
     with pytest.raises(ValueError, match=r"rewards.path is '.*nothing', which is neither a checkpoint nor a run"):
         CloneLikelihoodReward(str(tmp_path / "nothing"))
+    torch.save([1, 2], tmp_path / "list.ckpt")
+    with pytest.raises(ValueError, match="which holds no MLPPolicy"):
+        connected(str(tmp_path / "list.ckpt"))
     _, path = saved(class_path="lrl.policies.head.HeadPolicy")
     with pytest.raises(ValueError, match="which holds no MLPPolicy"):
         connected(path)
-    _, path = saved(STEP)
-    with pytest.raises(ValueError, match="which does not fit the environment: it has 3 outputs, but actions are of"):
+    _, path = saved(spaces.Discrete(2))
+    with pytest.raises(ValueError, match="does not fit the environment: its actions are integers with 2 outputs"):
         connected(path)
-    with pytest.raises(ValueError, match="it has 3 outputs"):
+    _, path = saved(spaces.Box(-1, 1, (4,)))
+    with pytest.raises(ValueError, match="its actions are vectors with 4 outputs; they must be of Discrete"):
         connected(path, FrozenLakeCodec())
     _, path = saved()
     reward = CloneLikelihoodReward(path)
-    with pytest.raises(ValueError, match="the clone reads 3 numbers; observations have shape"):
+    with pytest.raises(ValueError, match="the clone reads vectors of 3 numbers; an observation is"):
         reward.connect(SpaceCodec(SEEN, PUSH), None, row(1.0))
+    with pytest.raises(ValueError, match="the clone reads vectors of 3 numbers; an observation is"):
+        reward.connect(SpaceCodec(SEEN, PUSH), None, Row(observation="", action=0, native_observation={"a": 1}))
     with pytest.raises(ValueError, match=r"env.rows hold no native observations"):
         reward.connect(SpaceCodec(SEEN, PUSH), None, Row(observation="", action=0))
     with pytest.raises(ValueError, match="they must be Discrete or a Box"):
