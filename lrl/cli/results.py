@@ -96,7 +96,9 @@ def check_figure(arguments: argparse.Namespace) -> None:
     ignored = {"--clocks": arguments.clocks, "--window": arguments.window}
     if arguments.rows is not None:
         if arguments.rows < 1 or arguments.label is None:
-            raise ValueError(f"--rows is {arguments.rows}; it must be positive and come with a --label, its line.")
+            raise ValueError(
+                f"--rows is {arguments.rows}; it must be positive and come with a --label, the name of its line."
+            )
         ignored |= {"--twin": arguments.twin or None, "--drawn": arguments.drawn}
     elif arguments.twin:
         if arguments.drawn in (None, arguments.metric):

@@ -201,8 +201,7 @@ class SpaceCodec(TextCodec):
             pairs = self.numbers.statistics
         self._observation = format_for_space(observation_space, self.numbers, metadata, "observation", pairs)
         self._action = format_for_space(action_space, self.numbers, metadata, "action")
-        task = metadata.task if self.numbers.describe else None
-        self._description = metadata.description if task is None else str(task)
+        self._description = str((self.numbers.describe and metadata.task) or metadata.description)
         self._metadata, self._action_space = metadata, copy.deepcopy(action_space)
         self.tags_observations = self.numbers.tags and isinstance(observation_space, spaces.Box) and not named
 

@@ -79,6 +79,25 @@ def is_sharded_checkpoint(path: Path) -> bool:
     return (path / ".metadata").exists()
 
 
+def find_checkpoint(path: str | Path, names: Sequence[str], key: str, advice: str) -> Path:
+    """Return a checkpoint, or the first of some names that a run directory holds.
+
+    Args:
+        path: a checkpoint, whole or in shards, or a run directory.
+        names: names in its folder ``checkpoints``, the preferred one first.
+        key: what the configuration calls the path.
+        advice: what else to do, for the error.
+
+    Raises:
+        ValueError: there is none.
+    """
+    path = Path(path)
+    for file in (path, *(path / "checkpoints" / name for name in names)):
+        if file.is_file() or is_sharded_checkpoint(file):
+            return file
+    raise ValueError(f"{key} is {str(path)!r}, which is neither a checkpoint nor a run directory with one; {advice}.")
+
+
 def read_checkpoint(path: Path, weights: bool = True) -> dict[str, Any]:
     """Load a checkpoint on the CPU as one dictionary, from a file or from a folder with the shards of several ranks.
 

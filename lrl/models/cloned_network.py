@@ -13,7 +13,7 @@ import yaml
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint
+from lrl.functional.distributed import find_checkpoint, read_checkpoint
 from lrl.models.action_heads import ActionHead
 from lrl.models.networks import RunningNorm, mlp, seeded_init
 from lrl.moved_names import current_config
@@ -101,13 +101,8 @@ def cloned_network_file(path: str | Path, key: str = "path") -> Path:
     Raises:
         ValueError: there is no checkpoint.
     """
-    for file in (Path(path), Path(path) / "checkpoints" / "last.ckpt"):
-        if file.is_file() or is_sharded_checkpoint(file):
-            return file
-    raise ValueError(
-        f"{key} is {str(path)!r}, which is neither a checkpoint nor a run directory with one; clone a network with "
-        "`lrl fit --config half_cheetah/clone_mlp.yaml`."
-    )
+    advice = "clone a network with `lrl fit --config half_cheetah/clone_mlp.yaml`"
+    return find_checkpoint(path, ("last.ckpt",), key, advice)
 
 
 def load_cloned_network(

@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint
+from lrl.functional.distributed import find_checkpoint, read_checkpoint
 from lrl.models.action_heads import vector_size, vectors
 from lrl.models.networks import mlp, seeded_init
 
@@ -209,17 +209,8 @@ def reward_model_file(path: str | Path, key: str = "path") -> Path:
     Raises:
         ValueError: there is no checkpoint.
     """
-    path = Path(path)
-    if path.is_file() or is_sharded_checkpoint(path):
-        return path
-    found = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
-    for file in found:
-        if file.exists():
-            return file
-    raise ValueError(
-        f"{key} is {str(path)!r}, which is neither a checkpoint nor a run directory with one; train a reward model "
-        "with `lrl fit --config half_cheetah/reward_model.yaml`."
-    )
+    advice = "train a reward model with `lrl fit --config half_cheetah/reward_model.yaml`"
+    return find_checkpoint(path, ("best.ckpt", "last.ckpt"), key, advice)
 
 
 def load_reward_model(path: str | Path, key: str = "path") -> RewardModel:

@@ -12,11 +12,10 @@ from gymnasium import spaces
 from lrl.codecs.codec import TextCodec
 from lrl.models.cloned_network import ClonedNetwork, cloned_network_file, load_cloned_network
 from lrl.ranges import NonNegativeFloat, check_arguments
-from lrl.rewards.reward import NativeAction, Reward
-from lrl.rewards.row import Row
+from lrl.rewards.network import NetworkReward
 
 
-class CloneLikelihoodReward(Reward):
+class CloneLikelihoodReward(NetworkReward):
     """Reward of the log-likelihood of an action under a network that was cloned from demonstrations.
 
     For a Box that is ``-1/2 mean(((action - clone's action) / std)^2)`` over the dimensions: the log-density of a
@@ -41,48 +40,32 @@ class CloneLikelihoodReward(Reward):
 
     def __init__(self, path: str, min_std: NonNegativeFloat = 0.1, minimum: float = -50.0, weight: float = 1.0) -> None:
         check_arguments(CloneLikelihoodReward.__init__, locals(), "rewards")
-        super().__init__(weight)
+        super().__init__(path, weight)
         if not math.isfinite(minimum):
             raise ValueError(f"rewards.minimum is {minimum}; it must be finite.")
         cloned_network_file(path, "rewards.path")
-        self.path, self.min_std, self.minimum = path, float(min_std), float(minimum)
+        self.min_std, self.minimum = float(min_std), float(minimum)
         self._network: ClonedNetwork | None = None
 
-    def connect(self, codec: TextCodec, response_format: str | None, row: Row) -> None:
-        """Load the clone, and raise if it cannot reward actions in this row.
+    @property
+    def invalid_reward(self) -> float:
+        """Reward of an invalid response: the least one."""
+        return self.minimum
+
+    def load(self, codec: TextCodec) -> None:
+        """Load the clone.
 
         Raises:
-            ValueError: the checkpoint is damaged, of something else or of other spaces, or the row holds no native
-                observation.
+            ValueError: the checkpoint is damaged, of something else or of another action space.
         """
-        super().connect(codec, response_format, row)
-        if row.native_observation is None:
-            raise ValueError(
-                "env.rewards has a CloneLikelihoodReward, but env.rows hold no native observations; it needs rows that "
-                "do, such as MinariRows."
-            )
         space = codec.action_space
         if not isinstance(space, (spaces.Box, spaces.Discrete)):
             raise ValueError(
                 f"env.rewards has a CloneLikelihoodReward, but actions are of {space}; they must be Discrete or a Box."
             )
         self._network = load_cloned_network(self.path, space, "rewards.path")
-        try:
-            self._network.log_likelihoods([row.native_observation], [row.action])
-        except ValueError as error:
-            raise ValueError(
-                f"env.rewards has a CloneLikelihoodReward of {self.path!r}, which does not fit env.rows: {error}"
-            ) from error
 
-    def __call__(
-        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[NativeAction | None]
-    ) -> np.ndarray:
-        """Compute the reward of each response in one forward pass; float64 ``(row,)``."""
+    def predict(self, observations: Sequence[Any], actions: Sequence[Any]) -> np.ndarray:
+        """Return the log-likelihoods of native actions, float64 ``(row,)``, at least the least reward."""
         assert self._network is not None, "connect() comes first"
-        rewards = np.full(len(rows), self.minimum)
-        valid = [index for index, action in enumerate(actions) if action is not None]
-        if valid:
-            observations: list[Any] = [rows[index].native_observation for index in valid]
-            found = self._network.log_likelihoods(observations, [actions[index] for index in valid], self.min_std)
-            rewards[valid] = np.maximum(found, self.minimum)
-        return rewards
+        return np.maximum(self._network.log_likelihoods(observations, actions, self.min_std), self.minimum)

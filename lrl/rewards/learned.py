@@ -10,11 +10,10 @@ import numpy as np
 from lrl.codecs.codec import TextCodec
 from lrl.models.reward_model import RewardModel, load_reward_model, reward_model_file
 from lrl.ranges import NonNegativeFloat, check_arguments
-from lrl.rewards.reward import NativeAction, Reward
-from lrl.rewards.row import Row
+from lrl.rewards.network import NetworkReward
 
 
-class LearnedReward(Reward):
+class LearnedReward(NetworkReward):
     """Reward that a reward model predicts for the action in the row's state, and a constant for an invalid response.
 
     A policy that maximises it finds where the model errs. Compare it with the environment's own return, and subtract
@@ -38,9 +37,9 @@ class LearnedReward(Reward):
         self, path: str, invalid: float | None = -3.15, weight: float = 1.0, disagreement_coef: NonNegativeFloat = 0.0
     ) -> None:
         check_arguments(LearnedReward.__init__, locals(), "rewards")
-        super().__init__(weight)
+        super().__init__(path, weight)
         reward_model_file(path, "rewards.path")
-        self.path, self.invalid, self.disagreement_coef = path, invalid, float(disagreement_coef)
+        self.invalid, self.disagreement_coef = invalid, float(disagreement_coef)
         self._model: RewardModel | None = None
 
     @property
@@ -60,39 +59,19 @@ class LearnedReward(Reward):
             self._model = model
         return self._model
 
-    def connect(self, codec: TextCodec, response_format: str | None, row: Row) -> None:
-        """Load the model, and raise if it cannot reward actions in this row.
+    @property
+    def invalid_reward(self) -> float:
+        """Reward of an invalid response."""
+        return float(self.model.minimum) if self.invalid is None else self.invalid
 
-        Raises:
-            ValueError: the checkpoint is damaged or of something else, the row holds no native observation, or its
-                observation or action does not fit the model.
-        """
-        super().connect(codec, response_format, row)
-        model = self.model
-        if row.native_observation is None:
-            raise ValueError(
-                "env.rewards has a LearnedReward, but env.rows hold no native observations; it needs rows that do, "
-                "such as MinariRows."
-            )
-        try:
-            model.predict([row.native_observation], [row.action])
-        except ValueError as error:
-            raise ValueError(
-                f"env.rewards has a LearnedReward of {self.path!r}, which does not fit env.rows: {error}"
-            ) from error
+    def load(self, codec: TextCodec) -> None:
+        """Load the model, whatever the environment."""
+        _ = self.model
 
-    def __call__(
-        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[NativeAction | None]
-    ) -> np.ndarray:
-        """Compute the reward of each response in one forward pass; float64 ``(row,)``.
+    def predict(self, observations: Sequence[Any], actions: Sequence[Any]) -> np.ndarray:
+        """Return the predicted rewards, float64 ``(row,)``, less the disagreement.
 
         Raises:
             ValueError: observations or actions do not fit the model.
         """
-        model = self.model
-        rewards = np.full(len(rows), float(model.minimum) if self.invalid is None else self.invalid)
-        valid = [index for index, action in enumerate(actions) if action is not None]
-        if valid:
-            observations: list[Any] = [rows[index].native_observation for index in valid]
-            rewards[valid] = model.predict(observations, [actions[index] for index in valid], self.disagreement_coef)
-        return rewards
+        return self.model.predict(observations, actions, self.disagreement_coef)
