@@ -17,9 +17,9 @@ Departures from the paper:
 4. An entropy bonus, exact over the vocabulary. A group that agrees on a wrong action keeps advantage 0: only the
    bonus and the KL term, which apply where advantages are 0 as well, make the other actions probable again.
 5. The KL term is estimated by k3 at the sampled tokens, as in the paper; k1 and k2 can be chosen.
-6. ``credit`` can tell the turns of an episode apart without a critic, where turns of a group observe the same state:
-   ``step`` adds a comparison of these turns (GiGPO, arXiv:2505.10978), ``grouped_gae`` takes their mean return as the
-   value of the state (GAGPO, arXiv:2605.13217).
+6. ``credit`` can tell the turns of an episode apart without a critic: ``turn`` compares the returns from the same turn
+   on; where turns of a group observe the same state, ``step`` adds a comparison of these turns (GiGPO,
+   arXiv:2505.10978), and ``grouped_gae`` takes their mean return as the value of the state (GAGPO, arXiv:2605.13217).
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class GRPOModule(GradientModule):
 
     @property
     def needs_states(self) -> bool:
-        """Return whether turns are compared by their observations: unless they all carry their episode's advantage."""
-        return self.credit.kind != "episode"
+        """Return whether turns are compared by their observations: if ``credit`` asks for it."""
+        return self.credit.needs_states
 
     def advantages(self, rollout: Rollout) -> Credit:
         """Give every token the advantage of its episode's return over its group, or of its turn, across all ranks."""
@@ -101,7 +101,7 @@ class GRPOModule(GradientModule):
         start = self.global_rank * len(rollout.group)
         own = advantages[start : start + len(rollout.group)]
         metrics = {"rollout/group_return_std": group_std(rollout.returns, rollout.group)}
-        if not self.needs_states:
+        if self.credit.kind == "episode":
             return Credit(advantages=own[None, :, None] * rollout.response_mask, metrics=metrics)
         turns = self.credit.estimate(rollout, own, self.advantage_scale, self.leave_one_out, self.reduce_sum)
         return Credit(

@@ -1,4 +1,4 @@
-"""Advantages of single turns without a critic: turns of a group that observed the same state are compared.
+"""Advantages of single turns without a critic: turns of a group in the same state, or at the same time, are compared.
 
 All tensors lie on the grid of a rollout, ``(time, env)``, on which each environment plays one whole episode: its turns
 are ``active`` from the first row on until the episode ends; what stands below is ignored. Nothing follows an episode
@@ -87,6 +87,39 @@ def step_advantages(
         advantages = advantages * count / (count - 1).clamp(min=1)
     out[active] = advantages
     return out
+
+
+def turn_advantages(
+    rewards: Tensor,
+    group: Tensor,
+    active: Tensor,
+    *,
+    gamma: float,
+    scale: str = "group_std",
+    leave_one_out: bool = False,
+    reduce: Reduce | None = None,
+) -> Tensor:
+    """Compare the turns of a group that have the same number by the discounted return from there.
+
+    ``A_t = (R_t - mean(R_t of the group's episodes that last so long)) / scale`` with ``R_t = sum_k gamma^k r_{t+k}``:
+    policy gradients with a baseline that depends on time, the mean over episodes from one start. For episodes whose
+    rewards come at every step, and whose states never repeat.
+
+    Args:
+        rewards: float ``(time, env)``.
+        group: int64 ``(env,)``.
+        active: bool ``(time, env)``.
+        gamma: discount per turn.
+        scale: ``group_std`` (of the turns that are compared), ``batch_std`` (of the returns from all turns) or ``none``.
+        leave_one_out: whether the baseline of a turn is the mean of the *other* turns it is compared with.
+        reduce: None is for one rank.
+
+    Returns:
+        float ``(time, env)``, 0 where inactive, and where only one episode of a group is left.
+    """
+    time = torch.arange(len(rewards), device=rewards.device)[:, None].expand_as(rewards)
+    options = {"gamma": gamma, "scale": scale, "leave_one_out": leave_one_out}
+    return step_advantages(rewards, time, group, active, **options, reduce=reduce)
 
 
 def grouped_values(returns: Tensor, state: Tensor, group: Tensor, active: Tensor) -> Tensor:

@@ -24,9 +24,11 @@ from lrl.ranges import ClosedUnitInterval, PositiveInt, check_fields
 from lrl.training.credit import CreditConfig
 from lrl.training.group_credit import GroupCreditConfig
 
-_GROUPED: Mapping[str, tuple[Literal["episode", "step", "grouped_gae"], str]] = {
+_GROUPED: Mapping[str, tuple[Literal["episode", "turn", "step", "grouped_gae"], str]] = {
     "episode groups (GRPO)": ("episode", "group_std"),
     "episode groups, not scaled": ("episode", "none"),
+    "turns of the same number": ("turn", "group_std"),
+    "turns of the same number, not scaled": ("turn", "none"),
     "step groups (GiGPO)": ("step", "group_std"),
     "step groups, not scaled": ("step", "none"),
     "grouped GAE (GAGPO)": ("grouped_gae", "group_std"),
@@ -111,9 +113,11 @@ def estimates(sample: ExactRollout, gamma: float, gae_lambda: float) -> dict[str
     """
     rollout, found = sample.rollout, dict[str, Tensor]()
     for name, (kind, scale) in _GROUPED.items():
-        read = {"episode": {}, "step": {"gamma": gamma}, "grouped_gae": {"gamma": gamma, "gae_lambda": gae_lambda}}
         episode = group_advantages(rollout.returns, rollout.group, scale)
-        turns = GroupCreditConfig(kind=kind, **read[kind]).estimate(rollout, episode, scale)
+        discounts = {} if kind == "episode" else {"gamma": gamma}
+        if kind == "grouped_gae":
+            discounts["gae_lambda"] = gae_lambda
+        turns = GroupCreditConfig(kind=kind, **discounts).estimate(rollout, episode, scale)
         found[name] = turns[..., None] * rollout.response_mask
     assert rollout.values is not None
     for critic, values in zip(_CRITICS, (rollout.values, torch.zeros_like(rollout.values)), strict=True):

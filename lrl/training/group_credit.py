@@ -8,11 +8,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from lrl.functional.step_groups import grouped_gae, shared_state_rate, step_advantages
+from lrl.functional.step_groups import grouped_gae, shared_state_rate, step_advantages, turn_advantages
 from lrl.ranges import ClosedUnitInterval, NonNegativeFloat, check_fields
 from lrl.types import Rollout
 
-_READ = {"episode": (), "step": ("gamma", "step_weight"), "grouped_gae": ("gamma", "gae_lambda")}
+_READ = {"episode": (), "turn": ("gamma",), "step": ("gamma", "step_weight"), "grouped_gae": ("gamma", "gae_lambda")}
 """The settings that each kind reads."""
 
 
@@ -20,8 +20,9 @@ _READ = {"episode": (), "step": ("gamma", "step_weight"), "grouped_gae": ("gamma
 class GroupCreditConfig:
     """How the turns of an episode share in its advantage over its group."""
 
-    kind: Literal["episode", "step", "grouped_gae"] = "episode"
-    """``episode``: all turns carry the advantage of their episode; ``step``: that, plus the advantage over the turns of
+    kind: Literal["episode", "turn", "step", "grouped_gae"] = "episode"
+    """``episode``: all turns carry the advantage of their episode; ``turn``: the return from a turn on is compared with
+    those of the group's turns of the same number; ``step``: the advantage of the episode, plus that over the turns of
     the group that observed the same state (GiGPO); ``grouped_gae``: GAE, where the mean return of these turns is the
     value of the state (GAGPO). See :mod:`lrl.functional.step_groups`."""
     gamma: ClosedUnitInterval = 0.95
@@ -39,6 +40,11 @@ class GroupCreditConfig:
                 raise ValueError(
                     f"model.credit.{field.name} is {value}; it must be left out, {self.kind} credit does not read it."
                 )
+
+    @property
+    def needs_states(self) -> bool:
+        """Return whether turns are compared by what was observed before them."""
+        return self.kind in ("step", "grouped_gae")
 
     def check_baseline(self, leave_one_out: bool) -> None:
         """Raise if the baseline of an episode cannot leave out the episode itself.
@@ -62,7 +68,7 @@ class GroupCreditConfig:
         """Return the advantages of a rollout's turns, ``(time, env)``, 0 where inactive.
 
         Args:
-            rollout: each environment has played one whole episode; ``state`` is there unless the kind is ``episode``.
+            rollout: each environment has played one whole episode; ``state`` is there if ``needs_states``.
             episode_advantages: ``(env,)``, of the episodes over their groups.
             scale: what centred returns are divided by, see :func:`~lrl.functional.advantages.group_advantages`.
             leave_one_out: whether a baseline leaves out the turn itself.
@@ -70,6 +76,9 @@ class GroupCreditConfig:
         """
         if self.kind == "episode":
             return episode_advantages * rollout.active
+        if self.kind == "turn":
+            options = {"gamma": self.gamma, "scale": scale, "leave_one_out": leave_one_out}
+            return turn_advantages(rollout.rewards, rollout.group, rollout.active, **options, reduce=reduce)
         turns = (rollout.rewards, _states(rollout), rollout.group, rollout.active)
         if self.kind == "grouped_gae":
             discounts = {"gamma": self.gamma, "gae_lambda": self.gae_lambda}
@@ -79,7 +88,9 @@ class GroupCreditConfig:
         return episode_advantages * rollout.active + self.step_weight * steps
 
     def metrics(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Return what tells whether states can be compared, to be logged by name."""
+        """Return what tells whether states can be compared, to be logged by name; empty unless ``needs_states``."""
+        if not self.needs_states:
+            return {}
         return {"rollout/shared_state_rate": shared_state_rate(_states(rollout), rollout.group, rollout.active)}
 
 

@@ -17,7 +17,7 @@ from lrl.envs.prompt_env import PromptEnvs
 from lrl.envs.rows import RowSource
 from lrl.envs.text import AdvisedObservation
 from lrl.functional.advantages import group_advantages
-from lrl.functional.step_groups import grouped_gae, step_advantages
+from lrl.functional.step_groups import grouped_gae, step_advantages, turn_advantages
 from lrl.policies.mlp import MLPPolicy
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward
 from lrl.rewards.row import Row
@@ -66,7 +66,7 @@ def collected(env, states, **plan):
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
-@pytest.mark.parametrize("kind", ["episode", "step", "grouped_gae"])
+@pytest.mark.parametrize("kind", ["episode", "turn", "step", "grouped_gae"])
 def test_a_network_learns_from_groups_of_episodes_with_discrete_and_continuous_actions(tmp_path, name, kind):
     sizes = {"num_epochs": 2, "num_minibatches": 2, "max_turns": 20}
     settings = {"credit": GroupCreditConfig(kind=kind), "kl_coef": 0.1}
@@ -76,7 +76,7 @@ def test_a_network_learns_from_groups_of_episodes_with_discrete_and_continuous_a
     assert rollout.response_mask.sum(-1).max() == 1 and rollout.lengths.max() <= 20
     (first, *_) = [row for _, row in trainer.logger.rows if "train/loss" in row]
     assert first["train/ratio_error"] < 1 and first["rollout/group_return_std"] > 0
-    assert ("rollout/shared_state_rate" in first) == (kind != "episode")
+    assert ("rollout/shared_state_rate" in first) == (kind in ("step", "grouped_gae"))
 
 
 def test_validation_on_rows_without_q_values_has_no_success_rate(tmp_path):
@@ -92,7 +92,7 @@ def test_all_turns_of_an_episode_carry_its_advantage_unless_states_are_compared(
     episode = group_advantages(rollout.returns, rollout.group)
     turns = (rollout.rewards, rollout.state, rollout.group, rollout.active)
     found = {}
-    for kind in ("episode", "step", "grouped_gae"):
+    for kind in ("episode", "turn", "step", "grouped_gae"):
         module, _ = module_and_data(LAKE, credit=GroupCreditConfig(kind=kind))
         monkeypatch.setattr(module, "all_gather", lambda own: own)
         monkeypatch.setattr(type(module), "reduce_sum", lambda self, value: value)
@@ -104,6 +104,9 @@ def test_all_turns_of_an_episode_carry_its_advantage_unless_states_are_compared(
     torch.testing.assert_close(
         found["grouped_gae"], grouped_gae(*turns, rollout.terminated, gamma=0.95, gae_lambda=0.95)
     )
+    by_turn = turn_advantages(rollout.rewards, rollout.group, rollout.active, gamma=0.95)
+    assert by_turn.any() and not torch.equal(by_turn, found["step"])
+    torch.testing.assert_close(found["turn"], by_turn)
     assert not found["step"][~rollout.active].any()
 
 
@@ -142,7 +145,8 @@ def test_the_number_of_an_observation_is_its_own_and_never_changes():
         ({"gamma": 0.9}, "model.credit.gamma is 0.9; it must be left out, episode credit does not read it."),
         ({"kind": "step", "gae_lambda": 0.5}, "model.credit.gae_lambda is 0.5; it must be left out, step credit"),
         ({"kind": "grouped_gae", "step_weight": 2.0}, "model.credit.step_weight is 2.0; it must be left out"),
-        ({"kind": "turn"}, "model.credit.kind is 'turn'; it must be one of episode, step, grouped_gae."),
+        ({"kind": "turn", "gae_lambda": 0.5}, "model.credit.gae_lambda is 0.5; it must be left out, turn credit"),
+        ({"kind": "token"}, "model.credit.kind is 'token'; it must be one of episode, turn, step, grouped_gae."),
         ({"kind": "step", "gamma": 1.5}, "model.credit.gamma is 1.5; it must be in [0, 1]."),
     ],
 )
@@ -158,7 +162,7 @@ def test_grouped_values_have_no_baseline_to_leave_the_episode_out_of():
 
 @pytest.mark.learning
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("kind", ["step", "grouped_gae"])
+@pytest.mark.parametrize("kind", ["turn", "step", "grouped_gae"])
 def test_a_small_lake_is_crossed_and_with_flipped_advantages_it_is_not(tmp_path, monkeypatch, kind, sign):
     estimate = GroupCreditConfig.estimate
     monkeypatch.setattr(GroupCreditConfig, "estimate", lambda *args: sign * estimate(*args))

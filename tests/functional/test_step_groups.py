@@ -14,6 +14,7 @@ from lrl.functional.step_groups import (
     shared_state_rate,
     step_advantages,
     step_groups,
+    turn_advantages,
 )
 
 SCALES = ("group_std", "batch_std", "none")
@@ -52,6 +53,34 @@ def test_turns_in_the_same_state_are_compared_by_the_discounted_return_from_ther
     torch.testing.assert_close(step_advantages(*told, gamma=0.5, scale="none"), expected)
     spread = torch.tensor([1 / 12, 0.5], dtype=torch.float64).sqrt()[:, None] + 1e-4  # by n - 1, in state 1 and in 2
     torch.testing.assert_close(step_advantages(*told, gamma=0.5), expected / spread)
+
+
+def test_turns_of_the_same_number_are_compared_by_hand():
+    told, _ = turns([[(1, 1), (2, 4)], [(3, 2)], [(4, 0), (5, 2)], [(6, 7), (6, 7)]], [0, 0, 0, 1])
+    rewards, _, group, active = told
+    expected = torch.tensor([[1.0, 0.0, -1.0, 0.0], [1.0, 0.0, -1.0, 0.0]], dtype=torch.float64)  # 3, 2, 1; 4, 2
+    torch.testing.assert_close(turn_advantages(rewards, group, active, gamma=0.5, scale="none"), expected)
+    expected = expected * torch.tensor([[1.5, 0.0, 1.5, 0.0], [2.0, 0.0, 2.0, 0.0]])
+    found = turn_advantages(rewards, group, active, gamma=0.5, scale="none", leave_one_out=True)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_advantages_of_turns_with_the_same_number_sum_to_zero_and_equal_a_loop(scale):
+    (rewards, _, group, active), _ = random_turns(7)
+    found = turn_advantages(rewards, group, active, gamma=0.9, scale=scale)
+    returns = discounted_returns(rewards, active, 0.9)
+    for time in range(len(rewards)):
+        for number in group.unique():
+            peers = (group == number) & active[time]
+            if not peers.any():
+                continue
+            centred = returns[time][peers] - returns[time][peers].mean()
+            by = {"none": 1.0, "batch_std": returns[active].std() + 1e-4}.get(scale)
+            if by is None:
+                by = centred.std() + 1e-4 if len(centred) > 1 else 1.0
+            torch.testing.assert_close(found[time][peers], centred / by)
+    assert not found[~active].any()
 
 
 def test_grouped_gae_by_hand():

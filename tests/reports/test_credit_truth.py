@@ -78,7 +78,7 @@ def test_a_seed_of_numbers_a_table_and_a_figure(tmp_path, capsys):
     result = json.loads((tmp_path / "truth.json").read_text())
     assert result["command"].startswith("python -m lrl credit_truth --num_groups 4") and result["commit"]
     assert [policy["policy"] for policy in result["policies"]] == ["uniform", "softmax 0.02"]
-    assert len(result["scores"]) == 2 * 2 * 14 and (tmp_path / "truth.png").stat().st_size > 10_000
+    assert len(result["scores"]) == 2 * 2 * 16 and (tmp_path / "truth.png").stat().st_size > 10_000
     for row in result["scores"]:
         low, high = row["correlation_ci95"]
         assert -1 <= low <= row["correlation"] <= high <= 1 and len(row["correlation_seeds"]) == 2
@@ -87,7 +87,7 @@ def test_a_seed_of_numbers_a_table_and_a_figure(tmp_path, capsys):
     assert (
         table in said
         and credit_table(result, 1, averaged=True) in said
-        and table.count("\n") == 16
+        and table.count("\n") == 18
         and "| no estimate | 0 | " in table
     )
 
