@@ -110,7 +110,7 @@ def turn_advantages(
         group: int64 ``(env,)``.
         active: bool ``(time, env)``.
         gamma: discount per turn.
-        scale: ``group_std`` (of the turns that are compared), ``batch_std`` (of the returns from all turns) or ``none``.
+        scale: ``group_std`` (of the turns compared), ``batch_std`` (of the returns from all turns) or ``none``.
         leave_one_out: whether the baseline of a turn is the mean of the *other* turns it is compared with.
         reduce: None is for one rank.
 
