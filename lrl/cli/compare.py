@@ -5,8 +5,8 @@ lrl compare assets/results/cartpole_trpo_mlp.json --baseline assets/results/cart
 lrl compare runs/cart/ppo/* --baseline runs/cart/trpo/* --metric rollout/return --steps_to 195
 
 Prints the final figures of each seed, or with --steps_to the env steps until a figure is reached; the mean difference
-with a 95% interval (a bootstrap over pairs where the metric is bounded, Student's paired interval where it is not), the
-smallest difference that this many seeds detect with a probability of .8, and how many seeds it takes to detect the
+with a 95% interval (a bootstrap over pairs where the metric is bounded, Student's paired interval where it is not, or
+both with --bootstrap), the smallest difference that this many seeds detect with a probability of .8, and how many seeds it takes to detect the
 observed difference. Seeds without a partner are left out.
 """
 
@@ -32,6 +32,9 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         "--bounds", nargs=2, type=float, metavar=("LOW", "HIGH"), help="range of a bounded return; rates lie in [0, 1]"
     )
     parser.add_argument(
+        "--bootstrap", action="store_true", help="print a bootstrap over pairs where the metric is unbounded as well"
+    )
+    parser.add_argument(
         "--steps_to", type=float, metavar="FIGURE", help="compare the env steps after which the metric reaches FIGURE"
     )
     return parser
@@ -41,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Print the comparison."""
     metric = common_metric([*arguments.runs, *arguments.baseline], arguments.metric)
     reached = "" if arguments.steps_to is None else f"env steps until {arguments.steps_to:g} is reached by "
-    print(report(compared(arguments, metric), reached + metric))
+    print(report(compared(arguments, metric), reached + metric, arguments.bootstrap))
 
 
 def compared(arguments: argparse.Namespace, metric: str) -> Comparison:
@@ -63,8 +66,14 @@ def compared(arguments: argparse.Namespace, metric: str) -> Comparison:
     return compare(runs.by_seed, baseline.by_seed, bounded=bounds is not None)
 
 
-def report(result: Comparison, metric: str) -> str:
-    """Return a Markdown table of the pairs, followed by what they say about the difference."""
+def report(result: Comparison, metric: str, bootstrap: bool = False) -> str:
+    """Return a Markdown table of the pairs, followed by what they say about the difference.
+
+    Args:
+        result: the pairs.
+        metric: what the figures are.
+        bootstrap: whether unbounded figures have a bootstrap interval beside Student's.
+    """
     rows = zip(result.seeds, result.values, result.baseline, result.differences, strict=True)
     lines = [f"{metric} of the runs and of the baseline, paired by seed", ""]
     lines += ["| seed | runs | baseline | difference |", "|---|---|---|---|"]
@@ -72,7 +81,7 @@ def report(result: Comparison, metric: str) -> str:
     lines += [
         f"| mean | {result.values.mean():.4g} | {result.baseline.mean():.4g} | {result.mean:+.4g} |",
         "",
-        _interval(result),
+        *_intervals(result, bootstrap),
         *_power(result),
     ]
     for name, seeds in (("runs", result.unpaired), ("baseline", result.unpaired_baseline)):
@@ -81,12 +90,15 @@ def report(result: Comparison, metric: str) -> str:
     return "\n".join(lines)
 
 
-def _interval(result: Comparison) -> str:
-    bounds = result.interval()
-    if bounds is None:
-        return f"no interval: there are {len(result.seeds)} pairs, and an interval takes {MIN_SEEDS}"
-    kind = "bootstrap over pairs" if result.bounded else "paired t"
-    return f"95% interval of the mean difference: {bounds[0]:+.4g} to {bounds[1]:+.4g} ({kind})"
+def _intervals(result: Comparison, bootstrap: bool) -> list[str]:
+    lines = list[str]()
+    for resampled in (True,) if result.bounded else (False, True)[: 1 + bootstrap]:
+        bounds = result.interval(resampled)
+        if bounds is None:
+            return [f"no interval: there are {len(result.seeds)} pairs, and an interval takes {MIN_SEEDS}"]
+        kind = "bootstrap over pairs" if resampled else "paired t"
+        lines.append(f"95% interval of the mean difference: {bounds[0]:+.4g} to {bounds[1]:+.4g} ({kind})")
+    return lines
 
 
 def _power(result: Comparison) -> list[str]:

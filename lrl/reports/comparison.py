@@ -57,15 +57,19 @@ class Comparison:
         """Return the standard deviation of the differences; nan for a single pair."""
         return float(self.differences.std(ddof=1)) if len(self.seeds) > 1 else math.nan
 
-    def interval(self) -> Interval | None:
+    def interval(self, bootstrap: bool | None = None) -> Interval | None:
         """Return the 95% interval of the mean difference, or None with fewer than five pairs.
 
         Bounded figures have a percentile bootstrap over pairs, whose ends are means of observed differences and so
         never outside the range; with few pairs it is somewhat too narrow. Others have Student's paired interval.
+
+        Args:
+            bootstrap: whether it is a bootstrap; None decides by ``bounded``.
         """
         if len(self.seeds) < MIN_SEEDS:
             return None
-        return bootstrap_interval(self.differences) if self.bounded else t_interval(self.differences)
+        resampled = self.bounded if bootstrap is None else bootstrap
+        return bootstrap_interval(self.differences) if resampled else t_interval(self.differences)
 
     def smallest_effect(self) -> float:
         """Return the smallest difference that this many pairs detect with power .8; nan for a single pair."""

@@ -62,6 +62,17 @@ def test_kept_results_name_the_metric_and_its_bounds(tmp_path):
     assert done.returncode == 2 and "val/return has bounds 0 and 490, but a run ends at 500" in done.stderr
 
 
+def test_an_unbounded_figure_has_a_bootstrap_interval_where_it_is_asked_for(runs):
+    ours = runs("ours", {seed: value for seed, value in enumerate([10, 20, 30, 40, 200])}, "val/return")
+    theirs = runs("theirs", dict.fromkeys(range(5), 0), "val/return")
+    words = (*ours, "--baseline", *theirs, "--metric", "val/return")
+    (student,) = [line for line in compare(*words).stdout.splitlines() if line.startswith("95%")]
+    both = [line for line in compare(*words, "--bootstrap").stdout.splitlines() if line.startswith("95%")]
+    assert both[0] == student == "95% interval of the mean difference: -38.16 to +158.2 (paired t)"
+    low, high = (float(word) for word in both[1].split(": ")[1].split(" (")[0].split(" to "))
+    assert 10 < low < 30 and 90 < high < 200 and both[1].endswith("(bootstrap over pairs)")
+
+
 def test_the_env_steps_to_a_figure_are_those_of_the_first_value_that_reaches_it(runs, tmp_path):
     sides = []
     for name, values in {"ours": [[3, 8, 5], [2, 6, 9]], "theirs": [[1, 5, 8], [8, 1, 1]]}.items():
