@@ -6,8 +6,8 @@ lrl compare runs/cart/ppo/* --baseline runs/cart/trpo/* --metric rollout/return 
 
 Prints the final figures of each seed, or with --steps_to the env steps until a figure is reached; the mean difference
 with a 95% interval (a bootstrap over pairs where the metric is bounded, Student's paired interval where it is not, or
-both with --bootstrap), the smallest difference that this many seeds detect with a probability of .8, and how many seeds it takes to detect the
-observed difference. Seeds without a partner are left out.
+both with --bootstrap), the smallest difference that this many seeds detect with a probability of .8, and how many seeds
+it takes to detect the observed difference. Seeds without a partner are left out.
 """
 
 from __future__ import annotations

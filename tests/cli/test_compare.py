@@ -63,7 +63,7 @@ def test_kept_results_name_the_metric_and_its_bounds(tmp_path):
 
 
 def test_an_unbounded_figure_has_a_bootstrap_interval_where_it_is_asked_for(runs):
-    ours = runs("ours", {seed: value for seed, value in enumerate([10, 20, 30, 40, 200])}, "val/return")
+    ours = runs("ours", dict(enumerate([10, 20, 30, 40, 200])), "val/return")
     theirs = runs("theirs", dict.fromkeys(range(5), 0), "val/return")
     words = (*ours, "--baseline", *theirs, "--metric", "val/return")
     (student,) = [line for line in compare(*words).stdout.splitlines() if line.startswith("95%")]
