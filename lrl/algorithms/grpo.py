@@ -17,9 +17,10 @@ Departures from the paper:
 4. An entropy bonus, exact over the vocabulary. A group that agrees on a wrong action keeps advantage 0: only the
    bonus and the KL term, which apply where advantages are 0 as well, make the other actions probable again.
 5. The KL term is estimated by k3 at the sampled tokens, as in the paper; k1 and k2 can be chosen.
-6. ``credit`` can tell the turns of an episode apart without a critic: ``turn`` compares the returns from the same turn
-   on; where turns of a group observe the same state, ``step`` adds a comparison of these turns (GiGPO,
-   arXiv:2505.10978), and ``grouped_gae`` takes their mean return as the value of the state (GAGPO, arXiv:2605.13217).
+6. ``credit`` can tell the turns of an episode apart without a critic: ``turn`` compares returns from turn t on with
+   those of the group's other episodes; where turns of a group observe the same state, ``step`` adds a comparison of
+   these turns (GiGPO, arXiv:2505.10978), and ``grouped_gae`` takes their mean return as the value of the state (GAGPO,
+   arXiv:2605.13217).
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class GRPOModule(GradientModule):
         clip_range_high: how far the ratio may rise above 1; null takes ``clip_range``.
         kl: the KL term to the policy at the start of this run.
         ent_coef: weight of the entropy bonus, in nats per token.
-        credit: how the turns of an episode share in its advantage.
+        credit: how the turns of an episode get advantages.
         advantage_scale: what centred returns are divided by.
-        leave_one_out: the baseline of an episode is the mean of the others in its group.
+        leave_one_out: the baseline of an episode, or of a turn, is the mean of the others it is compared with.
         loss_normalisation: ``sequence`` (GRPO), ``token`` (DAPO) or ``constant`` (Dr. GRPO).
         target_kl: remaining minibatches of a collection are no-op steps once the mean KL(old || new) of one exceeds it.
         init_from: weights to start from.

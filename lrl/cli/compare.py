@@ -5,9 +5,9 @@ lrl compare assets/results/cartpole_trpo_mlp.json --baseline assets/results/cart
 lrl compare runs/cart/ppo/* --baseline runs/cart/trpo/* --metric rollout/return --steps_to 195
 
 Prints the final figures of each seed, or with --steps_to the env steps until a figure is reached; the mean difference
-with a 95% interval (a bootstrap over pairs where the metric is bounded, Student's paired interval where it is not, or
-both with --bootstrap), the smallest difference that this many seeds detect with a probability of .8, and how many seeds
-it takes to detect the observed difference. Seeds without a partner are left out.
+with a 95% interval (a bootstrap over pairs where the metric is bounded, Student's paired interval where it is not, with
+--bootstrap followed by a bootstrap), the smallest difference that this many seeds detect with a probability of .8, and
+how many seeds it takes to detect the observed difference. Seeds without a partner are left out.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ def report(result: Comparison, metric: str, bootstrap: bool = False) -> str:
 
 def _intervals(result: Comparison, bootstrap: bool) -> list[str]:
     lines = list[str]()
-    for resampled in (True,) if result.bounded else (False, True)[: 1 + bootstrap]:
+    kinds = [True] if result.bounded else [False]
+    if bootstrap and not result.bounded:
+        kinds.append(True)
+    for resampled in kinds:
         bounds = result.interval(resampled)
         if bounds is None:
             return [f"no interval: there are {len(result.seeds)} pairs, and an interval takes {MIN_SEEDS}"]

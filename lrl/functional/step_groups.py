@@ -101,9 +101,9 @@ def turn_advantages(
 ) -> Tensor:
     """Compare the turns of a group that have the same number by the discounted return from there.
 
-    ``A_t = (R_t - mean(R_t of the group's episodes that last so long)) / scale`` with ``R_t = sum_k gamma^k r_{t+k}``:
-    policy gradients with a baseline that depends on time, the mean over episodes from one start. For episodes whose
-    rewards come at every step, and whose states never repeat.
+    ``A_t = (R_t - mean(R_t of the group's episodes that are still going)) / scale``, ``R_t = sum_k gamma^k r_{t+k}``:
+    policy gradients with a baseline that depends on time, the mean over episodes from one start. It suits episodes of
+    similar length that are rewarded at every step. Turns are counted, not env steps: an invalid response uses up one.
 
     Args:
         rewards: float ``(time, env)``.

@@ -18,7 +18,7 @@ _READ = {"episode": (), "turn": ("gamma",), "step": ("gamma", "step_weight"), "g
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCreditConfig:
-    """How the turns of an episode share in its advantage over its group."""
+    """How the turns of an episode get advantages over its group."""
 
     kind: Literal["episode", "turn", "step", "grouped_gae"] = "episode"
     """``episode``: all turns carry the advantage of their episode; ``turn``: the return from a turn on is compared with
@@ -26,7 +26,8 @@ class GroupCreditConfig:
     the group that observed the same state (GiGPO); ``grouped_gae``: GAE, where the mean return of these turns is the
     value of the state (GAGPO). See :mod:`lrl.functional.step_groups`."""
     gamma: ClosedUnitInterval = 0.95
-    """Discount per turn of the returns that are compared; the return of an episode is never discounted."""
+    """Discount per turn of the returns of turns that are compared; ``episode`` and the episode's part of ``step`` are
+    not discounted."""
     step_weight: NonNegativeFloat = 1.0
     """Weight of the advantage over turns in the same state, for ``step``."""
     gae_lambda: ClosedUnitInterval = 0.95

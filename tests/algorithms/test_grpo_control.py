@@ -87,7 +87,7 @@ def test_validation_on_rows_without_q_values_has_no_success_rate(tmp_path):
     assert "val/success_rate" not in row and row["val/length"] == 1 and row["val/invalid_action_rate"] == 0
 
 
-def test_all_turns_of_an_episode_carry_its_advantage_unless_states_are_compared(monkeypatch):
+def test_all_turns_of_an_episode_carry_its_advantage_unless_turns_are_compared(monkeypatch):
     rollout = collected(LAKE, states=True)
     episode = group_advantages(rollout.returns, rollout.group)
     turns = (rollout.rewards, rollout.state, rollout.group, rollout.active)
@@ -108,6 +108,25 @@ def test_all_turns_of_an_episode_carry_its_advantage_unless_states_are_compared(
     assert by_turn.any() and not torch.equal(by_turn, found["step"])
     torch.testing.assert_close(found["turn"], by_turn)
     assert not found["step"][~rollout.active].any()
+
+
+def test_turns_are_compared_with_the_discount_the_scale_and_the_baseline_of_the_module(monkeypatch):
+    rollout = collected(GymnasiumEnvs("CartPole-v1"), states=False)
+    torch.manual_seed(0)
+    rollout = rollout.replace(rewards=torch.randn_like(rollout.rewards) * rollout.active)
+    credit, doubled = GroupCreditConfig(kind="turn", gamma=0.5), []
+    settings = {"advantage_scale": "batch_std", "leave_one_out": True}
+    module, _ = module_and_data(LAKE, credit=credit, **settings)
+    monkeypatch.setattr(module, "all_gather", lambda own: own)
+    monkeypatch.setattr(type(module), "reduce_sum", lambda self, value: doubled.append(value) or value)
+    found = module.advantages(rollout).advantages[..., 0]
+    turns = (rollout.rewards, rollout.group, rollout.active)
+    expected = turn_advantages(*turns, gamma=0.5, scale="batch_std", leave_one_out=True)
+    torch.testing.assert_close(found, expected)
+    assert doubled  # sums of all ranks were asked for
+    for other in ({"gamma": 0.95}, {"scale": "none"}, {"leave_one_out": False}):
+        options = {"gamma": 0.5, "scale": "batch_std", "leave_one_out": True} | other
+        assert (turn_advantages(*turns, **options) - expected).abs().max() > 1e-2
 
 
 def test_the_weight_of_the_step_advantage_counts():

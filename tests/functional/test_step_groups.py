@@ -147,7 +147,9 @@ def test_with_lambda_one_grouped_gae_compares_returns_as_step_groups_do():
 
 def both(told, ends, scale="group_std", reduce=None):
     options = {"gamma": 0.9, "scale": scale, "reduce": reduce}
-    return step_advantages(*told, **options), grouped_gae(*told, ends, gae_lambda=0.8, **options)
+    rewards, _, group, active = told
+    compared = (step_advantages(*told, **options), grouped_gae(*told, ends, gae_lambda=0.8, **options))
+    return *compared, turn_advantages(rewards, group, active, **options)
 
 
 @pytest.mark.parametrize("scale", SCALES)
