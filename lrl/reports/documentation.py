@@ -126,13 +126,16 @@ def _shown(config: Path) -> tuple[str, str]:
 
 
 def _is_result_of(result: dict[str, Any], config: Path) -> bool:
-    """Return whether a result was measured with a configuration of which its command changes at most the precision."""
+    """Return whether a result was measured with a configuration of which its command changes at most the precision.
+
+    A value with ``{seed}``, such as a start for each seed, does not count as a change.
+    """
     if _config_of(result) != config:
         return False
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
     changed = dict(re.findall(r" --([a-z_]+\.\S+) (\S+)", result["command"]))
     changed.pop("trainer.precision", None)
-    return all(_same(content, key, value) for key, value in changed.items())
+    return all("{seed}" in value or _same(content, key, value) for key, value in changed.items())
 
 
 def _same(content: Any, key: str, value: str) -> bool:

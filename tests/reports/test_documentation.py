@@ -43,6 +43,8 @@ def test_every_configuration_has_a_row():
     [
         ("", True),
         (" --trainer.precision bf16-mixed", True),
+        (" --model.init_args.init_from runs/start/seed{seed}", True),
+        (" --model.init_args.init_from runs/start", False),
         (" --model.init_args.optimizer.lr 0.5", False),
         (" --trainer.precision bf16-mixed --model.init_args.optimizer.lr 0.5", False),
     ],
