@@ -89,37 +89,17 @@ def step_advantages(
     return out
 
 
-def turn_advantages(
-    rewards: Tensor,
-    group: Tensor,
-    active: Tensor,
-    *,
-    gamma: float,
-    scale: str = "group_std",
-    leave_one_out: bool = False,
-    reduce: Reduce | None = None,
-) -> Tensor:
-    """Compare the turns of a group that have the same number by the discounted return from there.
+def turn_numbers(active: Tensor) -> Tensor:
+    """Return the number of each turn in its episode, int64 ``(time, env)``, to compare turns of equal numbers.
 
-    ``A_t = (R_t - mean(R_t of the group's episodes that are still going)) / scale``, ``R_t = sum_k gamma^k r_{t+k}``:
-    policy gradients with a baseline that depends on time, the mean over episodes from one start. It suits episodes of
-    similar length that are rewarded at every step. Turns are counted, not env steps: an invalid response uses up one.
+    With these in place of states, :func:`step_advantages` has a baseline that depends on time: the
+    mean over the episodes of a group that are still going, 0 where only one is left. It suits episodes of similar
+    length that are rewarded at every step. Turns are counted, not env steps: an invalid response uses up one.
 
     Args:
-        rewards: float ``(time, env)``.
-        group: int64 ``(env,)``.
         active: bool ``(time, env)``.
-        gamma: discount per turn.
-        scale: ``group_std`` (of the turns compared), ``batch_std`` (of the returns from all turns) or ``none``.
-        leave_one_out: whether the baseline of a turn is the mean of the *other* turns it is compared with.
-        reduce: None is for one rank.
-
-    Returns:
-        float ``(time, env)``, 0 where inactive, and where only one episode of a group is left.
     """
-    time = torch.arange(len(rewards), device=rewards.device)[:, None].expand_as(rewards)
-    options = {"gamma": gamma, "scale": scale, "leave_one_out": leave_one_out}
-    return step_advantages(rewards, time, group, active, **options, reduce=reduce)
+    return torch.arange(len(active), device=active.device)[:, None].expand_as(active)
 
 
 def grouped_values(returns: Tensor, state: Tensor, group: Tensor, active: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from lrl.functional.step_groups import grouped_gae, shared_state_rate, step_advantages, turn_advantages
+from lrl.functional.step_groups import grouped_gae, shared_state_rate, step_advantages, turn_numbers
 from lrl.ranges import ClosedUnitInterval, NonNegativeFloat, check_fields
 from lrl.types import Rollout
 
@@ -77,16 +77,14 @@ class GroupCreditConfig:
         """
         if self.kind == "episode":
             return episode_advantages * rollout.active
-        if self.kind == "turn":
-            options = {"gamma": self.gamma, "scale": scale, "leave_one_out": leave_one_out}
-            return turn_advantages(rollout.rewards, rollout.group, rollout.active, **options, reduce=reduce)
-        turns = (rollout.rewards, _states(rollout), rollout.group, rollout.active)
+        compared = turn_numbers(rollout.active) if self.kind == "turn" else _states(rollout)
+        turns = (rollout.rewards, compared, rollout.group, rollout.active)
         if self.kind == "grouped_gae":
             discounts = {"gamma": self.gamma, "gae_lambda": self.gae_lambda}
             return grouped_gae(*turns, rollout.terminated, **discounts, scale=scale, reduce=reduce)
         options = {"scale": scale, "leave_one_out": leave_one_out}
         steps = step_advantages(*turns, gamma=self.gamma, **options, reduce=reduce)
-        return episode_advantages * rollout.active + self.step_weight * steps
+        return steps if self.kind == "turn" else episode_advantages * rollout.active + self.step_weight * steps
 
     def metrics(self, rollout: Rollout) -> dict[str, Tensor]:
         """Return what tells whether states can be compared, to be logged by name; empty unless ``needs_states``."""

@@ -17,7 +17,7 @@ from lrl.envs.prompt_env import PromptEnvs
 from lrl.envs.rows import RowSource
 from lrl.envs.text import AdvisedObservation
 from lrl.functional.advantages import group_advantages
-from lrl.functional.step_groups import grouped_gae, step_advantages, turn_advantages
+from lrl.functional.step_groups import grouped_gae, step_advantages, turn_numbers
 from lrl.policies.mlp import MLPPolicy
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward
 from lrl.rewards.row import Row
@@ -26,6 +26,10 @@ from lrl.rollouts.stacking import observation_key
 from lrl.training.group_credit import GroupCreditConfig
 
 LAKE = GymnasiumEnvs("FrozenLake-v1", kwargs={"desc": ["SFF", "HFG"], "is_slippery": False})
+
+
+def turn_advantages(rewards, group, active, **options):
+    return step_advantages(rewards, turn_numbers(active), group, active, **options)
 
 
 class Arms(RowSource):

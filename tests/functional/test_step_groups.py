@@ -14,10 +14,14 @@ from lrl.functional.step_groups import (
     shared_state_rate,
     step_advantages,
     step_groups,
-    turn_advantages,
+    turn_numbers,
 )
 
 SCALES = ("group_std", "batch_std", "none")
+
+
+def turn_advantages(rewards, group, active, **options):
+    return step_advantages(rewards, turn_numbers(active), group, active, **options)
 
 
 def turns(episodes, group):
