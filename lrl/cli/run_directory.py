@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -72,7 +73,7 @@ class RunDirectory:
         os.environ[_VARIABLE] = str(self.path)  # read by the ranks that this process starts
         _start_log(self.path, quiet)
         if not quiet:
-            (self.path / "command.txt").write_text(" ".join(sys.argv) + "\n", encoding="utf-8")
+            (self.path / "command.txt").write_text(shlex.join(sys.argv) + "\n", encoding="utf-8")
             (self.path / "commit.txt").write_text(commit() + "\n", encoding="utf-8")
             logging.getLogger("lrl").info("run directory %s", os.path.relpath(self.path))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ def _is_finished(run: Path, arguments: Sequence[str]) -> bool:
         return False
     files = {name: run / name for name in ("command.txt", "run.log")}
     command, log = (file.read_text(encoding="utf-8") if file.is_file() else "" for file in files.values())
-    if command.strip().endswith(" ".join(arguments)) and "finished after" in log:
+    if command.strip().endswith(shlex.join(arguments)) and "finished after" in log:
         return True
     raise ValueError(
         f"--folder holds {str(run)!r}, a run that has not finished or has another command; remove it or use another "

@@ -24,9 +24,13 @@ from lrl.reports.twin_figures import draw_twin
 _FINISHED = re.compile(r"finished after ([\d.]+) minutes")
 _POINTS = 50
 """Approximate number of points in a saved curve."""
+_WORD = r"(?:'[^']*'|\S)+"  # as a shell quotes it
+_PROGRAM = re.compile(rf"^{_WORD}")
 _SEED = re.compile(r" --seed_everything[ =](\d+)")
-_START = re.compile(r" --model\.init_args\.init_from[ =]\S+")
-_RUN_OPTIONS = re.compile(r" --(run_directory|seed_everything)[ =]\S+")
+_START, _RUN_OPTIONS = (
+    re.compile(rf" (?:--(?:{names})[ =]{_WORD}|'--(?:{names})=[^']*')")
+    for names in (r"model\.init_args\.init_from", "run_directory|seed_everything")
+)
 
 
 def summarise(
@@ -63,8 +67,7 @@ def command_of(run: Path) -> str:
     """
     if not (run / "command.txt").is_file():
         raise ValueError(f"run is {str(run)!r}, which holds no command.txt; it must be a run directory.")
-    words = (run / "command.txt").read_text(encoding="utf-8").strip().split(" ", 1)
-    options = f" {words[-1]}" if len(words) > 1 else ""
+    options = _PROGRAM.sub("", (run / "command.txt").read_text(encoding="utf-8").strip())
     seed = _SEED.search(options)
     options = _RUN_OPTIONS.sub("", options)
     if seed is not None:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shlex
 import sys
 
 import pytest
@@ -83,6 +84,15 @@ def test_a_directory_in_which_another_rank_has_begun_the_log_is_free(tmp_path, m
     monkeypatch.delenv("LRL_RUN_DIRECTORY")
     assert RunDirectory.create(str(run), "frozen_lake/grpo", 0).path == run
     assert {"run.log", "command.txt", "commit.txt"} == set(os.listdir(run))
+
+
+def test_the_command_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
+    monkeypatch.setenv("LRL_RUN_DIRECTORY", "")  # so that it is restored
+    monkeypatch.delenv("LRL_RUN_DIRECTORY")
+    command = ["lrl", "fit", "--model.rewards", '[{"class_path": "some.Reward"}]']
+    monkeypatch.setattr("sys.argv", command)
+    run = RunDirectory.create(str(tmp_path / "run"), "frozen_lake/grpo", 0)
+    assert shlex.split((run.path / "command.txt").read_text()) == command
 
 
 def test_a_directory_that_cannot_be_written_to_is_named_in_a_sentence(launch, tmp_path):

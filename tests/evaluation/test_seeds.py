@@ -1,5 +1,6 @@
 """Headline seeds follow from a rule, and runs are made with them."""
 
+import shlex
 import subprocess
 
 import pytest
@@ -44,10 +45,17 @@ def test_each_run_starts_from_the_run_of_its_own_seed(tmp_path, monkeypatch):
     monkeypatch.setattr(
         seeds.subprocess, "run", lambda command, **_: started.append(command) or subprocess.CompletedProcess(command, 0)
     )
-    run_seeds("some.yaml", 2, tmp_path, options=["--model.init_from", "runs/weak/seed{seed}", "--rewards", "[{}]"])
+    options = ["--model.init_from", "runs/weak/seed{seed}", "--rewards", "[{}]"]
+    run_seeds("some.yaml", 2, tmp_path, options=options)
     for index, command in enumerate(started):
         assert command[command.index("--model.init_from") + 1] == f"runs/weak/seed{headline_seed(index)}"
         assert command[command.index("--rewards") + 1] == "[{}]"
+        run = tmp_path / f"seed{headline_seed(index)}"
+        run.mkdir()
+        (run / "command.txt").write_text(shlex.join(["lrl", *command[3:]]) + "\n")
+        (run / "run.log").write_text("finished after 1.00 minutes")
+    run_seeds("some.yaml", 2, tmp_path, options=options)
+    assert len(started) == 2
 
 
 @pytest.mark.parametrize("state", [{"config": "other.yaml"}, {"log": "collection 3/45"}])

@@ -1,4 +1,5 @@
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -82,6 +83,16 @@ def test_runs_that_start_from_runs_of_their_own_seeds_are_one_experiment(tmp_pat
     assert len(digests) == 1
     other = {"seed_everything": 7, "model": {"init_args": {"init_from": "runs/weak/seed70", "lr": 7}}}
     assert config_digest(other) not in digests
+
+
+def test_the_command_of_a_run_keeps_the_quotes_that_a_shell_needs(tmp_path):
+    wanted = ["fit", "--config", "a.yaml", "--rewards", '[{"class_path": "some.Reward"}]', "--note", "it's so"]
+    for number, place in enumerate((["--run_directory", "a b"], ["--run_directory=a b"], ["--run_directory", "c"])):
+        run = tmp_path / str(number)
+        run.mkdir()
+        line = shlex.join(["/my programs/lrl", *wanted, *place, "--seed_everything", "7", "--last", "1"])
+        (run / "command.txt").write_text(line)
+        assert shlex.split(command_of(run)) == ["python", "-m", "lrl", *wanted, "--last", "1"]
 
 
 def test_runs_of_different_commands_are_not_one_experiment(tmp_path):
