@@ -156,8 +156,8 @@ def record_rollout(module: GradientModule, rollout: Rollout, seconds: float) -> 
     for name, values in rollout.metrics.items():
         if name == "action_valid":
             module.record("rollout/invalid_action_rate", 1 - values)
-        elif name == "reasoning_agrees":
-            module.record("rollout/reasoning_agrees", values)
+        elif name in ("clipped_numbers", "reasoning_agrees"):
+            module.record(f"rollout/{name}", values)
         elif name == "success":
             module.record("rollout/success_rate", values)
         elif name.startswith("reward/"):

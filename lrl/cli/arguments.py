@@ -62,7 +62,9 @@ def add_env_arguments(
     parser.add_argument("--env_id", help=f"default: {default}")
     parser.add_argument("--env_kwargs", default="{}", help="JSON object for --env_id")
     parser.add_argument("--reset_options", default="{}", help="JSON object for every reset of --env_id")
-    parser.add_argument("--numbers", choices=("decimals", "integers"), help="default: as saved in the checkpoint")
+    parser.add_argument(
+        "--numbers", help="decimals, integers or a mapping of env.numbers; default: as saved in the checkpoint"
+    )
 
 
 def envs_of(arguments: argparse.Namespace, numbers: NumberFormat | None = None, **settings: Any) -> GymnasiumEnvs:
@@ -74,10 +76,10 @@ def envs_of(arguments: argparse.Namespace, numbers: NumberFormat | None = None, 
         settings: further arguments of :class:`~lrl.envs.factory.GymnasiumEnvs`.
 
     Raises:
-        ValueError: ``--env_kwargs`` or ``--reset_options`` is not a JSON object.
+        ValueError: ``--env_kwargs`` or ``--reset_options`` is not a JSON object, or ``--numbers`` no number format.
     """
     if numbers is None and arguments.numbers is not None:
-        numbers = NumberFormat(kind=arguments.numbers)
+        numbers = NumberFormat.parse(arguments.numbers)
     kwargs, options = (json_object(name, getattr(arguments, name)) for name in ("env_kwargs", "reset_options"))
     return GymnasiumEnvs(
         arguments.env_id or "FrozenLake-v1", kwargs, numbers=numbers, reset_options=options, **settings

@@ -50,6 +50,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--advisor", help="expert or a run; its action in each state is recorded beside the policy's")
     parser.add_argument("--successful_only", action="store_true", help="keep what the environment calls a success")
     parser.add_argument("--jsonl", type=Path, metavar="FILE", help="write the data set as JSON lines as well")
+    parser.add_argument("--digits", action="store_true", help="write words in --jsonl as numbers of the action space")
     parser.add_argument("--ranges", action="store_true", help="print the ranges of its observations, for env.numbers")
     parser.add_argument("--statistics", action="store_true", help="print their means and deviations, for env.numbers")
     return parser
@@ -63,6 +64,8 @@ def run(arguments: argparse.Namespace) -> None:
     """
     if arguments.policy is None and arguments.jsonl is None and not (arguments.ranges or arguments.statistics):
         raise ValueError("give --policy to collect, --jsonl to export, --ranges or --statistics to measure, or several")
+    if arguments.digits and arguments.jsonl is None:
+        raise ValueError("--digits is given without --jsonl, and no lines are written; leave it out, or give --jsonl.")
     if arguments.policy is None:
         check_nothing_to_play(arguments)
     if arguments.advisor is not None:
@@ -76,7 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.jsonl is not None:
         from lrl.data.demonstrations.jsonl import write_jsonl
 
-        lines = write_jsonl(arguments.dataset_id, env, arguments.jsonl)
+        lines = write_jsonl(arguments.dataset_id, env, arguments.jsonl, arguments.digits)
         print(f"{arguments.jsonl}: {lines} lines")
     if arguments.ranges:
         from lrl.data.number_ranges import observation_ranges

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import yaml
 from numpy.typing import ArrayLike
 
 from lrl.codecs.number_codecs import (
@@ -73,6 +74,22 @@ class NumberFormat:
                 raise ValueError(
                     f"numbers.{name} is {(low, high)}; it must be [low, high] with low < high and a finite width."
                 )
+
+    @classmethod
+    def parse(cls, text: str) -> NumberFormat:
+        """Return the format that a command line names: a kind, or a YAML mapping of these fields.
+
+        Raises:
+            ValueError: it is neither, or a value is out of its range.
+        """
+        try:
+            given = yaml.safe_load(text)
+            return cls(kind=given) if isinstance(given, str) else cls(**given)
+        except (yaml.YAMLError, TypeError) as error:
+            raise ValueError(
+                f"--numbers is {text!r}; it must be decimals, integers, or a mapping of keys of env.numbers such as "
+                "'{kind: decimals, precision: 5}'."
+            ) from error
 
     @property
     def pairs_key(self) -> str:

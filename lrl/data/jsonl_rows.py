@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from array import array
 from collections.abc import Sequence
-from pathlib import Path
 from typing import overload
 
 import gymnasium as gym
-import numpy as np
 
-from lrl.codecs.clipping import clip_to_space
 from lrl.codecs.codec import TextCodec
-from lrl.data.demonstrations.jsonl import check_scale, observation_text, parse_action, readable_errors
+from lrl.data.jsonl_lines import JsonlFile, parse_action, parse_observation
 from lrl.envs.factory import EnvFactory
 from lrl.envs.rows import EnvRows
-from lrl.functional.random import permutation
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.rewards.row import Row
 
@@ -46,49 +40,26 @@ class JsonlRows(EnvRows):
         Raises:
             ValueError: If the file is missing, empty or too small, or its first line is not such an object.
         """
-        lines = self._lines()
-        if not len(lines):
-            raise ValueError(f"env.rows.path is {self.path!r}, which is empty; it must hold JSON objects.")
-        if (self.num_rows or 1) > len(lines):
-            raise ValueError(
-                f"env.rows.num_rows is {self.num_rows}, but {self.path!r} holds {len(lines)}; it must be at most that."
-            )
-        selected = np.sort(permutation(len(lines), "lines", self.seed)[: self.num_rows])
-        rows = JsonlRowSequence(self.path, self.codec, self.spaces, lines[selected])
+        file = JsonlFile(self.path, "env.rows", self.num_rows, self.seed)
+        rows = JsonlRowSequence(file, self.codec, self.spaces)
         rows[0]  # Reports errors that all rows have.
         return rows
-
-    def _lines(self) -> np.ndarray:
-        """Return number, first byte and length of each line that is not empty, int64 ``(line, 3)``."""
-        lines, start = array("q"), 0
-        try:
-            with Path(self.path).open("rb") as file:
-                for number, line in enumerate(file, 1):
-                    if line.strip():
-                        lines.extend((number, start, len(line)))
-                    start += len(line)
-        except OSError as error:
-            raise ValueError(f"env.rows.path is {self.path!r}, which cannot be read: {error}.") from error
-        return np.array(lines, dtype=np.int64).reshape(-1, 3)
 
 
 class JsonlRowSequence(Sequence[Row]):
     """Lazy sequence of lines of a file.
 
     Args:
-        path: Path of the file.
+        file: The selected lines.
         codec: Codec of the environment.
         native_spaces: Native observation space, and action space, to whose bounds actions are clipped.
-        lines: Number, first byte and length of each line, int64 ``(line, 3)``.
     """
 
-    def __init__(
-        self, path: str, codec: TextCodec, native_spaces: tuple[gym.Space, gym.Space], lines: np.ndarray
-    ) -> None:
-        self._path, self._codec, self._spaces, self._lines = path, codec, native_spaces, lines
+    def __init__(self, file: JsonlFile, codec: TextCodec, native_spaces: tuple[gym.Space, gym.Space]) -> None:
+        self._file, self._codec, self._spaces = file, codec, native_spaces
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._file)
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
@@ -99,26 +70,8 @@ class JsonlRowSequence(Sequence[Row]):
     def __getitem__(self, index: int | slice) -> Row | list[Row]:
         if isinstance(index, slice):
             return [self[position] for position in range(len(self))[index]]
-        number, start, length = self._lines[range(len(self))[index]].tolist()
-        with Path(self._path).open("rb") as file:
-            file.seek(start)
-            line = file.read(length)
-        with readable_errors(self._path, number):
-            return self._parse(line)
-
-    def _parse(self, line: bytes) -> Row:
-        record, codec = json.loads(line), self._codec
-        text = observation_text(record, codec, "observation")
-        try:
-            observation = codec.text_to_observation(text)
-        except ValueError as error:
-            raise LookupError(
-                f"observation is {record['observation']!r}, which the environment does not write: {error}"
-            ) from error
-        if observation is not None:
-            check_scale("observation", record["observation"], self._spaces[0], observation)
-        parsed = parse_action(codec, record, "action")
-        check_scale("action", record["action"], self._spaces[1], parsed)
-        action, _ = clip_to_space(self._spaces[1], parsed)
-        written = text if observation is None else codec.observation_to_text(observation)
-        return Row(observation=written, action=action, native_observation=observation)
+        observations, actions = self._spaces
+        with self._file.record(index) as record:
+            text, observation = parse_observation(self._codec, record, observations)
+            action = parse_action(self._codec, record, actions)
+            return Row(observation=text, action=action, native_observation=observation)

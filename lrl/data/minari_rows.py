@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from lrl.codecs.clipping import clip_to_space
 from lrl.codecs.codec import TextCodec
 from lrl.data.episode_selection import EpisodeSelection, Split, check_dataset_spaces
 from lrl.envs.factory import EnvFactory
@@ -127,6 +128,7 @@ class MinariRowSequence(EpisodeRows):
         observation, action = stored.observation(step), self._action(index)
         with self._readable_errors(number):
             text = self._codec.observation_to_text(observation, stored.context)
+        action, _ = clip_to_space(self.reader.action_space, action)
         return Row(observation=text, action=_native(action), native_observation=_native(observation))
 
     def _action(self, index: int) -> Any:

@@ -95,20 +95,21 @@ def _fill(policy: Policy, checkpoint: Mapping[str, Any], file: Path) -> None:
     _load_weights(policy, checkpoint["state_dict"], file)
 
 
-def saved_numbers(path: str | Path, kind: str | None = None) -> NumberFormat | None:
+def saved_numbers(path: str | Path, wanted: str | None = None) -> NumberFormat | None:
     """Return the number format of a checkpoint's environment, which is the only one that the policy can read.
 
     Args:
         path: a checkpoint or a run directory.
-        kind: the kind of number format that the user asks for; None accepts the saved one.
+        wanted: the number format that the user asks for, or its kind alone; None accepts the saved one.
 
     Raises:
-        ValueError: the user asks for another kind than the saved one.
+        ValueError: the user asks for another format than the saved one.
     """
     saved = _numbers_config(_env_config(_saved_data(checkpoint_file(Path(path)))))
     numbers = NumberFormat(**saved) if saved else None
-    if kind is not None and kind != (numbers or NumberFormat()).kind:
-        raise ValueError(f"--numbers is {kind!r}, but the checkpoint was trained with another format; leave it out.")
+    shown = numbers or NumberFormat()
+    if wanted is not None and wanted != shown.kind and NumberFormat.parse(wanted) != shown:
+        raise ValueError(f"--numbers is {wanted!r}, but the checkpoint was trained with another format; leave it out.")
     return numbers
 
 

@@ -99,13 +99,12 @@ class ClosingTagFormatReward(Reward):
     def _after_tag(self, response: str) -> tuple[bool, str, bool]:
         """Return whether the part up to the first tag is legal, the text after it, and whether the response ends so."""
         assert self._format is not None
-        assert self._codec is not None
         before, tag, rest = response.partition(self._tag)
         try:
-            self._codec.text_to_action(self._format.extract(before + tag))
+            legal = bool(tag) and self._is_legal(self._format.extract(before + tag))
         except InvalidActionError:
-            return False, rest, response.endswith(self._tag)
-        return bool(tag), rest, response.endswith(self._tag)
+            legal = False
+        return legal, rest, response.endswith(self._tag)
 
     def _after_name(self, response: str) -> tuple[bool, str, bool]:
         """Return the same as :meth:`_after_tag` for actions that end with their name."""
@@ -115,8 +114,18 @@ class ClosingTagFormatReward(Reward):
             text = self._format.extract(response)
         except InvalidActionError:
             return False, "", False
-        names = [name for name in self._codec.action_texts or () if text.startswith(name)]
-        if not names:
+        starts = {text[: len(name)] for name in self._codec.action_texts or ()}
+        legal = [start for start in starts if start == start.strip() and self._is_legal(start)]
+        if not legal:
             return False, "", False
-        rest = text[len(max(names, key=len)) :]
+        rest = text.removeprefix(max(legal, key=len))
         return True, rest, not rest
+
+    def _is_legal(self, action_text: str) -> bool:
+        """Return whether the environment takes this text for an action."""
+        assert self._codec is not None
+        try:
+            self._codec.text_to_action(action_text)
+        except InvalidActionError:
+            return False
+        return True

@@ -127,3 +127,13 @@ def test_normalised_numbers_match_hand_computed_values():
 def test_statistics_that_do_not_fit_raise_with_their_key(settings, named):
     with pytest.raises(ValueError, match=named):
         NumberFormat(**settings)
+
+
+def test_a_command_line_names_a_kind_or_gives_all_keys():
+    assert NumberFormat.parse("integers") == NumberFormat(kind="integers")
+    assert NumberFormat.parse("{kind: decimals, precision: 5}") == NumberFormat(precision=5)
+    for wrong in ("3", "{digits: 5}", "[1]", "{precision: many}", "{"):
+        with pytest.raises(ValueError, match="--numbers is .* it must be decimals, integers, or a mapping of keys"):
+            NumberFormat.parse(wrong)
+    with pytest.raises(ValueError, match="numbers.kind is 'roman'; it must be"):
+        NumberFormat.parse("roman")

@@ -357,7 +357,8 @@ def test_sources_in_memory_are_shuffled_and_told_apart_too(tmp_path):
     advised(LAKES)
     inner = ConcatDemonstrations([MinariDemonstrations(NAME, split="all", advised=True)])
     source = ConcatDemonstrations([JsonlDemonstrations(str(tmp_path / "rows.jsonl")), inner])
-    assert len(source.sources) == 2 and not source.has_native_turns
+    assert len(source.sources) == 2 and source.has_native_turns
+    source.validate(LAKES)
     turns = source.load(LAKES.codec, text_policy(LAKES))
     assert sorted(turns.shuffled_indices(1, 2).tolist()) == list(range(len(turns)))
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines[:3])), encoding="utf-8")

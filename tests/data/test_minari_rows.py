@@ -81,6 +81,12 @@ def test_a_row_holds_a_step_natively_and_as_the_environment_writes_it(datasets):
         rows[len(rows)]
 
 
+def test_an_action_out_of_bounds_is_compared_as_the_environment_takes_it(datasets):
+    """Data sets of others may hold such actions, which no response could match."""
+    write("lrl/wild-v0", [[np.zeros(3, np.float32)]], [[np.array([7.5], np.float32)]], [0.0], PENDULUM.spaces)
+    assert [row.action.tolist() for row in rows_of("lrl/wild-v0")] == [[2]]
+
+
 def test_discrete_steps_are_plain_integers(datasets):
     (row, *_) = rows_of("lrl/cartpole-v0", PLAYED["lrl/cartpole-v0"])
     assert type(row.action) is int and row.native_observation.shape == (4,)
@@ -215,6 +221,7 @@ def test_policies_with_native_actions_are_trained_on_rows(datasets, tmp_path, ma
     assert first["rollout/return"] == pytest.approx(0.1 * first["rollout/reward_behaviour_cloning"])
     assert first["rollout/length"] == 1 and "rollout/success_rate" not in first
     assert first["train/advantage_abs"] > 0 and first["train/ratio_error"] < 1e-5
+    assert ("rollout/clipped_numbers" in first) == (dataset_id == "lrl/pendulum-v0")
 
 
 def test_a_policy_that_writes_text_is_trained_on_rows(datasets, tmp_path):

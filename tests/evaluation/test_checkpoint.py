@@ -169,16 +169,25 @@ def test_a_config_that_cannot_be_built_raises_one_sentence(tmp_path: Path, tiny_
 
 
 @pytest.mark.parametrize("offline", [False, True])
-def test_numbers_are_those_that_the_policy_was_trained_on(tmp_path: Path, offline: bool) -> None:
-    """A policy that was trained on rows reads the numbers of the environment that the rows are of."""
-    env = {"class_path": "GymnasiumEnvs", "init_args": {"id": "Pendulum-v1", "numbers": {"kind": "integers"}}}
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"kind": "integers", "ranges": [[-1, 1], [-1, 1], [-6, 6]]},
+        {"kind": "normalised", "statistics": [[0.1, 0.5], [0, 0.7], [0, 3]], "precision": 5},
+    ],
+)
+def test_numbers_are_those_that_the_policy_was_trained_on(tmp_path: Path, offline: bool, numbers) -> None:
+    """Ranges and statistics are saved too. A policy trained on rows reads the numbers of the rows' environment."""
+    env = {"class_path": "GymnasiumEnvs", "init_args": {"id": "Pendulum-v1", "numbers": numbers}}
     rows = {"class_path": "MinariRows", "init_args": {"dataset_id": "lrl/pendulum-v0", "env": env}}
     prompts = {"class_path": "PromptEnvs", "init_args": {"rows": rows, "rewards": []}}
     config = {"model": {}, "data": {"init_args": {"env": prompts if offline else env, "validation": {"env": None}}}}
     torch.save({"lrl": {"config": yaml.safe_dump(config)}}, tmp_path / "last.ckpt")
-    assert saved_numbers(tmp_path / "last.ckpt") == NumberFormat(kind="integers")
-    with pytest.raises(ValueError, match="--numbers is 'decimals', but the checkpoint was trained with another format"):
-        saved_numbers(tmp_path / "last.ckpt", "decimals")
+    for wanted in (None, numbers["kind"], yaml.safe_dump(numbers, default_flow_style=True)):
+        assert saved_numbers(tmp_path / "last.ckpt", wanted) == NumberFormat(**numbers)
+    for wanted in ("decimals", "{kind: integers, ranges: [[-1, 1]]}"):
+        with pytest.raises(ValueError, match=r"--numbers is .* but the checkpoint was trained with another format"):
+            saved_numbers(tmp_path / "last.ckpt", wanted)
 
 
 def test_a_model_is_evaluated_as_it_is(tiny_model: str) -> None:

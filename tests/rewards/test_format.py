@@ -65,6 +65,14 @@ def test_a_name_takes_the_place_of_the_tag_where_there_is_none() -> None:
     assert rewards_of(codec, "left", response_format="final_answer") == [-10]
 
 
+def test_a_name_is_legal_where_the_environment_takes_it() -> None:
+    """FrozenLake ignores case, as the parser of the environment does."""
+    responses = "left", "Left", "LEFT", "Lift", "left ahead"
+    assert rewards_of(FrozenLakeCodec(), *responses) == pytest.approx([1, 1, 1, -10, -0.6])
+    said = rewards_of(FrozenLakeCodec(), "so final answer: left", response_format="final_answer")
+    assert said == [1]
+
+
 def test_digits_of_discrete_actions_are_rewarded_as_in_the_original() -> None:
     codec = SpaceCodec(BOX, gym.spaces.Discrete(2))
     assert rewards_of(codec, "0", "1", "2", "1 or 0") == pytest.approx([1, 1, -10, -0.5])

@@ -113,7 +113,8 @@ class DemonstrationsDataModule(RunDataModule):
             if not source.has_native_turns:
                 raise ValueError(
                     f"model.policy is a {policy}, which learns from native observations and actions, but "
-                    f"{type(source).__name__} hold texts; all demonstrations must be MinariDemonstrations."
+                    f"{type(source).__name__} hold texts; all demonstrations must be MinariDemonstrations or "
+                    "JsonlDemonstrations."
                 )
         if self.token_cache is not None:
             raise ValueError(

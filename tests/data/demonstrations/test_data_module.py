@@ -2,8 +2,8 @@
 
 import json
 import time
+from types import SimpleNamespace
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -12,9 +12,9 @@ from settings import made
 from lrl.codecs.babyai import BabyAICodec
 from lrl.codecs.grid import FrozenLakeCodec
 from lrl.codecs.numbers import NumberFormat
-from lrl.codecs.registry import codec_for
+from lrl.data.demonstrations.concat import ConcatDemonstrations
 from lrl.data.demonstrations.data_module import DemonstrationsDataModule
-from lrl.data.demonstrations.jsonl import JsonlDemonstrations, observation_text
+from lrl.data.demonstrations.jsonl import JsonlDemonstrations
 from lrl.data.demonstrations.sources import ExpertDemonstrations, Reasoning
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake.expert_rows import ExpertQRows
@@ -141,6 +141,14 @@ def test_a_hundred_thousand_demonstrations_start_at_once(data):
     assert time.perf_counter() - started < 6400 * 500e-6
 
 
+def demonstrated(path, policy, env=None, **settings):
+    """The demonstrations of a file of JSON lines, of FrozenLake by default, as the data module loads them."""
+    env = env or GymnasiumEnvs("FrozenLake-v1")
+    source = JsonlDemonstrations(str(path), **settings)
+    source.validate(env)
+    return source.load(env.codec, policy)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -153,19 +161,19 @@ def test_a_hundred_thousand_demonstrations_start_at_once(data):
         ('{"observation": "x", "action": "LEFT"}\n\n{', "line 3: it must be a JSON object"),
         ("[1]", "line 1: it must be a JSON object"),
         ("1", "line 1: it must be a JSON object"),
-        ("\udcff", "cannot be read"),
+        ("\udcff", "line 1: it must be a JSON object"),
     ],
 )
 def test_a_malformed_file_raises_one_sentence(tmp_path, policy, text, complaint):
     path = tmp_path / "demos.jsonl"
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ValueError, match=complaint):
-        JsonlDemonstrations(str(path)).load(policy.codec, policy)
+        demonstrated(path, policy)
 
 
 def test_a_missing_file_raises_one_sentence(tmp_path, policy):
     with pytest.raises(ValueError, match="demonstrations.path is '.*none', which cannot be read"):
-        JsonlDemonstrations(str(tmp_path / "none")).load(policy.codec, policy)
+        demonstrated(tmp_path / "none", policy)
 
 
 @pytest.mark.parametrize(
@@ -184,19 +192,69 @@ def test_records_are_read_as_the_original_writes_them_or_as_they_are(tmp_path, p
     seen = "<observation>1</observation>"
     lines = [json.dumps({key: seen} | record) for key in ("observation", "prompt")]
     path.write_text("\n".join(lines) + "\n")
-    turns = JsonlDemonstrations(str(path)).load(policy.codec, policy)
+    turns = demonstrated(path, policy)
     assert [turn.observation for turn in turns] == ["1", seen]  # FrozenLake writes no tags, and a prompt is as it is
     assert [turn.response for turn in turns] == [response] * 2
 
 
 @pytest.mark.parametrize("tags", [True, False])
-@pytest.mark.parametrize("text", ["0.1,0.2,0.3,0.4", "<observation>0.1,0.2,0.3,0.4</observation>"])
-def test_observations_have_tags_where_the_environment_writes_them(text, tags):
-    codec = codec_for(gym.make("CartPole-v1"), NumberFormat(tags=tags))
-    bare = "0.1,0.2,0.3,0.4"
-    expected = f"<observation>{bare}</observation>" if tags else bare
-    assert observation_text({"observation": text}, codec, "observation") == expected
-    assert observation_text({"prompt": text}, codec, "observation", "prompt") == text
+@pytest.mark.parametrize("text", ["0.12345,-0.2,3,0.4", "<observation>0.12345,-0.2,3,0.4</observation>"])
+def test_numbers_are_shown_as_the_environment_writes_them(tmp_path, policy, text, tags):
+    """The original trained on texts that its evaluation never showed."""
+    path, env = tmp_path / "demos.jsonl", GymnasiumEnvs("CartPole-v1", numbers=NumberFormat(tags=tags))
+    path.write_text(
+        json.dumps({"observation": text, "action": "1"}) + "\n" + json.dumps({"prompt": text, "response": "r"})
+    )
+    shown, unchanged = demonstrated(path, policy, env)
+    written = "0.123,-0.200,3.000,0.400"
+    assert shown.observation == (f"<observation>{written}</observation>" if tags else written)
+    assert unchanged.observation == text
+
+
+@pytest.mark.parametrize(
+    ("observation", "complaint"),
+    [
+        ("0.1 0.2 -0.3 1.0", "there must be 4 numbers separated by commas"),
+        ("0.1,0.2,-0.3", "there must be 4 numbers separated by commas"),
+        ("500,600,700,800", "integers out of the bounds of the observation space"),
+    ],
+)
+def test_numbers_that_the_environment_does_not_write_are_an_error(tmp_path, policy, observation, complaint):
+    (tmp_path / "demos.jsonl").write_text(json.dumps({"observation": observation, "action": "1"}))
+    with pytest.raises(ValueError, match=f"demos.jsonl, line 1: observation is '{observation}'.*{complaint}"):
+        demonstrated(tmp_path / "demos.jsonl", policy, GymnasiumEnvs("CartPole-v1"))
+
+
+def test_a_network_learns_from_lines_whose_observations_are_numbers(tmp_path):
+    env = GymnasiumEnvs("Pendulum-v1")
+    path = tmp_path / "demos.jsonl"
+    path.write_text(json.dumps({"observation": "0.1,0.2,0.3", "action": "<action>9.5</action>"}))
+    (turn,) = demonstrated(path, SimpleNamespace(response_format=None), env)
+    assert turn.native.observation == pytest.approx([0.1, 0.2, 0.3]) and turn.native.action.tolist() == [2]
+    path.write_text(json.dumps({"observation": "A F\nF G", "action": "LEFT"}))
+    with pytest.raises(ValueError, match="line 1: observation is 'A F.*, which a SimpleNamespace cannot read"):
+        demonstrated(path, SimpleNamespace(response_format=None))
+
+
+def test_lines_are_selected_by_a_seed(tmp_path, policy):
+    path = tmp_path / "demos.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": str(number), "response": "r"}) for number in range(12)))
+    chosen = {
+        (count, seed): [turn.observation for turn in demonstrated(path, policy, num_rows=count, seed=seed)]
+        for count in (3, 6)
+        for seed in (0, 1)
+    }
+    assert set(chosen[3, 0]) < set(chosen[6, 0]) and set(chosen[6, 0]) != set(chosen[6, 1])
+    with pytest.raises(ValueError, match="demonstrations.num_rows is 13, but .* holds 12; it must be at most that"):
+        demonstrated(path, policy, num_rows=13)
+
+
+def test_a_file_is_not_held_out_from_itself(tmp_path):
+    source, other = JsonlDemonstrations(str(tmp_path / "a.jsonl")), JsonlDemonstrations(str(tmp_path / "b.jsonl"))
+    same = JsonlDemonstrations(str(tmp_path / "." / "a.jsonl"), num_rows=3)
+    other.check_held_out(source)
+    with pytest.raises(ValueError, match=r"validation_demonstrations.path is '.*a.jsonl', which data.demonstration"):
+        same.check_held_out(ConcatDemonstrations([other, source]))
 
 
 def test_integers_that_were_read_as_decimals_are_an_error(tmp_path, policy):

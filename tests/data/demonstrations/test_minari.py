@@ -1,6 +1,7 @@
 """Demonstrations from Minari data sets have the tokens that the environment would have shown."""
 
 import json
+import re
 import shutil
 import time
 
@@ -298,7 +299,9 @@ def test_random_actions_are_not_written_as_json_lines(model, datasets, tmp_path)
     lines = write_jsonl("lrl/strayed-v0", env, tmp_path / "lines.jsonl")
     assert lines == reader.num_demonstrated().sum() < reader.lengths.sum()
     extract = get_response_format(policy.response_format).extract
-    for turn in JsonlDemonstrations(str(tmp_path / "lines.jsonl")).load(env.codec, policy):
+    source = JsonlDemonstrations(str(tmp_path / "lines.jsonl"))
+    source.validate(env)
+    for turn in source.load(env.codec, policy):
         assert extract(turn.response) == env.codec.action_to_text(expert.expert(turn.observation))
 
 
@@ -340,16 +343,23 @@ def test_held_out_rows_are_all_used_once(model, datasets, monkeypatch):
     assert sum(map(len, parts)) == len(data.load(held_out))
 
 
+@pytest.mark.parametrize("digits", [False, True])
 @pytest.mark.parametrize("dataset_id", ENVS)
-def test_json_lines_come_back_as_the_environment_writes_them(model, datasets, tmp_path, dataset_id):
-    path = tmp_path / "new" / "demos.jsonl"
-    assert write_jsonl(dataset_id, ENVS[dataset_id], path) == DatasetReader(dataset_id).lengths.sum()
+def test_json_lines_come_back_as_the_environment_writes_them(model, datasets, tmp_path, dataset_id, digits):
+    path, env = tmp_path / "new" / "demos.jsonl", ENVS[dataset_id]
+    if digits and env.codec.action_texts is None:
+        with pytest.raises(ValueError, match="--digits is given, but the actions of the environment are numbers"):
+            write_jsonl(dataset_id, env, path, digits)
+        return
+    assert write_jsonl(dataset_id, env, path, digits) == DatasetReader(dataset_id).lengths.sum()
     for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         assert list(record) == ["observation", "action"]
         assert all(text.startswith(f"<{tag}>") and text.endswith(f"</{tag}>") for tag, text in record.items())
-    policy = connected(model, dataset_id)
-    back = JsonlDemonstrations(str(path)).load(policy.codec, policy)
+        assert not digits or re.fullmatch("<action>[0-9]+</action>", record["action"])
+    policy, source = connected(model, dataset_id), JsonlDemonstrations(str(path))
+    source.validate(env)
+    back = source.load(env.codec, policy)
     ours = list(turns_of(model, dataset_id, reasoning=("",)))
     assert {(t.observation, t.response) for t in back} == {(t.observation, t.response) for t in ours}
 
