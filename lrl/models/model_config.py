@@ -96,6 +96,8 @@ class LanguageModelConfig:
     as without ``last_layers``."""
     gradient_checkpointing: bool = False
     """Trade compute for activation memory."""
+    liger_kernels: bool = False
+    """Compute rotations, norms and gated layers by Liger's fused kernels in training, on a GPU (``lrl[liger]``)."""
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the model's own configuration, with ``random_init`` only."""
 

@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
 
 from lrl.functional.losses import normalise
+from lrl.models.liger import fuse_kernels
 from lrl.models.loading import fingerprint
 from lrl.models.networks import at_least_float32
 from lrl.policies.policy import Policy
@@ -207,15 +208,17 @@ class GradientModule(PolicyModule, ABC):
         return [{"params": [parameter for parameter in self.parameters() if parameter.requires_grad]}]
 
     def on_fit_start(self) -> None:
-        """Raise for FSDP1, under which each rank sees a part of a gradient's norm.
+        """Raise for FSDP1, under which each rank sees a part of a gradient's norm; switch fused kernels on.
 
         Raises:
-            ValueError: the strategy is FSDP1.
+            ValueError: the strategy is FSDP1, or there are no fused kernels for the model.
         """
         if isinstance(self.trainer.strategy, FSDPStrategy):
             raise ValueError(
                 "trainer.strategy is 'fsdp'; it must be lightning.pytorch.strategies.ModelParallelStrategy (FSDP2)."
             )
+        if self.policy.trunk is not None:
+            fuse_kernels(self.policy.trunk.language_model)
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None

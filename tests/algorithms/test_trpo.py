@@ -434,13 +434,14 @@ def test_fits_that_make_no_sense_are_named(changes, complaint):
 
 def test_runs_that_no_region_can_be_had_in_are_refused(folder, tmp_path):
     mlp = lambda **changes: made(TRPOModule, MLPPolicy((4,), init_seed=0, **changes))  # noqa: E731
-    flash = made(TRPOModule, text_policy(folder, value_head=ValueHeadConfig(), attention="flash_attention_2"))
+    text = lambda **changes: made(TRPOModule, text_policy(folder, value_head=ValueHeadConfig(), **changes))  # noqa: E731
     for module, data, settings, complaint in (
         (mlp(), {"num_minibatches": 2}, {}, "data.num_minibatches is 2; TRPO takes a collection whole"),
         (mlp(), {"num_epochs": 3}, {}, "data.num_epochs is 3; TRPO takes a collection whole"),
         (mlp(), {}, {"precision": "bf16-mixed"}, "trainer.precision is bf16-mixed"),
         (mlp(shared_value_network=True), {}, {}, "whose critic shares all of its weights"),
-        (flash, {}, {}, "language_model.attention is flash_attention_2, which has no second derivative"),
+        (text(attention="flash_attention_2"), {}, {}, "attention is flash_attention_2, which has no second derivative"),
+        (text(liger_kernels=True), {}, {}, "language_model.liger_kernels is true, which have no second derivative"),
     ):
         with pytest.raises(ValueError, match=complaint):
             run(module, chain_data(**data), tmp_path, epochs=1, **settings)

@@ -1,0 +1,94 @@
+"""Liger's kernels: when they are asked for, on which model, and without those of the loss. No GPU is needed."""
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from settings import made
+from tiny_runs import make_trainer
+
+from lrl.algorithms.sft import SFTModule
+from lrl.data.demonstrations.data_module import DemonstrationsDataModule
+from lrl.data.demonstrations.sources import ExpertDemonstrations
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.frozen_lake.expert_rows import ExpertQRows
+from lrl.models.language_model import LanguageModel, LanguageModelConfig
+from lrl.models.liger import fuse_kernels
+from lrl.models.model_config import LoRAConfig
+from lrl.policies.text import TextPolicy
+from lrl.prompts.template import PromptTemplate
+from lrl.types import SamplingConfig
+
+_MODULES = "liger_kernel", "liger_kernel.transformers", "liger_kernel.transformers.monkey_patch"
+
+
+@pytest.fixture
+def liger(monkeypatch):
+    """Stand in for the package, and for a GPU; give what was patched."""
+    patched = []
+    package, top, patch = map(ModuleType, _MODULES)
+    package.__spec__ = ModuleSpec(package.__name__, None)
+    vars(patch)["MODEL_TYPE_TO_APPLY_LIGER_FN"] = {"llama": None}
+    vars(top)["_apply_liger_kernel_to_instance"] = lambda model, **kernels: patched.append((model, kernels))
+    for module in (package, top, patch):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    has_gpu(monkeypatch, True)
+    return patched
+
+
+def has_gpu(monkeypatch, value):
+    monkeypatch.setattr("lrl.models.liger.torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: value)))
+
+
+def model_of(**settings):
+    return LanguageModel(LanguageModelConfig(name="assets/tiny-lm", **settings))
+
+
+@pytest.mark.parametrize("lora", [None, LoRAConfig(r=2)])
+def test_the_model_and_its_reference_are_patched_without_the_loss(liger, lora):
+    model = model_of(liger_kernels=True, lora=lora)
+    model.configure()
+    model.build_reference(warm_started=False)
+    fuse_kernels(model)
+    patched = [type(found).__name__ for found, _ in liger]
+    assert patched == ["LlamaForCausalLM"] * (1 if lora else 2)
+    for _, kernels in liger:
+        assert kernels["rms_norm"] and kernels["rope"] and kernels["swiglu"]
+        assert not kernels["cross_entropy"] and not kernels["fused_linear_cross_entropy"]
+
+
+def test_nothing_is_patched_unless_it_is_asked_for(liger):
+    model = model_of()
+    model.configure()
+    fuse_kernels(model)
+    assert not liger
+
+
+def test_an_architecture_without_kernels_is_named(liger):
+    vars(sys.modules[_MODULES[-1]])["MODEL_TYPE_TO_APPLY_LIGER_FN"] = {"gemma": None}
+    model = model_of(liger_kernels=True)
+    model.configure()
+    with pytest.raises(ValueError, match="has none for the architecture 'llama'; it must be false"):
+        fuse_kernels(model)
+
+
+def test_without_a_gpu_or_the_package_one_sentence_says_so(monkeypatch):
+    has_gpu(monkeypatch, False)
+    model = model_of(liger_kernels=True)
+    model.configure()  # weights can be evaluated and merged anywhere
+    with pytest.raises(ValueError, match="liger_kernels is true, but there is no GPU; it must be false"):
+        fuse_kernels(model)
+    has_gpu(monkeypatch, True)
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="which needs the package liger-kernel; install it by"):
+        fuse_kernels(model)
+
+
+def test_training_fuses_them_once_the_weights_are_on_their_device(monkeypatch, tmp_path):
+    policy = TextPolicy(LanguageModelConfig(liger_kernels=True), PromptTemplate(), SamplingConfig(max_new_tokens=3))
+    has_gpu(monkeypatch, False)
+    data = made(DemonstrationsDataModule, ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"))
+    with pytest.raises(ValueError, match="liger_kernels is true, but there is no GPU"):
+        make_trainer(tmp_path, enable_checkpointing=False).fit(SFTModule(policy), datamodule=data)
