@@ -74,6 +74,15 @@ KINDS = {
     "random": ("llama", {"lora": LoRAConfig(**LORA), "random_init": True}),
     "whole": ("tied", {}),
     "four_bits": ("wide", {"lora": LoRAConfig(**LORA), "quantization": "nf4"}),
+    "four_bits_saved": ("wide", {"lora": LoRAConfig(**LORA, modules_to_save=["embed_tokens"]), "quantization": "nf4"}),
+    "four_bits_tokens": (
+        "wide",
+        {
+            "lora": LoRAConfig(**LORA, modules_to_save=["embed_tokens"]),
+            "quantization": "nf4",
+            "added_tokens": ["<action>", "</action>"],
+        },
+    ),
 }
 
 
@@ -95,7 +104,7 @@ def digits(folders, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind == "four_bits" else kind for kind in KINDS]
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if "four_bits" in kind else kind for kind in KINDS]
 )
 def test_the_folder_has_the_logits_of_the_adapter_model(folders, digits, tmp_path, kind):
     base, settings = KINDS[kind]
@@ -132,6 +141,18 @@ def test_in_sixteen_bits_the_distance_to_float32_is_reported(folders, tmp_path, 
     (mean, most), (usual, _) = distance.merged, distance.adapter
     assert usual > 0 and 0 < mean < most < 0.5 and mean < 3 * usual
     assert f"{mean:.2g} and {most:.2g} nats" in distance.describe()
+
+
+@pytest.mark.slow
+def test_four_bits_in_sixteen_bits_are_merged_within_rounding(folders, tmp_path):
+    """The settings of the QLoRA overlay."""
+    model = trained(folders["wide"], dtype="bfloat16", lora=LoRAConfig(**LORA), quantization="nf4")
+    before = logits(model.model).float()
+    distance = merged(model, tmp_path / "merged")
+    (mean, most), (usual, _) = distance.merged, distance.adapter
+    assert usual > 0 and 0 < mean < most < 0.5 and mean < 3 * usual
+    after = logits(plain(tmp_path / "merged")).float()
+    assert (after - before).abs().max() < 0.05 * before.abs().max()
 
 
 def test_another_data_type_than_that_of_the_weights_can_be_asked_for(folders, tmp_path):

@@ -40,7 +40,7 @@ def fit(module, root, ckpt_path=None, max_epochs=1):
 def sources(folders, tmp_path_factory):
     """Policies with trained adapters, as run directories and as exported folders."""
     root, found = tmp_path_factory.mktemp("sources"), {}
-    for base, saved in (("llama", None), ("llama", SAVED), ("tied", SAVED), ("gpt2", None)):
+    for base, saved in (("llama", None), ("llama", SAVED), ("tied", None), ("tied", SAVED), ("gpt2", None)):
         lora = LoRAConfig(r=2, alpha=8, modules_to_save=None if saved is None else saved)
         module = grpo(folders[base], model={"lora": lora}, kl_coef=0.0, schedule="constant")
         name = f"{base}-{'saved' if saved else 'plain'}"
@@ -62,7 +62,7 @@ def logits(policy):
 
 
 @pytest.mark.parametrize("exported", [False, True])
-@pytest.mark.parametrize("name", ["llama-plain", "llama-saved", "tied-saved"])
+@pytest.mark.parametrize("name", ["llama-plain", "llama-saved", "tied-plain", "tied-saved"])
 def test_adapters_of_the_same_shape_are_taken_with_the_layers_that_are_trained_whole(folders, sources, name, exported):
     source, wanted = sources[name][exported], sources[name][2]
     lora = LoRAConfig(r=2, alpha=8, modules_to_save=SAVED if "saved" in name else None)
@@ -71,6 +71,22 @@ def test_adapters_of_the_same_shape_are_taken_with_the_layers_that_are_trained_w
     taken = [key for key in theirs if "lora_" in key or ".modules_to_save." in key]
     assert taken and all(torch.equal(ours[key], theirs[key]) for key in taken)
     assert torch.equal(logits(module.policy), logits(wanted)) and not module.overwritten_names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saved", [None, ["embed_tokens"]])
+def test_a_run_in_four_bits_starts_from_what_another_one_exported(tmp_path, saved):
+    shape = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, "tie_word_embeddings": True}
+    base = save_tiny_model(tmp_path / "base", **shape)
+    model = {"lora": LoRAConfig(r=2, alpha=8, modules_to_save=saved), "quantization": "nf4"}
+    source = grpo(base, model=model, kl_coef=0.0, schedule="constant")
+    fit(source, tmp_path / "source")
+    save_pretrained(source.policy.language_model, tmp_path / "exported")
+    untrained = started(grpo(base, model=model))
+    for start in ("source", "exported"):
+        module = started(grpo(base, model=model, init_from=str(tmp_path / start)))
+        assert torch.equal(logits(module.policy), logits(source.policy)) and not module.overwritten_names
+        assert not torch.equal(logits(module.policy), logits(untrained.policy))
 
 
 @pytest.mark.parametrize("lora", [OTHER, LoRAConfig(r=2, alpha=4), None])
