@@ -20,7 +20,7 @@ PAGES = ("README.md", "configs/README.md", *sorted(str(page) for page in Path("d
 SHORT = "--trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.limit_val_batches 0"
 SMALL = {"batch_size": 8, "num_groups": 4, "group_size": 3, "num_steps": 4, "max_turns": 4}
 MAPS = 10
-NEEDS_A_HUB = ("grpo_gemma", "ppo_llama3b", "trpo_gpt2", "_smollm2")
+NEEDS_A_HUB = ("grpo_gemma", "grpo_qwen", "ppo_llama3b", "trpo_gpt2", "_smollm2")
 """Configurations of models that are not in this repository; none is loaded here, even where `lrl fetch` has one."""
 IN_BFLOAT16 = "configs/babyai/ppo_direct.yaml"
 """Processors that do not compute in bfloat16 emulate it slowly: of six configurations one is run as written."""
