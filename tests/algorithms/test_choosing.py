@@ -30,6 +30,7 @@ def choosing(module, folder, temperature=1.0, history=0, **model):
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["prompts", "episodes"])
 @pytest.mark.parametrize("lora", [None, LoRAConfig(r=2)])
 def test_it_is_trained_by_grpo_from_a_ratio_of_one(folder, tmp_path, lora, kind):

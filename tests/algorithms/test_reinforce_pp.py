@@ -100,6 +100,7 @@ def test_the_loss_is_the_formula_written_out():
     assert tokens.metrics["train/clip_fraction"].tolist() == [True, False, True]
 
 
+@pytest.mark.slow
 def test_a_run_learns_what_is_rewarded_and_unlearns_it_with_the_sign_flipped(folder, tmp_path):
     class Flipped(REINFORCEPlusPlusModule):
         def advantages(self, rollout):

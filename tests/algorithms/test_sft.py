@@ -111,6 +111,7 @@ def test_a_run_resumed_inside_a_pass_ends_bit_identical(folder, tmp_path, accumu
         assert resumed.logger.rows == whole.logger.rows[-len(resumed.logger.rows) :]
 
 
+@pytest.mark.slow
 def test_dropout_is_on_in_training_off_in_validation_and_resumed_bit_identically(folder, tmp_path):
     def run(dropout, **changes):
         held_out = data(validation_demonstrations=ExpertDemonstrations(ExpertQRows(), seed=1))
@@ -144,6 +145,7 @@ def test_a_run_resumed_behind_the_last_step_of_a_pass_validates_and_logs_first(f
     assert torch.equal(weights(resumed.lightning_module), weights(whole.lightning_module))
 
 
+@pytest.mark.slow
 def test_a_run_resumed_between_passes_ends_bit_identical(folder, tmp_path):
     whole = fit(sft(folder, schedule="constant"), tmp_path, max_epochs=3)
     part = fit(sft(folder, schedule="constant"), tmp_path, max_epochs=2)

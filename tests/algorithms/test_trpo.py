@@ -144,6 +144,7 @@ def test_the_surrogate_and_the_divergence_are_the_formulas_written_out(folder):
     assert found == pytest.approx((surrogate / len(batch), kl / len(batch)), rel=1e-6) and kl > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_forms_of_the_fisher_product_agree_and_chunks_change_nothing(folder, kind):
     products = []
@@ -455,6 +456,7 @@ def test_runs_that_no_region_can_be_had_in_are_refused(folder, tmp_path):
     assert rollout_data("continuing").num_minibatches == 2
 
 
+@pytest.mark.slow
 def test_the_fit_of_the_critic_is_the_same_in_parts(folder):
     fits = []
     for chunk_size in (None, 4):

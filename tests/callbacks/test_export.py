@@ -79,6 +79,7 @@ def test_an_adapter_is_loaded_by_peft_on_the_base_that_it_names(request, tmp_pat
     assert not torch.allclose(logits(loaded), logits(loaded.unload())), "the adapter has learned something"
 
 
+@pytest.mark.slow
 def test_a_warm_started_adapter_is_exported_without_its_reference(folder, tmp_path):
     from peft import AutoPeftModelForCausalLM
 

@@ -59,6 +59,7 @@ def loggers_of(parsed):
     return [logger.class_path.rsplit(".", 1)[-1] for logger in parsed.trainer.logger]
 
 
+@pytest.mark.slow
 def test_overlays_go_on_top_of_an_experiment_and_of_each_other():
     """One command parses them all; tests/test_readme.py parses every experiment, and runs it."""
     overlays = [part for path in OVERLAYS for part in ("--config", path)]
@@ -155,6 +156,7 @@ def test_the_seed_reaches_the_data():
     assert loggers_of(parsed) == ["CSVLogger", "TensorBoardLogger"] and len(parsed.trainer.callbacks) == 7
 
 
+@pytest.mark.slow
 def test_one_option_exports_the_model_and_pushes_it(monkeypatch):
     command = ["lrl", "fit", "--config", "configs/frozen_lake/sft.yaml", "--trainer.accelerator", "cpu"]
     exports = []

@@ -48,6 +48,7 @@ def launch(tmp_path, monkeypatch, capsys):
     return start
 
 
+@pytest.mark.slow
 def test_the_directory_of_a_failed_launch_can_be_used_again(launch, tmp_path):
     run = tmp_path / "runs" / "one"
     command = ["fit", "--run_directory", run, "--data.init_args.validation.env"]

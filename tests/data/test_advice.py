@@ -178,6 +178,7 @@ def test_a_turn_without_a_legal_action_is_no_step_and_shifts_no_advice(invalid):
             assert episode.advised_actions[step] == expert(LAKES.codec.observation_to_text(seen, episode.context))
 
 
+@pytest.mark.slow
 def test_a_language_model_reads_a_shown_text_with_advice_as_the_text():
     policy = text_policy(GOTO)
     policy.configure()
@@ -215,6 +216,7 @@ def test_an_advisor_that_responds_in_text_is_refused():
         advised(LAKES, advisor=text_policy(LAKES))
 
 
+@pytest.mark.slow
 def test_the_command_collects_advice_and_names_the_advisor(tmp_path, capsys):
     run = tmp_path / "runs" / "mlp"
     save_run(run, network(POLE), {"id": "CartPole-v1"})
@@ -333,6 +335,7 @@ def test_no_sources_are_refused():
         ConcatDemonstrations([])
 
 
+@pytest.mark.slow
 def test_the_documented_sources_are_read_from_yaml_and_train(tmp_path):
     own = load_baseline("expert", POLE).policy
     collect(own, POLE, "lrl/cartpole/controller-v0", 4, 3, 2, name="expert", commit="")

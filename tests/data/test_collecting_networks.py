@@ -137,6 +137,7 @@ def test_the_data_set_of_a_network_does_not_depend_on_how_many_environments_play
         np.testing.assert_allclose(ours.actions, theirs.actions, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_plays_where_it_was_trained_unless_an_environment_is_named(datasets, tmp_path, capsys):
     own = {"id": "CartPole-v1", "max_episode_steps": 6, "reset_options": {"low": 0.0, "high": 0.01}}
     save_run(tmp_path / "run", network(GymnasiumEnvs("CartPole-v1"), scale=0.0), own)

@@ -29,6 +29,7 @@ def test_value_iteration_is_optimal_in_cliff_walking():
     assert returns("expert", "CliffWalking-v1", 1).tolist() == [-13]
 
 
+@pytest.mark.slow
 def test_value_iteration_is_optimal_in_taxi():
     assert 7 < returns("expert", "Taxi-v4", 100).mean() < 9  # 7.9 on average over all initial states
 

@@ -93,6 +93,7 @@ def fit(root, given, max_epochs=1, ckpt_path=None, callbacks=()):
     return given.policy.language_model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "lora"), [("untied", None), ("tied", None), ("untied", SAVED), ("tied", SAVED), ("padded", SAVED)]
 )

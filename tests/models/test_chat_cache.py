@@ -53,6 +53,7 @@ def write(path, name, count, written):
         written.value = n + 1
 
 
+@pytest.mark.slow
 def test_several_processes_write_and_one_is_killed(tmp_path):
     path, count, context = tmp_path / "c.sqlite", 20, multiprocessing.get_context("fork")
     said = {name: context.Value("i", 0, lock=False) for name in ("victim", "a", "b")}

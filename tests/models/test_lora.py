@@ -69,6 +69,7 @@ def outputs(policy):
     return policy.language_model.model.eval()(input_ids=torch.arange(20)[None]).logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["run", "exported"])
 def test_a_run_starts_from_them_merged_or_as_they_are(folder, tmp_path, source):
     from peft import AutoPeftModelForCausalLM

@@ -86,6 +86,7 @@ def assert_near(one, other):
 SIZES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), min_size=2, max_size=8)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(SIZES, st.integers(0, 3), st.sampled_from(["float32", "bfloat16"]), st.sampled_from([None, 24]), st.data())
 def test_kept_states_change_no_bit_of_a_gradient(pairs, sizes, padding, dtype, pack_tokens, data):
@@ -113,6 +114,7 @@ def test_the_gradient_is_that_of_the_plain_pass(folder, pairs, pack_tokens):
     torch.testing.assert_close(*(model.logits(model.lay_out(inputs, mask)) for model in (keeping, plain)))
 
 
+@pytest.mark.slow
 def test_dropout_of_the_adapters_draws_the_same_and_that_of_the_base_switches_keeping_off(pairs, folder):
     models = pairs(lora=LoRAConfig(r=2, alpha=8, last_layers=2, dropout=0.5))
     batch = turns([(0, 5), (1, 2), (0, 3)])
@@ -231,6 +233,7 @@ def test_other_architectures_keep_states_as_well(tmp_path, kind):
     assert_near(*(gradients(model, batch) for model in (keeping, plain)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2])
 def test_whole_runs_and_resumed_ones_end_with_the_same_weights(folder, tmp_path, steps):
     def run(name, epochs, mb=64, ckpt=None):

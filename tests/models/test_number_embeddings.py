@@ -36,6 +36,7 @@ def test_a_numeral_has_one_to_three_digits_and_maybe_a_blank_before_it():
     assert found == {0: 7, 1: 7, 2: 490, 3: 12}
 
 
+@pytest.mark.slow
 def test_neighbours_are_nearest_and_nothing_else_moves(plain, ordered):
     vocabulary = plain.tokenizer.tokenizer.get_vocab()
     index = torch.tensor([vocabulary[str(n)] for n in range(1000)])

@@ -103,6 +103,7 @@ def test_first_ratios_are_one_for_loud_models(loud, dtype, limit):
             assert float((ratio - 1).abs()[part.response_mask].max()) <= limit, name
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_logprobs_as_sampled_are_near_the_recomputed_ones(loud):
     kept, again = (policies(loud, dtype="bfloat16", recompute_logprobs=choice) for choice in (False, None))

@@ -70,6 +70,7 @@ def test_chunks_change_neither_values_nor_gradients(dtype, temperature):
         assert torch.equal(token_logprobs(head, states, ids, temperature, 300)[0], got[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("vocabulary", "tokens"), [(49152, 684), (256000, 132)])
 def test_the_loss_needs_at_most_a_quarter_of_the_memory_of_all_logits(vocabulary, tokens):
     assert chunks.AT_ONCE < vocabulary * tokens < 1.01 * chunks.AT_ONCE  # with fewer, all logits are computed at once
@@ -82,6 +83,7 @@ def test_the_loss_needs_at_most_a_quarter_of_the_memory_of_all_logits(vocabulary
     assert vocabulary * 8 * 4 < peak.most <= tokens * vocabulary * 4 / 4
 
 
+@pytest.mark.slow
 def test_a_step_of_sft_at_a_vocabulary_of_256k_never_holds_a_quarter_of_the_logits(tmp_path):
     turns, tokens, vocabulary = 60, 4, 256_000
     policy = text_policy(save_tiny_model(tmp_path / "large", vocab_size=vocabulary), lora=LORA)

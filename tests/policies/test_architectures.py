@@ -57,6 +57,7 @@ def test_logprobs_are_those_of_the_plain_model_and_prompts_are_shared_where_that
     torch.testing.assert_close(recorded, sampled, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_no_path_shares_prompts_that_are_not_to_be_shared(folders, monkeypatch):
     model = load(folders("llama"), share_prompts=False)
     assert not model.share and model.cached

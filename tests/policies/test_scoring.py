@@ -222,6 +222,7 @@ def test_in_training_each_prefix_of_the_candidates_is_computed_once(folder, monk
     assert seen == [((len(prompts), max(map(len, prompts)) + prefixes), 1 + prefixes)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("codec", [Sentences(), FrozenLakeCodec()], ids=["sentences", "words"])
 def test_kept_states_below_the_last_layers_change_no_bit(folder, codec, dtype):
@@ -269,6 +270,7 @@ def test_past_choices_stand_in_the_prompt_as_far_as_the_window_goes(folder):
     assert all(len(memory) == 1 for memory in second.memory)
 
 
+@pytest.mark.slow
 def test_nothing_illegal_is_ever_said(folder):
     policy, envs = ready(folder, FrozenLakeCodec(), history=2), GymnasiumEnvs("FrozenLake-v1")
     results = evaluate_policy(policy, envs, 20, 0, 8, SamplingConfig(temperature=1.0))

@@ -135,6 +135,7 @@ def test_checkpoints_hold_the_parameters_and_optimizers_do_not_see_them():
     assert LinearPolicy().state_dict() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", ["CartPole-v1", "FrozenLake-v1", "lrl/Nim-v0", "MountainCarContinuous-v0"])
 def test_the_evaluation_plays_what_the_search_played(id):
     envs = GymnasiumEnvs(id)

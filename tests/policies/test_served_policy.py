@@ -160,6 +160,7 @@ def played_on(server, **settings):
     return results.report("FrozenLake-v1", "x")["per_episode"], loaded.policy.report()
 
 
+@pytest.mark.slow
 def test_faults_and_the_order_of_responses_change_no_episode(tmp_path):
     with ChatServer(respond) as server:
         whole, report = played_on(server, max_concurrency=1)
@@ -172,6 +173,7 @@ def test_faults_and_the_order_of_responses_change_no_episode(tmp_path):
     assert with_faults["requests"] == report["requests"] + 5
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_stopped_resumes_without_asking_twice(tmp_path):
     file = str(tmp_path / "responses.sqlite")
     with ChatServer(respond) as server:
@@ -184,6 +186,7 @@ def test_an_evaluation_that_stopped_resumes_without_asking_twice(tmp_path):
     assert resumed == whole and again["cached"] == 20 and again["requests"] == asked - 20 == report["requests"] - 20
 
 
+@pytest.mark.slow
 def test_a_chat_model_in_this_process_plays_as_the_policy_of_the_same_model_does():
     config, prompt = LanguageModelConfig(name="assets/tiny-lm"), PromptTemplate()
     text = TextPolicy(config, prompt, SamplingConfig(max_new_tokens=48))
@@ -198,6 +201,7 @@ def test_a_chat_model_in_this_process_plays_as_the_policy_of_the_same_model_does
     assert played[0] == played[1]
 
 
+@pytest.mark.slow
 def test_what_was_asked_is_a_line():
     with ChatServer(respond) as server:
         _, report = played_on(server, prices=Prices(prompt=1, completion=2))

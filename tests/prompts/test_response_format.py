@@ -23,6 +23,7 @@ def test_extract_is_the_inverse_of_render(name: str, action: str, reasoning: str
     assert style.extract(style.render(action)) == action
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @given(response=st.text())
 def test_any_text_is_extracted_or_raises_an_invalid_action_error(name: str, response: str) -> None:

@@ -45,6 +45,7 @@ def test_one_step_of_an_exact_critic_is_the_truth_where_nothing_slips():
     assert _score(sample, found["episode groups (GRPO)"]).correlation < 0.9
 
 
+@pytest.mark.slow
 def test_an_exact_critic_is_right_on_average_and_groups_that_share_a_state_come_closer_than_episodes():
     sample = sampled(1, gamma=1.0, groups=64, size=64)
     found, mask = estimates(sample, gamma=1.0, gae_lambda=0.0), sample.rollout.response_mask
@@ -71,6 +72,7 @@ def test_turn_token_and_nested_credit_agree_on_one_token_and_differ_on_three():
         assert same == [tokens == 1] * 2
 
 
+@pytest.mark.slow
 def test_a_seed_of_numbers_a_table_and_a_figure(tmp_path, capsys):
     options = "--num_groups 4 --group_size 8 --seeds 2 --temperatures 0.02"
     files = f"--json {tmp_path}/truth.json --figure {tmp_path}/truth.png"

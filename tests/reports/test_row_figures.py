@@ -53,6 +53,7 @@ def twin(returns, rewards):
     return {"metric": "val/return", "drawn": "rollout/return", "twin": True, "runs": [run], "baselines": {}}
 
 
+@pytest.mark.slow
 def test_two_metrics_of_a_run_are_one_figure(tmp_path):
     figures = {"both": ([0.0, 1.0], [0, 1, 2]), "return": ([0.9, 1.0], [0, 1, 2]), "reward": ([0.0, 1.0], [0, 2, 2])}
     seen = {name: imread(draw_picture(name, [twin(*values)], tmp_path)[0]) for name, values in figures.items()}

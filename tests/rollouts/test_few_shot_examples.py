@@ -76,6 +76,7 @@ def test_a_prompt_gets_the_examples_it_asks_for_once() -> None:
     assert policy.prompt is drawn
 
 
+@pytest.mark.slow
 def test_more_examples_than_states_and_environments_without_expert_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_shot_examples, "_EPISODES_PER_EXAMPLE", 25)  # which show every state
     with pytest.raises(ValueError, match="num_examples is 12; it must be at most 11"):
@@ -123,6 +124,7 @@ def test_examples_can_be_shown_with_rows_whose_rewards_read_responses(dataset) -
     assert draw_stored_examples(dataset, rows, 2, "direct") == draw_stored_examples(dataset, PENDULUM, 2, "direct")
 
 
+@pytest.mark.slow
 def test_data_sets_that_cannot_be_shown_raise_one_sentence(dataset, monkeypatch) -> None:
     monkeypatch.setattr(few_shot_examples, "_EPISODES_PER_EXAMPLE", 5)  # which show every turn
     with pytest.raises(ValueError, match="num_examples is 99; it must be at most 24, .* found in 'lrl/pendulum-v0'"):

@@ -35,6 +35,7 @@ def plan(collection, num_envs=3, num_steps=16, **changes):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_turns_are_those_of_the_native_environment(vectorization):
     envs = GymnasiumEnvs("CartPole-v1", max_episode_steps=30, vectorization=vectorization)

@@ -108,6 +108,7 @@ def test_adapters_of_another_shape_are_merged_into_the_base(folders, sources, ca
         assert all("lora_" in key for key in trained) == (lora is not None)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_merged_base_is_resumed_evaluated_and_started_from(folders, sources, tmp_path):
     settings = {"model": {"lora": OTHER}, "init_from": str(sources["tied-saved"][0]), "schedule": "constant"}
     whole = fit(grpo(folders["tied"], **settings), tmp_path / "whole", max_epochs=2)

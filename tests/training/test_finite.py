@@ -75,6 +75,7 @@ def test_a_step_whose_gradients_are_not_finite_is_skipped_and_counted(folder, tm
     assert [row["train/skipped_steps"] for _, row in trainer.logger.rows] == [0, 1, 0]
 
 
+@pytest.mark.slow
 def test_a_trust_region_step_whose_gradient_is_not_finite_is_skipped(folder, tmp_path, monkeypatch):
     module, data = module_and_data("trpo", folder)
     look = module._surrogate_and_gradient

@@ -124,6 +124,7 @@ class Fall(L.Callback):
             raise ZeroDivisionError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "written"), [("continuing", 2), ("network", 2), ("sft", 2)])
 def test_a_run_that_is_killed_between_minibatches_goes_on_from_the_last_written_one(
     folder, whole, tmp_path, kind, written

@@ -100,6 +100,7 @@ def test_adapters_start_from_adapters_and_the_reference_is_where_they_start(fold
         assert torch.equal(everything[name.replace(".default.", ".reference.")], tensor)
 
 
+@pytest.mark.slow
 def test_a_whole_model_becomes_the_base_of_adapters_and_is_kept_with_them(folder, runs, tmp_path):
     settings = {"model": LORA, "init_from": str(runs / "full")}
     given = saved(runs / "full")["state_dict"]
@@ -151,6 +152,7 @@ def test_weights_of_another_shape_are_refused_by_name(folder, tmp_path, architec
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantization", [None, "nf4"])
 def test_a_checkpoint_of_adapters_holds_nothing_of_a_tied_or_quantised_base(tied, tmp_path, quantization):
     trainer = fit(grpo(tied, model=LORA | {"quantization": quantization}), tmp_path)
@@ -163,6 +165,7 @@ def test_a_checkpoint_of_adapters_holds_nothing_of_a_tied_or_quantised_base(tied
     assert trainer.lightning_module.policy.fingerprint == again.lightning_module.policy.fingerprint
 
 
+@pytest.mark.slow
 def test_a_random_base_under_adapters_needs_its_seed_only(folder, tmp_path):
     model = LORA | {"random_init": True, "init_seed": 5}
     fit(grpo(folder, model=model), tmp_path)

@@ -12,6 +12,7 @@ def folder(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "normalisation"),
     [(grpo, "sequence"), (grpo, "token"), (grpo, "constant"), (ppo, "sequence"), (ppo, "token")],

@@ -248,6 +248,7 @@ def test_an_invalid_answer_changes_neither_room_nor_advice() -> None:
     assert type(env.reset(seed=3)[0]) is str
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Open", "PutNext"])
 def test_the_view_equals_that_of_minigrid(name: str) -> None:
     env, rng = level(name), np.random.default_rng(1)

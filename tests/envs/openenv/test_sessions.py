@@ -143,6 +143,7 @@ class Scripted:
 SEEN = {"type": "observation", "data": {"observation": {"text": "hall"}, "reward": None, "done": False}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
@@ -167,6 +168,7 @@ def test_a_server_that_fails_is_one_sentence(message, reason):
         envs.close()
 
 
+@pytest.mark.slow
 def test_a_late_response_is_not_that_of_the_next_message():
     late = {"type": "observation", "data": {"observation": {"text": "late"}}}
     with serving_app(Scripted(SEEN, late, SEEN).app) as url:
@@ -201,6 +203,7 @@ def test_sessions_are_closed_where_a_later_one_cannot_be_opened(monkeypatch):
     assert [session._environment.closed for session in opened] == [True, True]
 
 
+@pytest.mark.slow
 def test_a_server_in_a_long_step_does_not_lose_its_client(monkeypatch):
     """Its event loop returns no pings meanwhile; the client pings often here."""
     eager = functools.partial(client.connect, ping_interval=0.05)
