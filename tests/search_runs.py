@@ -11,7 +11,7 @@ from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.data.search import SearchDataModule
 from lrl.data.validation import ValidationConfig
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.models.chat import Completion
+from lrl.models.chat import ChatModel, Completion
 from lrl.policies.linear import LinearPolicy
 from lrl.search.cmaes import CMAES
 from lrl.search.history import HistoryConfig
@@ -23,7 +23,7 @@ from lrl.search.stand_in import HillClimbingChatModel
 PLUS = {"prompt": SearchPrompt(describe_environment=True), "history": HistoryConfig(trajectories=2)}
 
 
-class Forgetful:
+class Forgetful(ChatModel):
     """Climbs hills, but every third request is met with something that is no proposal."""
 
     name = "forgetful"

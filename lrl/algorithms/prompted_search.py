@@ -27,8 +27,10 @@ Departures from the original (its code at 5d75218):
 
 from __future__ import annotations
 
+import json
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -38,8 +40,9 @@ from gymnasium.vector import VectorEnv
 
 from lrl.data.search import SearchDataModule
 from lrl.envs.batched.make import make_batched
+from lrl.evaluation.served import requests_line
 from lrl.functional.random import seeds
-from lrl.policies.described import environment_in_words, policy_in_words
+from lrl.policies.described import task_in_words
 from lrl.policies.searched import SearchedPolicy
 from lrl.rollouts.parameter_rollouts import play_parameters, proposal_seeds
 from lrl.search.searcher import Searcher, Trial
@@ -75,7 +78,7 @@ class PromptedSearchModule(PolicyModule):
     def training_step(self, index: int) -> None:
         """Ask for proposal ``index``, or sample a warm-up policy where it is negative, and play it."""
         data, started = self._data, time.monotonic()
-        parameters = self._warm_up_policy(index) if index < 0 else self.searcher.ask()
+        parameters = self._warm_up_policy(index) if index < 0 else self._proposal(index)
         proposed = time.monotonic()
         trial = self._play_proposal(parameters, index)
         self.searcher.tell(trial)
@@ -84,6 +87,31 @@ class PromptedSearchModule(PolicyModule):
         tokens = costs.get("prompt_tokens", 0) + costs.get("completion_tokens", 0)
         data.tick(trial.env_steps, len(trial.returns), tokens)
         self._record(trial, costs | {"proposal_seconds": proposed - started}, time.monotonic() - proposed)
+
+    def _proposal(self, index: int) -> np.ndarray:
+        """Return proposal ``index`` of the searcher, ``(parameter,)``; replies are kept if it fails."""
+        try:
+            return self.searcher.ask()
+        except Exception:
+            self._keep_replies(index)
+            self._log_usage()
+            raise
+
+    def _keep_replies(self, index: int) -> None:
+        """Add a line to ``proposals.jsonl`` with the replies to a proposal that ends the run: it has no parameters."""
+        if not self.searcher.replies:
+            return
+        line = {"iteration": index + 1, "parameters": None, "returns": [], "env_steps": 0}
+        file = Path(self.trainer.default_root_dir) / "proposals.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line | {"replies": list(self.searcher.replies)}, ensure_ascii=False) + "\n")
+        logging.getLogger("lrl").warning("the replies to proposal %d are the last line of %s", index + 1, file)
+
+    def _log_usage(self) -> None:
+        """Log a line of what a server was asked in the whole search."""
+        if "requests" in self.searcher.usage:
+            logging.getLogger("lrl").info("asked in the whole search: %s", requests_line(self.searcher.usage))
 
     def _warm_up_policy(self, index: int) -> np.ndarray:
         """Return a random policy, ``(parameter,)``."""
@@ -162,7 +190,7 @@ class PromptedSearchModule(PolicyModule):
         if epochs is not None and 0 <= epochs < data.num_policies:
             sentence = "trainer.max_epochs is %d, which ends the search early: it plays %d policies"
             logging.getLogger("lrl").warning(sentence, epochs, data.num_policies)
-        self.searcher.describe(environment_in_words(data.codec), policy_in_words(self.policy, data.codec))
+        self.searcher.describe(*task_in_words(self.policy, data.env, data.max_steps))
         self.searcher.setup(self.policy.parameter_space(), data.seed, data.num_iterations)
 
     def configure_callbacks(self) -> list[L.Callback]:
@@ -184,6 +212,10 @@ class PromptedSearchModule(PolicyModule):
         """End a run that is resumed after the last proposal, once that is logged and validated."""
         if not self.trainer.fit_loop.restarted_mid_epoch:
             self._end_if_finished()
+
+    def on_train_end(self) -> None:
+        """Log what the search took."""
+        self._log_usage()
 
     def on_train_epoch_start(self) -> None:
         """Validate after the last proposal, however many there are."""

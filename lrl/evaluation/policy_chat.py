@@ -19,7 +19,12 @@ class PolicyChatModel(ChatModel):
 
     Args:
         checkpoint: a checkpoint of a :class:`~lrl.policies.text.TextPolicy`, or a run directory.
+
+    Attributes:
+        key: what error messages call the checkpoint; a command sets the name of its option.
     """
+
+    key = "chat_model.checkpoint"
 
     def __init__(self, checkpoint: str) -> None:
         self.name, self._policy = checkpoint, None
@@ -32,11 +37,40 @@ class PolicyChatModel(ChatModel):
             ValueError: there is no checkpoint, or it holds another policy.
         """
         if self._policy is None:
-            policy = load_policy(self.name).policy
+            try:
+                policy = load_policy(self.name).policy
+            except ValueError as error:  # it names the option of the commands
+                raise ValueError(str(error).replace("--checkpoint is", f"{self.key} is", 1)) from error
             if not isinstance(policy, TextPolicy):
-                raise ValueError(f"checkpoint is {self.name!r}, a {type(policy).__name__}; it must be a TextPolicy.")
+                raise ValueError(f"{self.key} is {self.name!r}, a {type(policy).__name__}; it must be a TextPolicy.")
             self._policy: TextPolicy | None = policy
         return self._policy
+
+    def connect(self) -> None:
+        """Load the policy.
+
+        Raises:
+            ValueError: there is no checkpoint, or it holds another policy.
+        """
+        _ = self.policy
+
+    def fits(self, conversation: Sequence[Message], sampling: SamplingConfig, response: str = "") -> bool:
+        """Return whether the last message fits into the policy's prompt, and its response into the positions.
+
+        Args:
+            conversation: messages, of which the last one is read.
+            sampling: has the maximum number of tokens of a response.
+            response: a text for which a response must have room, with the token that ends it.
+        """
+        policy, text = self.policy, conversation[-1]["content"]
+        if response and len(policy.encode_response(response)) > sampling.max_new_tokens:
+            return False
+        assert policy.codec is not None
+        model = policy.language_model
+        length = len(model.tokenizer.encode_chat(policy.prompt.messages(policy.codec, text, ())))
+        positions = model.max_positions
+        has_positions = positions is None or length + sampling.max_new_tokens <= positions
+        return length <= policy.trunk.max_prompt_tokens and has_positions
 
     def complete(
         self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]

@@ -60,9 +60,19 @@ def usage_line(report: Mapping[str, Any]) -> str:
         f"({report['further_responses']} further responses), {report['still_invalid']} in vain"
     ]
     if "requests" in report:
-        requests = f"{report['requests']} requests, {report['retries']} of them retries"
-        parts.append(f"{requests}, {report['cached']} prompts known before")
-        parts.append(f"{report['prompt_tokens']:,} + {report['completion_tokens']:,} tokens")
+        parts.append(requests_line(report))
+    return "; ".join(parts)
+
+
+def requests_line(report: Mapping[str, Any]) -> str:
+    """Describe in a line the requests to a server, and their tokens and cost.
+
+    Args:
+        report: see :meth:`lrl.models.served_chat.ServedChatModel.report`; what is missing counts 0.
+    """
+    requests, retries, cached = (report.get(name, 0) for name in ("requests", "retries", "cached"))
+    parts = [f"{requests} requests, {retries} of them retries, {cached} prompts known before"]
+    parts.append(f"{report.get('prompt_tokens', 0):,} + {report.get('completion_tokens', 0):,} tokens")
     if report.get("cost") is not None:
         parts.append(f"cost {report['cost']:.4g}")
     return "; ".join(parts)

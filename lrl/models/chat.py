@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from lrl.types import SamplingConfig
 
@@ -29,10 +29,34 @@ class Completion:
 
 
 class ChatModel(Protocol):
-    """Responds to conversations in words."""
+    """Responds to conversations in words.
+
+    A class of its own derives from this one; only :meth:`complete` has no default.
+    """
 
     name: str
     """Name of the model, for tables and logs."""
+
+    def connect(self) -> None:  # noqa: B027 (most models have nothing to check)
+        """Check or load what responses need, before much work rests on them; a second call does nothing.
+
+        Raises:
+            ValueError: the model cannot be had.
+        """
+
+    def fits(self, conversation: Sequence[Message], sampling: SamplingConfig, response: str = "") -> bool:
+        """Return whether the model has room for a conversation and its response; True where that is not known.
+
+        Args:
+            conversation: messages, oldest first.
+            sampling: has the maximum number of tokens of a response.
+            response: a text for which a response must have room.
+        """
+        return True
+
+    def report(self) -> dict[str, Any]:
+        """Return what was asked so far and its cost, by name; empty where nothing is counted."""
+        return {}
 
     def complete(
         self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import weakref
 from collections.abc import Mapping
 from functools import cached_property
@@ -21,6 +22,10 @@ _PLACEHOLDER = "none"
 """What is sent in place of an API key where there is none."""
 _SECRET = 8
 """A shorter API key is no secret, but a placeholder for a server without keys, and may be part of other words."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""Legal name of an environment variable."""
+_KEY_LENGTH = 16
+"""Minimum length of what may be an API key in place of the name of a variable."""
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What reading a body raises that is no chat completion."""
 
@@ -36,12 +41,12 @@ class ChatEndpoint:
         accept_empty: whether an empty response is one; else it is a failure.
 
     Raises:
-        ValueError: the URL is no HTTP address, or holds a secret.
+        ValueError: the URL is no HTTP address, or holds a secret; ``api_key_env`` is no name, but maybe the key itself.
     """
 
     def __init__(self, api_url: str, api_key_env: str, timeout: float, accept_empty: bool = False) -> None:
         example, keys_are = "http://127.0.0.1:8000/v1", "read from the environment"
-        self.api_url, self.api_key_env = checked_url("api_url", api_url, example, keys_are), api_key_env
+        self.api_url, self.api_key_env = checked_url("api_url", api_url, example, keys_are), _checked_name(api_key_env)
         self.timeout, self.accept_empty = timeout, accept_empty
 
     @property
@@ -146,6 +151,27 @@ class ChatEndpoint:
         """Return a text without the API key, which a server may repeat."""
         key = self._key()
         return text.replace(key, "<API key>") if len(key) >= _SECRET else text
+
+
+def _checked_name(name: str) -> str:
+    """Return the name of an environment variable.
+
+    Raises:
+        ValueError: it is none, or may be a key; the message does not repeat it.
+    """
+    if not _VARIABLE.fullmatch(name) or (name not in os.environ and _may_be_key(name)):
+        raise ValueError(
+            "api_key_env does not hold the name of an environment variable; it must be one, such as OPENAI_API_KEY, "
+            "and never the key itself, which belongs in that variable."
+        )
+    return name
+
+
+def _may_be_key(name: str) -> bool:
+    """Return whether what could be a name looks like an API key: long, with digits, and lower case or in one piece."""
+    digits, one_piece = any(map(str.isdigit, name)), "_" not in name
+    long = len(name) >= _KEY_LENGTH
+    return name.startswith("sk_") or (long and digits and (one_piece or any(map(str.islower, name))))
 
 
 def _message_of(error: Any) -> tuple[str, str | None]:

@@ -22,7 +22,7 @@ from lrl.types import SamplingConfig
 
 @final
 class LocalChatModel(ChatModel):
-    """A language model that responds in this process; loaded by the first :meth:`complete`.
+    """A language model that responds in this process; loaded by :meth:`connect`, or the first :meth:`complete`.
 
     The random numbers of a response follow from its seed, so it depends on nothing else in the batch, up to rounding.
 
@@ -46,6 +46,29 @@ class LocalChatModel(ChatModel):
         self.name, self.config, self.stop_text = language_model.name, language_model, stop_text
         self.batch_size, self.device = batch_size, device
         self._generator, self._tokenizer = generator, None if generator is None else self._load_tokenizer()
+        self._model: LanguageModel | None = None
+
+    def connect(self) -> None:
+        """Load the model.
+
+        Raises:
+            ValueError: it cannot be loaded.
+        """
+        self._load()
+
+    def fits(self, conversation: Sequence[Message], sampling: SamplingConfig, response: str = "") -> bool:
+        """Return whether the model has positions for a conversation and its response; of a generator none are known.
+
+        Args:
+            conversation: messages, oldest first.
+            sampling: has the maximum number of tokens of a response.
+            response: a text for which a response must have room, with the token that ends it.
+        """
+        tokenizer, _ = self._load()
+        if response and len(tokenizer.encode_texts([response])[0]) >= sampling.max_new_tokens:
+            return False
+        positions = None if self._model is None else self._model.max_positions
+        return positions is None or len(tokenizer.encode_chat(conversation)) + sampling.max_new_tokens <= positions
 
     def complete(
         self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]
@@ -89,6 +112,7 @@ class LocalChatModel(ChatModel):
             auto = "cuda" if torch.cuda.is_available() else "cpu"
             model.requires_grad_(False).eval().to(auto if self.device == "auto" else self.device)
             self._tokenizer, self._generator = model.tokenizer, DecodeLoop(model, self.stop_text)
+            self._model = model
         assert self._tokenizer is not None
         return self._tokenizer, self._generator
 

@@ -99,6 +99,14 @@ class ServedChatModel(ChatModel):
         self.wait: Callable[[threading.Event, float], Any] = threading.Event.wait
         self._slots, self._counting = threading.BoundedSemaphore(max_concurrency), threading.Lock()
 
+    def connect(self) -> None:
+        """Make the client, which sends nothing yet.
+
+        Raises:
+            ValueError: the package is not installed, or the environment holds what cannot be an API key.
+        """
+        self.endpoint.connect()
+
     def complete(
         self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]
     ) -> list[Completion]:
@@ -113,7 +121,7 @@ class ServedChatModel(ChatModel):
             ValueError: the server cannot be reached for longer than the retries last, or rejects a request for good.
                 All responses that have arrived by then are in the cache.
         """
-        self.endpoint.connect()
+        self.connect()
         bodies = [self._body(*pair, sampling) for pair in zip(conversations, seeds, strict=True)]
         keys = [request_key(self.endpoint.api_url, *pair) for pair in zip(bodies, seeds, strict=True)]
         known: dict[str, Completion] = {}

@@ -87,23 +87,35 @@ class HistoryConfig:
                 f"searcher.history.trajectories is {self.trajectories}, but style is integers, which shows none."
             )
 
-    def selected(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the entries that are shown, in order; of equal values the older one counts as the better."""
+    def selected(self, entries: Sequence[Entry], most: int | None = None) -> list[Entry]:
+        """Return the entries that are shown, in order; of equal values the older one counts as the better.
+
+        Args:
+            entries: all policies so far, oldest first.
+            most: the maximum number, at least 1; None shows all that are configured. Left out are the first in order,
+                the oldest or the worst, but never the best.
+        """
         first_recent = 0 if self.recent is None else max(0, len(entries) - self.recent)
         best = sorted(range(first_recent), key=lambda index: (-entries[index].value, index))[: self.top_k]
         shown = [*sorted(best), *range(first_recent, len(entries))]
         if self.order == "value":
             shown.sort(key=lambda index: (entries[index].value, -index))
+        if most is not None and most < len(shown):
+            best_one = min(shown, key=lambda index: (-entries[index].value, index))
+            others = [index for index in shown if index != best_one]
+            kept = {best_one, *others[len(others) - most + 1 :]}
+            shown = [index for index in shown if index in kept]
         return [entries[index] for index in shown]
 
-    def render(self, entries: Sequence[Entry], space: ParameterSpace) -> str:
+    def render(self, entries: Sequence[Entry], space: ParameterSpace, most: int | None = None) -> str:
         """Write the entries that are shown, one line each, with trajectories where they are asked for.
 
         Args:
             entries: all policies so far, oldest first.
             space: what their parameters are.
+            most: the maximum number that is shown, see :meth:`selected`.
         """
-        shown, lines = self.selected(entries), []
+        shown, lines = self.selected(entries, most), []
         if self.style == "integers":
             places = ranks([entry.value for entry in shown])
             return "\n".join(
@@ -128,6 +140,16 @@ def render_entry(entry: Entry, space: ParameterSpace, style: str) -> str:
     named = "; ".join(f"params[{index}]: {value}" for index, value in enumerate(values))
     episodes = "1 episode" if entry.episodes == 1 else f"mean of {entry.episodes} episodes"
     return f"{named}; f(params): {entry.value:.2f} ({episodes})"
+
+
+def render_reply(parameters: np.ndarray, space: ParameterSpace, style: str) -> str:
+    """Write parameters ``(parameter,)`` as a reply that proposes them and says nothing else."""
+    if style == "integers":
+        return " ".join(map(str, to_integers(parameters, space)))
+    values = [render_value(value, space) for value in parameters.tolist()]
+    return (
+        " ".join(values) if style == "compact" else ", ".join(f"params[{i}]: {value}" for i, value in enumerate(values))
+    )
 
 
 def render_value(value: float, space: ParameterSpace) -> str:

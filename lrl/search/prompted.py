@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, final
 
 import numpy as np
 
 from lrl.functional.random import seeds
-from lrl.models.chat import ChatModel, Completion
+from lrl.models.chat import ChatModel, Completion, Message
 from lrl.ranges import PositiveInt, check_arguments
-from lrl.search.history import Entry, HistoryConfig, same_parameters
+from lrl.search.history import Entry, HistoryConfig, render_reply, same_parameters
 from lrl.search.integers import from_integers, integer_space
 from lrl.search.parsing import ProposalError, parse_parameters
 from lrl.search.prompts import SearchPrompt, TaskText
@@ -19,16 +21,22 @@ from lrl.search.space import ParameterSpace
 from lrl.types import SamplingConfig
 
 _METRICS: tuple[str, ...] = (
-    *("prompt_tokens", "completion_tokens", "cached", "prompt_characters", "retries", "duplicates", "failed"),
+    *("prompt_tokens", "completion_tokens", "cached", "prompt_characters", "retries", "duplicates", "failed", "shown"),
 )
+_SPENT = {"requests": "requests", "retries": "request_retries", "cost": "cost"}
+"""Names in the report of a chat model, and those of their metrics."""
 
 
 @final
 class PromptedSearcher(Searcher):
     """Shows a language model the parameters and mean returns so far, and proposes what it replies.
 
-    A reply that cannot be used is asked for again, with the reason in the prompt. Each request has its own seed, which
-    follows from the seed of the search and the number of the proposal and of the try.
+    A reply that cannot be used is asked for again, with the reason in the prompt, except in style ``integers``, which
+    has no place for it. Each request has its own seed, which follows from the seed of the search and the number of the
+    proposal and of the try. A request at temperature 0 that would be sent again unchanged is sampled at temperature 1.
+
+    Where the chat model has no room for the policies that ``history`` shows, the worst (order ``value``) or the oldest
+    (order ``time``) are left out, never the best.
 
     Args:
         chat_model: writes the replies.
@@ -53,11 +61,14 @@ class PromptedSearcher(Searcher):
         check_arguments(PromptedSearcher.__init__, locals(), "searcher")
         self.chat_model, self.prompt, self.history, self.sampling = chat_model, prompt, history, sampling
         self.max_tries, self.on_failure, self.allow_repeats = int(max_tries), on_failure, allow_repeats
+        prompt.check_style(history.style)
         self.entries: list[Entry] = []
         """All policies so far, oldest first."""
         self._task, self._asked = TaskText(), 0
         self._metrics: dict[str, float] = {}
         self._replies: list[dict[str, str]] = []
+        self._usage: dict[str, float] = {}
+        self._warned = False
 
     @property
     def needs_trajectory(self) -> bool:
@@ -72,17 +83,48 @@ class PromptedSearcher(Searcher):
         """Start a search with an empty history.
 
         Raises:
-            ValueError: the parameters cannot be written as integers, and ``history.style`` asks for that.
+            ValueError: the parameters cannot be written as integers, and ``history.style`` asks for that; the chat
+                model cannot be had, or has no room for a prompt with one policy, or for a proposal in its response.
         """
         if self.history.style == "integers":
             integer_space(space)
         super().setup(space, seed, num_iterations)
-        self.entries, self._asked = [], 0
+        self.chat_model.connect()
+        self.entries, self._asked, self._usage = [], 0, {}
+        self._check_room()
+
+    def _check_room(self) -> None:
+        """Raise if the chat model has no room for one policy, or for a proposal.
+
+        Raises:
+            ValueError: it has not.
+        """
+        some = self.space.nearest(np.zeros(self.space.size))
+        conversation = self._render([Entry(tuple(some.tolist()), 0.0, 1)], "")
+        if not self.chat_model.fits(conversation, self.sampling):
+            raise self._no_room()
+        if not self.chat_model.fits(conversation, self.sampling, render_reply(some, self.space, self.history.style)):
+            raise ValueError(
+                f"searcher.sampling.max_new_tokens is {self.sampling.max_new_tokens}, which {self.chat_model.name} "
+                f"exceeds by naming {self.space.size} parameters; allow more."
+            )
+
+    def _no_room(self) -> ValueError:
+        return ValueError(
+            f"{self.chat_model.name} has no room for a prompt with one policy of {self.space.size} parameters and a "
+            f"reply of sampling.max_new_tokens {self.sampling.max_new_tokens}; take a policy with fewer parameters, a "
+            "shorter history.style without trajectories, or a model that reads longer prompts."
+        )
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Tokens, retries and rejected duplicates of the last proposal."""
+        """Tokens, requests, cost, retries and rejected duplicates of the last proposal, and the cost of all."""
         return self._metrics
+
+    @property
+    def usage(self) -> Mapping[str, float]:
+        """The counts of the chat model's report for this search, those before a resume included; empty without any."""
+        return self._usage
 
     @property
     def replies(self) -> list[dict[str, str]]:
@@ -96,8 +138,11 @@ class PromptedSearcher(Searcher):
             ValueError: no reply could be used, or the model cannot be reached.
         """
         self._metrics, self._replies, complaint = dict.fromkeys(_METRICS, 0.0), [], ""
+        sent: list[list[Message]] = []
         for attempt in range(self.max_tries):
-            text, cut = self._request(attempt, complaint)
+            conversation = self._conversation(complaint)
+            text, cut = self._request(attempt, conversation, again=conversation in sent)
+            sent.append(conversation)
             try:
                 proposal = self._accept(text, cut)
             except ProposalError as error:
@@ -110,12 +155,41 @@ class PromptedSearcher(Searcher):
                 return proposal
         return self._give_up(complaint)
 
-    def _request(self, attempt: int, complaint: str) -> tuple[str, bool]:
-        """Ask once; return the reply and whether it was cut."""
-        conversation = self.prompt.render(
+    def _conversation(self, complaint: str) -> list[Message]:
+        """Return the prompt, with as many of the policies as the chat model has room for.
+
+        Raises:
+            ValueError: it has no room for a single one.
+        """
+        most = len(self.history.selected(self.entries))
+        conversation, shown = self._render(self.entries, complaint), most
+        if not self.chat_model.fits(conversation, self.sampling):
+            fewest, conversation, shown = 1, None, most - 1
+            while fewest <= shown:  # prompts get longer with every policy
+                tried = (fewest + shown + 1) // 2
+                shorter = self._render(self.entries, complaint, tried)
+                if self.chat_model.fits(shorter, self.sampling):
+                    fewest, conversation = tried + 1, shorter
+                else:
+                    shown = tried - 1
+            if conversation is None:
+                raise self._no_room()
+        if shown < most and not self._warned:
+            self._warned = True
+            sentence = (
+                "the prompt of %s has room for %d of the %d policies that searcher.history shows; the %s are left out"
+            )
+            left_out = "worst" if self.history.order == "value" else "oldest"
+            logging.getLogger("lrl").warning(sentence, self.chat_model.name, shown, most, left_out)
+        self._metrics["shown"] = shown
+        return conversation
+
+    def _render(self, entries: Sequence[Entry], complaint: str, most: int | None = None) -> list[Message]:
+        """Return the prompt with a history of some of the entries."""
+        return self.prompt.render(
             space=self.space,
             task=self._task,
-            history=self.history.render(self.entries, self.space),
+            history=self.history.render(entries, self.space, most),
             order=self.history.order,
             style=self.history.style,
             iteration=self._asked + 1,
@@ -123,10 +197,35 @@ class PromptedSearcher(Searcher):
             complaint=complaint,
             allow_repeats=self.allow_repeats,
         )
+
+    def _request(self, attempt: int, conversation: list[Message], again: bool) -> tuple[str, bool]:
+        """Ask once; return the reply and whether it was cut.
+
+        Args:
+            attempt: number of the try, from 0.
+            conversation: the prompt.
+            again: whether the same prompt was sent before, so that a greedy reply would be the same.
+        """
         seed = int(seeds("prompted search", self.seed, self._asked, attempt))
-        (completion,) = self.chat_model.complete([conversation], self.sampling, [seed])
+        greedy_again = again and self.sampling.temperature == 0
+        sampling = replace(self.sampling, temperature=1.0) if greedy_again else self.sampling
+        before = self.chat_model.report()
+        try:
+            (completion,) = self.chat_model.complete([conversation], sampling, [seed])
+        finally:  # a request that failed for good may have its price as well
+            self._spend(before, self.chat_model.report())
         self._count(completion, sum(len(message["content"]) for message in conversation))
         return completion.text, completion.finish_reason == "length"
+
+    def _spend(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """Add what the chat model counted during a request to the counts of the proposal and of the search."""
+        spent = {name: value - (before.get(name) or 0) for name, value in after.items() if value is not None}
+        for name, value in spent.items():
+            self._usage[name] = self._usage.get(name, 0) + value
+            if name in _SPENT:
+                self._metrics[_SPENT[name]] = self._metrics.get(_SPENT[name], 0.0) + value
+        if "cost" in spent:
+            self._metrics["total_cost"] = self._usage["cost"]
 
     def _count(self, completion: Completion, characters: int) -> None:
         self._metrics["prompt_tokens"] += completion.prompt_tokens
@@ -168,10 +267,12 @@ class PromptedSearcher(Searcher):
         self.entries.append(Entry.of(trial, steps))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the history and the number of proposals."""
-        return {"asked": self._asked, "entries": [entry.state() for entry in self.entries]}
+        """Return the history, the number of proposals and what they took."""
+        entries = [entry.state() for entry in self.entries]
+        return {"asked": self._asked, "entries": entries, "usage": dict(self._usage)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._asked = int(state_dict["asked"])
         self.entries = [Entry.restored(entry) for entry in state_dict["entries"]]
+        self._usage = dict(state_dict.get("usage", {}))  # searches of older versions have none

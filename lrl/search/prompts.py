@@ -60,7 +60,7 @@ class SearchPrompt:
     """Whether the environment and the policy are described (ProPS+), or the parameters are those of an unknown function
     (ProPS)."""
     environment: str | None = None
-    """Description of the environment; null takes the codec's."""
+    """Description of the environment; null takes what is known of it, or the codec's."""
     optimum: float | None = None
     """The largest possible mean return, to be told to the model; null leaves it out, as the model could not know it."""
     step_size: PositiveFloat | None = 1.0
@@ -73,6 +73,21 @@ class SearchPrompt:
                 "searcher.prompt.environment is set, but describe_environment is false; set it to true, or leave the "
                 "description out."
             )
+
+    def check_style(self, style: str) -> None:
+        """Raise if the prompt of a style would not say what is configured.
+
+        Raises:
+            ValueError: ``style`` is integers, and a setting is not the default.
+        """
+        unset = SearchPrompt()
+        for name in ("describe_environment", "optimum", "step_size") if style == "integers" else ():
+            value = getattr(self, name)
+            if value != getattr(unset, name):
+                raise ValueError(
+                    f"searcher.prompt.{name} is {value}, but history.style is integers, which has no such sentence; "
+                    "leave it out."
+                )
 
     def render(
         self,

@@ -48,6 +48,11 @@ class Searcher(ABC):
         return {}
 
     @property
+    def usage(self) -> Mapping[str, float]:
+        """Return what a language model behind a server was asked in the whole search, and its cost, by name."""
+        return {}
+
+    @property
     def replies(self) -> list[dict[str, str]]:
         """Responses of a language model in the last :meth:`ask`, for the record of the search."""
         return []

@@ -1,17 +1,21 @@
 """Searches by a model behind a server that fails in mid-search: the same search, or one sentence and nothing lost."""
 
+import json
+import logging
 import threading
 import time
 
 import pytest
 import torch
 from chat_server import ChatServer, dropped, empty, garbage, slow, status, truncated
-from search_runs import StopAt, data_of, fit
+from commands import run_command
+from search_runs import StopAt, fit
 
 from lrl.algorithms.prompted_search import PromptedSearchModule
 from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.callbacks.search_pictures import SearchPictures
 from lrl.models.chat_retries import RetryConfig
-from lrl.models.served_chat import ServedChatModel
+from lrl.models.served_chat import Prices, ServedChatModel
 from lrl.policies.linear import LinearPolicy
 from lrl.search.prompted import PromptedSearcher
 from lrl.search.stand_in import HillClimbingChatModel
@@ -26,9 +30,10 @@ def climb(body):
     return completion.text
 
 
-def module_of(url, cache=None, retries=QUICK):
-    model = ServedChatModel("stand-in", url, cache=None if cache is None else str(cache), retries=retries)
-    return PromptedSearchModule(LinearPolicy(), PromptedSearcher(model))
+def module_of(url, cache=None, retries=QUICK, prices=None, **searcher):
+    cache = None if cache is None else str(cache)
+    model = ServedChatModel("stand-in", url, cache=cache, retries=retries, prices=prices)
+    return PromptedSearchModule(LinearPolicy(), PromptedSearcher(model, **searcher))
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +104,96 @@ def test_replies_that_were_waited_for_are_not_asked_for_again(trials, tmp_path):
     assert [row["search/cached"] for row in rows] == [1, 1, 1, 1, 0, 0]
 
 
-def test_the_key_is_in_no_file_of_a_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+def test_a_request_that_times_out_changes_nothing(trials, tmp_path):
     with ChatServer(climb) as server:
-        module, data = module_of(server.url, tmp_path / "cache.sqlite"), data_of(num_iterations=2, warmup=0)
-        fit(tmp_path, CollectionCheckpoint(1), module=module, data=data, max_epochs=2)
-        assert server.headers[0]["authorization"] == "Bearer sk-very-secret"
+        server.faults = [None, None, slow(1.5), None, slow(1.5)]
+        module = module_of(
+            server.url, retries=RetryConfig(base_delay=0.01, max_delay=0.02, max_retries=12, timeout=0.5)
+        )
+        started = time.monotonic()
+        trainer = fit(tmp_path, module=module)
+        assert module.trials == trials and len(server.bodies) >= 6 + 2
+        assert time.monotonic() - started < 60
+    usage = module.searcher.chat_model.usage
+    assert usage.retries == usage.requests - 6 >= 2
+    rows = [row for _, row in trainer.logger.rows if "search/requests" in row]
+    assert sum(row["search/requests"] for row in rows) == usage.requests
+    assert sum(row["search/request_retries"] for row in rows) == usage.retries
+
+
+def test_what_a_search_costs_is_logged_and_a_resume_goes_on_from_there(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    prices = Prices(prompt=2.0, completion=10.0)
+    with ChatServer(climb) as server:
+        server.faults = [None, status(503)]
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            fit(tmp_path, StopAt(5), CollectionCheckpoint(1), module=module_of(server.url, prices=prices))
+        last = tmp_path / "checkpoints" / "last.ckpt"
+        resumed = fit(tmp_path, CollectionCheckpoint(1), module=module_of(server.url, prices=prices), ckpt_path=last)
+        asked = [body["messages"][0]["content"] for body in server.bodies]
+    usage, rows = resumed.lightning_module.searcher.usage, [row for _, row in resumed.logger.rows]
+    rows = [row for row in rows if "search/cost" in row]
+    cost = 2e-6 * usage["prompt_tokens"] + 1e-5 * usage["completion_tokens"]
+    assert usage["prompt_tokens"] == sum(len(text.split()) for text in asked) - len(asked[1].split())  # one failed
+    assert usage["cost"] == pytest.approx(cost) and rows[-1]["search/total_cost"] == pytest.approx(cost)
+    last_proposals = sum(row["search/cost"] for row in rows)
+    assert len(rows) == 3 and 0 < last_proposals < cost
+    assert [row["search/requests"] for row in rows] == [1, 1, 1] and usage["requests"] == 7
+    said = [
+        message
+        for message in caplog.messages
+        if message.startswith("asked in the whole search: 7 requests, 1 of them retries")
+    ]
+    assert len(said) == 1 and said[0].endswith(f"; cost {cost:.4g}")
+
+
+def test_rejected_replies_are_in_the_run_directory_before_a_run_stops(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    with ChatServer(lambda body: climb(body) if len(server.bodies) < 3 else "I give up.") as server:
+        module = module_of(server.url, max_tries=2, prices=Prices(prompt=1, completion=1))
+        with pytest.raises(ValueError, match="gave no usable proposal 3 in searcher.max_tries 2 replies"):
+            fit(tmp_path, SearchPictures(), module=module)
+    lines = [json.loads(line) for line in (tmp_path / "proposals.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert lines[:-1] == module.trials and len(lines) == 2 + 2 + 1
+    assert lines[-1]["iteration"] == 3 and lines[-1]["parameters"] is None and lines[-1]["returns"] == []
+    assert [one["reply"] for one in lines[-1]["replies"]] == ["I give up."] * 2
+    assert "proposals.jsonl" in caplog.text and "asked in the whole search: 4 requests" in caplog.text
+
+
+KEY = "sk-stand-in-0123456789"
+FIT = """python -m lrl fit --config configs/cartpole/props.yaml --run_directory {run} --trainer.accelerator cpu
+ --trainer.max_epochs 4 --trainer.check_val_every_n_epoch 4 --data.init_args.num_iterations 3 --data.init_args.warmup 1
+ --data.init_args.num_rollouts 2 --data.init_args.max_steps 20 --data.init_args.validation.episodes 2
+ --model.init_args.searcher.init_args.chat_model ServedChatModel {chat}.name stand-in {chat}.api_url {url}
+ {chat}.cache {run}.sqlite {chat}.retries.base_delay 0.01 {chat}.retries.max_retries 3"""
+CHAT = "--model.init_args.searcher.init_args.chat_model.init_args"
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_the_key_is_in_no_file_of_a_run_by_a_server_that_repeats_it(ends_well, tmp_path):
+    with ChatServer(lambda body: f"{climb(body)} Your key is {KEY}.") as server:
+        server.finish_reason = f"stop {KEY}"
+        server.faults = [None, status(500, f"bad {KEY}"), garbage(f"{KEY} is no JSON")]
+        server.faults += [] if ends_well else [None, status(401, f"Incorrect: {KEY}")]
+        command = FIT.format(run=tmp_path / "run", chat=CHAT, url=server.url).replace("\n", "")
+        done = run_command(command, OPENAI_API_KEY=KEY)
+        assert server.headers[-1]["authorization"] == f"Bearer {KEY}"
+    assert done.returncode == (0 if ends_well else 2), done.stderr
+    assert "<API key>" in done.stderr and KEY not in done.stdout + done.stderr
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) >= 2 and not any(b"very-secret" in path.read_bytes() for path in files)
+    names = {path.name for path in files}
+    assert {"config.yaml", "command.txt", "run.log", "metrics.csv", "hparams.yaml", "proposals.jsonl"} <= names
+    assert "run.sqlite" in names and any(name.startswith("events.out") for name in names) and "last.ckpt" in names
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert "<API key>" in log and "asked in the whole search: " in log
+
+
+def test_a_key_in_place_of_its_variable_is_in_no_file_and_no_message(tmp_path):
+    command = FIT.format(run=tmp_path / "run", chat=CHAT, url="http://127.0.0.1:1/v1").replace("\n", "")
+    done = run_command(f"{command} {CHAT}.api_key_env {KEY}")
+    assert done.returncode == 2 and "api_key_env does not hold the name of an environment variable" in done.stderr
+    assert KEY not in done.stdout + done.stderr
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]

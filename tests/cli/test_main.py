@@ -150,6 +150,16 @@ def test_a_wrong_key_or_type_is_refused_by_name_in_a_sentence(arguments, sentenc
     assert stopped.value.code == 2 and capsys.readouterr().err == sentence + "\n"
 
 
+def test_chat_models_and_callbacks_are_named_without_their_module():
+    chat = "--model.init_args.searcher.init_args.chat_model"
+    words = ("--config", "configs/cartpole/props.yaml", chat, "LocalChatModel", f"{chat}.init_args.language_model.name")
+    callback = ("--trainer.callbacks+", "TrainingReturns", "--trainer.callbacks.max_episodes", "9")
+    parsed = parse(*words, "assets/tiny-lm", *callback)
+    chat_model, last = parsed.model.init_args.searcher.init_args.chat_model, parsed.trainer.callbacks[-1]
+    assert chat_model.class_path == "lrl.models.local_chat.LocalChatModel"
+    assert last.class_path == "lrl.callbacks.training_returns.TrainingReturns" and last.init_args.max_episodes == 9
+
+
 def test_the_seed_reaches_the_data():
     parsed = parse("--config", "configs/frozen_lake/grpo.yaml", "--seed_everything", "7")
     assert parsed.data.init_args.seed == 7

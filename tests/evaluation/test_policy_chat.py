@@ -8,6 +8,8 @@ from lrl.evaluation.policy_chat import PolicyChatModel
 from lrl.models.language_model import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
+from lrl.search.prompted import PromptedSearcher
+from lrl.search.space import ParameterSpace
 from lrl.types import Decisions, SamplingConfig
 
 CONVERSATIONS = [[{"role": "user", "content": text}] for text in ("You are at S.", "You are at G.")]
@@ -51,5 +53,29 @@ def test_a_response_whose_last_token_is_the_end_token_is_not_cut(chat, monkeypat
 
 def test_a_checkpoint_of_another_policy_is_refused(monkeypatch):
     monkeypatch.setattr("lrl.evaluation.policy_chat.load_policy", lambda name: type("Loaded", (), {"policy": 1}))
-    with pytest.raises(ValueError, match="checkpoint is 'runs/x', a int; it must be a TextPolicy"):
+    with pytest.raises(ValueError, match="chat_model.checkpoint is 'runs/x', a int; it must be a TextPolicy"):
         _ = PolicyChatModel("runs/x").policy
+
+
+def test_a_conversation_fits_into_the_prompt_and_a_reply_into_the_response(chat):
+    conversation, sampling = CONVERSATIONS[0], SamplingConfig(max_new_tokens=6)
+    length = len(chat.policy.encode("You are at S.", ()))
+    chat.policy.trunk.max_prompt_tokens = length
+    assert chat.fits(conversation, sampling)
+    reply = len(chat.policy.encode_response("left"))  # the end token included
+    assert chat.fits(conversation, SamplingConfig(max_new_tokens=reply), "left")
+    assert not chat.fits(conversation, SamplingConfig(max_new_tokens=reply - 1), "left")
+    chat.policy.trunk.max_prompt_tokens = length - 1
+    assert not chat.fits(conversation, sampling)
+    chat.policy.trunk.max_prompt_tokens, chat.policy.language_model.max_positions = length, length + 5
+    assert not chat.fits(conversation, sampling) and chat.fits(conversation, SamplingConfig(max_new_tokens=5))
+
+
+def test_a_checkpoint_that_is_not_there_is_named_by_its_key_before_it_is_asked(tmp_path):
+    said = "chat_model.checkpoint is '.*nowhere'; it must be a checkpoint, or a run directory that holds one"
+    with pytest.raises(ValueError, match=said) as error:
+        PromptedSearcher(PolicyChatModel(str(tmp_path / "nowhere"))).setup(ParameterSpace(size=2), 0, 5)
+    assert "--checkpoint" not in str(error.value)
+    torch.save({"lrl": {}}, tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match="^chat_model.checkpoint is '.*other.ckpt', which holds no config"):
+        PolicyChatModel(str(tmp_path / "other.ckpt")).connect()

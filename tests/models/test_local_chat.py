@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from lrl.models.decode_loop import DecodeLoop
 from lrl.models.generator import Responses
-from lrl.models.language_model import LanguageModelConfig
+from lrl.models.language_model import LanguageModel, LanguageModelConfig
 from lrl.models.local_chat import LocalChatModel, seeded_bits
 from lrl.types import SamplingConfig
 
@@ -63,3 +64,17 @@ def test_a_generator_that_is_given_needs_the_tokenizer_only(tiny_model, monkeypa
     model = LocalChatModel(LanguageModelConfig(name=tiny_model), Repeats())
     (completion,) = model.complete(say("w1 w2"), SAMPLING, [0])
     assert (completion.text.split(), completion.finish_reason, completion.completion_tokens) == (["w2w2"], "stop", 2)
+
+
+def test_a_conversation_fits_into_the_positions_and_a_reply_into_the_response(model, tiny_model):
+    (conversation,) = say("left")
+    (completion,) = model.complete([conversation], SAMPLING, [1])
+    (language_model,) = [part for part in vars(model).values() if isinstance(part, LanguageModel)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(language_model, "max_positions", completion.prompt_tokens + 6)
+        assert model.fits(conversation, SAMPLING) and model.fits(conversation, SAMPLING, "up up up")
+        assert not model.fits(say("left up")[0], SAMPLING)
+        assert not model.fits(conversation, SAMPLING, "up up up up")  # blanks are tokens, and so is the end
+    model.connect()
+    generated = LocalChatModel(LanguageModelConfig(name=tiny_model), DecodeLoop(language_model, None))
+    assert generated.fits(say("left " * 10**4)[0], SAMPLING)  # of a generator the positions are not known

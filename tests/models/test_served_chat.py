@@ -410,6 +410,32 @@ def test_what_cannot_be_a_key_is_one_sentence_without_it_and_is_not_sent(server,
     assert "sk-" not in f"{error.value!r} {caplog.text}" and not server.bodies
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        KEY,
+        "sk_live_0123456789abcdef",
+        "hf_AbCdEfGhIjKlMnOpQr0123",
+        "0" * 8 + "ab" * 12,
+        "AKIA0123456789ABCDEF",
+        "MY KEY",
+        "",
+        "1A",
+    ],
+)
+def test_a_key_in_place_of_the_name_of_its_variable_is_one_sentence_without_it(server, name):
+    with pytest.raises(ValueError, match="^api_key_env does not hold the name of an environment variable") as error:
+        model_of(server, api_key_env=name)
+    assert not name or name not in f"{error.value!r}"
+
+
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "_key2", "MISTRAL_API_KEY_2_OF_MINE", "my_team_api_key_2"])
+def test_names_of_variables_are_taken(server, name, monkeypatch):
+    if name == "my_team_api_key_2":  # which might be a key, if there were no such variable
+        monkeypatch.setenv(name, KEY)
+    model_of(server, api_key_env=name)
+
+
 # -- configurations ---------------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from lrl.search.history import Entry, HistoryConfig, render_value, same_parameters
+from lrl.search.history import Entry, HistoryConfig, render_reply, render_value, same_parameters
+from lrl.search.parsing import parse_parameters
 from lrl.search.searcher import Trial
 from lrl.search.space import ParameterSpace
 
@@ -75,3 +76,22 @@ def test_a_history_that_shows_nothing_is_an_error():
 def test_the_best_are_not_asked_for_where_all_are_shown():
     with pytest.raises(ValueError, match="top_k is 20, but recent is null, which shows all; set recent to a number."):
         HistoryConfig(top_k=20)
+
+
+def test_fewer_are_shown_without_the_oldest_or_the_worst_but_with_the_best():
+    def fewer(most, **settings):
+        return [int(entry.parameters[0]) for entry in HistoryConfig(**settings).selected(ENTRIES, most)]
+
+    assert [fewer(most) for most in (6, 4, 2, 1)] == [[0, 1, 2, 3, 4, 5], [1, 3, 4, 5], [1, 5], [1]]
+    assert [fewer(most, order="value") for most in (6, 3, 1)] == [[2, 5, 0, 4, 3, 1], [4, 3, 1], [1]]
+    assert len(HistoryConfig().render(ENTRIES, SPACE, 2).splitlines()) == 2
+
+
+@pytest.mark.parametrize("style", ["indexed", "compact", "integers"])
+def test_a_reply_is_written_as_it_is_read(style):
+    parameters = np.array([0.5, -6.0])
+    text = render_reply(parameters, SPACE, style)
+    if style == "integers":
+        assert text == "65 0"
+    else:
+        assert parse_parameters(text, SPACE) == parameters.tolist()

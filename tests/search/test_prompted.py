@@ -1,9 +1,11 @@
 """Tests of the searcher that asks a language model."""
 
+import logging
+
 import numpy as np
 import pytest
 
-from lrl.models.chat import Completion
+from lrl.models.chat import ChatModel, Completion
 from lrl.search.history import HistoryConfig
 from lrl.search.prompted import PromptedSearcher
 from lrl.search.prompts import SearchPrompt
@@ -16,15 +18,26 @@ SPACE = ParameterSpace(size=4)
 OPTIMUM = np.array([2.0, -3.0, 0.5, 4.0])
 
 
-class Scripted:
-    """Replies with given texts, one after the other."""
+class Scripted(ChatModel):
+    """Replies with given texts, one after the other, and takes prompts of so many words."""
 
     name = "scripted"
 
-    def __init__(self, *replies):
+    def __init__(self, *replies, words=10**6):
         self.replies, self.prompts, self.seeds = list(replies), [], []
+        self.words, self.temperatures, self.usage = words, [], {}
+
+    def fits(self, conversation, sampling, response=""):
+        if len(response) > 4 * sampling.max_new_tokens:
+            return False
+        return len(conversation[-1]["content"].split()) <= self.words
+
+    def report(self):
+        return dict(self.usage)
 
     def complete(self, conversations, sampling, seeds):
+        self.temperatures.append(sampling.temperature)
+        self.usage = {name: value + step for (name, value), step in zip(self.usage.items(), (2, 1, 0.5, 0))}
         self.prompts.append(conversations[0][-1]["content"])
         self.seeds += seeds
         text, reason = self.replies.pop(0), "stop"
@@ -53,7 +66,7 @@ def test_a_reply_is_asked_for_again_with_the_reason_in_the_prompt():
         "params[0] is 7; it must be between -6 and 6.",
         "The reply was cut at its maximum length: 1 values were given; there must be 2.",
     )
-    assert "rejected" not in prompts[0]
+    assert "rejected" not in prompts[0] and "requests" not in searcher.metrics  # it counts none
     for prompt, reason in zip(prompts[1:], reasons, strict=True):
         assert prompt.endswith(f"was rejected: {reason} Correct that.")
     assert len(set(searcher.chat_model.seeds)) == 5
@@ -145,3 +158,110 @@ def test_the_stand_in_says_what_it_does_not_read():
             searcher.tell(played(np.full(SPACE.size, float(value)), 1.0))
         with pytest.raises(ValueError, match="style is integers, which the hill-climbing stand-in does not read"):
             searcher.ask()
+
+
+def test_what_a_proposal_takes_is_counted_and_a_restored_search_goes_on_counting():
+    def fresh(*replies):
+        searcher = searcher_of(*replies)
+        searcher.chat_model.usage = {"requests": 10, "retries": 3, "cost": 7.0, "cached": 0}  # by somebody else before
+        searcher.setup(ParameterSpace(size=2), 0, 5)
+        return searcher
+
+    searcher = fresh("No.", "1 2", "1 3")
+    searcher.ask()
+    spent = {"requests": 4, "request_retries": 2, "cost": 1.0, "total_cost": 1.0}
+    assert spent.items() <= dict(searcher.metrics).items()
+    searcher.ask()
+    spent = {"requests": 2, "request_retries": 1, "cost": 0.5, "total_cost": 1.5}
+    assert spent.items() <= dict(searcher.metrics).items()
+    restored = fresh("1 4")
+    restored.load_state_dict(searcher.state_dict())
+    restored.ask()
+    assert (restored.metrics["cost"], restored.metrics["total_cost"]) == (0.5, 2.0)
+    assert restored.usage == {"requests": 8, "retries": 4, "cost": 2.0, "cached": 0}
+
+
+def test_what_a_request_that_fails_for_good_takes_is_counted():
+    searcher = searcher_of()
+    searcher.chat_model.usage = {"requests": 0, "retries": 0, "cost": 0.0}
+    with pytest.raises(IndexError):
+        searcher.ask()
+    assert searcher.usage == {"requests": 2, "retries": 1, "cost": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ({"describe_environment": True}, "searcher.prompt.describe_environment is True"),
+        ({"optimum": 500.0}, "searcher.prompt.optimum is 500.0"),
+        ({"step_size": 2.0}, "searcher.prompt.step_size is 2.0"),
+        ({"step_size": None}, "searcher.prompt.step_size is None"),
+    ],
+)
+def test_settings_of_the_prompt_that_integers_would_ignore_are_one_sentence(prompt, said):
+    with pytest.raises(ValueError, match=f"{said}, but history.style is integers, which has no such sentence; leave"):
+        searcher_of(prompt=SearchPrompt(**prompt), history=HistoryConfig(style="integers"))
+
+
+@pytest.mark.parametrize("style", ["integers", "compact"])
+def test_a_greedy_request_that_would_be_the_same_again_is_sampled(style):
+    greedy = SamplingConfig(temperature=0.0, max_new_tokens=64)
+    searcher = searcher_of("No.", "No.", "No.", "1 2", "1 3", history=HistoryConfig(style=style), sampling=greedy)
+    searcher.ask()
+    temperatures = [0, 1, 1, 1] if style == "integers" else [0, 0, 1, 1]  # the first reason makes another prompt
+    assert searcher.chat_model.temperatures == temperatures
+    searcher.ask()
+    assert searcher.chat_model.temperatures[-1] == 0
+
+
+def test_policies_that_are_least_worth_showing_are_left_out_until_the_prompt_fits(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
+    shown = {"value": ["4 = 4.00", "5 = 5.00", "6 = 9.00"], "time": ["6 = 9.00", "2 = 2.00", "3 = 3.00"]}
+    for order, expected in shown.items():
+        searcher = PromptedSearcher(Scripted("7", "8"), history=HistoryConfig(style="compact", order=order))
+        searcher.setup(ParameterSpace(size=1, actions=tuple(range(10))), 0, 5)
+        for action, value in ((6, 9), (4, 4), (5, 5), (2, 2), (3, 3)):
+            searcher.tell(played([action], value))
+        searcher.ask()
+        assert searcher.metrics["shown"] == 5 and not caplog.messages
+        searcher.chat_model.words = len(searcher.chat_model.prompts[0].split()) - 2 * 4 + 1  # of "3 = 3.00 (1)"
+        searcher.tell(played([1], 1.0))
+        searcher.ask()
+        lines = [line.removesuffix(" (1)") for line in searcher.chat_model.prompts[1].splitlines() if " = " in line]
+        assert searcher.metrics["shown"] == 3 and lines == (
+            expected if order == "value" else [*expected[:1], "3 = 3.00", "1 = 1.00"]
+        )
+        (said,) = caplog.messages
+        assert said.startswith("the prompt of scripted has room for 3 of the 6 policies that searcher.history shows")
+        caplog.clear()
+
+
+def test_a_search_whose_prompt_or_reply_cannot_fit_is_one_sentence_before_it_begins():
+    for words, tokens, said in (
+        (
+            5,
+            64,
+            "scripted has no room for a prompt with one policy of 2 parameters and a reply of sampling.max_new_tok",
+        ),
+        (10**6, 2, "searcher.sampling.max_new_tokens is 2, which scripted exceeds by naming 2 parameters; allow more"),
+    ):
+        searcher = PromptedSearcher(Scripted(words=words), sampling=SamplingConfig(max_new_tokens=tokens))
+        with pytest.raises(ValueError, match=said):
+            searcher.setup(ParameterSpace(size=2), 0, 5)
+
+
+def test_a_prompt_that_gets_too_long_for_a_single_policy_is_one_sentence():
+    searcher = searcher_of("1 2")
+    searcher.tell(played([1, 2]))
+    searcher.chat_model.words = 5
+    with pytest.raises(ValueError, match="scripted has no room for a prompt with one policy of 2 parameters"):
+        searcher.ask()
+
+
+def test_a_chat_model_that_cannot_be_had_is_noticed_before_the_search_begins():
+    class Absent(Scripted):
+        def connect(self):
+            raise ValueError("chat_model.checkpoint is 'x'")
+
+    with pytest.raises(ValueError, match="chat_model.checkpoint is 'x'"):
+        PromptedSearcher(Absent()).setup(SPACE, 0, 5)

@@ -7,6 +7,7 @@ import pytest
 
 from lrl.data.demonstrations.synthetic import SyntheticHistories
 from lrl.evaluation.synthetic_search import compare_searchers, search_function
+from lrl.models.chat import ChatModel, Completion
 from lrl.search.cmaes import CMAES
 from lrl.search.history import Entry, HistoryConfig
 from lrl.search.integers import from_integers, integer_space, ranks, to_integers
@@ -114,7 +115,7 @@ def test_the_best_so_far_is_chosen_by_what_was_measured():
         assert (np.diff(exact) >= 0).all()
 
 
-class Centre:
+class Centre(ChatModel):
     """Proposes the middle of all ranges in integers, and notes what it was asked."""
 
     name = "centre"
@@ -123,8 +124,6 @@ class Centre:
         self.prompts = []
 
     def complete(self, conversations, sampling, seeds):
-        from lrl.models.chat import Completion
-
         self.prompts.append(conversations[0][-1]["content"])
         text = " ".join([str(60 + len(self.prompts))] * int(self.prompts[-1].split(" ")[0]))
         return [Completion(text=text, finish_reason="stop", prompt_tokens=1, completion_tokens=1)]
