@@ -22,6 +22,7 @@ BENCHMARKS = {
     "head": "a language model with a Gaussian head: seconds of a rollout and of a TRPO update",
     "demonstrations": "reading a large data set: rows per second to batches of tokens, and peak memory",
     "text": "the cost of text in an environment, without a model: microseconds per step",
+    "search_rollouts": "episodes of one proposal of a policy search: env steps per second, and per CPU second",
 }
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lrl.cli.arguments import command_parser, labelled_number, subcommand
 from lrl.reports.documentation import documentation_pages, fill_tables
@@ -116,8 +118,20 @@ def write() -> None:
     """Fill in the tables and the notebook, and draw the figures."""
     for path, text in _filled().items():
         path.write_text(text, encoding="utf-8")
-    for name, results in pictures(kept_results(RESULTS)).items():
+    kept = kept_results(RESULTS)
+    for name, results in pictures(kept).items():
         draw_picture(name, results, PICTURES)
+    for name, report in kept.items():
+        if "planned" in report:
+            _draw_searches(name, report)
+
+
+def _draw_searches(name: str, report: Mapping[str, Any]) -> None:
+    """Draw what ``lrl search_table --json`` wrote."""
+    from lrl.reports.search_progress import draw_progress  # they import torch
+    from lrl.reports.search_records import report_records
+
+    draw_progress(report_records(report, name), PICTURES / f"{name}.png")
 
 
 def check() -> None:

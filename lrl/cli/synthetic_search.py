@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -84,9 +85,10 @@ def write(arguments: argparse.Namespace) -> None:
 
 def compare(arguments: argparse.Namespace) -> None:
     """Print a Markdown table, one row per searcher."""
-    from lrl.evaluation.policy_chat import PolicyChatModel
+    from lrl.cli.run_directory import commit
+    from lrl.evaluation.in_context import chat_model_of
     from lrl.evaluation.synthetic_search import compare_searchers
-    from lrl.reports.table import write_json
+    from lrl.reports.search_records import write_report
     from lrl.search.cmaes import CMAES
     from lrl.search.prompted import PromptedSearcher
     from lrl.search.random_search import RandomSearch
@@ -98,7 +100,7 @@ def compare(arguments: argparse.Namespace) -> None:
     if arguments.checkpoint is not None:
         searchers["in_context"] = partial(
             PromptedSearcher,
-            PolicyChatModel(arguments.checkpoint),
+            chat_model_of(arguments.checkpoint),
             history=TeacherConfig().history,
             sampling=SamplingConfig(temperature=arguments.temperature, max_new_tokens=32),
             on_failure="random",
@@ -110,8 +112,9 @@ def compare(arguments: argparse.Namespace) -> None:
         value, gain = (_interval(one[key], one[f"{key}_ci95"]) for key in ("value", "gain"))
         print(f"| {name} | {value} | {gain} | {one['better_share']:.0%} |")
     if arguments.json is not None:
-        about = {"checkpoint": arguments.checkpoint, "seed": arguments.seed, **sizes}
-        write_json(about | {"searchers": figures}, arguments.json)
+        about = {"command": f"{arguments.prog} {shlex.join(arguments.words)}", "commit": commit()}
+        about |= {"checkpoint": arguments.checkpoint, "seed": arguments.seed, **sizes}
+        write_report(about | {"searchers": figures}, arguments.json)
 
 
 def _progress(total: int, index: int) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from lrl.envs.batched.make import make_batched
+from lrl.evaluation.in_context import InContextSearcher, UnplayableError, chat_model_of
 from lrl.evaluation.seeds import headline_seed
 from lrl.evaluation.statistics import bootstrap_interval
 from lrl.policies.linear import LinearPolicy
@@ -40,13 +41,17 @@ METHODS: dict[str, Callable[[], Searcher]] = {
 """Searches by name, with their defaults on every task."""
 NETWORKS = ("ppo", "trpo")
 """Names of the methods that train a network by gradients, :mod:`lrl.cli.network_baselines`."""
+IN_CONTEXT = "in_context"
+"""Name of the search by a language model, :class:`~lrl.evaluation.in_context.InContextSearcher`."""
+UNPLAYABLE = "unplayable"
+"""Entry of the record of a task that a method cannot play, with the reason; there are no figures then."""
 _NETWORK_SEEDS = 3
 """Number of seeds of a network on every task."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchBudget:
-    """How much every method plays."""
+    """How much every method plays, and which language model searches."""
 
     iterations: int = 400
     """Number of proposals."""
@@ -56,22 +61,26 @@ class SearchBudget:
     """Number of episodes of the chosen policy that no proposal was selected on."""
     max_env_steps: int = 1_000_000
     """Number of steps after which a network is trained no more, if it has not played all episodes of a search."""
+    checkpoint: str | None = None
+    """Run of the language model that :data:`IN_CONTEXT` asks."""
 
     @property
     def episodes(self) -> int:
         """The number of episodes of a search, and the most that a network plays."""
         return self.iterations * self.rollouts
 
-    def entries(self, method: str) -> dict[str, int]:
+    def entries(self, method: str) -> dict[str, int | str | None]:
         """Return what counts for a method, as its records have it."""
         entries = asdict(self)
         if method not in NETWORKS:
             del entries["max_env_steps"]
+        if method != IN_CONTEXT:
+            del entries["checkpoint"]
         return entries
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value < 1:
+            if isinstance(value, int) and value < 1:
                 raise ValueError(f"--{name} is {value}; it must be at least 1.")
 
 
@@ -100,6 +109,18 @@ def make_policy(task: SearchTask) -> SearchedPolicy:
     return policy
 
 
+def make_searcher(method: str, budget: SearchBudget) -> Searcher:
+    """Return the searcher of a method.
+
+    Raises:
+        ValueError: the checkpoint of :data:`IN_CONTEXT` is missing, or holds another policy.
+    """
+    if method != IN_CONTEXT:
+        return METHODS[method]()
+    assert budget.checkpoint is not None, "the command asks for it"
+    return InContextSearcher(chat_model_of(budget.checkpoint))
+
+
 def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], None] | None = None) -> dict[str, Any]:
     """Search with one method, and return the record.
 
@@ -110,16 +131,24 @@ def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], Non
 
     Returns:
         ``best_iteration`` is the figure of the paper, the best mean return that any proposal had; ``fresh`` that of the
-        same policy, the first one with the best mean, on fresh episodes.
+        same policy, the first one with the best mean, on fresh episodes. Of :data:`IN_CONTEXT`, ``failed`` counts
+        random proposals for want of a usable reply. If it cannot play the task, the record has :data:`UNPLAYABLE`
+        and no figures.
     """
     task, seed, started = TASKS[run.task], headline_seed(run.index), time.perf_counter()
-    policy, envs, searcher = make_policy(task), make_batched(task.env_factory(), budget.rollouts), METHODS[run.method]()
-    searcher.setup(policy.parameter_space(), seed, budget.iterations)
-    values, env_steps = np.zeros(budget.iterations), 0
+    policy, searcher = make_policy(task), make_searcher(run.method, budget)
+    about = {**asdict(run), **budget.entries(run.method), "seed": seed, "env_id": task.env_id}
+    try:
+        searcher.setup(policy.parameter_space(), seed, budget.iterations)
+    except UnplayableError as error:
+        return about | {UNPLAYABLE: str(error)}
+    envs = make_batched(task.env_factory(), budget.rollouts)
+    values, env_steps, failed = np.zeros(budget.iterations), 0, 0
     best: Trial | None = None
     for proposal in range(budget.iterations):
         seeds = proposal_seeds(seed, proposal, budget.rollouts)
         trial = play_parameters(policy, envs, searcher.ask(), seeds, task.max_steps)
+        failed += int(searcher.metrics.get("failed", 0))
         searcher.tell(trial)
         values[proposal], env_steps = trial.value, env_steps + trial.env_steps
         if best is None or trial.value > best.value:
@@ -132,10 +161,8 @@ def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], Non
     fresh = play_parameters(policy, envs, best.parameters, fresh_seeds(seed, budget.fresh_episodes), task.max_steps)
     envs.close()
     return {
-        **asdict(run),
-        **budget.entries(run.method),
-        "seed": seed,
-        "env_id": task.env_id,
+        **about,
+        **({"failed": failed} if run.method == IN_CONTEXT else {}),
         "space": asdict(space) | {"actions": None if space.actions is None else list(space.actions)},
         "best_iteration": best.value,
         "best_proposal": int(values.argmax()),
@@ -154,13 +181,13 @@ def planned(tasks: Sequence[str], methods: Sequence[str], num_seeds: int | None 
 
     Args:
         tasks: names of :data:`~lrl.search.tasks.TASKS`.
-        methods: names of :data:`METHODS` or :data:`NETWORKS`.
+        methods: names of :data:`METHODS` or :data:`NETWORKS`, or :data:`IN_CONTEXT`.
         num_seeds: number of seeds; None takes that of each task for searches, and three for networks.
 
     Raises:
         ValueError: a name is unknown, or ``num_seeds`` is below 1.
     """
-    for option, names, known in (("tasks", tasks, TASKS), ("methods", methods, (*METHODS, *NETWORKS))):
+    for option, names, known in (("tasks", tasks, TASKS), ("methods", methods, (*METHODS, *NETWORKS, IN_CONTEXT))):
         for name in names:
             if name not in known:
                 raise ValueError(f"--{option} has {name!r}; it must be one of {', '.join(known)}.")

@@ -12,6 +12,9 @@ kinds:
 - ``environments NAME [FIGURE]``, ``baselines``, ``text_cost``: what policies reach in environments, and what text
   costs there.
 - ``rephrased NAME``: success of trained policies on rephrased prompts.
+- ``search NAME RULE`` and ``search_budget NAME``: what ``lrl search_table --json`` wrote, by the rule
+  ``best_iteration`` or ``fresh``, and what was played for it.
+- ``synthetic NAME ...``: what ``lrl synthetic_search --json`` wrote.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -38,6 +41,10 @@ from lrl.reports.results import (
     seeds_text,
 )
 from lrl.reports.source_lines import definition_line
+from lrl.reports.synthetic_table import synthetic_table
+
+if TYPE_CHECKING:
+    from lrl.reports.search_records import Records
 
 Results = Mapping[str, dict[str, Any]]
 """Kept results by name."""
@@ -199,6 +206,32 @@ def _rephrased(names: Sequence[str], results: Results, page: Path) -> str:
     return rephrased_table(_named(names[0], results)["rephrased"])
 
 
+def _search(words: Sequence[str], results: Results, page: Path) -> str:
+    from lrl.reports.search_table import RULES, reached_text, rule_table, unfinished_text  # they import torch
+
+    rule = words[1] if len(words) > 1 else ""
+    if rule not in RULES:
+        raise ValueError(f"a table of {page} has the rule {rule!r}; it must be {' or '.join(RULES)}.")
+    records = _searched(words[0], results)
+    return "\n\n".join([rule_table(records, rule), reached_text(records, rule), unfinished_text(records)])
+
+
+def _search_budget(words: Sequence[str], results: Results, page: Path) -> str:
+    from lrl.reports.search_table import budget_table
+
+    return budget_table(_searched(words[0], results))
+
+
+def _searched(name: str, results: Results) -> Records:
+    from lrl.reports.search_records import report_records
+
+    return report_records(_named(name, results), name)
+
+
+def _synthetic(names: Sequence[str], results: Results, page: Path) -> str:
+    return synthetic_table({name: _named(name, results) for name in names})
+
+
 def _config_of(result: dict[str, Any]) -> Path:
     """Return the configuration that a result's command trains."""
     found = re.search(r"--config (\S+)", result["command"])
@@ -232,4 +265,7 @@ _KINDS: dict[str, Callable[[Sequence[str], Results, Path], str]] = {
     "baselines": _baselines,
     "text_cost": _text_cost,
     "rephrased": _rephrased,
+    "search": _search,
+    "search_budget": _search_budget,
+    "synthetic": _synthetic,
 }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from lrl.evaluation.parameter_search import METHODS, NETWORKS, SearchRun
+from lrl.evaluation.parameter_search import METHODS, NETWORKS, UNPLAYABLE
+from lrl.reports.search_records import Records
 from lrl.reports.seed_intervals import MIN_SEEDS
 from lrl.search.tasks import TASKS
 
@@ -18,50 +19,91 @@ _NETWORK_RULES = (
     "not overlap; the policy samples its actions and is updated meanwhile. The chosen policy is the last one, which "
     "does not sample."
 )
-Records = Mapping[SearchRun, dict[str, Any] | None]
-"""The record of each planned run; None where it has not finished."""
+_YARDSTICKS = (
+    "nothing: all parameters zero, or always the first action. random: the best of 400 random policies, as the "
+    "original plays them. ceiling: what no policy exceeds, or about what good ones reach. budget: what ended a search "
+    "or the training of a network."
+)
 
 
 def search_tables(records: Records) -> str:
-    """Return Markdown tables of both rules and of what was played, how often ProPS is reached, and what is missing.
-
-    A cell is the mean over seeds with their standard deviation, or the single values of fewer than five; ``n/m``
-    follows where only n of m planned seeds have finished.
-    """
+    """Return Markdown tables of both rules and of what was played, how often ProPS is reached, and what is missing."""
     heading = "mean ± standard deviation over seeds, single values of fewer than five"
-    parts = [f"{title.capitalize()}, {heading}:\n\n{_table(records, rule)}" for rule, title in RULES.items()]
-    parts.append(f"Episodes / env steps of a seed, mean:\n\n{budget_table(records)}")
+    parts = [f"{title.capitalize()}, {heading}:\n\n{rule_table(records, rule)}" for rule, title in RULES.items()]
+    parts += [_YARDSTICKS, f"Episodes / env steps of a seed, mean:\n\n{budget_table(records)}"]
     networks = [method for method in _names(records, "method") if method in NETWORKS]
     if networks:
         parts.append(f"Of {' and '.join(networks)}, {_NETWORK_RULES}")
     parts += [reached_text(records, rule) for rule in RULES]
-    missing = unfinished(records)
-    parts.append(f"Unfinished: {', '.join(missing)}." if missing else "All planned runs have finished.")
+    parts += [text for text in (failed_text(records), unfinished_text(records)) if text]
     return "\n\n".join(parts)
 
 
-def _table(records: Records, rule: str) -> str:
+def rule_table(records: Records, rule: str) -> str:
+    """Return a Markdown table with a row per task: our methods, the published figures, yardsticks and the budget.
+
+    A cell is the mean over seeds with their standard deviation, or the single values of fewer than five; ``n/m``
+    follows where only n of m planned seeds have finished.
+
+    Args:
+        records: of all planned runs.
+        rule: of :data:`RULES`.
+    """
     methods = _names(records, "method")
-    heads = ["task", "parameters", *methods, "ProPS", "ProPS+", "PPO", "best baseline", "ceiling"]
+    heads = ["task", "parameters", *methods, "ProPS", "ProPS+", "PPO", "best baseline"]
+    heads += ["nothing", "random", "ceiling", "budget"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for name in _names(records, "task"):
         task = TASKS[name]
         published = task.published
         cells = [name, str(task.num_parameters), *(_cell(records, name, method, rule) for method in methods)]
         cells += [_number(value) for value in (published.props, published.props_plus, published.ppo)]
-        cells += [f"{_number(published.best_baseline)} {published.best_name}", _number(task.yardsticks.ceiling)]
+        cells.append(f"{_number(published.best_baseline)} {published.best_name}")
+        yardsticks = task.yardsticks
+        cells += [_number(value) for value in (yardsticks.nothing, yardsticks.random, yardsticks.ceiling)]
+        cells.append(_budget(records, name))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _cell(records: Records, task: str, method: str, rule: str) -> str:
     planned = _of(records, task, method)
+    if _cannot_play(planned):
+        return UNPLAYABLE
     values = np.array([record[rule] for record in planned if record is not None])
     if not len(values):
-        return f"0/{len(planned)}"
+        return f"0/{len(planned)}" if planned else ""
     spread = f" ± {_number(values.std())}" if len(values) >= MIN_SEEDS else f" ({', '.join(map(_number, values))})"
     finished = "" if len(values) == len(planned) else f" {len(values)}/{len(planned)}"
     return f"{_number(values.mean())}{spread if len(values) > 1 else ''}{finished}"
+
+
+def _cannot_play(records: Sequence[dict[str, Any] | None]) -> bool:
+    """Return whether one of the records says that the method cannot play the task."""
+    return any(record is not None and UNPLAYABLE in record for record in records)
+
+
+def _played(records: Records, task: str, method: str) -> list[dict[str, Any]]:
+    """Return the records of runs that played."""
+    return [record for record in _of(records, task, method) if record is not None and UNPLAYABLE not in record]
+
+
+def _budget(records: Records, task: str) -> str:
+    """Return what ended the runs of a task: the episodes of a search, or steps; methods that differ are named."""
+    ended: dict[str, list[str]] = {}
+    for method in _names(records, "method"):
+        played = _played(records, task, method)
+        if not played:
+            continue
+        episodes, env_steps = (
+            float(np.mean([record[name] for record in played])) for name in ("episodes", "env_steps")
+        )
+        planned = played[0]["iterations"] * played[0]["rollouts"]
+        whole = f"{_short(planned)} episodes"
+        text = whole if episodes >= planned else f"{_short(env_steps)} env steps ({_short(episodes)} episodes)"
+        ended.setdefault(text, []).append(method)
+    groups = list(ended.items())
+    return "; ".join([*(text for text, _ in groups[:1]), *(f"{', '.join(them)} {text}" for text, them in groups[1:])])
 
 
 def budget_table(records: Records) -> str:
@@ -74,7 +116,7 @@ def budget_table(records: Records) -> str:
     for task in _names(records, "task"):
         cells = [task]
         for method in methods:
-            finished = [record for record in _of(records, task, method) if record is not None]
+            finished = _played(records, task, method)
             means = [np.mean([record[name] for record in finished]) for name in ("episodes", "env_steps") if finished]
             cells.append(" / ".join(f"{mean:,.0f}" for mean in means))
         lines.append(f"| {' | '.join(cells)} |")
@@ -102,11 +144,38 @@ def reached_text(records: Records, rule: str) -> str:
 
 
 def _best(records: Records, task: str, methods: Sequence[str], rule: str) -> float | None:
-    """Return the largest mean over seeds that one of the methods has; None where one of them has not finished."""
+    """Return the largest mean over seeds that one of the methods has; None where one of them has not finished.
+
+    A method that cannot play the task has minus infinity.
+    """
     planned = [_of(records, task, method) for method in methods]
-    if any(None in seeds for seeds in planned):
+    if any(not seeds or (None in seeds and not _cannot_play(seeds)) for seeds in planned):
         return None
-    return max(float(np.mean([record[rule] for record in seeds if record is not None])) for seeds in planned)
+    return max(
+        -np.inf if _cannot_play(seeds) else float(np.mean([record[rule] for record in seeds if record is not None]))
+        for seeds in planned
+    )
+
+
+def failed_text(records: Records) -> str:
+    """Return a sentence on how many proposals of a language model were random for want of a usable reply.
+
+    It is empty if there are none. Planned random policies at the beginning are not counted.
+    """
+    found = []
+    for task in _names(records, "task"):
+        for method in _names(records, "method"):
+            played = [record for record in _played(records, task, method) if record.get("failed")]
+            if played:
+                share = sum(record["failed"] for record in played) / sum(record["iterations"] for record in played)
+                found.append(f"{task} {method} {share:.1%}")
+    return f"Proposals that were random for want of a usable reply: {', '.join(found)}." if found else ""
+
+
+def unfinished_text(records: Records) -> str:
+    """Return a sentence on what is missing."""
+    missing = unfinished(records)
+    return f"Unfinished: {', '.join(missing)}." if missing else "All planned runs have finished."
 
 
 def unfinished(records: Records) -> list[str]:
@@ -116,7 +185,7 @@ def unfinished(records: Records) -> list[str]:
         for method in _names(records, "method"):
             planned = _of(records, task, method)
             missing = sum(record is None for record in planned)
-            if missing:
+            if missing and not _cannot_play(planned):
                 found.append(f"{task} {method} ({missing} of {len(planned)} seeds missing)")
     return found
 
@@ -135,3 +204,11 @@ def _number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _short(count: float) -> str:
+    """Return a large count with three digits, in thousands or millions."""
+    for size, unit in ((1_000_000, "M"), (1_000, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.0f}"

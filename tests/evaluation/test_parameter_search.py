@@ -9,6 +9,7 @@ from lrl.cli.search_table import main
 from lrl.evaluation.parameter_search import (
     METHODS,
     NETWORKS,
+    UNPLAYABLE,
     SearchBudget,
     SearchRun,
     make_policy,
@@ -84,6 +85,7 @@ def test_a_second_call_runs_only_what_is_missing(tmp_path, capsys):
     assert {**json.loads(lost.read_text()), "seconds": 0} == {**json.loads(kept[lost]), "seconds": 0}
     report = json.loads((tmp_path / "all.json").read_text())
     assert len(report["searches"]) == 8 and report["machine"] == "a test"
+    assert report["planned"][0] == {"task": "maze", "method": "random_search", "seeds": 2}
     assert report["searches"][0]["machine"] == "a test" and report["searches"][0]["commit"]
 
 
@@ -111,8 +113,14 @@ def test_an_error_is_seen_before_all_other_runs_have_finished(tmp_path):
         ("--tasks chess", "--tasks has 'chess'; it must be one of mountain_car_continuous, "),
         (
             "--methods sgd",
-            "--methods has 'sgd'; it must be one of random_search, cross_entropy, cma_es, ars, ppo, trpo.",
+            "--methods has 'sgd'; it must be one of random_search, cross_entropy, cma_es, ars, ppo, trpo, in_context.",
         ),
+        ("--methods ars in_context", "--methods has in_context; give the run that learned to search by --checkpoint."),
+        (
+            "--methods ars --checkpoint x",
+            "--checkpoint is given, but --methods has no in_context, which alone reads it.",
+        ),
+        ("--methods in_context --checkpoint nowhere", "nowhere'; it must be a checkpoint"),
         ("--seeds 0", "--seeds is 0; it must be at least 1."),
         ("--jobs 0", "--jobs is 0; it must be at least 1."),
         ("--rollouts 0", "--rollouts is 0; it must be at least 1."),
@@ -144,7 +152,8 @@ def test_only_records_of_networks_depend_on_the_budget_of_steps(tmp_path):
 
 
 def recorded(best, fresh, episodes=8000, env_steps=70_000):
-    return {"best_iteration": best, "fresh": fresh, "episodes": episodes, "env_steps": env_steps}
+    played = {"iterations": 400, "rollouts": 20, "episodes": episodes, "env_steps": env_steps}
+    return {"best_iteration": best, "fresh": fresh, **played}
 
 
 def test_tables_show_both_rules_and_what_is_missing():
@@ -154,7 +163,8 @@ def test_tables_show_both_rules_and_what_is_missing():
     records |= {SearchRun("hopper", "ars", 0): recorded(300.0, 200.0), SearchRun("hopper", "ars", 1): None}
     records |= {SearchRun("hopper", "cma_es", 0): recorded(100.0, 90.0), SearchRun("hopper", "cma_es", 1): None}
     text = search_tables(records)
-    assert "| maze | 9 | 0.86 ± 0.08 | 0/5 | 0.55 | 0.97 |  | 0.97 A2C | 0.97 |" in text
+    row = "| maze | 9 | 0.86 ± 0.08 | 0/5 | 0.55 | 0.97 |  | 0.97 A2C | -1.11 | 0.53 | 0.97 | 8k episodes |"
+    assert row in text
     assert "| maze | 9 | 0.46 ± 0.08 | 0/5 |" in text and "| hopper | 36 | 300.0 1/2 | 100.0 1/2 | 284.2 |" in text
     assert "ars 1 and 1 of 1" in reached_text(
         {SearchRun("maze", "ars", 0): recorded(1 - 3 * 0.1 / 9, 0.0)}, "best_iteration"
@@ -196,3 +206,16 @@ def test_tables_show_what_was_played():
     text = search_tables(records)
     assert rows[2] in text and "\n\nOf ppo and trpo, the best iteration is the best mean of as many" in text
     assert "the best mean of as many" not in search_tables({run: records[run] for run in list(records)[:1]})
+
+
+def test_a_task_that_cannot_be_played_has_one_word_and_counts_as_not_reached():
+    too_large = {UNPLAYABLE: "no room"}
+    records = {SearchRun(task, "in_context", seed): too_large for task in ("walker2d", "hopper") for seed in range(2)}
+    records |= {SearchRun("maze", "in_context", seed): recorded(0.97, 0.97) | {"failed": 3} for seed in range(2)}
+    records |= {SearchRun("maze", "ars", 0): recorded(0.97, 0.97), SearchRun("walker2d", "ars", 0): recorded(1.0, 1.0)}
+    text = search_tables(records)
+    assert "| walker2d | 108 | unplayable | 1.00 |" in text and "All planned runs have finished." in text
+    assert "in_context 1 and 1 of 3; ars 1 and 1 of 2." in text
+    assert "Proposals that were random for want of a usable reply: maze in_context 0.8%." in text
+    some = {**records, SearchRun("walker2d", "in_context", 1): None}
+    assert "| walker2d | 108 | unplayable |" in search_tables(some) and not unfinished(some)

@@ -39,3 +39,13 @@ def test_every_short_task_ends_at_its_cap():
     envs.reset(seed=[0])
     cuts = [bool(envs.step(np.array([3]))[3][0]) for _ in range(100)]
     assert cuts == [False] * 99 + [True]
+
+
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.env_id[-2:] != "v5"])
+def test_doing_nothing_returns_what_the_table_says(name):
+    task = TASKS[name]
+    policy = make_policy(task)
+    space = policy.parameter_space()
+    nothing = np.full(space.size, 0.0 if space.actions is None else space.actions[0])
+    trial = play_parameters(policy, make_batched(task.env_factory(), 20), nothing, range(100), task.max_steps)
+    assert trial.value == pytest.approx(task.yardsticks.nothing, rel=0.005, abs=0.005)

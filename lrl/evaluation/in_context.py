@@ -1,0 +1,107 @@
+"""The search of a language model that learned to search, as ``lrl search_table`` plays it on the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, final
+
+import numpy as np
+
+from lrl.evaluation.policy_chat import PolicyChatModel
+from lrl.models.chat import ChatModel
+from lrl.search.prompted import PromptedSearcher
+from lrl.search.random_search import RandomSearch
+from lrl.search.searcher import Searcher, Trial
+from lrl.search.space import ParameterSpace
+from lrl.search.synthetic import TeacherConfig
+from lrl.types import SamplingConfig
+
+_TOKENS = 4
+"""Largest number of tokens of a parameter in a reply: three digits and a blank."""
+
+
+class UnplayableError(ValueError):
+    """Says that a language model cannot search in a space, because not even one policy fits in its prompt."""
+
+
+@final
+class InContextSearcher(Searcher):
+    """Proposes a few random policies, and then what a language model that learned to search replies to the history.
+
+    The prompt is that of the model's training. Where no reply can be used, a random policy is proposed.
+
+    Args:
+        chat_model: a model that learned from :class:`~lrl.data.demonstrations.synthetic.SyntheticHistories`.
+        warmup: number of random policies, those that random search with the same seed begins with; they are proposals
+            like all others.
+        temperature: of the replies.
+    """
+
+    def __init__(self, chat_model: ChatModel, warmup: int = 5, temperature: float = 1.0) -> None:
+        self.chat_model, self.warmup, self.temperature = chat_model, warmup, temperature
+        self._told = 0
+
+    def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
+        """Start a search.
+
+        Raises:
+            UnplayableError: a prompt with one policy of this space and a reply do not fit in the model.
+        """
+        super().setup(space, seed, num_iterations)
+        self._random, self._told = RandomSearch(), 0
+        self._random.setup(space, seed, num_iterations)
+        sampling = SamplingConfig(temperature=self.temperature, max_new_tokens=max(32, _TOKENS * space.size))
+        history = TeacherConfig().history
+        self._model = PromptedSearcher(self.chat_model, history=history, sampling=sampling, on_failure="random")
+        try:
+            self._model.setup(space, seed, max(1, num_iterations - self.warmup))
+        except ValueError as error:
+            raise UnplayableError(str(error)) from error
+
+    @property
+    def _proposing(self) -> Searcher:
+        return self._random if self._told < self.warmup else self._model
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Cost of the last reply; ``failed`` is 1 where a random policy was proposed for want of a usable one."""
+        return self._model.metrics
+
+    @property
+    def replies(self) -> list[dict[str, str]]:
+        """The replies to the last proposal."""
+        return self._model.replies
+
+    def ask(self) -> np.ndarray:
+        """Return the next proposal."""
+        return self._proposing.ask()
+
+    def tell(self, trial: Trial) -> None:
+        """Add a trial to the history."""
+        self._random.tell(trial)
+        self._model.tell(trial)
+        self._told += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of both searchers."""
+        return {"told": self._told, "random": self._random.state_dict(), "model": self._model.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._told = int(state_dict["told"])
+        self._random.load_state_dict(state_dict["random"])
+        self._model.load_state_dict(state_dict["model"])
+
+
+@lru_cache(maxsize=1)
+def chat_model_of(checkpoint: str) -> PolicyChatModel:
+    """Return the text policy of a checkpoint as a chat model, loaded once in a process.
+
+    Raises:
+        ValueError: there is no such checkpoint, or it holds another policy.
+    """
+    chat_model = PolicyChatModel(checkpoint)
+    chat_model.key = "--checkpoint"
+    chat_model.connect()  # now, so that a missing checkpoint is not taken for a task that is too large
+    return chat_model

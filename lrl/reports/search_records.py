@@ -1,0 +1,80 @@
+"""Reports of ``lrl search_table``: the records of all planned runs in one file, which tables and figures read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lrl.evaluation.parameter_search import SearchRun
+from lrl.reports.plots import Series
+from lrl.reports.results import result_text
+
+Records = Mapping[SearchRun, dict[str, Any] | None]
+"""The record of each planned run; None where it has not finished."""
+
+
+def best_so_far(record: Mapping[str, Any]) -> Series:
+    """Return the best mean return so far against episodes: where it changes, and at the end.
+
+    Args:
+        record: of a search or a network, with its ``values``, or as :func:`search_report` keeps it.
+    """
+    if "best_so_far" in record:
+        kept = record["best_so_far"]
+        return Series(clock=np.array(kept["episodes"], dtype=np.float64), values=np.array(kept["values"]))
+    best = np.maximum.accumulate(np.array(record["values"], dtype=np.float64))
+    last = len(best) - 1
+    kept = [place for place in range(len(best)) if place in (0, last) or best[place] > best[place - 1]]
+    return Series(clock=(np.array(kept, dtype=np.float64) + 1) * record["rollouts"], values=best[kept])
+
+
+def search_report(records: Records, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report of all records; :func:`report_records` reads it.
+
+    Instead of the ``values`` of all proposals it has ``best_so_far``, where they exceed all before.
+
+    Args:
+        records: of all planned runs.
+        about: further entries of the report.
+    """
+    planned = Counter((run.task, run.method) for run in records)
+    seeds = [{"task": task, "method": method, "seeds": count} for (task, method), count in planned.items()]
+    searches = [_without_values(record) | vars(run) for run, record in records.items() if record is not None]
+    return {**about, "planned": seeds, "searches": searches}
+
+
+def _without_values(record: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in record.items() if name != "values"}
+    if "values" in record:
+        series = best_so_far(record)
+        kept["best_so_far"] = {"episodes": series.clock.astype(int).tolist(), "values": series.values.tolist()}
+    return kept
+
+
+def write_report(report: Mapping[str, Any], path: Path) -> None:
+    """Write a report as JSON, whole or not at all, with a line for each list of numbers."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(result_text(dict(report)), encoding="utf-8")
+    partial.replace(path)
+
+
+def report_records(report: Mapping[str, Any], name: str = "the report") -> Records:
+    """Return the record of each planned run of a report.
+
+    Args:
+        report: what :func:`search_report` returned.
+        name: of the report, for the error.
+
+    Raises:
+        ValueError: it is another kind of file.
+    """
+    if not {"planned", "searches"} <= set(report):
+        raise ValueError(f"{name!r} holds no searches of `lrl search_table --json`.")
+    found = {(record["task"], record["method"], record["index"]): record for record in report["searches"]}
+    runs = [SearchRun(one["task"], one["method"], index) for one in report["planned"] for index in range(one["seeds"])]
+    return {run: found.get((run.task, run.method, run.index)) for run in runs}

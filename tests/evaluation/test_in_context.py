@@ -1,0 +1,110 @@
+"""The search of a language model on the tasks: its budget, its prompts, its records."""
+
+import json
+
+import numpy as np
+import pytest
+from commands import run_command
+
+from lrl.cli.search_table import main
+from lrl.evaluation.in_context import InContextSearcher, UnplayableError
+from lrl.evaluation.parameter_search import IN_CONTEXT, UNPLAYABLE, SearchBudget, SearchRun, planned, search
+from lrl.models.chat import ChatModel, Completion
+from lrl.search.random_search import RandomSearch
+from lrl.search.searcher import Trial
+from lrl.search.space import ParameterSpace
+
+SMALL = SearchBudget(iterations=8, rollouts=2, fresh_episodes=3, checkpoint="a run")
+
+
+class Scripted(ChatModel):
+    """Replies with integers that follow from the seed, or with something else, and has room for so many words."""
+
+    name = "scripted"
+
+    def __init__(self, size=None, words=10**6):
+        self.size, self.words, self.prompts = size, words, []
+
+    def fits(self, conversation, sampling, response=""):
+        return len(conversation[-1]["content"].split()) <= self.words
+
+    def complete(self, conversations, sampling, seeds):
+        self.prompts += [conversation[-1]["content"] for conversation in conversations]
+        rng = np.random.default_rng(int(seeds[0]))
+        text = "no" if self.size is None else " ".join(map(str, rng.integers(1, 4, self.size)))
+        return [Completion(text=text, finish_reason="stop", prompt_tokens=1, completion_tokens=1)]
+
+
+def ask_all(searcher, space, count, seed=3):
+    searcher.setup(space, seed, count)
+    found = []
+    for _ in range(count):
+        found.append(searcher.ask())
+        searcher.tell(Trial(parameters=found[-1], returns=np.array([found[-1].sum()]), env_steps=1))
+    return found
+
+
+def test_the_first_proposals_are_those_of_random_search_and_the_others_are_asked_for():
+    space, model = ParameterSpace(size=3), Scripted(3)
+    found, random = (ask_all(one, space, 8) for one in (InContextSearcher(model), RandomSearch()))
+    np.testing.assert_array_equal(found[:5], random[:5])
+    assert len(model.prompts) == 3 and model.prompts[0].startswith("3 numbers from 0 to 120, 1 of 3:\n")
+    assert [len(prompt.splitlines()) for prompt in model.prompts] == [6, 7, 8]
+    assert all((one >= -5.9).all() and (one <= -5.7).all() for one in found[5:]), "1 to 3 tenths above -6"
+
+
+def test_a_restored_search_goes_on():
+    space = ParameterSpace(size=2, actions=(1, 2, 3))
+    whole = ask_all(InContextSearcher(Scripted(2)), space, 7)
+    for count in (3, 6):
+        part, rest = InContextSearcher(Scripted(2)), InContextSearcher(Scripted(2))
+        ask_all(part, space, count)
+        part.num_iterations = 7
+        rest.setup(space, 3, 7)
+        rest.load_state_dict(json.loads(json.dumps(part.state_dict())))
+        np.testing.assert_array_equal(rest.ask(), whole[count])
+
+
+def test_a_record_counts_all_proposals_and_those_without_a_usable_reply(monkeypatch):
+    model = Scripted(11)
+    monkeypatch.setattr("lrl.evaluation.parameter_search.chat_model_of", lambda checkpoint: model)
+    record = search(SearchRun("nim", IN_CONTEXT, 1), SMALL)
+    assert record["episodes"] == 16 and len(record["values"]) == 8 and record["failed"] == 0
+    assert record["checkpoint"] == "a run" and len(model.prompts) == 3
+    model.size = None
+    assert search(SearchRun("nim", IN_CONTEXT, 1), SMALL)["failed"] == 3
+
+
+def test_a_task_that_is_too_large_is_recorded_as_such(monkeypatch):
+    model = Scripted(11, words=60)
+    monkeypatch.setattr("lrl.evaluation.parameter_search.chat_model_of", lambda checkpoint: model)
+    assert UNPLAYABLE not in search(SearchRun("nim", IN_CONTEXT, 0), SMALL)
+    record = search(SearchRun("walker2d", IN_CONTEXT, 0), SMALL)
+    assert "has no room for a prompt with one policy of 108 parameters" in record[UNPLAYABLE]
+    assert not {"best_iteration", "fresh", "values"} & set(record)
+    with pytest.raises(UnplayableError, match="no room"):
+        InContextSearcher(Scripted(words=1)).setup(ParameterSpace(size=2), 0, 9)
+
+
+def test_it_has_the_seeds_of_a_search():
+    assert len(planned(["maze", "hopper"], [IN_CONTEXT])) == 10 + 3
+
+
+@pytest.mark.slow
+def test_the_command_plays_a_checkpoint_beside_the_others(tmp_path, capsys):
+    run, data = tmp_path / "run", "--data.init_args"
+    command = f"python -m lrl fit --config configs/synthetic/sft.yaml --run_directory {run} --trainer.max_epochs 1"
+    command += f" {data}.demonstrations.init_args.num_functions 8 {data}.batch_size 8 --trainer.accelerator cpu"
+    command += f" {data}.validation_demonstrations.init_args.num_functions 2"
+    result = run_command(command)
+    assert result.returncode == 0, result.stderr
+    words = f"--folder {tmp_path}/records --tasks maze walker2d --methods random_search in_context --checkpoint {run}"
+    words += " --iterations 6 --rollouts 1 --fresh_episodes 2 --seeds 1"
+    main("lrl search_table", [*words.split(), "--json", str(tmp_path / "all.json")])
+    assert capsys.readouterr().out.count("seconds") == 4
+    report = json.loads((tmp_path / "all.json").read_text())
+    assert {record["episodes"] for record in report["searches"]} == {6}
+    assert all(record["failed"] <= 1 for record in report["searches"] if record["method"] == IN_CONTEXT)
+    with pytest.raises(SystemExit):
+        main("lrl search_table", [*words.replace(str(run), str(tmp_path)).split(), "--show"])
+    assert "--checkpoint is " in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""Reports of searches: what was planned, the best so far of each record, and tables made from a kept file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lrl.cli import results
+from lrl.evaluation.parameter_search import SearchBudget, SearchRun, search
+from lrl.reports.documentation import fill_tables
+from lrl.reports.search_records import best_so_far, report_records, search_report, write_report
+from lrl.reports.search_table import budget_table, rule_table, search_tables
+
+SMALL = SearchBudget(iterations=6, rollouts=3, fresh_episodes=5)
+
+
+def record(values, **others):
+    figures = {"best_iteration": max(values), "fresh": 0.5, "episodes": 2 * len(values), "env_steps": 40}
+    return {"iterations": 4, "rollouts": 2, "values": values, **figures, **others}
+
+
+RECORDS = {
+    SearchRun("maze", "ars", 0): record([0.1, 0.3, 0.2, 0.5]),
+    SearchRun("maze", "ars", 1): None,
+    SearchRun("maze", "ppo", 0): record([0.4, 0.1], env_steps=1_000_000),
+    SearchRun("nim", "ars", 0): None,
+    SearchRun("nim", "ars", 1): None,
+    SearchRun("nim", "ppo", 0): None,
+}
+
+
+def test_the_best_so_far_is_kept_where_it_changes_and_where_it_ends():
+    series = best_so_far(record([0.1, 0.3, 0.2, 0.3, 0.5, 0.4]))
+    assert series.clock.tolist() == [2, 4, 10, 12] and series.values.tolist() == [0.1, 0.3, 0.5, 0.5]
+    assert best_so_far(record([2.0])).clock.tolist() == [2]
+
+
+def test_a_report_says_what_was_planned_and_has_the_same_curves(tmp_path):
+    write_report(search_report(RECORDS, {"command": "x"}), tmp_path / "new" / "a.json")
+    report = json.loads((tmp_path / "new" / "a.json").read_text())
+    assert report["command"] == "x" and report["planned"] == [
+        {"task": "maze", "method": "ars", "seeds": 2},
+        {"task": "maze", "method": "ppo", "seeds": 1},
+        {"task": "nim", "method": "ars", "seeds": 2},
+        {"task": "nim", "method": "ppo", "seeds": 1},
+    ]
+    found = report_records(report)
+    assert set(found) == set(RECORDS)
+    for run, kept in found.items():
+        whole = RECORDS[run]
+        assert (kept is None) == (whole is None)
+        if kept is not None and whole is not None:
+            assert "values" not in kept and kept["best_iteration"] == whole["best_iteration"]
+            one, other = best_so_far(kept), best_so_far(whole)
+            assert one.clock.tolist() == other.clock.tolist() and one.values.tolist() == other.values.tolist()
+    assert search_tables(found) == search_tables(RECORDS)
+
+
+def test_a_report_of_real_records_is_compact():
+    run = SearchRun("nim", "random_search", 0)
+    whole = search(run, SearchBudget(iterations=40, rollouts=2, fresh_episodes=2))
+    (kept,) = search_report({run: whole}, {})["searches"]
+    assert len(kept["best_so_far"]["values"]) < 10 and best_so_far(kept).clock[-1] == 80
+
+
+def test_a_table_of_the_documentation_is_made_from_a_kept_file():
+    results = {"searches": search_report(RECORDS, {}), "other": {"metric": "x"}}
+
+    def filled(kind):
+        return fill_tables(Path("docs/a.md"), f"<!-- table: {kind} -->\n<!-- end table -->", results)
+
+    text = filled("search searches best_iteration")
+    assert rule_table(report_records(results["searches"]), "best_iteration") in text
+    assert "| maze | 9 | 0.50 1/2 | 0.40 |" in text and "| nim | 11 | 0/2 | 0/1 |" in text
+    assert "ars 0 and 0 of 0; ppo 0 and 0 of 1." in text
+    assert "Unfinished: maze ars (1 of 2 seeds missing), nim ars (2 of 2 seeds missing), nim ppo" in text
+    assert budget_table(RECORDS) in filled("search_budget searches")
+    for kind, said in {
+        "search searches nothing": "rule 'nothing'; it must be best_iteration or fresh",
+        "search searches": "rule ''; it must be",
+        "search other fresh": "'other' holds no searches of `lrl search_table --json`",
+        "search missing fresh": "must be a file of assets/results",
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            filled(kind)
+
+
+def test_a_row_has_all_yardsticks_and_the_budget():
+    table = rule_table(RECORDS, "fresh").splitlines()
+    heads = "| nothing | random | ceiling | budget |"
+    assert table[0].endswith(f"| ProPS | ProPS+ | PPO | best baseline {heads}")
+    assert table[2].endswith("| -1.11 | 0.53 | 0.97 | 8 episodes; ppo 1M env steps (4 episodes) |")
+    assert table[3].endswith("| 1.00 |  |"), "nothing was played"
+    whole = {SearchRun("maze", name, 0): record([0.1] * 4, iterations=400, rollouts=20, episodes=8010) for name in "ab"}
+    assert rule_table(whole, "fresh").endswith("| 8k episodes |")
+
+
+def test_a_kept_report_is_drawn_with_the_other_pictures(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "PICTURES", tmp_path)
+    monkeypatch.setattr(results, "kept_results", lambda _: {"table": search_report(RECORDS, {"command": "x"})})
+    monkeypatch.setattr(results, "_filled", dict)
+    results.write()
+    assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
