@@ -4,6 +4,7 @@ lrl watch --policy expert --env_id FrozenLake-v1 --seed 3
 lrl watch --checkpoint runs/frozen_lake/grpo/<run>
 lrl watch --api_url http://127.0.0.1:8000/v1 --model NAME --response_format direct
 lrl watch --human --env_id lrl/BabyAI-GoToLocal-v0
+lrl watch --policy random --env_url http://127.0.0.1:8000
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lrl.cli.arguments import add_env_arguments, command_parser, envs_of, subcommand
+from lrl.cli.arguments import (
+    add_env_arguments,
+    add_env_url_argument,
+    check_env_arguments,
+    command_parser,
+    envs_at,
+    subcommand,
+)
 from lrl.cli.model_arguments import add_model_arguments, check_model_arguments, load_untrained, with_retries
 
 if TYPE_CHECKING:
@@ -30,6 +38,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     subject.add_argument("--policy", help="a baseline: random, constant or expert")
     subject.add_argument("--human", action="store_true", help="type the actions yourself; an empty line ends the game")
     add_env_arguments(parser)
+    add_env_url_argument(parser)
     parser.add_argument("--seed", type=int, default=10_000, help="seed of the episode")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
     parser.add_argument("--turns", type=int, help="stop after this many turns")
@@ -96,12 +105,13 @@ def load(arguments: argparse.Namespace) -> Loaded:
 
     check_model_arguments(arguments)
     if arguments.model is not None:
-        return with_retries(load_untrained(arguments, envs_of(arguments)), arguments)
+        return with_retries(load_untrained(arguments, envs_at(arguments)), arguments)
     if arguments.checkpoint is not None:
-        numbers = saved_numbers(arguments.checkpoint, arguments.numbers)
-        loaded = load_policy(arguments.checkpoint, envs_of(arguments, numbers) if arguments.env_id else None)
+        check_env_arguments(arguments)
+        numbers, named = saved_numbers(arguments.checkpoint, arguments.numbers), arguments.env_id or arguments.env_url
+        loaded = load_policy(arguments.checkpoint, envs_at(arguments, numbers) if named else None)
         return with_retries(loaded, arguments)
-    env = envs_of(arguments)
+    env = envs_at(arguments)
     if arguments.policy is not None:
         return with_retries(load_baseline(arguments.policy, env), arguments)
     from lrl.cli.human import HumanActor

@@ -34,6 +34,21 @@ def test_evaluating_a_served_environment_is_evaluating_it_here(tmp_path):
         assert short["length_mean"] == 1.0
 
 
+@pytest.mark.slow
+def test_watching_a_served_environment_is_watching_it_here(tmp_path):
+    with serving(GymnasiumEnvs("FrozenLake-v1")) as url:
+        there, here = (
+            run_command(f"python -m lrl watch --policy random --seed 3 {where}")
+            for where in (f"--env_url {url}", "--env_id FrozenLake-v1")
+        )
+        assert there.returncode == here.returncode == 0, there.stderr + here.stderr
+        turns = re.compile(r"^(?:--- turn|action:) .*$", re.MULTILINE)
+        assert turns.findall(there.stdout) == turns.findall(here.stdout) != []
+        assert there.stdout.splitlines()[-1] == here.stdout.splitlines()[-1]
+        pictures = run_command(f"python -m lrl watch --policy random --env_url {url} --frames {tmp_path / 'frames'}")
+        assert pictures.returncode == 2 and "Traceback" not in pictures.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
