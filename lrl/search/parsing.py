@@ -19,7 +19,9 @@ _ASSIGNMENT = re.compile(
 _SEPARATOR = r"\s*[,;\s]\s*"
 _BRACKETED = re.compile(rf"(?:\[|(?<!\w)\()\s*({_NUMBER}(?:{_SEPARATOR}{_NUMBER})*)\s*[,;]?\s*[\])]")
 _BARE_LINE = re.compile(
-    rf"^{_MARKS}(?:params?{_MARKS}[:=])?{_MARKS}({_NUMBER}(?:{_SEPARATOR}{_NUMBER})*)[\s,;.`*]*$", re.IGNORECASE
+    rf"^{_MARKS}(?:line\s+1{_MARKS}:)?{_MARKS}(?:params?{_MARKS}[:=])?"  # the prompt speaks of line 1
+    rf"{_MARKS}({_NUMBER}(?:{_SEPARATOR}{_NUMBER})*)[\s,;.`*]*$",
+    re.IGNORECASE,
 )
 _ASSIGNED_INDEX = re.compile(r"params?[`*\"'_]*\s*$", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"[+-]?[\d.]+(?:[eE][+-]?\d*)?$")

@@ -31,6 +31,7 @@ VALUES = [1.2, -0.5, 3.0]
         "Before, params[0]: 1.0 was too low.\nparams[0]: 1.2\nparams[1]: -0.5\nparams[2]: 3",
         "params[0]: 1.2, params[1]: -0.5, params[2]: 3\nAgain:\nparams[0]: 1.2, params[1]: -0.5, params[2]: 3",
         "[1.2, -0.5, 3]",
+        "Line 1: 1.2, -0.5, 3\nLine 2: the second one was too high.",
         "(1.2, -0.5, 3.0)",
         "params = [1.2, -0.5, 3.0] (step 0.5)",
         "params: 1.2, -0.5, 3",
