@@ -68,7 +68,7 @@ def extend_vocabulary(
         if generator is None:
             start = (table[ids.to(table.device)].double() * shares.to(table.device)[..., None]).sum(1)
         else:
-            old = table[: int(index.min())].double()
+            old = table[: int(index.min())].double().cpu()
             start = old.mean() + old.std() * torch.randn(len(index), table.shape[1], generator=generator).double()
         table[index.to(table.device)] = start.to(table)
 

@@ -60,8 +60,8 @@ def comparison_texts(model: Any) -> Tensor:
     """Return ids ``(text, token)`` to compare models on: random ones, and the last of the vocabulary."""
     size = bare(model).get_output_embeddings().weight.shape[0]
     tokens = min(_TOKENS, max_positions(model) or _TOKENS)
-    ids = torch.randint(size, (_TEXTS, tokens), generator=torch.Generator().manual_seed(0))
-    last = torch.arange(size - min(size, tokens // 2), size)
+    ids = torch.randint(size, (_TEXTS, tokens), generator=torch.Generator().manual_seed(0), device="cpu")
+    last = torch.arange(size - min(size, tokens // 2), size, device="cpu")
     ids[0, : len(last)] = last  # where added tokens are
     return ids.to(next(model.parameters()).device)
 

@@ -27,12 +27,13 @@ def prepare_vocabulary(model: Any, tokenizer: Any, config: LanguageModelConfig) 
         config: what is asked for.
     """
     seed = config.init_seed if config.random_init else None
-    if config.number_tokens:
-        add_number_tokens(model, tokenizer, seed)
-    if config.added_tokens:
-        add_tokens(model, tokenizer, config.added_tokens, None if seed is None else seed + 1)  # unlike the numbers
-    if config.ordered_numbers:
-        order_number_embeddings(model, tokenizer.get_vocab(), config.init_seed)
+    with torch.device("cpu"):  # random rows are the same whatever device Lightning makes the model on
+        if config.number_tokens:
+            add_number_tokens(model, tokenizer, seed)
+        if config.added_tokens:
+            add_tokens(model, tokenizer, config.added_tokens, None if seed is None else seed + 1)  # unlike the numbers
+        if config.ordered_numbers:
+            order_number_embeddings(model, tokenizer.get_vocab(), config.init_seed)
 
 
 def number_tokens(vocabulary: dict[str, int]) -> dict[int, int]:

@@ -7,7 +7,7 @@ import torch
 from tiny_runs import save_tiny_model
 
 from lrl.models.language_model import LanguageModel, LanguageModelConfig, LoRAConfig
-from lrl.models.number_embeddings import number_tokens
+from lrl.models.number_embeddings import number_tokens, prepare_vocabulary
 
 
 def load(**settings):
@@ -177,3 +177,18 @@ def test_a_tokenizer_without_digits_is_refused(tiny_model):
 
 def test_a_tokenizer_that_has_all_numbers_gets_no_tokens(plain):
     assert load(number_tokens=True).fingerprint == plain.fingerprint
+
+
+@pytest.mark.parametrize("settings", [{"ordered_numbers": True}, {"number_tokens": True, "added_tokens": ["<a>"]}])
+@pytest.mark.parametrize("random_init", [False, True])
+def test_the_device_on_which_lightning_makes_models_changes_nothing(settings, random_init):
+    """On a GPU, what is made without a device lies there, and a generator of the CPU was an error."""
+    config = LanguageModelConfig(**settings, random_init=random_init)
+    tables = []
+    for device in ("cpu", "meta"):
+        model = LanguageModel(LanguageModelConfig(random_init=random_init))
+        model.configure()
+        with torch.device(device):
+            prepare_vocabulary(model.model, model.tokenizer.tokenizer, config)
+        tables.append(embeddings(model))
+    assert torch.equal(*tables) and tables[0].device.type == "cpu"
