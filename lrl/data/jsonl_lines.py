@@ -20,7 +20,9 @@ from lrl.functional.random import permutation
 _ACTION_TAGS = re.compile(r"^\s*<action>|</action>\s*$")
 _BIN = re.compile(r"0|[1-9][0-9]{0,2}")
 _INTEGER = re.compile(r"\s*-?[0-9]{1,18}\s*")
-_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?![\w.])")
+_DIGITS = 15
+"""Largest number of digits behind the decimal point that codecs read."""
 _OBSERVATION_TAGS = re.compile(r"^\s*<observation>|</observation>\s*$")
 
 
@@ -99,7 +101,7 @@ def parse_observation(codec: TextCodec, record: dict[str, Any], space: gym.Space
     bare = _OBSERVATION_TAGS.sub("", given)
     text = f"<observation>{bare}</observation>" if codec.tags_observations else bare
     try:
-        observation = codec.text_to_observation(text)
+        observation = codec.text_to_observation(_plain(text.replace(bare, bare.strip())))
     except ValueError as error:
         raise LookupError(f"observation is {given!r}, which the environment does not write: {error}") from error
     if observation is None:
@@ -132,13 +134,26 @@ def parse_action(codec: TextCodec, record: dict[str, Any], space: gym.Space, *ke
 
 def _parse_action(codec: TextCodec, text: str) -> Any:
     bare = _ACTION_TAGS.sub("", text)
-    words = codec.action_texts or ()
+    words = codec.action_texts
+    if words is None:  # codecs of numbers write tags
+        return codec.text_to_action(f"<action>{_plain(bare)}</action>")
     if _INTEGER.fullmatch(bare) and bare not in words and int(bare) in map(codec.text_to_action, words):
         return int(bare)
-    for candidate in (text, bare):
-        with suppress(InvalidActionError):
-            return codec.text_to_action(candidate)
-    return codec.text_to_action(f"<action>{bare}</action>")  # codecs of numbers write tags
+    with suppress(InvalidActionError):
+        return codec.text_to_action(text)
+    return codec.text_to_action(bare)
+
+
+def _plain(text: str) -> str:
+    """Write each number as a plain decimal of at most 15 digits behind the point, as ``1e-05`` is none."""
+    return _NUMBER.sub(lambda found: _plain_number(found[0]), text)
+
+
+def _plain_number(number: str) -> str:
+    if re.fullmatch(r"-?[0-9]{1,20}(\.[0-9]{1,15})?", number):
+        return number  # the exact digits of integers of 64 bits
+    value = float(number)
+    return f"{value:.{_DIGITS}f}".rstrip("0").rstrip(".") if abs(value) < 1e15 else number
 
 
 def _check_scale(key: str, text: str, space: gym.Space, value: Any) -> None:

@@ -60,6 +60,28 @@ def test_integers_that_were_read_as_decimals_are_an_error_and_not_clipped(tmp_pa
     assert rows_of(tmp_path, inside)[0].action.tolist() == [-2], "no integer from 0 to 999"
 
 
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("0.017393862828612328,-0.5,1e-05", [0.017393862828612328, -0.5, 1e-5]),
+        ("1.5e-05, .1, +2.5\n", [1.5e-5, 0.1, 2.5]),
+        ("0.1,2.,-1E-1", [0.1, 2, -0.1]),
+    ],
+)
+def test_numbers_are_read_as_programs_write_them(tmp_path, text, values):
+    """Python's own form of a float has up to 17 digits or an exponent, which the environment never writes."""
+    line = {"observation": f"<observation>{text}</observation>", "action": "<action>-1e-2</action>"}
+    (row,) = rows_of(tmp_path, line)
+    np.testing.assert_allclose(row.native_observation, values, rtol=1e-6)
+    assert row.action.tolist() == pytest.approx([-0.01])
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(0, 1, (200, 3)).astype(np.float32) * 10.0 ** rng.integers(-8, 1, (200, 1))
+    numbers = np.clip(numbers, -1, 1)
+    lines = [{"observation": ",".join(map(str, row.tolist())), "action": repr(float(row[0]))} for row in numbers]
+    for row, wanted in zip(rows_of(tmp_path, *lines), numbers, strict=True):
+        np.testing.assert_allclose(row.native_observation, wanted, atol=1e-14)
+
+
 @pytest.mark.parametrize("action", ["right", "1", "<action>1</action>", "<action>right</action>"])
 def test_a_word_may_be_given_by_its_number(tmp_path, action):
     line = {"observation": "<observation>0.1,0,0,0</observation>", "action": action}
