@@ -93,7 +93,6 @@ def package_findings() -> list[str]:
     ]
 
 
-@pytest.mark.slow
 def test_docstrings_comments_and_errors_use_plain_english() -> None:
     found = package_findings()
     assert not found, "\n".join(found)

@@ -15,7 +15,8 @@ class SearchPictures(L.Callback):
     """Writes ``proposals.jsonl`` after every proposal, and ``search.png`` and ``parameters.png`` at the end.
 
     A line of ``proposals.jsonl`` is a policy: ``iteration``, ``parameters``, ``returns``, ``env_steps``, and what a
-    language model replied. A resumed run writes the lines of the run before as well.
+    language model replied; a proposal that ended the run has replies, and null for parameters. A resumed run writes the
+    lines of the run before as well.
     """
 
     def __init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 import yaml
@@ -59,8 +60,8 @@ class NumberFormat:
         for name in ("names", "action_names", "tags", "describe"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"numbers.{name} is {getattr(self, name)!r}; it must be true or false.")
-        if not 0 <= self.precision <= 15:
-            raise ValueError(f"numbers.precision is {self.precision}; it must be from 0 to 15.")
+        if type(self.precision) is not int or not 0 <= self.precision <= 15:
+            raise ValueError(f"numbers.precision is {self.precision!r}; it must be an integer from 0 to 15.")
         unused = "ranges" if self.kind == "normalised" else "statistics"
         if getattr(self, unused) is not None:
             raise ValueError(f"numbers.{unused} is set, but numbers.kind is {self.kind!r}; it must be null.")
@@ -101,7 +102,10 @@ class NumberFormat:
         given: Ranges | None = getattr(self, field)
         lists = given if isinstance(given, Mapping) else {"": given or ()}
         for key, pairs in lists.items():
-            for index, (first, second) in enumerate(pairs):
+            for index, pair in enumerate(pairs):
+                if not (isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(x, Real) for x in pair)):
+                    raise ValueError(f"numbers.{field}{key and '.'}{key}[{index}] is {pair!r}; it must be two numbers.")
+                first, second = pair
                 yield f"{field}{key and '.'}{key}[{index}]", first, second
 
     def codec(self, low: ArrayLike, high: ArrayLike, role: str, integer: bool = False) -> NumberCodec:

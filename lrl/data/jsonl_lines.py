@@ -22,7 +22,7 @@ _BIN = re.compile(r"0|[1-9][0-9]{0,2}")
 _INTEGER = re.compile(r"\s*-?[0-9]{1,18}\s*")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?![\w.])")
 _DIGITS = 15
-"""Largest number of digits behind the decimal point that codecs read."""
+"""Largest number of digits after the decimal point that codecs read."""
 _OBSERVATION_TAGS = re.compile(r"^\s*<observation>|</observation>\s*$")
 
 
@@ -106,8 +106,10 @@ def parse_observation(codec: TextCodec, record: dict[str, Any], space: gym.Space
         raise LookupError(f"observation is {given!r}, which the environment does not write: {error}") from error
     if observation is None:
         return text, None
-    _check_scale("observation", given, space, observation)
-    return codec.observation_to_text(observation), observation
+    written = codec.observation_to_text(observation)
+    if written != text:
+        _check_scale("observation", given, space, observation)
+    return written, observation
 
 
 def parse_action(codec: TextCodec, record: dict[str, Any], space: gym.Space, *keys: str) -> Any:
@@ -128,7 +130,8 @@ def parse_action(codec: TextCodec, record: dict[str, Any], space: gym.Space, *ke
         action = _parse_action(codec, text)
     except InvalidActionError as error:
         raise LookupError(f"action is {text!r}; {error}") from error
-    _check_scale("action", text, space, action)
+    if codec.action_to_text(action) not in (text, f"<action>{_ACTION_TAGS.sub('', text)}</action>"):
+        _check_scale("action", text, space, action)
     return clip_to_space(space, action)[0]
 
 
@@ -145,7 +148,7 @@ def _parse_action(codec: TextCodec, text: str) -> Any:
 
 
 def _plain(text: str) -> str:
-    """Write each number as a plain decimal of at most 15 digits behind the point, as ``1e-05`` is none."""
+    """Write each number as a plain decimal of at most 15 digits after the point, as ``1e-05`` is none."""
     return _NUMBER.sub(lambda found: _plain_number(found[0]), text)
 
 

@@ -67,7 +67,8 @@ def _is_finished(run: Path, arguments: Sequence[str]) -> bool:
         return False
     files = {name: run / name for name in ("command.txt", "run.log")}
     command, log = (file.read_text(encoding="utf-8") if file.is_file() else "" for file in files.values())
-    if command.strip().endswith(shlex.join(arguments)) and "finished after" in log:
+    written = shlex.join(arguments), " ".join(arguments)  # older versions wrote no quotes
+    if command.strip().endswith(written) and "finished after" in log:
         return True
     raise ValueError(
         f"--folder holds {str(run)!r}, a run that has not finished or has another command; remove it or use another "

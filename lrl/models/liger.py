@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-import torch
-
 from lrl.models.attention import bare
 
 if TYPE_CHECKING:
@@ -21,16 +19,23 @@ _LOSSES = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 def fuse_kernels(language_model: LanguageModel) -> None:
     """Let a model, and its reference, compute rotations, norms and gated layers by fused kernels, if it is asked to.
 
+    Liger also replaces classes and functions of the architecture's module in transformers, so that models of this
+    architecture that are loaded later in this process need a GPU as well.
+
     Args:
         language_model: configured, its weights on their device.
 
     Raises:
-        ValueError: there is no GPU, the package liger-kernel is not installed, or it has no kernels for the model.
+        ValueError: the weights are on no GPU, the package liger-kernel is not installed, or it has no kernels for the
+            model.
     """
     if not language_model.config.liger_kernels:
         return
-    if not torch.cuda.is_available():
-        raise ValueError("language_model.liger_kernels is true, but there is no GPU; it must be false.")
+    if language_model.device.type != "cuda":
+        raise ValueError(
+            f"language_model.liger_kernels is true, but the weights are on {language_model.device.type!r}; it must be "
+            "false, or trainer.accelerator gpu."
+        )
     if importlib.util.find_spec("liger_kernel") is None:
         raise ValueError(
             "language_model.liger_kernels is true, which needs the package liger-kernel; install it by "

@@ -24,11 +24,11 @@ from lrl.reports.twin_figures import draw_twin
 _FINISHED = re.compile(r"finished after ([\d.]+) minutes")
 _POINTS = 50
 """Approximate number of points in a saved curve."""
-_WORD = r"(?:'[^']*'|\S)+"  # as a shell quotes it
+_WORD = r"""(?:'[^']*'|"[^"]*"|\S)+"""  # as a shell quotes it
 _PROGRAM = re.compile(rf"^{_WORD}")
 _SEED = re.compile(r" --seed_everything[ =](\d+)")
 _START, _RUN_OPTIONS = (
-    re.compile(rf" (?:--(?:{names})[ =]{_WORD}|'--(?:{names})=[^']*')")
+    re.compile(rf" (?:--(?:{names})[ =]{_WORD}|'--(?:{names})=[^']*'(?:{_WORD})?)")
     for names in (r"model\.init_args\.init_from", "run_directory|seed_everything")
 )
 
@@ -49,8 +49,8 @@ def summarise(
     """
     if not runs:
         raise ValueError("no run is given; at least one run directory is needed.")
-    commands = sorted({command_of(run) for run in runs})
-    if len(commands) > 1:
+    commands = sorted({command_of(run) for run in runs}, key=len, reverse=True)  # older versions wrote no quotes
+    if len({re.sub(r"['\"]", "", command) for command in commands}) > 1:
         raise ValueError(f"the runs differ in more than their seeds: {commands[0]!r} and {commands[1]!r}.")
     kept = []
     for run in runs:

@@ -122,13 +122,15 @@ def _frozen_lake(native: Any) -> EnvironmentFacts:
         return _lake(native, "The places of the holes are random and not known.", "The start is the cell S.")
     cells = "".join(get_desc(native))
     starts, goals = ([str(i) for i, cell in enumerate(cells) if cell == letter] for letter in "SG")
-    places = f"The start S is {_states(starts)}, the goal G {_states(goals)}; where the holes are is not told."
+    places = f"{_states('start S', starts)} {_states('goal G', goals)} Where the holes are is not told."
     start = "" if len(starts) == 1 else "the start is a random one of the cells S."
     return _lake(native, places, start)
 
 
-def _states(found: list[str]) -> str:
-    return f"state{'s' * (len(found) > 1)} {', '.join(found)}"
+def _states(name: str, found: list[str]) -> str:
+    if len(found) == 1:
+        return f"The {name} is state {found[0]}."
+    return f"The {name} is any of the states {', '.join(found)}."
 
 
 def _random_lakes(native: Any) -> EnvironmentFacts:

@@ -50,7 +50,9 @@ def check_run(trainer: L.Trainer, policy: Policy, data: RunDataModule) -> None:
             "language_model.attention is flash_attention_2, which has no second derivative; TRPO needs sdpa or eager."
         )
     if model is not None and model.config.liger_kernels:
-        raise ValueError("language_model.liger_kernels is true, which have no second derivative; TRPO needs false.")
+        raise ValueError(
+            "language_model.liger_kernels is true, whose kernels have no second derivative; TRPO needs false."
+        )
     if model is not None and model.config.quantization is not None:
         raise ValueError(
             f"language_model.quantization is {model.config.quantization}, whose layers have no second derivative; "

@@ -104,6 +104,7 @@ def test_replies_that_were_waited_for_are_not_asked_for_again(trials, tmp_path):
     assert [row["search/cached"] for row in rows] == [1, 1, 1, 1, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_request_that_times_out_changes_nothing(trials, tmp_path):
     with ChatServer(climb) as server:
         server.faults = [None, None, slow(1.5), None, slow(1.5)]
@@ -148,6 +149,7 @@ def test_what_a_search_costs_is_logged_and_a_resume_goes_on_from_there(tmp_path,
     assert len(said) == 1 and said[0].endswith(f"; cost {cost:.4g}")
 
 
+@pytest.mark.slow
 def test_rejected_replies_are_in_the_run_directory_before_a_run_stops(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
     caplog.set_level(logging.INFO)
@@ -171,6 +173,7 @@ FIT = """python -m lrl fit --config configs/cartpole/props.yaml --run_directory 
 CHAT = "--model.init_args.searcher.init_args.chat_model.init_args"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends_well", [True, False])
 def test_the_key_is_in_no_file_of_a_run_by_a_server_that_repeats_it(ends_well, tmp_path):
     with ChatServer(lambda body: f"{climb(body)} Your key is {KEY}.") as server:
@@ -191,6 +194,7 @@ def test_the_key_is_in_no_file_of_a_run_by_a_server_that_repeats_it(ends_well, t
     assert "<API key>" in log and "asked in the whole search: " in log
 
 
+@pytest.mark.slow
 def test_a_key_in_place_of_its_variable_is_in_no_file_and_no_message(tmp_path):
     command = FIT.format(run=tmp_path / "run", chat=CHAT, url="http://127.0.0.1:1/v1").replace("\n", "")
     done = run_command(f"{command} {CHAT}.api_key_env {KEY}")

@@ -442,7 +442,7 @@ def test_runs_that_no_region_can_be_had_in_are_refused(folder, tmp_path):
         (mlp(), {}, {"precision": "bf16-mixed"}, "trainer.precision is bf16-mixed"),
         (mlp(shared_value_network=True), {}, {}, "whose critic shares all of its weights"),
         (text(attention="flash_attention_2"), {}, {}, "attention is flash_attention_2, which has no second derivative"),
-        (text(liger_kernels=True), {}, {}, "language_model.liger_kernels is true, which have no second derivative"),
+        (text(liger_kernels=True), {}, {}, "liger_kernels is true, whose kernels have no second derivative"),
     ):
         with pytest.raises(ValueError, match=complaint):
             run(module, chain_data(**data), tmp_path, epochs=1, **settings)

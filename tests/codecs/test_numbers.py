@@ -132,8 +132,16 @@ def test_statistics_that_do_not_fit_raise_with_their_key(settings, named):
 def test_a_command_line_names_a_kind_or_gives_all_keys():
     assert NumberFormat.parse("integers") == NumberFormat(kind="integers")
     assert NumberFormat.parse("{kind: decimals, precision: 5}") == NumberFormat(precision=5)
-    for wrong in ("3", "{digits: 5}", "[1]", "{precision: many}", "{"):
+    for wrong in ("3", "{digits: 5}", "[1]", "{"):
         with pytest.raises(ValueError, match="--numbers is .* it must be decimals, integers, or a mapping of keys"):
+            NumberFormat.parse(wrong)
+    for wrong, named in (
+        ("{precision: 5.5}", "numbers.precision is 5.5"),
+        ("{precision: true}", "numbers.precision is True"),
+        ("{kind: integers, ranges: [[1]]}", r"numbers.ranges\[0\] is \[1\]; it must be two numbers"),
+        ("{kind: integers, ranges: [[a, b]]}", r"numbers.ranges\[0\] is \['a', 'b'\]; it must be two"),
+    ):
+        with pytest.raises(ValueError, match=named):
             NumberFormat.parse(wrong)
     with pytest.raises(ValueError, match="numbers.kind is 'roman'; it must be"):
         NumberFormat.parse("roman")

@@ -39,6 +39,12 @@ def test_integers_mean_values_between_the_bounds(tmp_path):
     assert row.observation == line["observation"]
 
 
+def test_decimals_without_digits_behind_the_point_are_no_integers_of_another_format(tmp_path):
+    env = GymnasiumEnvs("Pendulum-v1", numbers=NumberFormat(precision=0))
+    (row,) = rows_of(tmp_path, {"observation": "1,0,9", "action": "<action>5</action>"}, env=env)
+    assert row.native_observation.tolist() == [1, 0, 9] and row.action.tolist() == [2]
+
+
 def test_an_action_out_of_bounds_is_clipped_as_in_the_environment(tmp_path):
     (row,) = rows_of(tmp_path, ORIGINAL | {"action": "<action>-7.5</action>"})
     assert row.action.tolist() == [-2]

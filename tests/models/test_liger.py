@@ -2,9 +2,11 @@
 
 import sys
 from importlib.machinery import ModuleSpec
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
+from unittest import mock
 
 import pytest
+import torch
 from settings import made
 from tiny_runs import make_trainer
 
@@ -33,12 +35,13 @@ def liger(monkeypatch):
     vars(top)["_apply_liger_kernel_to_instance"] = lambda model, **kernels: patched.append((model, kernels))
     for module in (package, top, patch):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    has_gpu(monkeypatch, True)
     return patched
 
 
-def has_gpu(monkeypatch, value):
-    monkeypatch.setattr("lrl.models.liger.torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: value)))
+def fuse(model):
+    """Fuse the kernels of a model that is said to be on a GPU."""
+    with mock.patch.object(LanguageModel, "device", torch.device("cuda")):
+        fuse_kernels(model)
 
 
 def model_of(**settings):
@@ -50,7 +53,7 @@ def test_the_model_and_its_reference_are_patched_without_the_loss(liger, lora):
     model = model_of(liger_kernels=True, lora=lora)
     model.configure()
     model.build_reference(warm_started=False)
-    fuse_kernels(model)
+    fuse(model)
     patched = [type(found).__name__ for found, _ in liger]
     assert patched == ["LlamaForCausalLM"] * (1 if lora else 2)
     for _, kernels in liger:
@@ -61,7 +64,7 @@ def test_the_model_and_its_reference_are_patched_without_the_loss(liger, lora):
 def test_nothing_is_patched_unless_it_is_asked_for(liger):
     model = model_of()
     model.configure()
-    fuse_kernels(model)
+    fuse(model)
     assert not liger
 
 
@@ -70,25 +73,22 @@ def test_an_architecture_without_kernels_is_named(liger):
     model = model_of(liger_kernels=True)
     model.configure()
     with pytest.raises(ValueError, match="has none for the architecture 'llama'; it must be false"):
-        fuse_kernels(model)
+        fuse(model)
 
 
 def test_without_a_gpu_or_the_package_one_sentence_says_so(monkeypatch):
-    has_gpu(monkeypatch, False)
     model = model_of(liger_kernels=True)
     model.configure()  # weights can be evaluated and merged anywhere
-    with pytest.raises(ValueError, match="liger_kernels is true, but there is no GPU; it must be false"):
+    with pytest.raises(ValueError, match="liger_kernels is true, but the weights are on 'cpu'; it must be false"):
         fuse_kernels(model)
-    has_gpu(monkeypatch, True)
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="which needs the package liger-kernel; install it by"):
-        fuse_kernels(model)
+        fuse(model)
 
 
-def test_training_fuses_them_once_the_weights_are_on_their_device(monkeypatch, tmp_path):
+def test_training_asks_for_them(tmp_path):
     policy = TextPolicy(LanguageModelConfig(liger_kernels=True), PromptTemplate(), SamplingConfig(max_new_tokens=3))
-    has_gpu(monkeypatch, False)
     data = made(DemonstrationsDataModule, ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"))
-    with pytest.raises(ValueError, match="liger_kernels is true, but there is no GPU"):
+    with pytest.raises(ValueError, match="liger_kernels is true, but the weights are on 'cpu'"):
         make_trainer(tmp_path, enable_checkpointing=False).fit(SFTModule(policy), datamodule=data)

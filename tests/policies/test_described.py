@@ -49,7 +49,7 @@ def test_the_states_of_a_frozen_lake_are_its_rows_and_columns():
     states = re.findall(r"(\d+) is row (\d+) column (\d+)[;.]", words)
     assert [int(state) for state, *_ in states] == list(range(16))
     assert all(int(state) == 4 * int(row) + int(column) for state, row, column in states)
-    assert "The start S is state 0, the goal G state 15; where the holes are is not told." in world
+    assert "The start S is state 0. The goal G is state 15. Where the holes are is not told." in world
     assert "0 is LEFT; 1 is DOWN; 2 is RIGHT; 3 is UP" in words
     _, words = told(GymnasiumEnvs("FrozenLake-v1", {"desc": ["SFF", "HFG"]}))
     assert "States: 0 is row 0 column 0; 1 is row 0 column 1; 2 is row 0 column 2; 3 is row 1 column 0" in words

@@ -181,7 +181,6 @@ def test_episodes_do_not_depend_on_the_number_of_environments(folder):
     assert few.responses == first
 
 
-@pytest.mark.slow
 def test_ranks_play_the_episodes_that_one_would_have(folder):
     whole = collect(folder, dtype="float64")
     parts = [collect(folder, num_groups=2, rank=rank, world_size=2, dtype="float64") for rank in (0, 1)]

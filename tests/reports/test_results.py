@@ -87,7 +87,13 @@ def test_runs_that_start_from_runs_of_their_own_seeds_are_one_experiment(tmp_pat
 
 def test_the_command_of_a_run_keeps_the_quotes_that_a_shell_needs(tmp_path):
     wanted = ["fit", "--config", "a.yaml", "--rewards", '[{"class_path": "some.Reward"}]', "--note", "it's so"]
-    for number, place in enumerate((["--run_directory", "a b"], ["--run_directory=a b"], ["--run_directory", "c"])):
+    places = (
+        ["--run_directory", "a b"],
+        ["--run_directory=a b"],
+        ["--run_directory", "/o'b c/d"],
+        ["--run_directory=o'b c"],
+    )
+    for number, place in enumerate(places):
         run = tmp_path / str(number)
         run.mkdir()
         line = shlex.join(["/my programs/lrl", *wanted, *place, "--seed_everything", "7", "--last", "1"])

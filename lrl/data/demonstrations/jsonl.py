@@ -82,7 +82,8 @@ class JsonlDemonstrations(Demonstrations):
         if "response" in record:
             return Demonstration(observation, text_of(record, "response"))
         action = parse_action(codec, record, self._native_spaces[1], "response")
-        return Demonstration(observation, policy.write(codec.action_to_text(action), record.get("reasoning", "")))
+        reasoning = text_of(record, "reasoning") if record.get("reasoning") is not None else ""
+        return Demonstration(observation, policy.write(codec.action_to_text(action), reasoning))
 
     def _native(self, record: dict[str, Any], codec: TextCodec, policy: Policy) -> Demonstration:
         """Return the demonstration of a line as native observation and action."""
