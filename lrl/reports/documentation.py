@@ -207,13 +207,14 @@ def _rephrased(names: Sequence[str], results: Results, page: Path) -> str:
 
 
 def _search(words: Sequence[str], results: Results, page: Path) -> str:
-    from lrl.reports.search_table import RULES, reached_text, rule_table, unfinished_text  # they import torch
+    from lrl.reports.search_table import RULES, failed_text, reached_text, rule_table, unfinished_text  # import torch
 
     rule = words[1] if len(words) > 1 else ""
     if rule not in RULES:
         raise ValueError(f"a table of {page} has the rule {rule!r}; it must be {' or '.join(RULES)}.")
     records = _searched(words[0], results)
-    return "\n\n".join([rule_table(records, rule), reached_text(records, rule), unfinished_text(records)])
+    texts = reached_text(records, rule), failed_text(records), unfinished_text(records)
+    return "\n\n".join([rule_table(records, rule), *filter(None, texts)])
 
 
 def _search_budget(words: Sequence[str], results: Results, page: Path) -> str:

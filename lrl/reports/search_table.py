@@ -19,6 +19,8 @@ _NETWORK_RULES = (
     "not overlap; the policy samples its actions and is updated meanwhile. The chosen policy is the last one, which "
     "does not sample."
 )
+_RANDOM = "random replies"
+"""What stands in place of the figures of a language model of whose proposals most were random."""
 _YARDSTICKS = (
     "nothing: all parameters zero, or always the first action. random: the best of 400 random policies, as the "
     "original plays them. ceiling: what no policy exceeds, or about what good ones reach. budget: what ended a search "
@@ -70,12 +72,19 @@ def _cell(records: Records, task: str, method: str, rule: str) -> str:
     planned = _of(records, task, method)
     if _cannot_play(planned):
         return UNPLAYABLE
+    if _is_random(planned):
+        return _RANDOM
     values = np.array([record[rule] for record in planned if record is not None])
     if not len(values):
         return f"0/{len(planned)}" if planned else ""
     spread = f" ± {_number(values.std())}" if len(values) >= MIN_SEEDS else f" ({', '.join(map(_number, values))})"
     finished = "" if len(values) == len(planned) else f" {len(values)}/{len(planned)}"
     return f"{_number(values.mean())}{spread if len(values) > 1 else ''}{finished}"
+
+
+def _is_random(records: Sequence[dict[str, Any] | None]) -> bool:
+    """Return whether most proposals of one of the records were random for want of a usable reply."""
+    return any(record is not None and record.get("failed", 0) > record.get("iterations", 0) / 2 for record in records)
 
 
 def _cannot_play(records: Sequence[dict[str, Any] | None]) -> bool:
@@ -146,14 +155,15 @@ def reached_text(records: Records, rule: str) -> str:
 def _best(records: Records, task: str, methods: Sequence[str], rule: str) -> float | None:
     """Return the largest mean over seeds that one of the methods has; None where one of them has not finished.
 
-    A method that cannot play the task has minus infinity.
+    A method that cannot play the task, or of whose proposals most were random in place of its own, has minus infinity.
     """
     planned = [_of(records, task, method) for method in methods]
-    if any(not seeds or (None in seeds and not _cannot_play(seeds)) for seeds in planned):
+    lost = [_cannot_play(seeds) or _is_random(seeds) for seeds in planned]
+    if any(not seeds or (None in seeds and not out) for seeds, out in zip(planned, lost, strict=True)):
         return None
     return max(
-        -np.inf if _cannot_play(seeds) else float(np.mean([record[rule] for record in seeds if record is not None]))
-        for seeds in planned
+        -np.inf if out else float(np.mean([record[rule] for record in seeds if record is not None]))
+        for seeds, out in zip(planned, lost, strict=True)
     )
 
 

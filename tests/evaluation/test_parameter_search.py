@@ -217,5 +217,9 @@ def test_a_task_that_cannot_be_played_has_one_word_and_counts_as_not_reached():
     assert "| walker2d | 108 | unplayable | 1.00 |" in text and "All planned runs have finished." in text
     assert "in_context 1 and 1 of 3; ars 1 and 1 of 2." in text
     assert "Proposals that were random for want of a usable reply: maze in_context 0.8%." in text
+    lucky = recorded(0.97, 0.97) | {"failed": 395, "iterations": 400}
+    random = records | {SearchRun("maze", "in_context", seed): lucky for seed in range(2)}
+    text = search_tables(random)
+    assert "| maze | 9 | random replies |" in text and "in_context 0 and 0 of 3; ars 1 and 1 of 2." in text
     some = {**records, SearchRun("walker2d", "in_context", 1): None}
     assert "| walker2d | 108 | unplayable |" in search_tables(some) and not unfinished(some)
