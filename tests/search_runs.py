@@ -5,6 +5,7 @@ import signal
 
 import bare_trainer
 import lightning as L
+from commands import run_command
 
 from lrl.algorithms.prompted_search import PromptedSearchModule
 from lrl.callbacks.checkpoint import CollectionCheckpoint
@@ -52,6 +53,16 @@ def module_of(kind="prompted"):
 def fit(root, *callbacks, module=None, data=None, **settings):
     settings = {"max_epochs": 8, "check_val_every_n_epoch": 8} | settings
     return bare_trainer.fit(root, *callbacks, module=module or module_of(), data=data or data_of(), **settings)
+
+
+def train_to_search(run):
+    """Train the embedded model on the histories of a few functions, by a command."""
+    command, data = "python -m lrl fit --config configs/synthetic/sft.yaml", "--data.init_args"
+    command += f" --run_directory {run} --trainer.max_epochs 1 --trainer.accelerator cpu {data}.batch_size 8"
+    command += f" {data}.demonstrations.init_args.num_functions 8"
+    command += f" {data}.validation_demonstrations.init_args.num_functions 2"
+    result = run_command(command)
+    assert result.returncode == 0, result.stderr
 
 
 class StopAt(L.Callback):

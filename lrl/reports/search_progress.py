@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from lrl.evaluation.parameter_search import UNPLAYABLE
 from lrl.evaluation.statistics import bootstrap_bounds
 from lrl.reports.plots import Curve, save_figure
-from lrl.reports.search_records import Records, best_so_far
+from lrl.reports.search_records import Records, best_so_far, is_random
 from lrl.reports.seed_intervals import MIN_SEEDS
 from lrl.search.tasks import TASKS
 
@@ -52,12 +52,19 @@ def draw_progress(records: Records, path: Path) -> None:
     """Draw a panel for each task with a curve and a band for each method, and the published ProPS, to a PNG.
 
     Args:
-        records: of all planned runs; what has not finished or cannot be played is left out.
+        records: of all planned runs; what has not finished, cannot be played, or was random in place of a language
+            model's proposals is left out, and so is a task of which nothing is left.
         path: the PNG; missing folders are created.
+
+    Raises:
+        ValueError: nothing is left to draw.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    records = {run: record for run, record in records.items() if record is not None and _is_drawn(record)}
+    if not records:
+        raise ValueError("no run has finished that could be drawn; leave --picture out, or run some first.")
     tasks, methods = (list(dict.fromkeys(getattr(run, part) for run in records)) for part in ("task", "method"))
     colours = {method: f"C{place}" for place, method in enumerate(methods)}
     columns = min(_COLUMNS, len(tasks))
@@ -77,15 +84,17 @@ def draw_progress(records: Records, path: Path) -> None:
     save_figure(figure, path)
 
 
+def _is_drawn(record: Mapping[str, Any]) -> bool:
+    return UNPLAYABLE not in record and not is_random(record)
+
+
 def _draw_task(axes: Axes, task: str, records: Records, colours: dict[str, str]) -> dict[str, Any]:
     """Draw one panel and return its lines by label."""
     lines, published = {}, TASKS[task].published.props
     heights = [published]
     for method, colour in colours.items():
         played = [
-            record
-            for run, record in records.items()
-            if (run.task, run.method) == (task, method) and record is not None and UNPLAYABLE not in record
+            record for run, record in records.items() if (run.task, run.method) == (task, method) and record is not None
         ]
         if not played:
             continue

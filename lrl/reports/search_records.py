@@ -17,6 +17,11 @@ Records = Mapping[SearchRun, dict[str, Any] | None]
 """The record of each planned run; None where it has not finished."""
 
 
+def is_random(record: Mapping[str, Any]) -> bool:
+    """Return whether most proposals of a language model were random for want of a usable reply."""
+    return record.get("failed", 0) > record.get("iterations", 0) / 2
+
+
 def best_so_far(record: Mapping[str, Any]) -> Series:
     """Return the best mean return so far against episodes: where it changes, and at the end.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lrl.evaluation.parameter_search import METHODS, NETWORKS, UNPLAYABLE
-from lrl.reports.search_records import Records
+from lrl.reports.search_records import Records, is_random
 from lrl.reports.seed_intervals import MIN_SEEDS
 from lrl.search.tasks import TASKS
 
@@ -84,7 +84,7 @@ def _cell(records: Records, task: str, method: str, rule: str) -> str:
 
 def _is_random(records: Sequence[dict[str, Any] | None]) -> bool:
     """Return whether most proposals of one of the records were random for want of a usable reply."""
-    return any(record is not None and record.get("failed", 0) > record.get("iterations", 0) / 2 for record in records)
+    return any(record is not None and is_random(record) for record in records)
 
 
 def _cannot_play(records: Sequence[dict[str, Any] | None]) -> bool:

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from commands import run_command
+from search_runs import train_to_search
 
 from lrl.cli.search_table import main
 from lrl.evaluation.in_context import InContextSearcher, UnplayableError
@@ -92,12 +92,8 @@ def test_it_has_the_seeds_of_a_search():
 
 @pytest.mark.slow
 def test_the_command_plays_a_checkpoint_beside_the_others(tmp_path, capsys):
-    run, data = tmp_path / "run", "--data.init_args"
-    command = f"python -m lrl fit --config configs/synthetic/sft.yaml --run_directory {run} --trainer.max_epochs 1"
-    command += f" {data}.demonstrations.init_args.num_functions 8 {data}.batch_size 8 --trainer.accelerator cpu"
-    command += f" {data}.validation_demonstrations.init_args.num_functions 2"
-    result = run_command(command)
-    assert result.returncode == 0, result.stderr
+    run = tmp_path / "run"
+    train_to_search(run)
     words = f"--folder {tmp_path}/records --tasks maze walker2d --methods random_search in_context --checkpoint {run}"
     words += " --iterations 6 --rollouts 1 --fresh_episodes 2 --seeds 1"
     main("lrl search_table", [*words.split(), "--json", str(tmp_path / "all.json")])

@@ -60,6 +60,17 @@ def test_there_is_a_panel_for_each_task_and_the_published_figure(tmp_path, monke
     assert figure.axes[3].get_ylim()[0] > -20, "the first policy does not set the axis"
 
 
+def test_what_has_not_finished_or_was_random_is_not_drawn(tmp_path, monkeypatch):
+    lucky = record(1.0, 2.0) | {"failed": 395, "iterations": 400}
+    records = {SearchRun("maze", "in_context", 0): lucky, SearchRun("maze", "ars", 0): record(0.5, 1.0)}
+    records |= {SearchRun("nim", "in_context", 0): lucky, SearchRun("pong", "ars", 0): None}
+    figure = panels(records, tmp_path / "a.png", monkeypatch)
+    assert [axes.get_title() for axes in figure.axes] == ["maze"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ars", "published ProPS"]
+    with pytest.raises(ValueError, match="no run has finished that could be drawn"):
+        panels({SearchRun("nim", "in_context", 0): lucky}, tmp_path / "b.png", monkeypatch)
+
+
 @pytest.mark.slow
 def test_the_command_draws_the_picture(tmp_path):
     words = f"--folder {tmp_path} --tasks maze nim --methods ars random_search --iterations 3 --rollouts 2"

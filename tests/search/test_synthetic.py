@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from search_runs import train_to_search
 
 from lrl.data.demonstrations.synthetic import SyntheticHistories
 from lrl.evaluation.synthetic_search import compare_searchers, search_function
@@ -175,8 +176,6 @@ def test_options_that_would_be_ignored_are_one_sentence(options, said, capsys):
 def test_the_command_writes_what_a_run_learns_from_and_compares_it(tmp_path, monkeypatch, capsys):
     import sys
 
-    from commands import run_command
-
     from lrl.cli.synthetic_search import main
 
     main("x", f"--write {tmp_path}/histories.jsonl --functions 8".split())
@@ -184,12 +183,8 @@ def test_the_command_writes_what_a_run_learns_from_and_compares_it(tmp_path, mon
     assert rows == list(demonstrations(0, range(8), TeacherConfig()))
     made = SyntheticHistories(8).load(None, None)
     assert [{"prompt": one.observation, "response": one.response} for one in made] == rows
-    run, data = tmp_path / "run", "--data.init_args"
-    command = f"python -m lrl fit --config configs/synthetic/sft.yaml --run_directory {run} --trainer.max_epochs 1"
-    command += f" {data}.demonstrations.init_args.num_functions 8 {data}.batch_size 8 --trainer.accelerator cpu"
-    command += f" {data}.validation_demonstrations.init_args.num_functions 2"
-    result = run_command(command)
-    assert result.returncode == 0, result.stderr
+    run = tmp_path / "run"
+    train_to_search(run)
     capsys.readouterr()
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
     main("x", f"--functions 2 --warmup 3 --iterations 2 --checkpoint {run} --json {tmp_path}/out.json".split())
