@@ -3,9 +3,9 @@
 lrl synthetic_search --write data/histories.jsonl --functions 20000
 lrl synthetic_search --functions 100 --iterations 40 --checkpoint runs/synthetic/sft/x --json search.json
 
-The functions are random quadratics, ridges, plateaus and steps of 2 to 10 parameters. Those that searchers are compared
-on are never written, with --held_out neither. Values are exact ones of the proposal that each search chose: 0 is the
-best possible, -1 about that of a random proposal.
+The functions are random quadratics, ridges, plateaus and steps of 2 to 24 real parameters, and of tables of 6 to 48
+actions. Those that searchers are compared on are never written, with --held_out neither. Values are exact ones of the
+proposal that each search chose: 0 is the best possible, -1 about that of a random proposal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -71,7 +70,7 @@ def _check_used(arguments: argparse.Namespace) -> None:
 
 def write(arguments: argparse.Namespace) -> None:
     """Write the demonstrations, one JSON object per line, and print their number."""
-    from lrl.search.synthetic import TeacherConfig, demonstrated, demonstrations
+    from lrl.search.teaching import TeacherConfig, demonstrated, demonstrations
 
     teacher, count = TeacherConfig(generations=arguments.generations), 0
     functions = demonstrated(arguments.functions, arguments.held_out)
@@ -86,45 +85,33 @@ def write(arguments: argparse.Namespace) -> None:
 def compare(arguments: argparse.Namespace) -> None:
     """Print a Markdown table, one row per searcher."""
     from lrl.cli.run_directory import commit
-    from lrl.evaluation.in_context import chat_model_of
+    from lrl.evaluation.in_context import InContextSearcher, chat_model_of
     from lrl.evaluation.synthetic_search import compare_searchers
     from lrl.reports.search_records import write_report
+    from lrl.reports.synthetic_table import synthetic_table
     from lrl.search.cmaes import CMAES
-    from lrl.search.prompted import PromptedSearcher
     from lrl.search.random_search import RandomSearch
     from lrl.search.searcher import Searcher
-    from lrl.search.synthetic import TeacherConfig
-    from lrl.types import SamplingConfig
 
     searchers: dict[str, partial[Searcher]] = {"random_search": partial(RandomSearch), "cma_es": partial(CMAES)}
     if arguments.checkpoint is not None:
         searchers["in_context"] = partial(
-            PromptedSearcher,
-            chat_model_of(arguments.checkpoint),
-            history=TeacherConfig().history,
-            sampling=SamplingConfig(temperature=arguments.temperature, max_new_tokens=32),
-            on_failure="random",
+            InContextSearcher, chat_model_of(arguments.checkpoint), warmup=0, temperature=arguments.temperature
         )
     sizes = {"num_functions": arguments.functions, "warmup": arguments.warmup, "iterations": arguments.iterations}
     figures = compare_searchers(searchers, arguments.seed, **sizes, on_function=partial(_progress, arguments.functions))
-    print("| searcher | exact value of the choice | gain on random search | better on |\n|---|---|---|---|")
-    for name, one in figures.items():
-        value, gain = (_interval(one[key], one[f"{key}_ci95"]) for key in ("value", "gain"))
-        print(f"| {name} | {value} | {gain} | {one['better_share']:.0%} |")
+    about = {"command": f"{arguments.prog} {shlex.join(arguments.words)}", "commit": commit()}
+    about |= {"checkpoint": arguments.checkpoint, "seed": arguments.seed, **sizes}
+    report = about | {"searchers": figures}
+    print(synthetic_table({"searchers": report}))
     if arguments.json is not None:
-        about = {"command": f"{arguments.prog} {shlex.join(arguments.words)}", "commit": commit()}
-        about |= {"checkpoint": arguments.checkpoint, "seed": arguments.seed, **sizes}
-        write_report(about | {"searchers": figures}, arguments.json)
+        write_report(report, arguments.json)
 
 
 def _progress(total: int, index: int) -> None:
     """Report every tenth function on a terminal."""
     if sys.stderr.isatty() and (index + 1) % 10 == 0:
         sys.stderr.write(f"{index + 1} of {total} functions\n")
-
-
-def _interval(mean: float, bounds: Sequence[float]) -> str:
-    return f"{mean:.3f} ({bounds[0]:.3f} to {bounds[1]:.3f})"
 
 
 main = subcommand(make_parser, run)

@@ -14,7 +14,7 @@ from lrl.search.prompted import PromptedSearcher
 from lrl.search.random_search import RandomSearch
 from lrl.search.searcher import Searcher, Trial
 from lrl.search.space import ParameterSpace
-from lrl.search.synthetic import TeacherConfig
+from lrl.search.teaching import TeacherConfig
 from lrl.types import SamplingConfig
 
 _TOKENS = 4

@@ -10,7 +10,10 @@ import numpy as np
 from lrl.evaluation.statistics import bootstrap_interval
 from lrl.functional.random import seeds
 from lrl.search.searcher import Searcher, Trial
-from lrl.search.synthetic import SyntheticFunction, sample_function
+from lrl.search.synthetic import REAL_KINDS, TABLE_KINDS, SyntheticFunction, sample_function
+
+GROUPS = {"real": REAL_KINDS, "tables": TABLE_KINDS}
+"""Kinds of functions that have figures of their own."""
 
 
 def search_function(
@@ -62,23 +65,36 @@ def compare_searchers(
 
     Returns:
         For each name the mean exact value of the chosen proposal with its 95% interval over functions, the values of
-        all functions, and the mean difference to random search on the same function, with its interval.
+        all functions, and the mean difference to random search on the same function, with its interval; the same
+        without the values for each of :data:`GROUPS` that has at least two functions, and not all.
     """
     finals: dict[str, list[float]] = {name: [] for name in searchers}
+    kinds: list[str] = []
     for index in range(num_functions):
         function = sample_function(seed, index, held_out=True)
+        kinds.append(function.kind)
         search_seed = int(seeds("synthetic search", seed, index))
         for name, make in searchers.items():
             finals[name].append(float(search_function(make(), function, search_seed, warmup, iterations)[-1]))
         if on_function is not None:
             on_function(index)
     control = np.array(finals.get("random_search", []))
-    return {name: _figures(np.array(values), control) for name, values in finals.items()}
+    groups = {group: np.isin(kinds, members) for group, members in GROUPS.items()}
+    return {
+        name: _figures(np.array(values), control)
+        | {"values": values}
+        | {
+            group: _figures(np.array(values)[rows], control[rows] if len(control) else control)
+            for group, rows in groups.items()
+            if 1 < rows.sum() < num_functions
+        }
+        for name, values in finals.items()
+    }
 
 
 def _figures(values: np.ndarray, control: np.ndarray) -> dict[str, Any]:
     """Return the figures of a searcher, of its values ``(function,)`` and those of random search."""
-    figures = {"value": float(values.mean()), "value_ci95": list(bootstrap_interval(values)), "values": values.tolist()}
+    figures: dict[str, Any] = {"value": float(values.mean()), "value_ci95": list(bootstrap_interval(values))}
     if len(control):
         gains = values - control
         figures |= {"gain": float(gains.mean()), "gain_ci95": list(bootstrap_interval(gains))}

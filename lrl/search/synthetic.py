@@ -1,28 +1,30 @@
-"""Synthetic functions to learn searching from, and the proposals of a teacher that sees them.
+"""Synthetic functions to learn searching from; no function resembles a task.
 
-No function resembles a task: they are random quadratics, ridges, plateaus and steps of 2 to 10 parameters, measured
-with random errors. A demonstration is a prompt with a history of proposals, as the style ``integers`` of
-:class:`~lrl.search.history.HistoryConfig` writes it, and the proposal of CMA-ES that went on from the best of them on
-the exact function.
+Those of real parameters are random quadratics, ridges, plateaus and steps. Those of tables have independent entries,
+entries that count in pairs, or entries of which each counts only after all before it (LeadingOnes). All are measured
+with random errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 
 from lrl.functional.random import seeds
-from lrl.ranges import ClosedUnitInterval, NonNegativeInt, PositiveInt, check_fields
-from lrl.search.history import Entry, HistoryConfig
-from lrl.search.integers import to_integers
-from lrl.search.prompts import integer_prompt
 from lrl.search.searcher import Trial
 from lrl.search.space import ParameterSpace
 
-KINDS = ("quadratic", "ridge", "plateau", "steps")
-"""Shapes of functions."""
+REAL_KINDS = ("quadratic", "ridge", "plateau", "steps")
+"""Shapes of functions of real parameters."""
+TABLE_KINDS = ("independent", "pairs", "leading")
+"""Kinds of functions of tables."""
+KINDS = (*REAL_KINDS, *TABLE_KINDS)
+"""All kinds, in the order in which functions have them."""
+REAL_SIZES, TABLE_SIZES = (2, 24), (6, 48)
+"""Fewest and most parameters."""
 FIRST_VALIDATION = 1_000_000
 """Index of the first held-out function that is demonstrated, to measure a run's loss on; searchers are compared on
 those before it, so that no checkpoint is selected on them."""
@@ -30,32 +32,56 @@ _FAR = 4.0
 """Optima lie in this distance of 0 in every coordinate, where most random proposals lie as well."""
 _LEVELS = 8
 """Number of levels of a function with steps."""
+_TYPICAL = 256
+"""Number of random proposals whose mean value is about -1."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SyntheticFunction:
+class SyntheticFunction(ABC):
     """A function whose largest value, 0, is known."""
 
     kind: str
     """One of :data:`KINDS`."""
     optimum: np.ndarray
     """Where the function is 0, ``(parameter,)``."""
-    shape: np.ndarray
-    """Matrix from distances to rotated and scaled ones, ``(parameter, parameter)``."""
     error: float
     """Standard deviation of a measurement."""
 
     @property
+    @abstractmethod
     def space(self) -> ParameterSpace:
-        """The parameters: numbers from -6 to 6 with one decimal."""
-        return ParameterSpace(size=len(self.optimum))
+        """The parameters: numbers from -6 to 6 with one decimal, or actions."""
 
+    @abstractmethod
     def values(self, parameters: np.ndarray) -> np.ndarray:
-        """Return the exact values, at most 0 and about -1 for random parameters.
+        """Return the exact values ``(row,)``, at most 0 and about -1 for random parameters.
 
         Args:
             parameters: ``(row, parameter)``.
         """
+
+    def measure(self, parameters: np.ndarray, rng: np.random.Generator, episodes: int = 1) -> Trial:
+        """Return a trial of parameters ``(parameter,)``: the exact value and random errors."""
+        value = self.values(parameters[None])[0]
+        returns = value + self.error * rng.standard_normal(episodes)
+        return Trial(parameters=parameters, returns=returns, env_steps=episodes)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RealFunction(SyntheticFunction):
+    """A function of the distance to its optimum, which is measured in rotated and scaled coordinates."""
+
+    shape: np.ndarray
+    """Matrix from distances to rotated and scaled ones, ``(parameter, parameter)``."""
+
+    @property
+    def space(self) -> ParameterSpace:
+        """Numbers from -6 to 6 with one decimal."""
+        return ParameterSpace(size=len(self.optimum))
+
+    def values(self, parameters: np.ndarray) -> np.ndarray:
+        """Return the exact values ``(row,)``."""
         distances = (((parameters - self.optimum) @ self.shape.T) ** 2).mean(-1)
         if self.kind == "ridge":
             return -np.sqrt(distances)
@@ -65,11 +91,39 @@ class SyntheticFunction:
             return -np.ceil(np.sqrt(distances) * _LEVELS) / _LEVELS
         return -distances
 
-    def measure(self, parameters: np.ndarray, rng: np.random.Generator, episodes: int = 1) -> Trial:
-        """Return a trial of parameters ``(parameter,)``: the exact value and random errors."""
-        value = self.values(parameters[None])[0]
-        returns = value + self.error * rng.standard_normal(episodes)
-        return Trial(parameters=parameters, returns=returns, env_steps=episodes)
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TableFunction(SyntheticFunction):
+    """A function of actions: a sum over groups of entries, or the number of leading entries that are right."""
+
+    num_actions: int
+    """Number of actions."""
+    first_action: int
+    """The smallest action."""
+    order: np.ndarray
+    """The entries in the order of their groups, or in which they count, ``(parameter,)``."""
+    losses: np.ndarray
+    """What the actions of a group lose against its best ones, ``(group, action)`` or ``(group, action, action)``; empty
+    for the kind ``leading``."""
+
+    @property
+    def space(self) -> ParameterSpace:
+        """One of the actions for each entry."""
+        return ParameterSpace(
+            size=len(self.optimum), actions=tuple(range(self.first_action, self.first_action + self.num_actions))
+        )
+
+    def values(self, parameters: np.ndarray) -> np.ndarray:
+        """Return the exact values ``(row,)``."""
+        if self.kind == "leading":
+            right = (parameters == self.optimum)[:, self.order]
+            return np.logical_and.accumulate(right, axis=1).mean(1) - 1.0
+        actions = parameters.astype(np.int64)[:, self.order] - self.first_action
+        groups = np.arange(len(self.losses))
+        if self.kind == "independent":
+            return -self.losses[groups, actions].sum(1)
+        return -self.losses[groups, actions[:, 0::2], actions[:, 1::2]].sum(1)
 
 
 def sample_function(seed: int, index: int, held_out: bool = False) -> SyntheticFunction:
@@ -82,7 +136,13 @@ def sample_function(seed: int, index: int, held_out: bool = False) -> SyntheticF
     """
     purpose = "synthetic, held out" if held_out else "synthetic"
     rng = np.random.default_rng(int(seeds(purpose, seed, index)))
-    kind, size = KINDS[index % len(KINDS)], int(rng.integers(2, 11))
+    kind = KINDS[index % len(KINDS)]
+    return _sample_real(kind, rng) if kind in REAL_KINDS else _sample_table(kind, rng)
+
+
+def _sample_real(kind: str, rng: np.random.Generator) -> RealFunction:
+    """Sample a function of real parameters."""
+    size = _sample_size(REAL_SIZES, rng)
     rotation = np.linalg.qr(rng.standard_normal((size, size)))[0]
     spread = 1.5 if kind == "ridge" else 1.0
     scales = 10 ** rng.uniform(-spread, 0, size)
@@ -91,98 +151,41 @@ def sample_function(seed: int, index: int, held_out: bool = False) -> SyntheticF
         scales[1:] *= 0.3
     shape = scales[:, None] * rotation
     optimum = rng.uniform(-_FAR, _FAR, size).round(1)
-    typical = (((3 * rng.standard_normal((256, size)) - optimum) @ shape.T) ** 2).mean()
+    typical = (((3 * rng.standard_normal((_TYPICAL, size)) - optimum) @ shape.T) ** 2).mean()
     error = float(rng.choice([0.0, rng.uniform(0, 0.1)]))
-    return SyntheticFunction(kind=kind, optimum=optimum, shape=shape / np.sqrt(typical), error=error)
+    return RealFunction(kind=kind, optimum=optimum, shape=shape / np.sqrt(typical), error=error)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TeacherConfig:
-    """Configures the histories and the proposals that are demonstrated."""
-
-    generations: NonNegativeInt = 6
-    """Generations that CMA-ES is ahead of the history, on the exact function; its mean is the proposal."""
-    max_warmup: PositiveInt = 10
-    """Maximum number of random policies at the beginning of a history."""
-    max_iterations: PositiveInt = 40
-    """Maximum number of proposals after these."""
-    random_share: ClosedUnitInterval = 0.3
-    """Fraction of these proposals that are random; the others lie around the teacher's."""
-    rows_per_function: PositiveInt = 4
-    """Number of demonstrations of a function, at random lengths of its history."""
-    history: HistoryConfig = HistoryConfig(recent=16, top_k=16, order="value", style="integers")
-    """The policies that a prompt shows."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "teacher")
-        if self.history.style != "integers":
-            raise ValueError(f"teacher.history.style is {self.history.style!r}; it must be integers.")
-
-
-def demonstrations(
-    seed: int, functions: range, teacher: TeacherConfig, held_out: bool = False
-) -> Iterator[dict[str, str]]:
-    """Yield demonstrations, ``prompt`` and ``response``, of some functions.
-
-    Args:
-        seed: of everything random.
-        functions: their indices.
-        teacher: what is demonstrated.
-        held_out: whether they are of those that are never trained on.
-    """
-    for index in functions:
-        yield from _of_function(sample_function(seed, index, held_out), int(seeds("history", seed, index)), teacher)
+def _sample_table(kind: str, rng: np.random.Generator) -> TableFunction:
+    """Sample a function of a table; about a third of the groups count nothing, as states that are never reached."""
+    size, num_actions, first_action = _sample_size(TABLE_SIZES, rng), int(rng.integers(2, 5)), int(rng.integers(2))
+    error = float(rng.choice([0.0, rng.uniform(0, 0.2)]))
+    if kind == "leading":
+        optimum, losses = rng.integers(0, num_actions, size), np.empty(0)
+        order = rng.permutation(size)
+    else:
+        size += size % 2  # so that all entries have a partner
+        together = 2 if kind == "pairs" else 1
+        order, optimum = rng.permutation(size), np.zeros(size, dtype=np.int64)
+        gains = rng.standard_normal((size // together, *[num_actions] * together))
+        weights = rng.lognormal(0, 1, len(gains)) * (rng.random(len(gains)) > 1 / 3)
+        weights[0] = 1.0  # never all without effect
+        losses = (gains.reshape(len(gains), -1).max(1) - gains.T).T * weights.reshape(-1, *[1] * together)
+        losses /= losses.reshape(len(gains), -1).mean(1).sum()  # a random proposal loses 1 in the mean
+        best = np.stack(np.unravel_index(gains.reshape(len(gains), -1).argmax(1), gains.shape[1:]), 1)
+        optimum[order] = best.ravel()
+    return TableFunction(
+        kind=kind,
+        optimum=optimum + float(first_action),
+        error=error,
+        num_actions=num_actions,
+        first_action=first_action,
+        order=order,
+        losses=losses,
+    )
 
 
-def demonstrated(num_functions: int, held_out: bool) -> range:
-    """Return the indices of the functions of a number of demonstrations, held out or not."""
-    first = FIRST_VALIDATION if held_out else 0
-    return range(first, first + num_functions)
-
-
-def _of_function(function: SyntheticFunction, seed: int, teacher: TeacherConfig) -> Iterator[dict[str, str]]:
-    """Yield the demonstrations of one function, at several lengths of one history."""
-    rng, space, entries = np.random.default_rng(seed), function.space, list[Entry]()
-    warmup, total = int(rng.integers(1, teacher.max_warmup + 1)), int(rng.integers(1, teacher.max_iterations + 1))
-    lengths = {int(length) for length in rng.integers(warmup, warmup + total, teacher.rows_per_function)}
-    taught: np.ndarray | None = None
-    for length in range(1, max(lengths) + 1):
-        if taught is None or rng.random() < teacher.random_share:
-            proposal = space.sample(rng)
-        else:
-            proposal = space.nearest(taught + rng.choice([0.2, 0.7, 2.0]) * rng.standard_normal(space.size))
-        entries.append(Entry.of(function.measure(proposal, rng)))
-        if length in lengths or (length >= warmup and length % 3 == 0):  # not at every length, for speed
-            taught = teach(function, entries, teacher.generations, rng)
-        if length in lengths:
-            assert taught is not None
-            history = teacher.history.render(entries, space)
-            response = " ".join(map(str, to_integers(taught, space)))
-            yield {"prompt": integer_prompt(space, history, length - warmup + 1, total), "response": response}
-
-
-def teach(function: SyntheticFunction, entries: list[Entry], generations: int, rng: np.random.Generator) -> np.ndarray:
-    """Return what CMA-ES proposes after some generations on the exact function, from the best entry.
-
-    A proposal that was made before is moved by one decimal, because it would be rejected.
-
-    Args:
-        function: what is searched.
-        entries: the history, not empty; only its best entry counts.
-        generations: at least 0; none leaves the best entry.
-        rng: of the samples of CMA-ES.
-    """
-    from cmaes import CMA
-
-    space, best = function.space, max(entries, key=lambda entry: entry.value)
-    bounds = np.tile([space.low, space.high], (space.size, 1))
-    cma = CMA(mean=np.array(best.parameters), sigma=1.0, bounds=bounds, seed=int(rng.integers(2**31)))
-    for _ in range(generations):
-        points = np.stack([cma.ask() for _ in range(cma.population_size)])
-        cma.tell([(point, -float(value)) for point, value in zip(points, function.values(points), strict=True)])
-    proposal, tried = space.nearest(cma.mean), {entry.parameters for entry in entries}
-    while tuple(proposal.tolist()) in tried:
-        moved = proposal.copy()
-        moved[rng.integers(space.size)] += rng.choice([-0.1, 0.1])
-        proposal = space.nearest(moved)
-    return proposal
+def _sample_size(ends: tuple[int, int], rng: np.random.Generator) -> int:
+    """Return a number of parameters; its logarithm is uniform, so that small functions are as frequent as large."""
+    fewest, most = ends
+    return int(np.exp(rng.uniform(np.log(fewest), np.log(most + 1))))

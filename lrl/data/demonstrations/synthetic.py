@@ -9,13 +9,13 @@ from lrl.codecs.codec import TextCodec
 from lrl.data.demonstrations.sources import Demonstrations
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeInt, PositiveInt, check_arguments
-from lrl.search.synthetic import TeacherConfig, demonstrated, demonstrations
+from lrl.search.teaching import TeacherConfig, demonstrated, demonstrations
 from lrl.types import Demonstration
 
 
 @final
 class SyntheticHistories(Demonstrations):
-    """Generates the demonstrations of :mod:`lrl.search.synthetic`, about three for each function and 10 ms each.
+    """Generates the demonstrations of :mod:`lrl.search.teaching`, about four for each function and 5 ms each.
 
     For several runs with the same ones, ``lrl synthetic_search --write`` writes them to a file for
     ``JsonlDemonstrations``.
