@@ -14,6 +14,7 @@ from lrl.search.prompted import PromptedSearcher
 from lrl.search.random_search import RandomSearch
 from lrl.search.searcher import Searcher, Trial
 from lrl.search.space import ParameterSpace
+from lrl.search.synthetic import REAL_SIZES, TABLE_SIZES
 from lrl.search.teaching import TeacherConfig
 from lrl.types import SamplingConfig
 
@@ -22,7 +23,7 @@ _TOKENS = 4
 
 
 class UnplayableError(ValueError):
-    """Says that a language model cannot search in a space, because not even one policy fits in its prompt."""
+    """Says that a language model cannot search in a space: it has more parameters than the model has ever seen."""
 
 
 @final
@@ -46,8 +47,15 @@ class InContextSearcher(Searcher):
         """Start a search.
 
         Raises:
-            UnplayableError: a prompt with one policy of this space and a reply do not fit in the model.
+            UnplayableError: the space has more parameters than any function of the model's training, or a prompt with
+                one policy and a reply do not fit in the model.
         """
+        _, most = REAL_SIZES if space.actions is None else TABLE_SIZES
+        if space.size > most:
+            raise UnplayableError(
+                f"{self.chat_model.name} learned from functions of at most {most} parameters of this kind; there are "
+                f"{space.size}."
+            )
         super().setup(space, seed, num_iterations)
         self._random, self._told = RandomSearch(), 0
         self._random.setup(space, seed, num_iterations)

@@ -80,10 +80,13 @@ def test_a_task_that_is_too_large_is_recorded_as_such(monkeypatch):
     monkeypatch.setattr("lrl.evaluation.parameter_search.chat_model_of", lambda checkpoint: model)
     assert UNPLAYABLE not in search(SearchRun("nim", IN_CONTEXT, 0), SMALL)
     record = search(SearchRun("walker2d", IN_CONTEXT, 0), SMALL)
-    assert "has no room for a prompt with one policy of 108 parameters" in record[UNPLAYABLE]
+    assert record[UNPLAYABLE] == "scripted learned from functions of at most 24 parameters of this kind; there are 108."
     assert not {"best_iteration", "fresh", "values"} & set(record)
     with pytest.raises(UnplayableError, match="no room"):
         InContextSearcher(Scripted(words=1)).setup(ParameterSpace(size=2), 0, 9)
+    with pytest.raises(UnplayableError, match="at most 48 parameters of this kind; there are 49"):
+        InContextSearcher(Scripted(49)).setup(ParameterSpace(size=49, actions=(0, 1)), 0, 9)
+    InContextSearcher(Scripted(48)).setup(ParameterSpace(size=48, actions=(0, 1)), 0, 9)
 
 
 def test_it_has_the_seeds_of_a_search():
@@ -94,7 +97,7 @@ def test_it_has_the_seeds_of_a_search():
 def test_the_command_plays_a_checkpoint_beside_the_others(tmp_path, capsys):
     run = tmp_path / "run"
     train_to_search(run)
-    words = f"--folder {tmp_path}/records --tasks maze walker2d --methods random_search in_context --checkpoint {run}"
+    words = f"--folder {tmp_path}/records --tasks maze pong --methods random_search in_context --checkpoint {run}"
     words += " --iterations 6 --rollouts 1 --fresh_episodes 2 --seeds 1"
     main("lrl search_table", [*words.split(), "--json", str(tmp_path / "all.json")])
     assert capsys.readouterr().out.count("seconds") == 4
