@@ -13,7 +13,7 @@ the best iteration, which is the paper's (of a network: the best mean of --rollo
 the chosen policy (of a network: the last one) on fresh episodes. A third table has what was played.
 
 in_context is the search of a language model that learned it from synthetic functions: the run of --checkpoint. Its
-first five proposals are random. A task of more parameters than any of these functions is "unplayable".
+first five proposals are random. It is asked for each parameter by itself, all at once.
 """
 
 from __future__ import annotations

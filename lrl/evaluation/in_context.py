@@ -14,16 +14,15 @@ from lrl.search.prompted import PromptedSearcher
 from lrl.search.random_search import RandomSearch
 from lrl.search.searcher import Searcher, Trial
 from lrl.search.space import ParameterSpace
-from lrl.search.synthetic import REAL_SIZES, TABLE_SIZES
 from lrl.search.teaching import TeacherConfig
 from lrl.types import SamplingConfig
 
-_TOKENS = 4
-"""Largest number of tokens of a parameter in a reply: three digits and a blank."""
+_TOKENS = 8
+"""Maximum number of tokens of a reply, which is an integer below 1000."""
 
 
 class UnplayableError(ValueError):
-    """Says that a language model cannot search in a space: it has more parameters than the model has ever seen."""
+    """Says that a language model cannot search in a space, because not even one policy fits in its prompt."""
 
 
 @final
@@ -47,19 +46,12 @@ class InContextSearcher(Searcher):
         """Start a search.
 
         Raises:
-            UnplayableError: the space has more parameters than any function of the model's training, or a prompt with
-                one policy and a reply do not fit in the model.
+            UnplayableError: a prompt with one policy of this space and a reply do not fit in the model.
         """
-        _, most = REAL_SIZES if space.actions is None else TABLE_SIZES
-        if space.size > most:
-            raise UnplayableError(
-                f"{self.chat_model.name} learned from functions of at most {most} parameters of this kind; there are "
-                f"{space.size}."
-            )
         super().setup(space, seed, num_iterations)
         self._random, self._told = RandomSearch(), 0
         self._random.setup(space, seed, num_iterations)
-        sampling = SamplingConfig(temperature=self.temperature, max_new_tokens=max(32, _TOKENS * space.size))
+        sampling = SamplingConfig(temperature=self.temperature, max_new_tokens=_TOKENS)
         history = TeacherConfig().history
         self._model = PromptedSearcher(self.chat_model, history=history, sampling=sampling, on_failure="random")
         try:

@@ -67,8 +67,9 @@ class HistoryConfig:
     """``time``: oldest first; ``value``: worst first."""
     style: Literal["indexed", "compact", "integers"] = "indexed"
     """``indexed``: ``params[0]: 1.5; params[1]: -2.0; f(params): 23.40 (mean of 20 episodes)``; ``compact``: ``1.5 -2.0
-    = 23.40 (20)``, in a third of the tokens; ``integers``: ``75 40 = 99``, tenths above the lower end of the range and
-    the rank among the policies shown, 99 being the best, for models that were trained on such histories."""
+    = 23.40 (20)``, in a third of the tokens; ``integers``: ``75=50 40=99``, of one parameter at a time, its values as
+    tenths above the lower end of the range, each with the rank of its policy among those shown, 99 being the best, for
+    models that were trained on such histories."""
     trajectories: NonNegativeInt = 0
     """Number of policies, the last that are shown, whose first episode is shown as well."""
     trajectory_steps: PositiveInt = 100
@@ -107,21 +108,22 @@ class HistoryConfig:
             shown = [index for index in shown if index in kept]
         return [entries[index] for index in shown]
 
-    def render(self, entries: Sequence[Entry], space: ParameterSpace, most: int | None = None) -> str:
+    def render(
+        self, entries: Sequence[Entry], space: ParameterSpace, most: int | None = None, parameter: int = 0
+    ) -> str:
         """Write the entries that are shown, one line each, with trajectories where they are asked for.
 
         Args:
             entries: all policies so far, oldest first.
             space: what their parameters are.
             most: the maximum number that is shown, see :meth:`selected`.
+            parameter: index of the parameter whose values are shown, all in one line, in style ``integers``.
         """
         shown, lines = self.selected(entries, most), []
         if self.style == "integers":
             places = ranks([entry.value for entry in shown])
-            return "\n".join(
-                f"{' '.join(map(str, to_integers(entry.parameters, space)))} = {place}"
-                for entry, place in zip(shown, places, strict=True)
-            )
+            values = to_integers([entry.parameters[parameter] for entry in shown], space)
+            return " ".join(f"{value}={place}" for value, place in zip(values, places, strict=True))
         for place, entry in enumerate(shown):
             lines.append(render_entry(entry, space, self.style))
             if entry.trajectory and place >= len(shown) - self.trajectories:
@@ -143,9 +145,12 @@ def render_entry(entry: Entry, space: ParameterSpace, style: str) -> str:
 
 
 def render_reply(parameters: np.ndarray, space: ParameterSpace, style: str) -> str:
-    """Write parameters ``(parameter,)`` as a reply that proposes them and says nothing else."""
+    """Write parameters ``(parameter,)`` as a reply that proposes them and says nothing else.
+
+    In style ``integers``, which asks for one parameter at a time, it is the longest reply.
+    """
     if style == "integers":
-        return " ".join(map(str, to_integers(parameters, space)))
+        return max(map(str, to_integers(parameters, space)), key=len)
     values = [render_value(value, space) for value in parameters.tolist()]
     return (
         " ".join(values) if style == "compact" else ", ".join(f"params[{i}]: {value}" for i, value in enumerate(values))

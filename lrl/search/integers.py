@@ -1,14 +1,18 @@
 """Policies and their returns as small integers, for language models that were trained to search.
 
-An integer below 1000 is one token of many tokenizers, and ranks in place of returns mean the same in every task.
+Such a model is asked for each parameter by itself, and shown the values of that parameter alone: a model of a few
+million weights does not find the same parameter in policies of many. An integer below 1000 is one token of many
+tokenizers, and ranks in place of returns mean the same in every task.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
+from lrl.search.parsing import ProposalError
 from lrl.search.space import ParameterSpace
 
 _LARGEST = 999
@@ -47,6 +51,22 @@ def from_integers(integers: Sequence[float] | np.ndarray, space: ParameterSpace)
     """Return the legal parameters ``(parameter,)`` that are nearest to what integers stand for."""
     values = np.asarray(integers, dtype=np.float64)
     return space.nearest(values if space.actions is not None else values / 10 ** (space.decimals or 0) + space.low)
+
+
+def read_integers(replies: Sequence[str], space: ParameterSpace) -> np.ndarray:
+    """Return the legal parameters ``(parameter,)`` that replies stand for, an integer for each parameter.
+
+    Raises:
+        ProposalError: a reply is something else, or a value is illegal.
+    """
+    for index, reply in enumerate(replies):
+        if not re.fullmatch(r"\s*\d+\s*", reply):
+            raise ProposalError(f"The reply for params[{index}] is {reply!r}; it must be an integer.")
+    values = [float(reply) for reply in replies]
+    complaint = integer_space(space).complaint(values)
+    if complaint:
+        raise ProposalError(complaint)
+    return from_integers(values, space)
 
 
 def ranks(values: Sequence[float] | np.ndarray) -> list[int]:

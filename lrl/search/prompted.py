@@ -13,7 +13,7 @@ from lrl.functional.random import seeds
 from lrl.models.chat import ChatModel, Completion, Message
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.search.history import Entry, HistoryConfig, render_reply, same_parameters
-from lrl.search.integers import from_integers, integer_space
+from lrl.search.integers import integer_space, read_integers
 from lrl.search.parsing import ProposalError, parse_parameters
 from lrl.search.prompts import SearchPrompt, TaskText
 from lrl.search.searcher import Searcher, Trial
@@ -31,9 +31,12 @@ _SPENT = {"requests": "requests", "retries": "request_retries", "cost": "cost"}
 class PromptedSearcher(Searcher):
     """Shows a language model the parameters and mean returns so far, and proposes what it replies.
 
-    A reply that cannot be used is asked for again, with the reason in the prompt, except in style ``integers``, which
-    has no place for it. Each request has its own seed, which follows from the seed of the search and the number of the
-    proposal and of the try. A request at temperature 0 that would be sent again unchanged is sampled at temperature 1.
+    A reply that cannot be used is asked for again, with the reason in the prompt. Each request has its own seed, which
+    follows from the seed of the search and the number of the proposal and of the try. A request at temperature 0 that
+    would be sent again unchanged is sampled at temperature 1.
+
+    In style ``integers`` each parameter has a prompt and a reply of its own, all of them in one request, and no reason
+    is given.
 
     Where the chat model has no room for the policies that ``history`` shows, the worst (order ``value``) or the oldest
     (order ``time``) are left out, never the best.
@@ -138,13 +141,14 @@ class PromptedSearcher(Searcher):
             ValueError: no reply could be used, or the model cannot be reached.
         """
         self._metrics, self._replies, complaint = dict.fromkeys(_METRICS, 0.0), [], ""
-        sent: list[list[Message]] = []
+        sent: list[list[list[Message]]] = []
         for attempt in range(self.max_tries):
-            conversation = self._conversation(complaint)
-            text, cut = self._request(attempt, conversation, again=conversation in sent)
-            sent.append(conversation)
+            conversations = self._conversations(complaint)
+            texts, cut = self._request(attempt, conversations, again=conversations in sent)
+            sent.append(conversations)
+            text = " ".join(texts)
             try:
-                proposal = self._accept(text, cut)
+                proposal = self._accept(texts, cut)
             except ProposalError as error:
                 complaint = str(error)
                 self._replies.append({"reply": text, "rejected": complaint})
@@ -155,8 +159,8 @@ class PromptedSearcher(Searcher):
                 return proposal
         return self._give_up(complaint)
 
-    def _conversation(self, complaint: str) -> list[Message]:
-        """Return the prompt, with as many of the policies as the chat model has room for.
+    def _conversations(self, complaint: str) -> list[list[Message]]:
+        """Return the prompt, or that of each parameter, with as many policies as the chat model has room for.
 
         Raises:
             ValueError: it has no room for a single one.
@@ -182,14 +186,19 @@ class PromptedSearcher(Searcher):
             left_out = "worst" if self.history.order == "value" else "oldest"
             logging.getLogger("lrl").warning(sentence, self.chat_model.name, shown, most, left_out)
         self._metrics["shown"] = shown
-        return conversation
+        if self.history.style != "integers":
+            return [conversation]
+        others = range(1, self.space.size)
+        return [conversation, *(self._render(self.entries, complaint, shown, parameter) for parameter in others)]
 
-    def _render(self, entries: Sequence[Entry], complaint: str, most: int | None = None) -> list[Message]:
+    def _render(
+        self, entries: Sequence[Entry], complaint: str, most: int | None = None, parameter: int = 0
+    ) -> list[Message]:
         """Return the prompt with a history of some of the entries."""
         return self.prompt.render(
             space=self.space,
             task=self._task,
-            history=self.history.render(entries, self.space, most),
+            history=self.history.render(entries, self.space, most, parameter),
             order=self.history.order,
             style=self.history.style,
             iteration=self._asked + 1,
@@ -198,24 +207,27 @@ class PromptedSearcher(Searcher):
             allow_repeats=self.allow_repeats,
         )
 
-    def _request(self, attempt: int, conversation: list[Message], again: bool) -> tuple[str, bool]:
-        """Ask once; return the reply and whether it was cut.
+    def _request(self, attempt: int, conversations: list[list[Message]], again: bool) -> tuple[list[str], bool]:
+        """Ask once; return the reply to each prompt, and whether one was cut.
 
         Args:
             attempt: number of the try, from 0.
-            conversation: the prompt.
-            again: whether the same prompt was sent before, so that a greedy reply would be the same.
+            conversations: the prompts.
+            again: whether the same prompts were sent before, so that greedy replies would be the same.
         """
-        seed = int(seeds("prompted search", self.seed, self._asked, attempt))
+        request = ("prompted search", self.seed, self._asked, attempt)
+        own = [seeds(*request)] if len(conversations) == 1 else seeds(*request, np.arange(len(conversations)))
         greedy_again = again and self.sampling.temperature == 0
         sampling = replace(self.sampling, temperature=1.0) if greedy_again else self.sampling
         before = self.chat_model.report()
         try:
-            (completion,) = self.chat_model.complete([conversation], sampling, [seed])
+            completions = self.chat_model.complete(conversations, sampling, [int(seed) for seed in own])
         finally:  # a request that failed for good may have its price as well
             self._spend(before, self.chat_model.report())
-        self._count(completion, sum(len(message["content"]) for message in conversation))
-        return completion.text, completion.finish_reason == "length"
+        for completion, conversation in zip(completions, conversations, strict=True):
+            self._count(completion, sum(len(message["content"]) for message in conversation))
+        cut = any(completion.finish_reason == "length" for completion in completions)
+        return [completion.text for completion in completions], cut
 
     def _spend(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         """Add what the chat model counted during a request to the counts of the proposal and of the search."""
@@ -233,16 +245,18 @@ class PromptedSearcher(Searcher):
         self._metrics["cached"] += completion.cached
         self._metrics["prompt_characters"] += characters
 
-    def _accept(self, text: str, cut: bool) -> np.ndarray:
-        """Return the proposal in a reply.
+    def _accept(self, texts: Sequence[str], cut: bool) -> np.ndarray:
+        """Return the proposal in a reply, or in those for each parameter.
 
         Raises:
             ProposalError: it cannot be used.
         """
         if self.history.style == "integers":
-            proposal = from_integers(parse_parameters(text, integer_space(self.space), cut), self.space)
+            if cut:
+                raise ProposalError("A reply was cut at its maximum length.")
+            proposal = read_integers(texts, self.space)
         else:
-            proposal = self.space.nearest(np.array(parse_parameters(text, self.space, cut)))
+            proposal = self.space.nearest(np.array(parse_parameters(texts[0], self.space, cut)))
         before = None if self.allow_repeats else same_parameters(self.entries, proposal)
         if before is not None:
             self._metrics["duplicates"] += 1

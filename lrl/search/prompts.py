@@ -109,7 +109,7 @@ class SearchPrompt:
             task: the environment and the policy in words.
             history: the policies so far, as :meth:`lrl.search.history.HistoryConfig.render` writes them.
             order: ``time`` or ``value``.
-            style: ``indexed`` or ``compact``, for the reply; of ``integers`` the prompt is one line and the history.
+            style: ``indexed`` or ``compact``, for the reply; ``integers``: one line and the history of one parameter.
             iteration: number of this proposal, from 1.
             total: number of all proposals.
             complaint: why the previous reply was rejected, one sentence; empty for the first try.
@@ -147,7 +147,7 @@ class SearchPrompt:
 
 
 def integer_prompt(space: ParameterSpace, history: str, iteration: int, total: int) -> str:
-    """Return the prompt for a model that was trained to search: one line, and the history as integers."""
+    """Return the prompt for a model that was trained to search: one line, and the history of one parameter."""
     numbers = integer_space(space)
     legal = f"0 to {numbers.high:g}" if space.actions is None else " ".join(map(str, space.actions))
     head = _INTEGERS.format(size=space.size, legal=legal, iteration=iteration, total=total)

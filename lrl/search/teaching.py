@@ -1,8 +1,9 @@
 """Demonstrations of searching: histories of synthetic functions, and the proposals of a teacher that sees them.
 
-A demonstration is a prompt with a history of proposals, as the style ``integers`` of
-:class:`~lrl.search.history.HistoryConfig` writes it, and what an evolution strategy proposed that went on from the best
-of them on the exact function: CMA-ES for real parameters, a (1+λ) evolutionary algorithm for tables.
+A demonstration is a prompt with the history of one parameter, as the style ``integers`` of
+:class:`~lrl.search.history.HistoryConfig` writes it, and what an evolution strategy proposed for it that went on from
+the best policy of the history on the exact function: CMA-ES for real parameters, a (1+λ) evolutionary algorithm for
+tables.
 """
 
 from __future__ import annotations
@@ -50,12 +51,11 @@ class TeacherConfig:
     random_share: ClosedUnitInterval = 0.2
     """Fraction of these proposals that are random."""
     rows_per_function: PositiveInt = 4
-    """Number of demonstrations of a function, at random lengths of its history."""
+    """Number of proposals of the teacher that are demonstrated, at random lengths of a function's history."""
+    parameters_per_row: PositiveInt = 4
+    """Maximum number of parameters of such a proposal that are demonstrated, each by itself."""
     history: HistoryConfig = HistoryConfig(recent=8, top_k=12, order="value", style="integers")
     """The policies that a prompt shows."""
-    max_numbers: PositiveInt = 480
-    """Maximum number of numbers in the history of a prompt, ranks included; the worst policies are left out of those of
-    many parameters."""
 
     def __post_init__(self) -> None:
         check_fields(self, "teacher")
@@ -66,10 +66,6 @@ class TeacherConfig:
                 f"teacher.min_iterations is {self.min_iterations}; it must be at most max_iterations, "
                 f"{self.max_iterations}."
             )
-
-    def render(self, entries: Sequence[Entry], space: ParameterSpace) -> str:
-        """Write the history of a prompt."""
-        return self.history.render(entries, space, max(1, self.max_numbers // (space.size + 2)))
 
 
 def demonstrations(
@@ -119,9 +115,11 @@ def _of_function(function: SyntheticFunction, seed: int, teacher: TeacherConfig)
             next_lesson = length + max(4, length // 4)
         if length in lengths:
             assert taught is not None
-            history = teacher.render(entries, space)
-            response = " ".join(map(str, to_integers(taught, space)))
-            yield {"prompt": integer_prompt(space, history, length - warmup + 1, total), "response": response}
+            integers = to_integers(taught, space)
+            for parameter in rng.permutation(space.size)[: teacher.parameters_per_row].tolist():
+                history = teacher.history.render(entries, space, parameter=parameter)
+                prompt = integer_prompt(space, history, length - warmup + 1, total)
+                yield {"prompt": prompt, "response": str(integers[parameter])}
 
 
 def _parent(entries: Sequence[Entry], rng: np.random.Generator) -> np.ndarray:

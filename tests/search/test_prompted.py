@@ -206,7 +206,10 @@ def test_settings_of_the_prompt_that_integers_would_ignore_are_one_sentence(prom
 @pytest.mark.parametrize("style", ["integers", "compact"])
 def test_a_greedy_request_that_would_be_the_same_again_is_sampled(style):
     greedy = SamplingConfig(temperature=0.0, max_new_tokens=64)
-    searcher = searcher_of("No.", "No.", "No.", "1 2", "1 3", history=HistoryConfig(style=style), sampling=greedy)
+    space = ParameterSpace(size=1 if style == "integers" else 2)
+    proposals = ("1", "2") if style == "integers" else ("1 2", "1 3")
+    searcher = searcher_of("No.", "No.", "No.", *proposals, history=HistoryConfig(style=style), sampling=greedy)
+    searcher.setup(space, 0, 5)
     searcher.ask()
     temperatures = [0, 1, 1, 1] if style == "integers" else [0, 0, 1, 1]  # the first reason makes another prompt
     assert searcher.chat_model.temperatures == temperatures

@@ -13,13 +13,13 @@ from lrl.evaluation.synthetic_search import compare_searchers, search_function
 from lrl.models.chat import ChatModel, Completion
 from lrl.search.cmaes import CMAES
 from lrl.search.history import Entry, HistoryConfig
-from lrl.search.integers import from_integers, integer_space, ranks, to_integers
-from lrl.search.parsing import parse_parameters
+from lrl.search.integers import from_integers, integer_space, ranks, read_integers, to_integers
+from lrl.search.parsing import ProposalError
 from lrl.search.prompted import PromptedSearcher
 from lrl.search.prompts import integer_prompt
 from lrl.search.random_search import RandomSearch
 from lrl.search.space import ParameterSpace
-from lrl.search.synthetic import KINDS, REAL_KINDS, REAL_SIZES, TABLE_SIZES, TableFunction, sample_function
+from lrl.search.synthetic import KINDS, REAL_KINDS, REAL_SIZES, TABLE_KINDS, TABLE_SIZES, TableFunction, sample_function
 from lrl.search.teaching import TeacherConfig, change, demonstrations, teach
 
 
@@ -36,6 +36,22 @@ def test_parameters_are_counted_in_tenths_from_the_lower_end():
             integer_space(ParameterSpace(size=1, decimals=decimals))
 
 
+@pytest.mark.parametrize(
+    ("replies", "said"),
+    [
+        (["75", "4 1", "1"], "reply for params\\[1\\] is '4 1'; it must be an integer"),
+        (["75", "40", ""], "params\\[2\\] is ''"),
+        (["-75", "40", "1"], "params\\[0\\] is '-75'"),
+        (["75", "400", "1"], "params\\[1\\] is 400; it must be between 0 and 120"),
+        (["75", "40"], "2 values were given; there must be 3"),
+    ],
+)
+def test_other_replies_than_integers_are_refused(replies, said):
+    assert read_integers(["75", " 0\n", "120"], ParameterSpace(size=3)).tolist() == [1.5, -6.0, 6.0]
+    with pytest.raises(ProposalError, match=said):
+        read_integers(replies, ParameterSpace(size=3))
+
+
 def test_ranks_go_from_0_to_99_and_equal_values_share_theirs():
     assert ranks([5.0, -1e9, 6.0]) == [50, 0, 99]
     assert ranks([1.0, 1.0, 1.0]) == [50, 50, 50] and ranks([3.0]) == [99] and ranks([]) == []
@@ -45,9 +61,11 @@ def test_ranks_go_from_0_to_99_and_equal_values_share_theirs():
 def test_a_history_of_integers():
     entries = [Entry((0.0, 1.0), 2.0, 20), Entry((-6.0, 6.0), 1.0, 20)]
     history = HistoryConfig(order="value", style="integers").render(entries, ParameterSpace(size=2))
-    assert history == "0 120 = 0\n60 70 = 99"
+    assert history == "0=0 60=99"
+    second = HistoryConfig(order="value", style="integers").render(entries, ParameterSpace(size=2), parameter=1)
+    assert second == "120=0 70=99"
     prompt = integer_prompt(ParameterSpace(size=2), history, 3, 9)
-    assert prompt == "2 numbers from 0 to 120, 3 of 9:\n0 120 = 0\n60 70 = 99"
+    assert prompt == "2 numbers from 0 to 120, 3 of 9:\n0=0 60=99"
     assert integer_prompt(ParameterSpace(size=2, actions=(0, 2)), "", 1, 9) == "2 numbers from 0 2, 1 of 9:"
     with pytest.raises(ValueError, match="trajectories is 1, but style is integers"):
         HistoryConfig(style="integers", trajectories=1)
@@ -121,10 +139,16 @@ def test_changes_are_legal_and_change_something():
 def test_small_tables_are_never_used_up():
     """A table of six entries with two actions each has 64 policies; histories may be longer."""
     teacher = TeacherConfig(min_iterations=400, rows_per_function=8)
-    small = [index for index in range(400) if (one := sample_function(0, index)).space.size <= 7 and one.space.actions]
-    assert small
-    for row in demonstrations(0, range(small[0], small[0] + 1), teacher):
-        assert not any(line.startswith(f"{row['response']} =") for line in row["prompt"].splitlines()[1:])
+    small = [
+        index
+        for index in range(2000)
+        if (one := sample_function(0, index)).kind in TABLE_KINDS and one.num_actions**one.space.size <= 128
+    ]
+    totals = [
+        int(row["prompt"].splitlines()[0].rstrip(":").rpartition(" ")[2])
+        for row in demonstrations(0, range(small[0], small[0] + 1), teacher)
+    ]
+    assert totals and max(totals) <= 32
 
 
 def test_the_teacher_gets_better_with_generations_and_repeats_nothing():
@@ -147,15 +171,24 @@ def test_demonstrations_are_prompts_of_the_searcher_with_legal_responses():
     rows = list(demonstrations(0, range(14), TeacherConfig()))
     assert rows == list(demonstrations(0, range(14), TeacherConfig())) and len(rows) > 14
     for row in rows:
-        size = int(row["prompt"].split(" ")[0])
-        head, *history = row["prompt"].splitlines()
+        head, history = row["prompt"].splitlines()
         iteration, total = (int(word) for word in head.rstrip(":").split(", ")[1].split(" of "))
-        assert 1 <= iteration <= total <= 400 and 1 <= len(history) <= 20
-        assert len(history) * (size + 2) <= 480
+        pairs = [tuple(map(int, pair.split("="))) for pair in history.split(" ")]
+        assert 1 <= iteration <= total <= 400 and 1 <= len(pairs) <= 20
+        places = [place for _, place in pairs]
+        assert places == sorted(places) and all(0 <= place <= 99 for place in places), "the best comes last"
         legal = head.split(" from ")[1].split(",")[0]
         actions = None if " to " in legal else tuple(map(int, legal.split(" ")))
-        values = parse_parameters(row["response"], integer_space(ParameterSpace(size=size, actions=actions)))
-        assert not any(line.startswith(f"{row['response']} =") for line in history) and len(values) == size
+        for value in (int(row["response"]), *(value for value, _ in pairs)):
+            assert read_integers([str(value)], ParameterSpace(size=1, actions=actions)).shape == (1,)
+
+
+def test_a_demonstrated_proposal_has_as_many_rows_as_parameters_or_four():
+    teacher = TeacherConfig(rows_per_function=1)
+    for index in range(len(KINDS)):
+        rows = list(demonstrations(0, range(index, index + 1), teacher))
+        assert len(rows) == min(4, sample_function(0, index).space.size)
+        assert len({row["prompt"].splitlines()[0] for row in rows}) == 1
     assert rows != list(demonstrations(0, range(14), TeacherConfig(), held_out=True))
 
 
@@ -185,9 +218,9 @@ class Centre(ChatModel):
         self.prompts = []
 
     def complete(self, conversations, sampling, seeds):
-        self.prompts.append(conversations[0][-1]["content"])
-        text = " ".join([str(60 + len(self.prompts))] * int(self.prompts[-1].split(" ")[0]))
-        return [Completion(text=text, finish_reason="stop", prompt_tokens=1, completion_tokens=1)]
+        self.prompts.append([conversation[-1]["content"] for conversation in conversations])
+        text = str(60 + len(self.prompts))
+        return [Completion(text=text, finish_reason="stop", prompt_tokens=1, completion_tokens=1)] * len(conversations)
 
 
 def test_the_searcher_writes_and_reads_integers():
@@ -196,8 +229,13 @@ def test_the_searcher_writes_and_reads_integers():
     search_function(searcher, function, 0, 4, 3)
     proposals = [entry.parameters for entry in searcher.entries[4:]]
     assert proposals == [(value,) * function.space.size for value in (0.1, 0.2, 0.3)]
-    assert model.prompts[2].startswith(f"{function.space.size} numbers from 0 to 120, 3 of 3:\n")
-    assert len(model.prompts[2].splitlines()) == 1 + 6
+    assert [len(prompts) for prompts in model.prompts] == [function.space.size] * 3, "all parameters at once"
+    shown = searcher.history.selected(searcher.entries[:6])
+    for parameter, prompt in enumerate(model.prompts[2]):
+        head, history = prompt.splitlines()
+        assert head == f"{function.space.size} numbers from 0 to 120, 3 of 3:"
+        values = [int(pair.split("=")[0]) for pair in history.split(" ")]
+        assert values == [round(10 * (entry.parameters[parameter] + 6)) for entry in shown]
 
 
 def test_checkpoints_are_not_selected_on_the_functions_that_searchers_are_compared_on(tmp_path):
