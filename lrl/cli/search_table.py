@@ -10,7 +10,8 @@ Every search has the same budget, the same prior and the same seeds. PPO and TRP
 or for --max_env_steps, whichever ends first, on three seeds by default. A record is written when a task, method and
 seed has finished; a second call runs what is missing. The Markdown tables have the published figures beside both rules:
 the best iteration, which is the paper's (of a network: the best mean of --rollouts consecutive training episodes), and
-the chosen policy (of a network: the last one) on fresh episodes. A third table has what was played.
+the chosen policy (of a network: the last one) on fresh episodes. Others have what was played, and in_context minus
+random_search seed by seed.
 
 in_context is the search of a language model that learned it from synthetic functions: the run of --checkpoint. Its
 first five proposals are random. It is asked for each parameter by itself, all at once.

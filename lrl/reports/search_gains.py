@@ -43,11 +43,17 @@ def is_better(differences: np.ndarray) -> bool:
     return bool(least > 0)
 
 
+def has_gains(records: Records) -> bool:
+    """Return whether there is a task that both have played with the same seed."""
+    return any(len(gains(records, task, _RULES[0])) for task in {run.task for run in records})
+
+
 def gains_table(records: Records) -> str:
     """Return a Markdown table with a row per task that both have played, and on how many the model is better.
 
     A cell is the mean difference with its 95% bootstrap interval over seeds, or the single differences of fewer than
-    five. Tasks on which most proposals were random for want of a usable reply count as not better.
+    five. Tasks on which most proposals of a seed were random for want of a usable reply count as not
+    better; tasks that the model cannot play are left out.
     """
     lines = ["| task | seeds | best iteration | chosen policy on fresh episodes |", "|---|---|---|---|"]
     better, played = dict.fromkeys(_RULES, 0), 0
@@ -81,4 +87,4 @@ def _cell(differences: np.ndarray) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:+.3g}" if abs(value) < 1000 else f"{value:+.0f}"
+    return f"{value:+.3g}" if abs(value) < 999.5 else f"{value:+.0f}"

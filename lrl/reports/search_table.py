@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lrl.evaluation.parameter_search import IN_CONTEXT, METHODS, NETWORKS, UNPLAYABLE
-from lrl.reports.search_gains import CONTROL, gains_table
+from lrl.reports.search_gains import CONTROL, gains_table, has_gains
 from lrl.reports.search_records import Records, is_random
 from lrl.reports.seed_intervals import MIN_SEEDS
 from lrl.search.tasks import TASKS
@@ -38,7 +38,7 @@ def search_tables(records: Records) -> str:
     if networks:
         parts.append(f"Of {' and '.join(networks)}, {_NETWORK_RULES}")
     parts += [reached_text(records, rule) for rule in RULES]
-    if any(run.method == IN_CONTEXT for run in records):
+    if has_gains(records):
         parts.append(f"{IN_CONTEXT} minus {CONTROL} on the same seeds:\n\n{gains_table(records)}")
     parts += [text for text in (failed_text(records), unfinished_text(records)) if text]
     return "\n\n".join(parts)

@@ -147,7 +147,7 @@ def render_entry(entry: Entry, space: ParameterSpace, style: str) -> str:
 def render_reply(parameters: np.ndarray, space: ParameterSpace, style: str) -> str:
     """Write parameters ``(parameter,)`` as a reply that proposes them and says nothing else.
 
-    In style ``integers``, which asks for one parameter at a time, it is the longest reply.
+    In style ``integers``, which asks for one parameter at a time, it is the longest of the replies.
     """
     if style == "integers":
         return max(map(str, to_integers(parameters, space)), key=len)

@@ -35,8 +35,8 @@ class PromptedSearcher(Searcher):
     follows from the seed of the search and the number of the proposal and of the try. A request at temperature 0 that
     would be sent again unchanged is sampled at temperature 1.
 
-    In style ``integers`` each parameter has a prompt and a reply of its own, all of them in one request, and no reason
-    is given.
+    In style ``integers`` each parameter has a prompt and a reply of its own, all asked for at once, and no reason is
+    given.
 
     Where the chat model has no room for the policies that ``history`` shows, the worst (order ``value``) or the oldest
     (order ``time``) are left out, never the best.
@@ -102,17 +102,24 @@ class PromptedSearcher(Searcher):
         Raises:
             ValueError: it has not.
         """
-        some = self.space.nearest(np.zeros(self.space.size))
+        integers = self.history.style == "integers"
+        some = self.space.nearest(np.full(self.space.size, self.space.high if integers else 0.0))
         conversation = self._render([Entry(tuple(some.tolist()), 0.0, 1)], "")
         if not self.chat_model.fits(conversation, self.sampling):
             raise self._no_room()
         if not self.chat_model.fits(conversation, self.sampling, render_reply(some, self.space, self.history.style)):
+            named = "1 parameter" if integers or self.space.size == 1 else f"{self.space.size} parameters"
             raise ValueError(
                 f"searcher.sampling.max_new_tokens is {self.sampling.max_new_tokens}, which {self.chat_model.name} "
-                f"exceeds by naming {self.space.size} parameters; allow more."
+                f"exceeds by naming {named}; allow more."
             )
 
     def _no_room(self) -> ValueError:
+        if self.history.style == "integers":
+            return ValueError(
+                f"{self.chat_model.name} has no room for a prompt with one value of a parameter and a reply of "
+                f"sampling.max_new_tokens {self.sampling.max_new_tokens}; take a model that reads longer prompts."
+            )
         return ValueError(
             f"{self.chat_model.name} has no room for a prompt with one policy of {self.space.size} parameters and a "
             f"reply of sampling.max_new_tokens {self.sampling.max_new_tokens}; take a policy with fewer parameters, a "
@@ -166,17 +173,17 @@ class PromptedSearcher(Searcher):
             ValueError: it has no room for a single one.
         """
         most = len(self.history.selected(self.entries))
-        conversation, shown = self._render(self.entries, complaint), most
-        if not self.chat_model.fits(conversation, self.sampling):
-            fewest, conversation, shown = 1, None, most - 1
+        conversations, shown = self._render_all(complaint, most), most
+        if not self._fit(conversations):
+            fewest, conversations, shown = 1, None, most - 1
             while fewest <= shown:  # prompts get longer with every policy
                 tried = (fewest + shown + 1) // 2
-                shorter = self._render(self.entries, complaint, tried)
-                if self.chat_model.fits(shorter, self.sampling):
-                    fewest, conversation = tried + 1, shorter
+                shorter = self._render_all(complaint, tried)
+                if self._fit(shorter):
+                    fewest, conversations = tried + 1, shorter
                 else:
                     shown = tried - 1
-            if conversation is None:
+            if conversations is None:
                 raise self._no_room()
         if shown < most and not self._warned:
             self._warned = True
@@ -186,10 +193,15 @@ class PromptedSearcher(Searcher):
             left_out = "worst" if self.history.order == "value" else "oldest"
             logging.getLogger("lrl").warning(sentence, self.chat_model.name, shown, most, left_out)
         self._metrics["shown"] = shown
-        if self.history.style != "integers":
-            return [conversation]
-        others = range(1, self.space.size)
-        return [conversation, *(self._render(self.entries, complaint, shown, parameter) for parameter in others)]
+        return conversations
+
+    def _fit(self, conversations: Sequence[list[Message]]) -> bool:
+        return all(self.chat_model.fits(conversation, self.sampling) for conversation in conversations)
+
+    def _render_all(self, complaint: str, most: int) -> list[list[Message]]:
+        """Return the prompt, or in style ``integers`` that of each parameter, with at most ``most`` policies."""
+        parameters = range(self.space.size if self.history.style == "integers" else 1)
+        return [self._render(self.entries, complaint, most, parameter) for parameter in parameters]
 
     def _render(
         self, entries: Sequence[Entry], complaint: str, most: int | None = None, parameter: int = 0

@@ -157,14 +157,14 @@ def _sample_real(kind: str, rng: np.random.Generator) -> RealFunction:
 
 
 def _sample_table(kind: str, rng: np.random.Generator) -> TableFunction:
-    """Sample a function of a table; about a third of the groups count nothing, as states that are never reached."""
+    """Sample a function of a table; about a third of the groups, if it has any, do not count."""
     size, num_actions, first_action = _sample_size(TABLE_SIZES, rng), int(rng.integers(2, 5)), int(rng.integers(2))
     error = float(rng.choice([0.0, rng.uniform(0, 0.2)]))
     if kind == "leading":
         optimum, losses = rng.integers(0, num_actions, size), np.empty(0)
         order = rng.permutation(size)
     else:
-        size += size % 2  # so that all entries have a partner
+        size += size % 2  # so that all entries can have a partner
         together = 2 if kind == "pairs" else 1
         order, optimum = rng.permutation(size), np.zeros(size, dtype=np.int64)
         gains = rng.standard_normal((size // together, *[num_actions] * together))

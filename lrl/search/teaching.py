@@ -28,7 +28,7 @@ _PARENTS = 4
 _STEPS = (0.2, 0.7, 2.0)
 """Standard deviations of the changes of real parameters in a history."""
 _CHANGES = (1, 2, 4)
-"""Mean numbers of changed entries of a table in a history."""
+"""Mean numbers of entries of a table that are sampled again in a history, besides one that always is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class TeacherConfig:
     random_share: ClosedUnitInterval = 0.2
     """Fraction of these proposals that are random."""
     rows_per_function: PositiveInt = 4
-    """Number of proposals of the teacher that are demonstrated, at random lengths of a function's history."""
+    """Maximum number of proposals of the teacher that are demonstrated, at random lengths of a function's history."""
     parameters_per_row: PositiveInt = 4
     """Maximum number of parameters of such a proposal that are demonstrated, each by itself."""
     history: HistoryConfig = HistoryConfig(recent=8, top_k=12, order="value", style="integers")
@@ -130,7 +130,7 @@ def _parent(entries: Sequence[Entry], rng: np.random.Generator) -> np.ndarray:
 
 
 def change(parameters: np.ndarray, space: ParameterSpace, rng: np.random.Generator) -> np.ndarray:
-    """Return a changed copy of parameters ``(parameter,)``: each by a normal number, or some entries at random."""
+    """Return a copy of parameters ``(parameter,)`` with normal numbers added, or with some entries sampled again."""
     if space.actions is None:
         return space.nearest(parameters + rng.choice(_STEPS) * rng.standard_normal(space.size))
     return _mutate(parameters[None], rng.choice(_CHANGES) / space.size, space, rng)[0]

@@ -74,13 +74,13 @@ def test_a_record_counts_all_proposals_and_those_without_a_usable_reply(monkeypa
     assert search(SearchRun("nim", IN_CONTEXT, 1), SMALL)["failed"] == 3
 
 
-def test_a_task_that_is_too_large_is_recorded_as_such(monkeypatch):
+def test_a_task_without_room_in_the_prompt_is_recorded_as_such(monkeypatch):
     model = Scripted(words=20)
     monkeypatch.setattr("lrl.evaluation.parameter_search.chat_model_of", lambda checkpoint: model)
     assert UNPLAYABLE not in search(SearchRun("nim", IN_CONTEXT, 0), SMALL)
     model.words = 1
     record = search(SearchRun("nim", IN_CONTEXT, 0), SMALL)
-    assert "has no room for a prompt with one policy of 11 parameters" in record[UNPLAYABLE]
+    assert "has no room for a prompt with one value of a parameter" in record[UNPLAYABLE]
     assert not {"best_iteration", "fresh", "values"} & set(record)
     with pytest.raises(UnplayableError, match="no room"):
         InContextSearcher(Scripted(words=1)).setup(ParameterSpace(size=2), 0, 9)

@@ -8,7 +8,7 @@ import pytest
 
 from lrl.evaluation.parameter_search import SearchRun
 from lrl.reports.documentation import fill_tables
-from lrl.reports.search_gains import gains, gains_table, is_better
+from lrl.reports.search_gains import gains, gains_table, has_gains, is_better
 from lrl.reports.search_records import search_report
 
 
@@ -44,6 +44,8 @@ def test_the_table_counts_tasks():
     assert "| maze | 3 | +2, +2, +1 | +2, +2, +1 |" in text and "| nim | 3 | -1, +1, +3 |" in text
     assert "pong" not in text, "no seed has finished with both"
     assert "better than random search on 1 of 2 tasks by the best iteration and on 1 by the chosen policy" in text
+    assert has_gains(made) and not has_gains(records(pong=[(2, None)]))
+    assert "| nim | 3 | +1000, +1234, +998 |" in gains_table(records(nim=[(999.7, 0), (1234, 0), (998.2, 0)]))
     five = gains_table(records(maze=[(3, 1)] * 4 + [(2, 1)]))
     assert "| maze | 5 | +1.8 (+1.4 to +2) |" in five
 

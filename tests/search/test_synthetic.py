@@ -130,7 +130,8 @@ def test_entries_count_alone_in_pairs_or_after_all_before_them():
 
 def test_changes_are_legal_and_change_something():
     rng, real = np.random.default_rng(0), ParameterSpace(size=3)
-    assert real.complaint(change(np.full(3, 5.9), real, rng).tolist()) == ""
+    changed = [change(np.full(3, 5.9), real, rng) for _ in range(20)]
+    assert all(real.complaint(one.tolist()) == "" for one in changed) and len({tuple(one) for one in changed}) > 10
     table, before = ParameterSpace(size=20, actions=(1, 2, 3)), np.ones(20)
     after = np.stack([change(before, table, rng) for _ in range(300)])
     assert set(np.unique(after)) == {1, 2, 3} and 0.5 < (after != before).sum(1).mean() < 2.5
@@ -181,6 +182,7 @@ def test_demonstrations_are_prompts_of_the_searcher_with_legal_responses():
         actions = None if " to " in legal else tuple(map(int, legal.split(" ")))
         for value in (int(row["response"]), *(value for value, _ in pairs)):
             assert read_integers([str(value)], ParameterSpace(size=1, actions=actions)).shape == (1,)
+    assert rows != list(demonstrations(0, range(14), TeacherConfig(), held_out=True))
 
 
 def test_a_demonstrated_proposal_has_as_many_rows_as_parameters_or_four():
@@ -189,7 +191,6 @@ def test_a_demonstrated_proposal_has_as_many_rows_as_parameters_or_four():
         rows = list(demonstrations(0, range(index, index + 1), teacher))
         assert len(rows) == min(4, sample_function(0, index).space.size)
         assert len({row["prompt"].splitlines()[0] for row in rows}) == 1
-    assert rows != list(demonstrations(0, range(14), TeacherConfig(), held_out=True))
 
 
 def test_cma_es_beats_random_search_on_held_out_functions():
@@ -210,17 +211,18 @@ def test_the_best_so_far_is_chosen_by_what_was_measured():
 
 
 class Centre(ChatModel):
-    """Proposes the middle of all ranges in integers, and notes what it was asked."""
+    """Proposes numbers that follow from the parameter and the number of the request, and notes what it was asked."""
 
     name = "centre"
 
     def __init__(self):
-        self.prompts = []
+        self.prompts, self.seeds = [], []
 
     def complete(self, conversations, sampling, seeds):
         self.prompts.append([conversation[-1]["content"] for conversation in conversations])
-        text = str(60 + len(self.prompts))
-        return [Completion(text=text, finish_reason="stop", prompt_tokens=1, completion_tokens=1)] * len(conversations)
+        self.seeds += seeds
+        texts = [str(60 + len(self.prompts) + place) for place in range(len(conversations))]
+        return [Completion(text=text, finish_reason="stop", prompt_tokens=1, completion_tokens=1) for text in texts]
 
 
 def test_the_searcher_writes_and_reads_integers():
@@ -228,7 +230,10 @@ def test_the_searcher_writes_and_reads_integers():
     searcher = PromptedSearcher(model, history=TeacherConfig().history)
     search_function(searcher, function, 0, 4, 3)
     proposals = [entry.parameters for entry in searcher.entries[4:]]
-    assert proposals == [(value,) * function.space.size for value in (0.1, 0.2, 0.3)]
+    size = function.space.size
+    for number, proposal in enumerate(proposals, 1):
+        np.testing.assert_allclose(proposal, (number + np.arange(size)) / 10)
+    assert len(set(model.seeds)) == 3 * size, "each parameter has a seed of its own"
     assert [len(prompts) for prompts in model.prompts] == [function.space.size] * 3, "all parameters at once"
     shown = searcher.history.selected(searcher.entries[:6])
     for parameter, prompt in enumerate(model.prompts[2]):
