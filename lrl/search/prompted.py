@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, final
@@ -175,16 +176,11 @@ class PromptedSearcher(Searcher):
         most = len(self.history.selected(self.entries))
         conversations, shown = self._render_all(complaint, most), most
         if not self._fit(conversations):
-            fewest, conversations, shown = 1, None, most - 1
-            while fewest <= shown:  # prompts get longer with every policy
-                tried = (fewest + shown + 1) // 2
-                shorter = self._render_all(complaint, tried)
-                if self._fit(shorter):
-                    fewest, conversations = tried + 1, shorter
-                else:
-                    shown = tried - 1
-            if conversations is None:
+            counts = range(1, most)  # prompts get longer with every policy
+            shown = bisect_left(counts, True, key=lambda count: not self._fit(self._render_all(complaint, count)))
+            if not shown:
                 raise self._no_room()
+            conversations = self._render_all(complaint, shown)
         if shown < most and not self._warned:
             self._warned = True
             sentence = (
