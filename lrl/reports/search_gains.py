@@ -1,4 +1,4 @@
-"""How much better a language model that learned to search is than random search, seed by seed."""
+"""Compare a language model that learned to search with random search, seed by seed."""
 
 from __future__ import annotations
 
