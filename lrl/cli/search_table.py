@@ -4,6 +4,7 @@ lrl search_table --folder runs/search_table --jobs 2
 lrl search_table --folder runs/search_table --tasks frozen_lake maze --methods cma_es --seeds 3
 lrl search_table --folder runs/search_table --methods ppo trpo --jobs 2
 lrl search_table --folder runs/search_table --methods in_context --checkpoint runs/synthetic/sft/x
+lrl search_table --folder runs/search_table --finished assets/results/search_table.json --methods cma_es
 lrl search_table --folder runs/search_table --show --json runs/search_table.json --picture runs/search_table.png
 
 Every search has the same budget, the same prior and the same seeds. PPO and TRPO train networks for as many episodes
@@ -43,6 +44,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--fresh_episodes", type=int, default=100, help="of the chosen policy")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes at a time, of one thread each")
     parser.add_argument("--show", action="store_true", help="run nothing, print what has finished")
+    parser.add_argument("--finished", type=Path, metavar="FILE", help="an earlier --json, whose runs are not run again")
     parser.add_argument("--machine", default="", help="the machine's description, for the records")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write all records to one file, with the best so far of each"
@@ -55,9 +57,10 @@ def run(arguments: argparse.Namespace) -> None:
     """Run what is missing, print the tables, and write one file of all records."""
     from lrl.cli.network_baselines import search_or_train
     from lrl.cli.run_directory import commit
-    from lrl.evaluation.parameter_search import SearchBudget, planned, read_record, search_all
+    from lrl.evaluation.parameter_search import SearchBudget, planned
+    from lrl.evaluation.search_folder import read_record, restore_records, search_all
     from lrl.reports.search_progress import draw_progress
-    from lrl.reports.search_records import search_report, write_report
+    from lrl.reports.search_records import read_report, search_report, write_report
     from lrl.reports.search_table import search_tables
     from lrl.search.tasks import TASKS
 
@@ -66,6 +69,8 @@ def run(arguments: argparse.Namespace) -> None:
     budget = SearchBudget(**{name: getattr(arguments, name) for name in names})
     runs = planned(arguments.tasks or list(TASKS), _methods(arguments), arguments.seeds)
     about = {"commit": commit(), "machine": arguments.machine}
+    if arguments.finished is not None:
+        restore_records(read_report(arguments.finished), runs, budget, arguments.folder)
     if not arguments.show:
         search_all(runs, budget, arguments.folder, arguments.jobs, about, _print_record, search_or_train)
     records = {run: read_record(run, budget, arguments.folder) for run in runs}

@@ -1,7 +1,7 @@
 """Write synthetic optimisation histories to learn searching from, or compare searchers on held-out functions.
 
 lrl synthetic_search --write data/histories.jsonl --functions 20000
-lrl synthetic_search --functions 100 --iterations 40 --checkpoint runs/synthetic/sft/x --json search.json
+lrl synthetic_search --functions 105 --iterations 40 --checkpoint runs/synthetic/sft/x --json search.json
 
 The functions are random quadratics, ridges, plateaus and steps of 2 to 24 real parameters, and of tables of 6 to 48
 actions. Those that searchers are compared on are never written, with --held_out neither. Values are exact ones of the
@@ -26,7 +26,9 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--write", type=Path, metavar="FILE", help="write demonstrations of a teacher, compare nothing")
     parser.add_argument("--held_out", action="store_true", help="with --write: of other functions, for val/loss")
     parser.add_argument("--generations", type=int, help="with --write: generations the teacher is ahead, by default 6")
-    parser.add_argument("--functions", type=int, default=50, help="number of functions")
+    parser.add_argument(
+        "--functions", type=int, default=49, help="number of functions; multiples of 7 have equal numbers of each kind"
+    )
     parser.add_argument("--warmup", type=int, help="random proposals before each search, by default 5")
     parser.add_argument("--iterations", type=int, help="proposals of each search, by default 40")
     parser.add_argument("--checkpoint", help="a run that learned to search, compared as well")

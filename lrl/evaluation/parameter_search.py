@@ -5,13 +5,9 @@ Networks, which are trained by gradients, have records of the same kind.
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +92,6 @@ class SearchRun:
     def file(self, folder: Path) -> Path:
         """Return the file of the record."""
         return folder / self.task / f"{self.method}_{self.index}.json"
-
-
-MakeRecord = Callable[[SearchRun, SearchBudget], dict[str, Any]]
-"""Plays or trains one run, and returns its record."""
 
 
 def make_policy(task: SearchTask) -> SearchedPolicy:
@@ -197,82 +189,3 @@ def planned(tasks: Sequence[str], methods: Sequence[str], num_seeds: int | None 
     seeds = {pair: num_seeds or (_NETWORK_SEEDS if pair[1] in NETWORKS else TASKS[pair[0]].num_seeds) for pair in pairs}
     most = max(seeds.values(), default=0)
     return [SearchRun(*pair, index) for index in range(most) for pair in pairs if index < seeds[pair]]
-
-
-def read_record(run: SearchRun, budget: SearchBudget, folder: Path) -> dict[str, Any] | None:
-    """Return the record of a finished run; None if it has not finished.
-
-    Raises:
-        ValueError: it was made with another budget.
-    """
-    file = run.file(folder)
-    if not file.exists():
-        return None
-    record = json.loads(file.read_text(encoding="utf-8"))
-    for name, value in budget.entries(run.method).items():
-        if record.get(name) != value:
-            raise ValueError(f"--{name} is {value}, but {file} was made with {record.get(name)}; give another folder.")
-    return record
-
-
-def search_all(
-    runs: Sequence[SearchRun],
-    budget: SearchBudget,
-    folder: Path,
-    jobs: int = 1,
-    about: Mapping[str, Any] | None = None,
-    on_record: Callable[[dict[str, Any]], None] | None = None,
-    make_record: MakeRecord = search,
-) -> None:
-    """Finish all runs that have no record yet; each record is written whole when its run ends.
-
-    Args:
-        runs: what :func:`planned` returned.
-        budget: the same for all.
-        folder: of the records.
-        jobs: number of processes, of one thread each.
-        about: further entries of each record.
-        on_record: called with each new record.
-        make_record: returns the record of a run; a function of a module, which other processes import.
-
-    Raises:
-        ValueError: ``jobs`` is below 1, or a record was made with another budget.
-    """
-    if jobs < 1:
-        raise ValueError(f"--jobs is {jobs}; it must be at least 1.")
-    todo = [run for run in runs if read_record(run, budget, folder) is None]
-    told = on_record or (lambda record: None)
-    if jobs == 1:
-        for run in todo:
-            told(finish(run, budget, folder, about, make_record))
-        return
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that are started now
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        try:
-            submitted = [pool.submit(finish, run, budget, folder, about, make_record) for run in todo]
-            for future in as_completed(submitted):
-                told(future.result())
-        except BaseException:
-            pool.shutdown(cancel_futures=True)  # otherwise all others would run before the error is seen
-            raise
-
-
-def finish(
-    run: SearchRun,
-    budget: SearchBudget,
-    folder: Path,
-    about: Mapping[str, Any] | None,
-    make_record: MakeRecord = search,
-) -> dict[str, Any]:
-    """Search or train, write the record and return it; arguments are those of :func:`search_all`."""
-    record = make_record(run, budget) | dict(about or {})
-    _write(record, run.file(folder))
-    return record
-
-
-def _write(record: dict[str, Any], file: Path) -> None:
-    """Write a record as JSON, whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    partial.replace(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,6 +69,21 @@ def write_report(report: Mapping[str, Any], path: Path) -> None:
     partial.replace(path)
 
 
+def read_report(path: Path) -> Records:
+    """Return the record of each planned run of a report's file.
+
+    Raises:
+        ValueError: there is no such file, or it is of another kind.
+    """
+    if not path.is_file():
+        raise ValueError(f"--finished is {str(path)!r}, which is no file; give one that --json wrote.")
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"--finished is {str(path)!r}, which is no JSON; give one that --json wrote.") from error
+    return report_records(report, str(path))
+
+
 def report_records(report: Mapping[str, Any], name: str = "the report") -> Records:
     """Return the record of each planned run of a report.
 
@@ -78,7 +94,7 @@ def report_records(report: Mapping[str, Any], name: str = "the report") -> Recor
     Raises:
         ValueError: it is another kind of file.
     """
-    if not {"planned", "searches"} <= set(report):
+    if not isinstance(report, Mapping) or not {"planned", "searches"} <= set(report):
         raise ValueError(f"{name!r} holds no searches of `lrl search_table --json`.")
     found = {(record["task"], record["method"], record["index"]): record for record in report["searches"]}
     runs = [SearchRun(one["task"], one["method"], index) for one in report["planned"] for index in range(one["seeds"])]

@@ -14,10 +14,9 @@ from lrl.evaluation.parameter_search import (
     SearchRun,
     make_policy,
     planned,
-    read_record,
     search,
-    search_all,
 )
+from lrl.evaluation.search_folder import read_record, search_all
 from lrl.evaluation.seeds import headline_seed
 from lrl.reports.search_table import budget_table, reached_text, search_tables, unfinished
 from lrl.rollouts.parameter_rollouts import fresh_seeds, play_parameters, proposal_seeds

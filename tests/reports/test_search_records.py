@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lrl.cli import results
+from lrl.cli.search_table import main
 from lrl.evaluation.parameter_search import SearchBudget, SearchRun, search
 from lrl.reports.documentation import fill_tables
 from lrl.reports.search_records import best_so_far, report_records, search_report, write_report
@@ -101,3 +102,41 @@ def test_a_kept_report_is_drawn_with_the_other_pictures(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "_filled", dict)
     results.write()
     assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_finished_runs_of_a_kept_report_are_not_run_again(tmp_path, capsys):
+    words = "--iterations 3 --rollouts 1 --fresh_episodes 2 --tasks nim --methods random_search ars"
+    one, two, report = tmp_path / "one", tmp_path / "two", tmp_path / "all.json"
+    main("lrl search_table", [*words.split(), "--folder", str(one), "--seeds", "1", "--json", str(report)])
+    assert capsys.readouterr().out.count("seconds") == 2
+    again = [*words.split(), "--folder", str(two), "--seeds", "2", "--finished", str(report)]
+    main("lrl search_table", again)
+    printed = capsys.readouterr().out
+    assert printed.count("seconds") == 2 and "nim ars 1:" in printed and "nim ars 0:" not in printed
+    kept = json.loads((two / "nim" / "ars_0.json").read_text())
+    assert kept["best_iteration"] == json.loads((one / "nim" / "ars_0.json").read_text())["best_iteration"]
+    (two / "nim" / "ars_0.json").write_text(json.dumps(kept | {"commit": "mine"}))
+    main("lrl search_table", again)
+    assert json.loads((two / "nim" / "ars_0.json").read_text())["commit"] == "mine", "a record is not overwritten"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "which is no file"),
+        ("{", "which is no JSON"),
+        ("[]", "holds no searches"),
+        ("another budget", "--iterations is 7, but the record of nim random_search 0 was made with 6; "),
+    ],
+)
+def test_a_report_that_cannot_be_gone_on_from_is_an_error(tmp_path, capsys, text, sentence):
+    report, folder = tmp_path / "all.json", tmp_path / "records"
+    if text == "another budget":
+        run = SearchRun("nim", "random_search", 0)
+        write_report(search_report({run: search(run, SMALL)}, {}), report)
+    elif text is not None:
+        report.write_text(text)
+    words = f"--folder {folder} --tasks nim --methods random_search --seeds 1 --iterations 7 --rollouts 3"
+    with pytest.raises(SystemExit):
+        main("lrl search_table", [*words.split(), "--fresh_episodes", "5", "--finished", str(report)])
+    assert sentence in capsys.readouterr().err and not folder.exists()
