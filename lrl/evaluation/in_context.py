@@ -29,18 +29,18 @@ class UnplayableError(ValueError):
 class InContextSearcher(Searcher):
     """Proposes a few random policies, and then what a language model that learned to search replies to the history.
 
-    The prompt is that of the model's training. Where no reply can be used, a random policy is proposed.
+    The prompt is that of the model's training. Where no reply can be used, a random policy is proposed. Proposals stay
+    random until two of them have different returns: a history of equal returns says nothing, where a reward is rare.
 
     Args:
         chat_model: a model that learned from :class:`~lrl.data.demonstrations.synthetic.SyntheticHistories`.
-        warmup: number of random policies, those that random search with the same seed begins with; they are proposals
-            like all others.
+        warmup: least number of random policies, those that random search with the same seed begins with; they are
+            proposals like all others.
         temperature: of the replies.
     """
 
     def __init__(self, chat_model: ChatModel, warmup: int = 5, temperature: float = 1.0) -> None:
         self.chat_model, self.warmup, self.temperature = chat_model, warmup, temperature
-        self._told = 0
 
     def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
         """Start a search.
@@ -49,7 +49,7 @@ class InContextSearcher(Searcher):
             UnplayableError: a prompt with one policy of this space and a reply do not fit in the model.
         """
         super().setup(space, seed, num_iterations)
-        self._random, self._told = RandomSearch(), 0
+        self._random = RandomSearch()
         self._random.setup(space, seed, num_iterations)
         sampling = SamplingConfig(temperature=self.temperature, max_new_tokens=_TOKENS)
         history = TeacherConfig().history
@@ -61,7 +61,9 @@ class InContextSearcher(Searcher):
 
     @property
     def _proposing(self) -> Searcher:
-        return self._random if self._told < self.warmup else self._model
+        told = self._model.entries
+        warm = len(told) >= self.warmup and len({entry.value for entry in told}) > 1
+        return self._model if warm else self._random
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -81,15 +83,13 @@ class InContextSearcher(Searcher):
         """Add a trial to the history."""
         self._random.tell(trial)
         self._model.tell(trial)
-        self._told += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of both searchers."""
-        return {"told": self._told, "random": self._random.state_dict(), "model": self._model.state_dict()}
+        return {"random": self._random.state_dict(), "model": self._model.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self._told = int(state_dict["told"])
         self._random.load_state_dict(state_dict["random"])
         self._model.load_state_dict(state_dict["model"])
 

@@ -52,6 +52,17 @@ def test_the_first_proposals_are_those_of_random_search_and_the_others_are_asked
     assert all((one >= -5.9).all() and (one <= -5.7).all() for one in found[5:]), "1 to 3 tenths above -6"
 
 
+def test_proposals_stay_random_until_two_returns_differ():
+    space, model, random, found = ParameterSpace(size=3), Scripted(), RandomSearch(), []
+    searcher = InContextSearcher(model)
+    searcher.setup(space, 3, 12)
+    for trial in range(10):
+        found.append(searcher.ask())
+        searcher.tell(Trial(parameters=found[-1], returns=np.array([float(trial == 7)]), env_steps=1))
+    np.testing.assert_array_equal(found[:8], ask_all(random, space, 8))
+    assert [prompts[0].count("=") for prompts in model.prompts] == [8, 9], "asked after the eighth return, not before"
+
+
 def test_a_restored_search_goes_on():
     space = ParameterSpace(size=2, actions=(1, 2, 3))
     whole = ask_all(InContextSearcher(Scripted()), space, 7)
@@ -67,11 +78,11 @@ def test_a_restored_search_goes_on():
 def test_a_record_counts_all_proposals_and_those_without_a_usable_reply(monkeypatch):
     model = Scripted()
     monkeypatch.setattr("lrl.evaluation.parameter_search.chat_model_of", lambda checkpoint: model)
-    record = search(SearchRun("nim", IN_CONTEXT, 1), SMALL)
+    record = search(SearchRun("cart_pole", IN_CONTEXT, 1), SMALL)
     assert record["episodes"] == 16 and len(record["values"]) == 8 and record["failed"] == 0
     assert record["checkpoint"] == "a run" and len(model.prompts) == 3
     model.usable = False
-    assert search(SearchRun("nim", IN_CONTEXT, 1), SMALL)["failed"] == 3
+    assert search(SearchRun("cart_pole", IN_CONTEXT, 1), SMALL)["failed"] == 3
 
 
 def test_a_task_without_room_in_the_prompt_is_recorded_as_such(monkeypatch):
