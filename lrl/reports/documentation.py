@@ -14,6 +14,7 @@ kinds:
 - ``rephrased NAME``: success of trained policies on rephrased prompts.
 - ``search NAME RULE`` and ``search_budget NAME``: what ``lrl search_table --json`` wrote, by the rule
   ``best_iteration`` or ``fresh``, and what was played for it.
+- ``search_exact NAME``: the exact success on FrozenLake of the tables that the searches of such a file chose.
 - ``search_gains NAME``: how much better the language model of such a file is than random search.
 - ``synthetic NAME ...``: what ``lrl synthetic_search --json`` wrote.
 """
@@ -224,6 +225,12 @@ def _search_budget(words: Sequence[str], results: Results, page: Path) -> str:
     return budget_table(_searched(words[0], results))
 
 
+def _search_exact(words: Sequence[str], results: Results, page: Path) -> str:
+    from lrl.reports.search_exact import exact_table
+
+    return exact_table(_searched(words[0], results))
+
+
 def _search_gains(words: Sequence[str], results: Results, page: Path) -> str:
     from lrl.reports.search_gains import gains_table
 
@@ -275,6 +282,7 @@ _KINDS: dict[str, Callable[[Sequence[str], Results, Path], str]] = {
     "rephrased": _rephrased,
     "search": _search,
     "search_budget": _search_budget,
+    "search_exact": _search_exact,
     "search_gains": _search_gains,
     "synthetic": _synthetic,
 }
