@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import lightning as L
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+_LINES = 20
+"""Number of logged lines of a run."""
+_LONG_PASS = 100
+"""Least number of batches of a pass over data that is reported in parts."""
 _SHOWN = {
     "rollout/return": "return",
     "search/best_return": "best",
@@ -24,6 +29,9 @@ _SHOWN = {
 
 class ConsoleProgress(L.Callback):
     """A progress bar over collections on a terminal, and a logged line every ``every_n_collections``.
+
+    Where a run has fewer than twenty passes over data, of at least 100 batches each, there are lines within a pass as
+    well, twenty in all, with the figures of the last logged row.
 
     Where ``data.max_env_steps`` is expected to end the run, the number of collections is an estimate, which only the
     bar shows; the lines count env steps.
@@ -49,6 +57,23 @@ class ConsoleProgress(L.Callback):
         self._task = self._progress.add_task("training", total=total, completed=trainer.current_epoch, figures="")
         self._progress.start()
 
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Report a part of a long pass over data."""
+        done, steps, limit = batch_idx + 1, trainer.num_training_batches, _num_collections(trainer, pl_module)
+        if not trainer.is_global_zero or not 0 < limit < _LINES or done >= steps or steps < _LONG_PASS:
+            return
+        done += trainer.current_epoch * int(steps)
+        total = limit * int(steps)
+        twentieth = done * _LINES // total
+        if self.every_n_collections or twentieth <= self._twentieth:
+            return
+        self._twentieth, figures = twentieth, _figures(trainer)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done / steps, figures=figures)
+        logging.getLogger("lrl").info("batch %d/%d  %s", done, total, figures)
+
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Read the clock before the next collection advances it."""
         self._env_steps = int(getattr(pl_module, "clocks", {}).get("env_steps", 0))
@@ -64,14 +89,12 @@ class ConsoleProgress(L.Callback):
         self._reported, limit, budget = done, _num_collections(trainer, pl_module), _max_env_steps(trainer)
         expected = max(done, -(-done * budget // self._env_steps)) if budget and self._env_steps else 0
         total = min(limit or expected, expected or limit)
-        figures = "  ".join(
-            f"{label} {float(trainer.callback_metrics[name]):.3f}"
-            for name, label in _SHOWN.items()
-            if name in trainer.callback_metrics
-        )
+        figures = _figures(trainer)
         if self._progress is not None:
             self._progress.update(self._task, completed=done, total=total or None, figures=figures)
-        twentieth = self._env_steps * 20 // budget if total == expected and budget else done * 20 // max(total, 1)
+        twentieth = (
+            self._env_steps * _LINES // budget if total == expected and budget else done * _LINES // max(total, 1)
+        )
         due = done % self.every_n_collections == 0 if self.every_n_collections else twentieth > self._twentieth
         if done == 1 or due or done == limit or last:
             clock = f"env steps {self._env_steps}{f'/{budget}' if budget else ''}  " if self._env_steps else ""
@@ -92,6 +115,11 @@ class ConsoleProgress(L.Callback):
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def _figures(trainer: L.Trainer) -> str:
+    metrics = trainer.callback_metrics
+    return "  ".join(f"{label} {float(metrics[name]):.3f}" for name, label in _SHOWN.items() if name in metrics)
 
 
 def _num_collections(trainer: L.Trainer, pl_module: L.LightningModule) -> int:

@@ -4,9 +4,15 @@ import logging
 import re
 
 import pytest
-from tiny_runs import COLLECTIONS, grpo, make_trainer, rollout_data, save_tiny_model
+from settings import made
+from tiny_runs import COLLECTIONS, grpo, make_trainer, rollout_data, save_tiny_model, text_policy
 
+from lrl.algorithms.sft import SFTModule
 from lrl.callbacks.progress import ConsoleProgress
+from lrl.data.demonstrations.data_module import DemonstrationsDataModule
+from lrl.data.demonstrations.sources import ExpertDemonstrations
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.frozen_lake.expert_rows import ExpertQRows
 
 
 def test_a_line_tells_the_figures_of_its_own_collection(tmp_path, caplog, monkeypatch):
@@ -34,3 +40,25 @@ def test_a_run_that_a_number_of_env_steps_ends_counts_them_and_reports_its_end(t
     assert re.match(r"collection 1  env steps \d+/200  return", first)
     count, steps = map(int, re.findall(r"collection (\d+)  env steps (\d+)/200  return", last)[0])
     assert count == trainer.current_epoch > 1 and steps == data.clocks["env_steps"] >= 200
+
+
+def test_a_long_pass_over_data_is_reported_in_parts(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
+    rows = ExpertDemonstrations(ExpertQRows(), repeat=10)
+    data = made(DemonstrationsDataModule, rows, GymnasiumEnvs("FrozenLake-v1"), batch_size=1, validation_episodes=0)
+    module = made(SFTModule, text_policy(save_tiny_model(tmp_path / "tiny")), lr=1e-3)
+    module.log_every = 10
+    trainer = make_trainer(tmp_path, ConsoleProgress())
+    trainer.fit_loop.max_epochs = 2
+    with caplog.at_level(logging.INFO, logger="lrl"):
+        trainer.fit(module, datamodule=data)
+    lines = [line for line in caplog.messages if line.startswith(("batch ", "collection "))]
+    assert [int(line.split("/")[0].split()[1]) for line in lines if line.startswith("batch")] == [
+        *(11, 22, 33, 44, 55, 66, 77, 88, 99),
+        *(121, 132, 143, 154, 165, 176, 187, 198, 209),
+    ]
+    assert lines[0].startswith("batch 11/220  loss ") and [line[:14] for line in lines[9::10]] == [
+        *("collection 1/2", "collection 2/2")
+    ]
+    losses = [row["train/loss"] for _, row in trainer.logger.rows if "train/loss" in row]
+    assert float(lines[0].split("loss ")[1].split()[0]) == pytest.approx(losses[0], abs=6e-4)
