@@ -80,6 +80,8 @@ class RolloutDataModule(RunDataModule):
         self._batch: TurnBatch | None = None
         self._counted: tuple[int, int, tuple[int, int]] = (-1, -1, (0, 0))
         """Collection, first minibatch and sizes of the optimiser step that was counted last."""
+        self._shuffled: tuple[int, int, list[torch.Tensor]] = (-1, -1, [])
+        """Collection, pass and turns of each minibatch of the pass that was shuffled last."""
 
     def prepare_data(self) -> None:
         """Download what the environments need, once per machine."""
@@ -104,8 +106,13 @@ class RolloutDataModule(RunDataModule):
             rollout: as collected, for transcripts.
             batch: the turns with their advantages.
         """
-        self.collection, self.rollout, self._batch = collection, rollout, batch
+        self.collection, self.rollout = collection, rollout
         self.trained_minibatches = 0
+        self._hold(batch)
+
+    def _hold(self, batch: TurnBatch) -> None:
+        """Keep the turns of a collection, and forget what was counted and shuffled of the last one."""
+        self._batch, self._counted, self._shuffled = batch, (-1, -1, (0, 0)), (-1, -1, [])
 
     def minibatch(self, index: int) -> TurnBatch:
         """Return minibatch ``index`` of the collection, which belongs to pass ``index // num_minibatches``.
@@ -120,9 +127,11 @@ class RolloutDataModule(RunDataModule):
 
     def _members(self, batch: TurnBatch, index: int) -> torch.Tensor:
         """Return the turns of minibatch ``index``, int64 ``(turn,)``."""
-        order = self._order(batch, index // self.num_minibatches)
-        minibatches = torch.tensor_split(order, self.num_minibatches)
-        return minibatches[index % self.num_minibatches].to(batch.response_mask.device)
+        epoch = index // self.num_minibatches
+        if self._shuffled[:2] != (self.collection, epoch):
+            minibatches = torch.tensor_split(self._order(batch, epoch), self.num_minibatches)
+            self._shuffled = self.collection, epoch, [turns.to(batch.response_mask.device) for turns in minibatches]
+        return self._shuffled[2][index % self.num_minibatches]
 
     def step_sizes(self, index: int, accumulated: int) -> tuple[int, int]:
         """Return this rank's numbers of turns and sampled tokens in the optimiser step of a minibatch.
@@ -189,6 +198,6 @@ class RolloutDataModule(RunDataModule):
         if state_dict.get("running_episodes") and fits:
             self.restored_episodes = redistribute_lists(state_dict["running_episodes"])
         if "batches" in state_dict and fits:
-            self._batch = TurnBatch(**value_of_this_rank(state_dict["batches"]))
+            self._hold(TurnBatch(**value_of_this_rank(state_dict["batches"])))
             trained = state_dict.get("trained_minibatches", state_dict.get("trained_parts", 0))  # its older name
             self.trained_minibatches = int(trained)
