@@ -27,10 +27,10 @@ class UnplayableError(ValueError):
 
 @final
 class InContextSearcher(Searcher):
-    """Proposes a few random policies, and then what a language model that learned to search replies to the history.
+    """Proposes random policies at first, and then what a language model that learned to search replies to the history.
 
-    The prompt is that of the model's training. Where no reply can be used, a random policy is proposed. Proposals stay
-    random until two of them have different returns: a history of equal returns says nothing, where a reward is rare.
+    The prompt is that of the model's training. Where no reply can be used, a random policy is proposed. Proposals are
+    random until two of them have different returns: where a reward is rare, a history of equal returns says nothing.
 
     Args:
         chat_model: a model that learned from :class:`~lrl.data.demonstrations.synthetic.SyntheticHistories`.
@@ -62,8 +62,13 @@ class InContextSearcher(Searcher):
     @property
     def _proposing(self) -> Searcher:
         told = self._model.entries
-        warm = len(told) >= self.warmup and len({entry.value for entry in told}) > 1
-        return self._model if warm else self._random
+        different = len({round(entry.value, 9) for entry in told}) > 1
+        return self._model if len(told) >= self.warmup and different else self._random
+
+    @property
+    def is_random(self) -> bool:
+        """Return whether the next proposal is random because returns are too few, or all the same."""
+        return self._proposing is self._random
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -83,6 +88,9 @@ class InContextSearcher(Searcher):
         """Add a trial to the history."""
         self._random.tell(trial)
         self._model.tell(trial)
+        self._model.asked = max(
+            0, len(self._model.entries) - self.warmup
+        )  # as training counts, however many are random
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of both searchers."""

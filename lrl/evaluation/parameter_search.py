@@ -123,9 +123,9 @@ def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], Non
 
     Returns:
         ``best_iteration`` is the figure of the paper, the best mean return that any proposal had; ``fresh`` that of the
-        same policy, the first one with the best mean, on fresh episodes. Of :data:`IN_CONTEXT`, ``failed`` counts
-        random proposals for want of a usable reply. If it cannot play the task, the record has :data:`UNPLAYABLE`
-        and no figures.
+        same policy, the first one with the best mean, on fresh episodes. Of :data:`IN_CONTEXT`, ``warmup`` counts the
+        random proposals to begin with, and ``failed`` those for want of a usable reply. If it cannot play the task, the
+        record has :data:`UNPLAYABLE` and no figures.
     """
     task, seed, started = TASKS[run.task], headline_seed(run.index), time.perf_counter()
     policy, searcher = make_policy(task), make_searcher(run.method, budget)
@@ -135,12 +135,14 @@ def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], Non
     except UnplayableError as error:
         return about | {UNPLAYABLE: str(error)}
     envs = make_batched(task.env_factory(), budget.rollouts)
-    values, env_steps, failed = np.zeros(budget.iterations), 0, 0
+    values, env_steps = np.zeros(budget.iterations), 0
+    counts = dict.fromkeys(("warmup", "failed"), 0)
     best: Trial | None = None
     for proposal in range(budget.iterations):
         seeds = proposal_seeds(seed, proposal, budget.rollouts)
+        counts["warmup"] += isinstance(searcher, InContextSearcher) and searcher.is_random
         trial = play_parameters(policy, envs, searcher.ask(), seeds, task.max_steps)
-        failed += int(searcher.metrics.get("failed", 0))
+        counts["failed"] += int(searcher.metrics.get("failed", 0))
         searcher.tell(trial)
         values[proposal], env_steps = trial.value, env_steps + trial.env_steps
         if best is None or trial.value > best.value:
@@ -154,7 +156,7 @@ def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], Non
     envs.close()
     return {
         **about,
-        **({"failed": failed} if run.method == IN_CONTEXT else {}),
+        **(counts if run.method == IN_CONTEXT else {}),
         "space": asdict(space) | {"actions": None if space.actions is None else list(space.actions)},
         "best_iteration": best.value,
         "best_proposal": int(values.argmax()),

@@ -68,11 +68,11 @@ class PromptedSearcher(Searcher):
         prompt.check_style(history.style)
         self.entries: list[Entry] = []
         """All policies so far, oldest first."""
-        self._task, self._asked = TaskText(), 0
-        self._metrics: dict[str, float] = {}
+        self.asked = 0
+        """Number of proposals so far, which a prompt shows and the seeds of its replies follow from."""
+        self._task, self._warned = TaskText(), False
+        self._metrics, self._usage = dict[str, float](), dict[str, float]()
         self._replies: list[dict[str, str]] = []
-        self._usage: dict[str, float] = {}
-        self._warned = False
 
     @property
     def needs_trajectory(self) -> bool:
@@ -94,7 +94,7 @@ class PromptedSearcher(Searcher):
             integer_space(space)
         super().setup(space, seed, num_iterations)
         self.chat_model.connect()
-        self.entries, self._asked, self._usage = [], 0, {}
+        self.entries, self.asked, self._usage = [], 0, {}
         self._check_room()
 
     def _check_room(self) -> None:
@@ -163,7 +163,7 @@ class PromptedSearcher(Searcher):
                 self._metrics["retries"] += 1
             else:
                 self._replies.append({"reply": text, "rejected": ""})
-                self._asked += 1
+                self.asked += 1
                 return proposal
         return self._give_up(complaint)
 
@@ -209,7 +209,7 @@ class PromptedSearcher(Searcher):
             history=self.history.render(entries, self.space, most, parameter),
             order=self.history.order,
             style=self.history.style,
-            iteration=self._asked + 1,
+            iteration=self.asked + 1,
             total=self.num_iterations,
             complaint=complaint,
             allow_repeats=self.allow_repeats,
@@ -223,7 +223,7 @@ class PromptedSearcher(Searcher):
             conversations: the prompts.
             again: whether the same prompts were sent before, so that greedy replies would be the same.
         """
-        request = ("prompted search", self.seed, self._asked, attempt)
+        request = ("prompted search", self.seed, self.asked, attempt)
         own = [seeds(*request)] if len(conversations) == 1 else seeds(*request, np.arange(len(conversations)))
         greedy_again = again and self.sampling.temperature == 0
         sampling = replace(self.sampling, temperature=1.0) if greedy_again else self.sampling
@@ -275,12 +275,12 @@ class PromptedSearcher(Searcher):
         """Return a random policy, or raise: the model has used up its tries."""
         if self.on_failure == "stop":
             raise ValueError(
-                f"{self.chat_model.name} gave no usable proposal {self._asked + 1} in searcher.max_tries "
+                f"{self.chat_model.name} gave no usable proposal {self.asked + 1} in searcher.max_tries "
                 f"{self.max_tries} replies; the last was rejected because: {complaint}"
             )
         self._metrics["failed"] = 1.0
-        rng = np.random.default_rng(int(seeds("failed proposal", self.seed, self._asked)))
-        self._asked += 1
+        rng = np.random.default_rng(int(seeds("failed proposal", self.seed, self.asked)))
+        self.asked += 1
         return self.space.sample(rng)
 
     def tell(self, trial: Trial) -> None:
@@ -291,10 +291,10 @@ class PromptedSearcher(Searcher):
     def state_dict(self) -> dict[str, Any]:
         """Return the history, the number of proposals and what they took."""
         entries = [entry.state() for entry in self.entries]
-        return {"asked": self._asked, "entries": entries, "usage": dict(self._usage)}
+        return {"asked": self.asked, "entries": entries, "usage": dict(self._usage)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self._asked = int(state_dict["asked"])
+        self.asked = int(state_dict["asked"])
         self.entries = [Entry.restored(entry) for entry in state_dict["entries"]]
         self._usage = dict(state_dict.get("usage", {}))  # searches of older versions have none

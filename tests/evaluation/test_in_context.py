@@ -61,6 +61,8 @@ def test_proposals_stay_random_until_two_returns_differ():
         searcher.tell(Trial(parameters=found[-1], returns=np.array([float(trial == 7)]), env_steps=1))
     np.testing.assert_array_equal(found[:8], ask_all(random, space, 8))
     assert [prompts[0].count("=") for prompts in model.prompts] == [8, 9], "asked after the eighth return, not before"
+    first = [prompts[0].partition(":")[0] for prompts in model.prompts]
+    assert first == ["3 numbers from 0 to 120, 4 of 7", "3 numbers from 0 to 120, 5 of 7"], "counted as in training"
 
 
 def test_a_restored_search_goes_on():
@@ -80,7 +82,7 @@ def test_a_record_counts_all_proposals_and_those_without_a_usable_reply(monkeypa
     monkeypatch.setattr("lrl.evaluation.parameter_search.chat_model_of", lambda checkpoint: model)
     record = search(SearchRun("cart_pole", IN_CONTEXT, 1), SMALL)
     assert record["episodes"] == 16 and len(record["values"]) == 8 and record["failed"] == 0
-    assert record["checkpoint"] == "a run" and len(model.prompts) == 3
+    assert record["warmup"] == 5 and record["checkpoint"] == "a run" and len(model.prompts) == 3
     model.usable = False
     assert search(SearchRun("cart_pole", IN_CONTEXT, 1), SMALL)["failed"] == 3
 
