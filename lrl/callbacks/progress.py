@@ -30,8 +30,8 @@ _SHOWN = {
 class ConsoleProgress(L.Callback):
     """A progress bar over collections on a terminal, and a logged line every ``every_n_collections``.
 
-    Where a run has fewer than twenty passes over data, of at least 100 batches each, there are lines within a pass as
-    well, twenty in all, with the figures of the last logged row.
+    Where a run has fewer than twenty passes over demonstrations, of at least 100 batches each, every twentieth of the
+    run is reported as well, with the figures that were logged last.
 
     Where ``data.max_env_steps`` is expected to end the run, the number of collections is an estimate, which only the
     bar shows; the lines count env steps.
@@ -60,19 +60,18 @@ class ConsoleProgress(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Report a part of a long pass over data."""
-        done, steps, limit = batch_idx + 1, trainer.num_training_batches, _num_collections(trainer, pl_module)
-        if not trainer.is_global_zero or not 0 < limit < _LINES or done >= steps or steps < _LONG_PASS:
+        """Report a part of a long pass over demonstrations."""
+        passes, batches = _num_collections(trainer, pl_module), trainer.num_training_batches
+        demonstrations = "optimizer_steps" in getattr(pl_module, "clocks", {})
+        if not trainer.is_global_zero or self.every_n_collections or not demonstrations:
             return
-        done += trainer.current_epoch * int(steps)
-        total = limit * int(steps)
-        twentieth = done * _LINES // total
-        if self.every_n_collections or twentieth <= self._twentieth:
+        if not 0 < passes < _LINES or not _LONG_PASS <= batches < float("inf") or batch_idx + 1 >= batches:
             return
-        self._twentieth, figures = twentieth, _figures(trainer)
+        done, total = trainer.current_epoch * int(batches) + batch_idx + 1, passes * int(batches)
         if self._progress is not None:
-            self._progress.update(self._task, completed=done / steps, figures=figures)
-        logging.getLogger("lrl").info("batch %d/%d  %s", done, total, figures)
+            self._progress.update(self._task, completed=done / batches)
+        if done * _LINES // total > (done - 1) * _LINES // total and (figures := _figures(trainer)):
+            logging.getLogger("lrl").info("batch %d/%d  %s", done, total, figures)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Read the clock before the next collection advances it."""

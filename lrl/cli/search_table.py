@@ -15,7 +15,8 @@ the chosen policy (of a network: the last one) on fresh episodes. Others have wh
 random_search seed by seed.
 
 in_context is the search of a language model that learned it from synthetic functions: the run of --checkpoint. Its
-first five proposals are random. It is asked for each parameter by itself, all at once.
+first proposals are random: five, and as many more as it takes until two returns differ. It is asked for each parameter
+by itself, all at once.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--fresh_episodes", type=int, default=100, help="of the chosen policy")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes at a time, of one thread each")
     parser.add_argument("--show", action="store_true", help="run nothing, print what has finished")
-    parser.add_argument("--finished", type=Path, metavar="FILE", help="an earlier --json, whose runs are not run again")
+    parser.add_argument(
+        "--finished", type=Path, metavar="FILE", help="an earlier --json, whose runs are copied to --folder"
+    )
     parser.add_argument("--machine", default="", help="the machine's description, for the records")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write all records to one file, with the best so far of each"
@@ -70,7 +73,8 @@ def run(arguments: argparse.Namespace) -> None:
     runs = planned(arguments.tasks or list(TASKS), _methods(arguments), arguments.seeds)
     about = {"commit": commit(), "machine": arguments.machine}
     if arguments.finished is not None:
-        restore_records(read_report(arguments.finished), runs, budget, arguments.folder)
+        count = restore_records(read_report(arguments.finished), runs, budget, arguments.folder)
+        print(f"{count} of {len(runs)} runs were copied from {arguments.finished} to {arguments.folder}.", flush=True)
     if not arguments.show:
         search_all(runs, budget, arguments.folder, arguments.jobs, about, _print_record, search_or_train)
     records = {run: read_record(run, budget, arguments.folder) for run in runs}

@@ -67,7 +67,7 @@ class InContextSearcher(Searcher):
 
     @property
     def is_random(self) -> bool:
-        """Return whether the next proposal is random because returns are too few, or all the same."""
+        """Return whether the next proposal is random because returns are too few, or equal."""
         return self._proposing is self._random
 
     @property

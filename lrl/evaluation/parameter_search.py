@@ -136,11 +136,11 @@ def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], Non
         return about | {UNPLAYABLE: str(error)}
     envs = make_batched(task.env_factory(), budget.rollouts)
     values, env_steps = np.zeros(budget.iterations), 0
-    counts = dict.fromkeys(("warmup", "failed"), 0)
+    counts: dict[str, int] = {"warmup": 0, "failed": 0}
     best: Trial | None = None
     for proposal in range(budget.iterations):
         seeds = proposal_seeds(seed, proposal, budget.rollouts)
-        counts["warmup"] += isinstance(searcher, InContextSearcher) and searcher.is_random
+        counts["warmup"] += int(isinstance(searcher, InContextSearcher) and searcher.is_random)
         trial = play_parameters(policy, envs, searcher.ask(), seeds, task.max_steps)
         counts["failed"] += int(searcher.metrics.get("failed", 0))
         searcher.tell(trial)

@@ -38,8 +38,8 @@ def _check_budget(run: SearchRun, budget: SearchBudget, record: Mapping[str, Any
 
 def restore_records(
     records: Mapping[SearchRun, dict[str, Any] | None], runs: Sequence[SearchRun], budget: SearchBudget, folder: Path
-) -> None:
-    """Write the records of runs that have none in the folder yet, as if they had finished there.
+) -> int:
+    """Write the records of runs that have none in the folder yet, as if they had finished there; return how many.
 
     Args:
         records: of an earlier report; runs without one are left out.
@@ -52,9 +52,10 @@ def restore_records(
     """
     found = {run: record for run in runs if (record := records.get(run)) and not run.file(folder).exists()}
     for run, record in found.items():
-        _check_budget(run, budget, record, f"the record of {run.task} {run.method} {run.index}", "leave --finished out")
+        _check_budget(run, budget, record, f"--finished has {run.task} {run.method} {run.index}, which", "leave it out")
     for run, record in found.items():
         _write(record, run.file(folder))
+    return len(found)
 
 
 def search_all(

@@ -81,7 +81,7 @@ def read_report(path: Path) -> Records:
         report = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"--finished is {str(path)!r}, which is no JSON; give one that --json wrote.") from error
-    return report_records(report, str(path))
+    return report_records(report, f"--finished {path}")
 
 
 def report_records(report: Mapping[str, Any], name: str = "the report") -> Records:
@@ -96,6 +96,10 @@ def report_records(report: Mapping[str, Any], name: str = "the report") -> Recor
     """
     if not isinstance(report, Mapping) or not {"planned", "searches"} <= set(report):
         raise ValueError(f"{name!r} holds no searches of `lrl search_table --json`.")
-    found = {(record["task"], record["method"], record["index"]): record for record in report["searches"]}
-    runs = [SearchRun(one["task"], one["method"], index) for one in report["planned"] for index in range(one["seeds"])]
-    return {run: found.get((run.task, run.method, run.index)) for run in runs}
+    try:
+        found = {SearchRun(one["task"], one["method"], one["index"]): one for one in report["searches"]}
+        planned = [(one["task"], one["method"], range(one["seeds"])) for one in report["planned"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{name!r} has entries of another kind; give a file of `lrl search_table --json`.") from error
+    runs = [SearchRun(task, method, index) for task, method, indices in planned for index in indices]
+    return {run: found.get(run) for run in runs}

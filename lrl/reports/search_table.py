@@ -40,7 +40,7 @@ def search_tables(records: Records) -> str:
     parts += [reached_text(records, rule) for rule in RULES]
     if has_gains(records):
         parts.append(f"{IN_CONTEXT} minus {CONTROL} on the same seeds:\n\n{gains_table(records)}")
-    parts += [text for text in (failed_text(records), unfinished_text(records)) if text]
+    parts += [text for text in (random_text(records), unfinished_text(records)) if text]
     return "\n\n".join(parts)
 
 
@@ -170,19 +170,32 @@ def _best(records: Records, task: str, methods: Sequence[str], rule: str) -> flo
     )
 
 
-def failed_text(records: Records) -> str:
-    """Return a sentence on how many proposals of a language model were random for want of a usable reply.
+_RANDOM_COUNTS = {
+    "warmup": "Proposals that were random because they were the first, or all returns before were the same",
+    "failed": "Proposals that were random for want of a usable reply",
+}
+"""What the counts of a language model's record are counts of."""
+_FEW = 0.02
+"""Share of random proposals at the beginning of a search that is not worth a word."""
 
-    It is empty if there are none. Planned random policies at the beginning are not counted.
+
+def random_text(records: Records) -> str:
+    """Return a sentence for each kind of random proposals in place of a language model's, with their share by task.
+
+    It is empty if there are none but a few at the beginning.
     """
-    found = []
-    for task in _names(records, "task"):
-        for method in _names(records, "method"):
-            played = [record for record in _played(records, task, method) if record.get("failed")]
-            if played:
-                share = sum(record["failed"] for record in played) / sum(record["iterations"] for record in played)
-                found.append(f"{task} {method} {share:.1%}")
-    return f"Proposals that were random for want of a usable reply: {', '.join(found)}." if found else ""
+    sentences = []
+    for name, title in _RANDOM_COUNTS.items():
+        found = []
+        for task in _names(records, "task"):
+            for method in _names(records, "method"):
+                played = _played(records, task, method)
+                share = sum(one.get(name, 0) for one in played) / max(1, sum(one["iterations"] for one in played))
+                if share > (_FEW if name == "warmup" else 0):
+                    found.append(f"{task} {method} {share:.1%}")
+        if found:
+            sentences.append(f"{title}: {', '.join(found)}.")
+    return " ".join(sentences)
 
 
 def unfinished_text(records: Records) -> str:

@@ -42,23 +42,30 @@ def test_a_run_that_a_number_of_env_steps_ends_counts_them_and_reports_its_end(t
     assert count == trainer.current_epoch > 1 and steps == data.clocks["env_steps"] >= 200
 
 
-def test_a_long_pass_over_data_is_reported_in_parts(tmp_path, caplog, monkeypatch):
+def test_a_long_pass_over_demonstrations_is_reported_in_parts(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
     rows = ExpertDemonstrations(ExpertQRows(), repeat=10)
     data = made(DemonstrationsDataModule, rows, GymnasiumEnvs("FrozenLake-v1"), batch_size=1, validation_episodes=0)
     module = made(SFTModule, text_policy(save_tiny_model(tmp_path / "tiny")), lr=1e-3)
     module.log_every = 10
     trainer = make_trainer(tmp_path, ConsoleProgress())
-    trainer.fit_loop.max_epochs = 2
+    trainer.fit_loop.max_epochs = 3
     with caplog.at_level(logging.INFO, logger="lrl"):
         trainer.fit(module, datamodule=data)
     lines = [line for line in caplog.messages if line.startswith(("batch ", "collection "))]
-    assert [int(line.split("/")[0].split()[1]) for line in lines if line.startswith("batch")] == [
-        *(11, 22, 33, 44, 55, 66, 77, 88, 99),
-        *(121, 132, 143, 154, 165, 176, 187, 198, 209),
-    ]
-    assert lines[0].startswith("batch 11/220  loss ") and [line[:14] for line in lines[9::10]] == [
-        *("collection 1/2", "collection 2/2")
-    ]
+    whole = [place for place, line in enumerate(lines) if line.startswith("collection")]
+    assert [lines[place][:14] for place in whole] == ["collection 1/3", "collection 2/3", "collection 3/3"]
+    parts = [-(-330 * part // 20) for part in range(1, 20)]
+    assert [int(line.split("/")[0].split()[1]) for line in lines if line.startswith("batch")] == parts
+    assert lines[0].startswith("batch 17/330  loss ")
     losses = [row["train/loss"] for _, row in trainer.logger.rows if "train/loss" in row]
     assert float(lines[0].split("loss ")[1].split()[0]) == pytest.approx(losses[0], abs=6e-4)
+
+
+def test_collections_of_many_minibatches_are_not_reported_in_parts(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
+    monkeypatch.setattr("lrl.callbacks.progress._LONG_PASS", 1)
+    trainer = make_trainer(tmp_path, ConsoleProgress())
+    with caplog.at_level(logging.INFO, logger="lrl"):
+        trainer.fit(grpo(save_tiny_model(tmp_path / "tiny")), datamodule=rollout_data("episodes"))
+    assert not [line for line in caplog.messages if line.startswith("batch ")]

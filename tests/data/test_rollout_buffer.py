@@ -50,6 +50,24 @@ def test_a_pass_visits_every_turn_once_and_each_pass_in_another_order():
     assert numbers(filled().minibatch(0)) == numbers(module.minibatch(0)) != numbers(filled(seed=1).minibatch(0))
 
 
+def test_a_pass_is_shuffled_once_and_anew_for_another_batch_of_the_same_collection(monkeypatch):
+    module, orders = data(), []
+    order = RolloutDataModule._order
+    monkeypatch.setattr(
+        RolloutDataModule, "_order", lambda self, batch, epoch: orders.append(epoch) or order(self, batch, epoch)
+    )
+    for count in (22, 9):
+        module.fill(0, None, turns(count))
+        whole = [n for part in range(4) for n in numbers(module.minibatch(part)) if sum(module.step_sizes(part, 1))]
+        assert sorted(whole) == list(range(count)) and sum(module.step_sizes(n, 1)[0] for n in range(4)) == count
+    assert orders == [0, 0], "once for each batch"
+    kept, other = module.state_dict(), data()
+    other.fill(0, None, turns(22))
+    other.minibatch(0)
+    other.load_state_dict(kept)
+    assert numbers(other.minibatch(0)) == numbers(module.minibatch(0))
+
+
 def test_parts_are_as_equal_as_can_be_and_exactly_as_many_as_asked_for():
     assert [len(filled().minibatch(index)) for index in range(4)] == [6, 6, 5, 5]
     assert [len(filled(turns(2)).minibatch(index)) for index in range(4)] == [1, 1, 0, 0]

@@ -210,15 +210,18 @@ def test_tables_show_what_was_played():
 def test_a_task_that_cannot_be_played_has_one_word_and_counts_as_not_reached():
     too_large = {UNPLAYABLE: "no room"}
     records = {SearchRun(task, "in_context", seed): too_large for task in ("walker2d", "hopper") for seed in range(2)}
-    records |= {SearchRun("maze", "in_context", seed): recorded(0.97, 0.97) | {"failed": 3} for seed in range(2)}
+    counts = [{"failed": 6, "warmup": 5}, {"failed": 0, "warmup": 203}]
+    records |= {SearchRun("maze", "in_context", seed): recorded(0.97, 0.97) | one for seed, one in enumerate(counts)}
+    records |= {SearchRun("nim", "in_context", 0): recorded(0.1, 0.1) | {"failed": 0, "warmup": 5}}
     records |= {SearchRun("maze", "ars", 0): recorded(0.97, 0.97), SearchRun("walker2d", "ars", 0): recorded(1.0, 1.0)}
     text = search_tables(records)
     assert "| walker2d | 108 | unplayable | 1.00 |" in text and "All planned runs have finished." in text
-    assert "in_context 1 and 1 of 3; ars 1 and 1 of 2." in text
+    assert "in_context 1 and 1 of 4; ars 1 and 1 of 2." in text
     assert "Proposals that were random for want of a usable reply: maze in_context 0.8%." in text
+    assert "or all returns before were the same: maze in_context 26.0%. " in text
     lucky = recorded(0.97, 0.97) | {"failed": 395, "iterations": 400}
     random = records | {SearchRun("maze", "in_context", seed): lucky for seed in range(2)}
     text = search_tables(random)
-    assert "| maze | 9 | random replies |" in text and "in_context 0 and 0 of 3; ars 1 and 1 of 2." in text
+    assert "| maze | 9 | random replies |" in text and "in_context 0 and 0 of 4; ars 1 and 1 of 2." in text
     some = {**records, SearchRun("walker2d", "in_context", 1): None}
     assert "| walker2d | 108 | unplayable |" in search_tables(some) and not unfinished(some)

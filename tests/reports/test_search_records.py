@@ -112,6 +112,7 @@ def test_finished_runs_of_a_kept_report_are_not_run_again(tmp_path, capsys):
     again = [*words.split(), "--folder", str(two), "--seeds", "2", "--finished", str(report)]
     main("lrl search_table", again)
     printed = capsys.readouterr().out
+    assert printed.startswith("2 of 4 runs were copied from ")
     assert printed.count("seconds") == 2 and "nim ars 1:" in printed and "nim ars 0:" not in printed
     kept = json.loads((two / "nim" / "ars_0.json").read_text())
     assert kept["best_iteration"] == json.loads((one / "nim" / "ars_0.json").read_text())["best_iteration"]
@@ -126,7 +127,8 @@ def test_finished_runs_of_a_kept_report_are_not_run_again(tmp_path, capsys):
         (None, "which is no file"),
         ("{", "which is no JSON"),
         ("[]", "holds no searches"),
-        ("another budget", "--iterations is 7, but the record of nim random_search 0 was made with 6; "),
+        ('{"planned": [{}], "searches": []}', "all.json' has entries of another kind; give "),
+        ("another budget", "--iterations is 7, but --finished has nim random_search 0, which was made with 6; "),
     ],
 )
 def test_a_report_that_cannot_be_gone_on_from_is_an_error(tmp_path, capsys, text, sentence):
