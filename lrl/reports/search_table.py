@@ -138,8 +138,9 @@ def budget_table(records: Records) -> str:
 def reached_text(records: Records, rule: str) -> str:
     """Return a sentence on how many finished tasks each method reaches the published ProPS and ProPS+ on.
 
-    Means are rounded to two decimals, as the published figures are. The last count is that of tasks on which at least
-    one of the searches does so, among the tasks that all of them have finished.
+    Methods that have finished no task are left out. Means are rounded to two decimals, as the published figures are.
+    The last count is that of tasks on which at least one of the searches does so, among the tasks that all of them have
+    finished.
     """
     methods, parts = _names(records, "method"), []
     searches = [method for method in methods if method in METHODS]
@@ -151,8 +152,10 @@ def reached_text(records: Records, rule: str) -> str:
             sum(mean >= getattr(TASKS[task].published, row) for task, mean in whole.items())
             for row in ("props", "props_plus")
         ]
-        parts.append(f"{title} {counts[0]} and {counts[1]} of {len(whole)}")
-    return f"Tasks on which the mean reaches the published ProPS and ProPS+ ({RULES[rule]}): {'; '.join(parts)}."
+        if whole:
+            parts.append(f"{title} {counts[0]} and {counts[1]} of {len(whole)}")
+    counted = "; ".join(parts) or "none is finished"
+    return f"Tasks on which the mean reaches the published ProPS and ProPS+ ({RULES[rule]}): {counted}."
 
 
 def _best(records: Records, task: str, methods: Sequence[str], rule: str) -> float | None:
@@ -201,18 +204,23 @@ def random_text(records: Records) -> str:
 def unfinished_text(records: Records) -> str:
     """Return a sentence on what is missing."""
     missing = unfinished(records)
-    return f"Unfinished: {', '.join(missing)}." if missing else "All planned runs have finished."
+    if not missing:
+        return "All planned runs have finished."
+    return f"Unfinished, with the seeds that have finished and those planned: {'; '.join(missing)}."
 
 
 def unfinished(records: Records) -> list[str]:
-    """Return the planned runs without record, as ``task method (n of m seeds missing)``."""
+    """Return the planned runs without record, as ``method task n/m, task n/m``."""
     found = []
-    for task in _names(records, "task"):
-        for method in _names(records, "method"):
+    for method in _names(records, "method"):
+        tasks = []
+        for task in _names(records, "task"):
             planned = _of(records, task, method)
-            missing = sum(record is None for record in planned)
-            if missing and not _cannot_play(planned):
-                found.append(f"{task} {method} ({missing} of {len(planned)} seeds missing)")
+            finished = sum(record is not None for record in planned)
+            if finished < len(planned) and not _cannot_play(planned):
+                tasks.append(f"{task} {finished}/{len(planned)}")
+        if tasks:
+            found.append(f"{method} {', '.join(tasks)}")
     return found
 
 

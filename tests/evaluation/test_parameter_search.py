@@ -77,7 +77,7 @@ def test_a_second_call_runs_only_what_is_missing(tmp_path, capsys):
     lost = tmp_path / "nim" / "ars_0.json"
     lost.unlink()
     main("lrl search_table", [*command, "--seeds", "1", "--show"])
-    assert "Unfinished: nim ars (1 of 1 seeds missing)." in capsys.readouterr().out
+    assert "Unfinished, with the seeds that have finished and those planned: ars nim 0/1." in capsys.readouterr().out
     main("lrl search_table", [*command, "--seeds", "2", "--json", str(tmp_path / "all.json")])
     assert capsys.readouterr().out.count("seconds") == 5
     assert all(file.read_text() == text for file, text in kept.items() if file != lost)
@@ -169,15 +169,9 @@ def test_tables_show_both_rules_and_what_is_missing():
         {SearchRun("maze", "ars", 0): recorded(1 - 3 * 0.1 / 9, 0.0)}, "best_iteration"
     ), "the published figure is rounded"
     assert "ars 1 and 0 of 1" in reached_text({SearchRun("maze", "ars", 0): recorded(0.964, 0.0)}, "best_iteration")
-    assert unfinished(records) == [
-        "maze cma_es (5 of 5 seeds missing)",
-        "hopper ars (1 of 2 seeds missing)",
-        "hopper cma_es (1 of 2 seeds missing)",
-    ]
-    assert "(best iteration): ars 1 and 0 of 1; cma_es 0 and 0 of 0; at least one search" in reached_text(
-        records, "best_iteration"
-    )
-    assert "(chosen policy on fresh episodes): ars 0 and 0 of 1;" in reached_text(records, "fresh")
+    assert unfinished(records) == ["ars hopper 1/2", "cma_es maze 0/5, hopper 1/2"]
+    assert "(best iteration): ars 1 and 0 of 1." in reached_text(records, "best_iteration")
+    assert "(chosen policy on fresh episodes): ars 0 and 0 of 1." in reached_text(records, "fresh")
 
 
 def test_tables_count_tasks_that_at_least_one_search_reaches():

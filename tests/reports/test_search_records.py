@@ -73,8 +73,8 @@ def test_a_table_of_the_documentation_is_made_from_a_kept_file():
     text = filled("search searches best_iteration")
     assert rule_table(report_records(results["searches"]), "best_iteration") in text
     assert "| maze | 9 | 0.50 1/2 | 0.40 |" in text and "| nim | 11 | 0/2 | 0/1 |" in text
-    assert "ars 0 and 0 of 0; ppo 0 and 0 of 1." in text
-    assert "Unfinished: maze ars (1 of 2 seeds missing), nim ars (2 of 2 seeds missing), nim ppo" in text
+    assert "(best iteration): ppo 0 and 0 of 1." in text
+    assert "those planned: ars maze 1/2, nim 0/2; ppo nim 0/1." in text
     assert budget_table(RECORDS) in filled("search_budget searches")
     for kind, said in {
         "search searches nothing": "rule 'nothing'; it must be best_iteration or fresh",
