@@ -19,7 +19,7 @@ from lrl.functional.random import permutation
 
 _ACTION_TAGS = re.compile(r"^\s*<action>|</action>\s*$")
 _BIN = re.compile(r"0|[1-9][0-9]{0,2}")
-_INTEGER = re.compile(r"\s*-?[0-9]{1,18}\s*")
+_INTEGER = re.compile(r"\s*-?[0-9]{1,18}\s*", re.ASCII)
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?![\w.])")
 _DIGITS = 15
 """Largest number of digits after the decimal point that codecs read."""

@@ -60,7 +60,7 @@ def read_integers(replies: Sequence[str], space: ParameterSpace) -> np.ndarray:
         ProposalError: a reply is something else, or a value is illegal.
     """
     for index, reply in enumerate(replies):
-        if not re.fullmatch(r"\s*\d+\s*", reply):
+        if not re.fullmatch(r"\s*\d+\s*", reply, re.ASCII):  # float reads no others, such as "\x1e93"
             raise ProposalError(f"The reply for params[{index}] is {reply!r}; it must be an integer.")
     values = [float(reply) for reply in replies]
     complaint = integer_space(space).complaint(values)

@@ -41,6 +41,7 @@ def test_parameters_are_counted_in_tenths_from_the_lower_end():
     [
         (["75", "4 1", "1"], "reply for params\\[1\\] is '4 1'; it must be an integer"),
         (["75", "40", ""], "params\\[2\\] is ''"),
+        (["75", "\x1e93", "1"], "params\\[1\\] is '\\\\x1e93'; it must be an integer"),
         (["-75", "40", "1"], "params\\[0\\] is '-75'"),
         (["75", "400", "1"], "params\\[1\\] is 400; it must be between 0 and 120"),
         (["75", "40"], "2 values were given; there must be 3"),
