@@ -42,6 +42,7 @@ def test_a_run_that_a_number_of_env_steps_ends_counts_them_and_reports_its_end(t
     assert count == trainer.current_epoch > 1 and steps == data.clocks["env_steps"] >= 200
 
 
+@pytest.mark.slow
 def test_a_long_pass_over_demonstrations_is_reported_in_parts(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
     rows = ExpertDemonstrations(ExpertQRows(), repeat=10)

@@ -99,6 +99,7 @@ def test_retries_of_invalid_responses_may_be_off(server, capsys):
     assert code == 0 and report["usage"]["further_responses"] == 0 and report["invalid_action_rate"] > 0
 
 
+@pytest.mark.slow
 def test_the_same_command_resumes_after_the_server_stopped_it_and_the_key_is_in_no_file(server, capsys):
     """The server repeats the key wherever it can."""
     evaluated(server, capsys, "--cache none")

@@ -130,7 +130,7 @@ def test_the_codecs_context_is_kept_with_every_episode():
     assert [reader.episode(index).context for index in range(5)] == contexts and len(set(contexts)) == 5
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("vectorization", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_the_data_set_does_not_depend_on_how_many_environments_play(vectorization):
     gather(episodes=7)
     gather(

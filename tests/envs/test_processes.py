@@ -34,6 +34,7 @@ def walk(on_death="fail", deaths=(), steps=30):
     return trace, env
 
 
+@pytest.mark.slow
 def test_a_dead_process_raises_with_environment_seed_and_signal():
     with pytest.raises(EnvironmentDiedError, match=r"environment 1 of FrozenLake-v1 \(episode seed 1\) died.*signal 9"):
         walk(deaths=[2])
