@@ -88,9 +88,8 @@ class InContextSearcher(Searcher):
         """Add a trial to the history."""
         self._random.tell(trial)
         self._model.tell(trial)
-        self._model.asked = max(
-            0, len(self._model.entries) - self.warmup
-        )  # as training counts, however many are random
+        # Demonstrations count all proposals after the warm-up, whoever made them.
+        self._model.asked = max(0, len(self._model.entries) - self.warmup)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of both searchers."""

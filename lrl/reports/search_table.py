@@ -22,6 +22,13 @@ _NETWORK_RULES = (
 )
 _RANDOM = "random replies"
 """What stands in place of the figures of a language model of whose proposals most were random."""
+_RANDOM_COUNTS = {
+    "warmup": "Proposals that were random because they were the first, or all returns before were the same",
+    "failed": "Proposals that were random for want of a usable reply",
+}
+"""What the counts of a language model's record are counts of."""
+_FEW = 0.02
+"""Share of random proposals at the beginning of a search that is not worth a word."""
 _YARDSTICKS = (
     "nothing: all parameters zero, or always the first action. random: the best of 400 random policies, as the "
     "original plays them. ceiling: what no policy exceeds, or about what good ones reach. budget: what ended a search "
@@ -171,15 +178,6 @@ def _best(records: Records, task: str, methods: Sequence[str], rule: str) -> flo
         -np.inf if out else float(np.mean([record[rule] for record in seeds if record is not None]))
         for seeds, out in zip(planned, lost, strict=True)
     )
-
-
-_RANDOM_COUNTS = {
-    "warmup": "Proposals that were random because they were the first, or all returns before were the same",
-    "failed": "Proposals that were random for want of a usable reply",
-}
-"""What the counts of a language model's record are counts of."""
-_FEW = 0.02
-"""Share of random proposals at the beginning of a search that is not worth a word."""
 
 
 def random_text(records: Records) -> str:

@@ -70,9 +70,8 @@ class PromptedSearcher(Searcher):
         """All policies so far, oldest first."""
         self.asked = 0
         """Number of proposals so far, which a prompt shows and the seeds of its replies follow from."""
-        self._task, self._warned = TaskText(), False
+        self._task, self._warned, self._replies = TaskText(), False, list[dict[str, str]]()
         self._metrics, self._usage = dict[str, float](), dict[str, float]()
-        self._replies: list[dict[str, str]] = []
 
     @property
     def needs_trajectory(self) -> bool:
