@@ -40,17 +40,11 @@ class VectorEnvRollouts(L.Callback):
         self.envs = data.env.make(num_envs, pl_module.policy.response_format)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Mend what Lightning 2.6.6 leaves out when it resumes a checkpoint that was written while collecting.
-
-        It still counts the minibatches of the collection before, and would train none of the new ones.
-        """
+        """End a resumed run at once if its budget of environment steps is spent, and no collection is left to train."""
         data, loop = rollout_data(trainer), trainer.fit_loop
-        if data is None:
-            return
-        if not (data.filled or loop.restarted_mid_epoch):
-            self.on_train_epoch_end(trainer, pl_module)  # the budget may be spent already
-        if loop.restarted_on_epoch_start:
-            loop.epoch_loop.batch_progress.reset_on_run()
+        unfinished = data is not None and data.filled and data.collection == trainer.current_epoch
+        if not (unfinished or loop.restarted_mid_epoch):
+            self.on_train_epoch_end(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Collect, let the algorithm credit the turns, fill the buffer."""

@@ -80,23 +80,36 @@ def check_seed(saved: Mapping[str, Any], seed: int) -> None:
 
 
 def mend_loops(loops: dict[str, Any], validated: int) -> None:
-    """Let a resumed run validate and call the hooks at the end of an epoch whose minibatches are all trained.
+    """Rewrite the saved counters of Lightning's loops so that a resumed run repeats nothing and leaves nothing out.
 
-    From a checkpoint that a callback wrote after the last minibatch, Lightning would count the epoch as finished and do
-    neither; from one that was written a moment later, or while validating, it would skip the validation.
+    Lightning 2.6.6 deduces from differences between its counters at which hook a checkpoint was written, and does not
+    restore all counters when it resumes: after a second resume the deductions are wrong, and it skips whole collections.
+    Here the counters become those of one of two states, whatever the hook and the number of resumes before: between
+    two passes (a collection that is under way starts again), or within a pass, after the last minibatch that was
+    trained. A pass that a limit ended before its last minibatch counts as not finished.
 
     Args:
         loops: saved progress, changed in place.
-        validated: the last epoch whose validation was finished.
+        validated: number of minibatches, over the whole run, that were trained before the last finished validation.
     """
     fit = loops["fit_loop"]
-    epochs, minibatches = fit["epoch_progress"]["total"], fit["epoch_loop.batch_progress"]
-    inside = epochs["started"] == epochs["ready"] and epochs["processed"] == epochs["started"] - 1
-    trained = minibatches["is_last_batch"] and minibatches["current"]["processed"] == minibatches["current"]["ready"]
-    if not (inside and trained):
-        return
-    for count in (minibatches["total"], minibatches["current"]):
-        count["completed"] = count["processed"]
-    if validated != fit["epoch_progress"]["current"]["processed"]:
-        begun = {"ready": 1, "started": 1, "processed": 0, "completed": 0}  # what Lightning goes back to and finishes
-        fit["epoch_loop.val_loop.batch_progress"].update(total=begun, current=dict(begun), is_last_batch=False)
+    epochs, minibatches = fit["epoch_progress"]["current"], fit["epoch_loop.batch_progress"]
+    finished, trained, last = epochs["processed"], minibatches["current"]["processed"], minibatches["is_last_batch"]
+    last = last and trained == minibatches["current"]["ready"]
+    within = epochs["started"] > finished
+    if not within and epochs["ready"] == finished and trained and not last:  # the pass was ended early
+        within, finished = True, finished - 1
+    if not within:
+        trained, last = 0, False
+    for count in fit["epoch_progress"].values():
+        count.update(ready=finished + within, started=finished + within, processed=finished, completed=finished)
+    total = minibatches["total"]["processed"]
+    minibatches.update(total=_all_equal(total), current=_all_equal(trained), is_last_batch=last)
+    done = int(trained == 0 or validated == total)
+    progress = _all_equal(1) | {"processed": done, "completed": done}  # if not done, Lightning validates first
+    fit["epoch_loop.val_loop.batch_progress"].update(total=progress, current=dict(progress), is_last_batch=bool(done))
+
+
+def _all_equal(count: int) -> dict[str, int]:
+    """Return Lightning's counters where nothing is under way."""
+    return dict.fromkeys(("ready", "started", "processed", "completed"), count)

@@ -1,0 +1,172 @@
+"""A run that is interrupted several times, anywhere, ends bit-identical to one that was not interrupted."""
+
+import functools
+import os
+import random
+import signal
+from contextlib import suppress
+
+import lightning as L
+import pytest
+import torch
+from tiny_runs import PARTS, make_trainer, network, rollout_data
+
+from lrl.callbacks.checkpoint import CollectionCheckpoint
+
+EPOCHS = 4
+
+
+class CutError(Exception):
+    """Ends a run as a crash does."""
+
+
+class Cut(L.Callback):
+    """Interrupts a run once, in a given collection.
+
+    Args:
+        moment: hook or phase in which the run is interrupted.
+        epoch: index of the collection.
+        part: minibatch in the hooks of minibatches, call of ``act`` while collecting and validating.
+        how: ``save`` writes a checkpoint inside the hook, as the handler of Slurm's signal does, and crashes;
+            ``signal`` sends SIGTERM; ``crash`` writes nothing; ``torn`` crashes halfway through writing.
+    """
+
+    def __init__(self, moment, epoch, part, how):
+        self.moment, self.epoch, self.part, self.how = moment, epoch, part, how
+        self.calls, self.done = 0, False
+
+    def reach(self, trainer, moment, part=0):
+        here = trainer.current_epoch == self.epoch and moment == self.moment and part == self.part
+        if self.done or not here:
+            return
+        self.done = True
+        if self.how == "signal":
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        path = os.path.join(trainer.default_root_dir, "checkpoints", "last.ckpt")
+        if self.how == "save":
+            trainer.save_checkpoint(path)
+        if self.how == "torn":
+            with open(os.path.join(os.path.dirname(path), ".last.ckpt.draft"), "w") as draft:
+                draft.write("half")
+        raise CutError
+
+    def on_fit_start(self, trainer, pl_module):
+        act, prepare = pl_module.policy.act, pl_module.prepare
+
+        def counted_act(*args, **kwargs):
+            decided = act(*args, **kwargs)
+            phase = "validating" if trainer.validating else "collecting"
+            self.calls = self.calls + 1 if phase == self.moment and trainer.current_epoch == self.epoch else 0
+            self.reach(trainer, phase, self.calls - 1)
+            return decided
+
+        def then_prepare(rollout):
+            self.reach(trainer, "collected")
+            return prepare(rollout)
+
+        pl_module.policy.act, pl_module.prepare = counted_act, then_prepare
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.reach(trainer, "epoch_start")
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.reach(trainer, "batch_start", batch_idx)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.reach(trainer, "batch_end", batch_idx)
+
+    def on_validation_start(self, trainer, pl_module):
+        self.reach(trainer, "validation_start")
+
+    def on_validation_batch_end(self, *args):
+        self.reach(args[0], "validation_batch_end")
+
+    def on_validation_end(self, trainer, pl_module):
+        self.reach(trainer, "validation_end")
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.reach(trainer, "epoch_end")
+
+
+MOMENTS = [
+    ("epoch_start", 1), ("collecting", 3), ("collected", 1), ("batch_start", PARTS), ("batch_end", PARTS),
+    ("validation_start", 1), ("validating", 3), ("validation_batch_end", 1), ("validation_end", 1), ("epoch_end", 1),
+]  # fmt: skip
+"""Moments, and how many parts each has."""
+
+
+VARIANTS = {
+    "plain": {"limit_val_batches": 1},
+    "inside": {"limit_val_batches": 1, "val_check_interval": 2},
+    "rarely": {"limit_val_batches": 1, "check_val_every_n_epoch": 3},
+    "steps": {"limit_val_batches": 1, "max_steps": 1000},
+    "accumulated": {"limit_val_batches": 1, "accumulate_grad_batches": 2},
+    "limited": {"limit_val_batches": 1, "limit_train_batches": 3},
+}
+"""Settings of the trainer under which Lightning counts and resumes in different ways."""
+
+
+def chains(count, seed):
+    """Random chains of one to four interruptions, in the order of a run, and the settings of the trainer."""
+    draw = random.Random(seed)
+    for number in range(count):
+        variant = list(VARIANTS)[number % len(VARIANTS)]
+        ways = ["signal", "crash", "torn"]
+        if variant != "accumulated":  # what is saved between accumulated minibatches lacks their gradients
+            ways += ["save", "save", "save"]
+        links = []
+        for _ in range(draw.randint(1, 4)):
+            moment, parts = draw.choice(MOMENTS)
+            links.append((moment, draw.randrange(EPOCHS), draw.randrange(parts), draw.choice(ways)))
+        yield variant, sorted(links, key=lambda link: link[1])
+
+
+def fit(variant, root, *callbacks):
+    """Train from the last checkpoint of a directory, or from the start if there is none."""
+    last = root / "checkpoints" / "last.ckpt"
+    settings = {"max_epochs": EPOCHS} | VARIANTS[variant]
+    trainer = make_trainer(root, *callbacks, CollectionCheckpoint(1, every_minutes=1e-9), **settings)
+    resumed = {"ckpt_path": last, "weights_only": True} if last.exists() else {}
+    trainer.fit(network(None), datamodule=rollout_data("network"), **resumed)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The uninterrupted run under some settings, made when it is first asked for."""
+    return functools.cache(lambda variant: fit(variant, tmp_path_factory.mktemp("whole")))
+
+
+def check(variant, chain, root, whole):
+    """Interrupt a run at each link of a chain, let it end, and compare it with the uninterrupted one."""
+    (root / "checkpoints").mkdir()
+    for link in chain:
+        with suppress(CutError, SystemExit):
+            fit(variant, root, Cut(*link))
+    ended, expected = fit(variant, root), whole(variant)
+    ours, theirs = (trainer.lightning_module.state_dict() for trainer in (ended, expected))
+    assert all(torch.equal(ours[name], weight) for name, weight in theirs.items()), "other weights"
+    clocks = [{k: v for k, v in t.datamodule.clocks.items() if k != "minutes"} for t in (ended, expected)]
+    assert clocks[0] == clocks[1]
+    rows = ended.logger.rows
+    assert not rows or rows == expected.logger.rows[-len(rows) :]
+
+
+KNOWN = [
+    ("plain", [("collecting", 1, 1, "save"), ("epoch_start", 2, 0, "crash")]),
+    ("plain", [("collecting", 1, 0, "signal"), ("validating", 1, 1, "signal"), ("batch_end", 2, 1, "save")]),
+    ("inside", [("validating", 0, 1, "save"), ("collecting", 1, 2, "save"), ("batch_end", 2, 1, "save")]),
+    ("steps", [("collecting", 1, 2, "save"), ("batch_start", 1, 3, "save"), ("collected", 2, 0, "signal")]),
+]
+
+
+@pytest.mark.parametrize(("variant", "chain"), KNOWN, ids=str)
+def test_a_run_interrupted_several_times_ends_bit_identical(whole, tmp_path, variant, chain):
+    check(variant, chain, tmp_path, whole)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(("variant", "chain"), list(chains(120, seed=0)), ids=str)
+def test_random_chains_of_interruptions_end_bit_identical(whole, tmp_path, variant, chain):
+    check(variant, chain, tmp_path, whole)
