@@ -82,11 +82,11 @@ def check_seed(saved: Mapping[str, Any], seed: int) -> None:
 def mend_loops(loops: dict[str, Any], validated: int) -> None:
     """Rewrite the saved counters of Lightning's loops so that a resumed run repeats nothing and leaves nothing out.
 
-    Lightning 2.6.6 deduces from differences between its counters at which hook a checkpoint was written, and does not
-    restore all counters when it resumes: after a second resume the deductions are wrong, and it skips whole collections.
-    Here the counters become those of one of two states, whatever the hook and the number of resumes before: between
-    two passes (a collection that is under way starts again), or within a pass, after the last minibatch that was
-    trained. A pass that a limit ended before its last minibatch counts as not finished.
+    Lightning 2.6.6 deduces from differences between its counters at which hook a checkpoint was written, and
+    does not restore all counters when it resumes: after a second resume the deductions are wrong, and it skips
+    whole collections. Here the counters become those of one of two states, whatever the hook and the number of
+    resumes before: between two passes (a collection that is under way starts again), or within a pass, after the
+    last minibatch that was trained. A pass that a limit ended before its last minibatch counts as not finished.
 
     Args:
         loops: saved progress, changed in place.

@@ -154,5 +154,5 @@ class RunModule(L.LightningModule, ABC):
         self.publish_training()
 
     def on_validation_epoch_end(self) -> None:
-        """Remember after which minibatch this validation was done: a run that is resumed from here does not repeat it."""
+        """Remember after which minibatch this validation was done: a resumed run must not repeat it."""
         self._validated = self.trainer.fit_loop.epoch_loop.batch_progress.total.ready
