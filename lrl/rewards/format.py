@@ -20,14 +20,17 @@ class FormatReward(Reward):
 
     name = "format"
     reads_responses = True
-    _think = re.compile(r"<think>.*?</think>", re.DOTALL)
-    _answer = re.compile(r"<answer>.*?</answer>", re.DOTALL)
 
     def __call__(
         self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[NativeAction | None]
     ) -> np.ndarray:
         """Compute the reward of each response; float64 ``(row,)``."""
-        return np.array([bool(self._think.search(r) and self._answer.search(r)) for r in responses], dtype=np.float64)
+        return np.array([_has(r, "think") and _has(r, "answer") for r in responses], dtype=np.float64)
+
+
+def _has(response: str, tag: str) -> bool:
+    """Return whether a response contains an opening tag and, anywhere after it, the closing one."""
+    return f"</{tag}>" in response.partition(f"<{tag}>")[2]
 
 
 class InvalidActionReward(Reward):

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from lrl.search.space import ParameterSpace
 
 _MINUS = dict.fromkeys(map(ord, "−–‒﹣－"), "-")  # noqa: RUF001 (models write them for a minus)
-_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
-_MARKS = r"[\s`*\"'_]*"
-_ALONE = rf"(?!,\d|{_MARKS}(?:[-=]>|[→⇒±=^×]|[-+/*]\s*[\d.]|to\s+[-+\d.]))"
+# Every quantifier over characters that may repeat is possessive, and no two in a row match the same character: the
+# time that a reply takes is linear in its length.
+_NUMBER = r"[+-]?+(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?+\d++)?+"
+_MARKS = r"[\s`*\"'_]*+"
+_ALONE = (
+    rf"(?!,\d|{_MARKS}(?:[-=]>|[→⇒±=^×]|[-+/]\s*+<?+[\d.]|to\s++<?+[-+\d.])"
+    r"|[\s`*\"'_]*\*\s*+<?+[\d.])"  # a product, unlike the end of bold text
+)
 """Not behind a number: a decimal comma, a sum, a range or a change from one value to another (``1.0 -> 1.5``)."""
 _ASSIGNMENT = re.compile(
-    rf"params?{_MARKS}\[\s*(\d+)\s*\]{_MARKS}(?::=|[:=]){_MARKS}({_NUMBER})(?![\w.]*\w){_ALONE}", re.IGNORECASE
-)
-"""For example ``params[0]: 1.2``, ``params[0] = .5`` or ``**params[0]**: -1e-1``."""
-_SEPARATOR = r"\s*[,;\s]\s*"
-_BRACKETED = re.compile(rf"(?:\[|(?<!\w)\()\s*({_NUMBER}(?:{_SEPARATOR}{_NUMBER})*)\s*[,;]?\s*[\])]")
-_BARE_LINE = re.compile(
-    rf"^{_MARKS}(?:line\s+1{_MARKS}:)?{_MARKS}(?:params?{_MARKS}[:=])?"  # the prompt speaks of line 1
-    rf"{_MARKS}({_NUMBER}(?:{_SEPARATOR}{_NUMBER})*)[\s,;.`*]*$",
+    rf"params?+{_MARKS}\[\s*+(\d{{1,9}})\s*+\]{_MARKS}(?::=|[:=]){_MARKS}(<\s*+)?+({_NUMBER})(?![\w.]*\w)"
+    rf"(?(2)\s*+>){_ALONE}",
     re.IGNORECASE,
 )
-_ASSIGNED_INDEX = re.compile(r"params?[`*\"'_]*\s*$", re.IGNORECASE)
-_LAST_NUMBER = re.compile(r"[+-]?[\d.]+(?:[eE][+-]?\d*)?$")
+"""For example ``params[0]: 1.2``, ``params[0] = .5``, ``**params[0]**: -1e-1`` or ``params[0]: <1.2>``."""
+_SEPARATOR = r"(?:\s++(?:[,;]\s*+)?+|[,;]\s*+)"
+_LIST = rf"{_NUMBER}(?:{_SEPARATOR}{_NUMBER})*+"
+_BRACKETED = re.compile(rf"(params?+{_MARKS})?+(?:\[|(?<!\w)\()\s*+({_LIST})\s*+[,;]?+\s*+[\])]", re.IGNORECASE)
+"""A list in brackets; group 1 where it is an index, as in ``params[0]``."""
+_BARE_LINE = re.compile(
+    rf"{_MARKS}(?:line\s++1{_MARKS}:{_MARKS})?+(?:params?+{_MARKS}[:=]{_MARKS})?+"  # the prompt speaks of line 1
+    rf"({_LIST})[\s,;.`*]*+",
+    re.IGNORECASE,
+)
+_LAST_NUMBER = re.compile(r"(?:(?<![\d.])|(?=[+-]))[+-]?+[\d.]++(?:[eE][+-]?+\d*+)?+$")
+_REASONING_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 
 
 class ProposalError(ValueError):
@@ -64,14 +74,20 @@ def parse_parameters(text: str, space: ParameterSpace, cut: bool = False) -> lis
 
 def without_reasoning(text: str) -> str:
     """Remove the reasoning of a model that thinks aloud; what is not closed was cut, and is removed to its end."""
-    text = re.sub(r"<think(?:ing)?>.*?</think(?:ing)?>", "\n", text, flags=re.DOTALL | re.IGNORECASE)
-    text = re.sub(r"<think(?:ing)?>.*", "", text, flags=re.DOTALL | re.IGNORECASE)
-    return re.split(r"</think(?:ing)?>", text, flags=re.IGNORECASE)[-1]  # the prompt may have opened it
+    before, *tagged = _REASONING_TAG.split(text)
+    said, reasoning = [before], False
+    for slash, part in zip(tagged[::2], tagged[1::2], strict=True):
+        if slash and not reasoning:  # the prompt may have opened it
+            said = []
+        reasoning = not slash
+        if not reasoning:
+            said.append("\n" + part)
+    return "".join(said)
 
 
 def _indexed(text: str, size: int) -> list[float] | None:
     """Return the values of ``params[i]: value``; None where there are none."""
-    lines = [[(int(match[1]), float(match[2])) for match in _ASSIGNMENT.finditer(line)] for line in text.splitlines()]
+    lines = [[(int(match[1]), float(match[3])) for match in _ASSIGNMENT.finditer(line)] for line in text.splitlines()]
     found = [pair for line in lines for pair in line]
     if not found:
         return None
@@ -80,7 +96,7 @@ def _indexed(text: str, size: int) -> list[float] | None:
         lists = {tuple(values) for values in _complete_lists(lines, size)}
         if len(lists) == 1:
             return list(lists.pop())
-        twice = next(index for index in indices if indices.count(index) > 1)
+        twice = next(index for index, count in Counter(indices).items() if count > 1)
         raise ProposalError(f"params[{twice}] was given more than once; give every index once.")
     by_index = dict(found)
     unknown = [index for index in indices if index >= size]
@@ -100,7 +116,8 @@ def _complete_lists(lines: Sequence[Sequence[tuple[int, float]]], size: int) -> 
         if not first or first[0][0] != 0:
             continue
         pairs: list[tuple[int, float]] = []
-        for line in lines[start:]:
+        for place in range(start, len(lines)):
+            line = lines[place]
             if len(pairs) >= size or not (pairs == [] or not line or line[0][0] == len(pairs)):
                 break
             pairs.extend(line)
@@ -116,10 +133,10 @@ def _listed(text: str, size: int) -> list[float]:
     """
     found: list[tuple[float, ...]] = []
     for match in _BRACKETED.finditer(text):
-        if not _ASSIGNED_INDEX.search(text[: match.start()]):
-            found.append(_numbers(match[1]))
+        if not match[1]:
+            found.append(_numbers(match[2]))
     for line in text.splitlines():
-        match = _BARE_LINE.match(line)
+        match = _BARE_LINE.fullmatch(line)
         if match:
             found.append(_numbers(match[1]))
     if not found:

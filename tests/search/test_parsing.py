@@ -1,5 +1,8 @@
 """Tests of what is read from the responses of language models that propose parameters."""
 
+import contextlib
+import signal
+
 import pytest
 
 from lrl.search.parsing import ProposalError, parse_parameters
@@ -19,6 +22,8 @@ VALUES = [1.2, -0.5, 3.0]
         "params[2]: 3, params[0]: +1.2, params[1]: -5e-1",
         "params[0]: 1.2, params[1]: −0.5, params[2]: 3",
         "param[0]:1.2,param[1]:-0.5,param[2]:3",
+        "params[0]: <1.2>, params[1]: <-0.5>, params[2]: <3.0>",
+        "`params[0]`: `< 1.2 >`, **params[1]**: **<-.5>**, params[2]=<3>",
         "**params[0]**: 1.2\n**params[1]**: -0.5\n**params[2]**: 3",
         "`params[0]`: `1.2`, `params[1]`: `-0.5`, `params[2]`: `3`",
         '{"params[0]": 1.2, "params[1]": -0.5, "params[2]": 3}',
@@ -71,6 +76,9 @@ def test_a_proposal_is_read_however_it_is_written(text):
         ("[1, 2]", "2 values were given; there must be 3."),
         ("[1, 2, 3] or [1, 2, 4]", "Several different lists of parameters were given; give one."),
         ("params[0]: 1.0 -> 1.5, params[1]: 2, params[2]: 3", "2 values were given; there must be 3, and params[0]"),
+        ("params[0]: 1. -> 1.5, params[1]: 2, params[2]: 3", "2 values were given; there must be 3, and params[0]"),
+        ("params[0]: <1> to <2>, params[1]: 2, params[2]: 3", "2 values were given; there must be 3, and params[0]"),
+        ("params[0]: <1, params[1]: 2, params[2]: 3", "2 values were given; there must be 3, and params[0]"),
         ("params[0]: 1.0 → 1.5, params[1]: 2, params[2]: 3", "2 values were given; there must be 3, and params[0]"),
         ("params[0]: 1.0 to 1.5, params[1]: 2, params[2]: 3", "2 values were given; there must be 3, and params[0]"),
         ("params[0]: 1, params[1]: 2 + 0.5 = 2.5, params[2]: 3", "2 values were given; there must be 3, and params[1]"),
@@ -108,3 +116,45 @@ def test_one_parameter_is_a_list_as_well():
     one = ParameterSpace(size=1)
     for text in ("params[0]: 2", "2", "[2]", "params = [2.0]"):
         assert parse_parameters(text, one) == [2]
+
+
+LONG = 20_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "_" * LONG,
+        "line 1" + "`_" * LONG,
+        "params" * LONG,
+        ("params" + "_" * 50) * (LONG // 50),
+        "params[0]" + " *" * LONG,
+        "1" * LONG + "x",
+        "params[0]: " + "1" * LONG + "x",
+        "params[0]: 1" + "." * LONG + "x",
+        "params[0]: 1" + " *" * LONG,
+        "1   2;   3,   " * (LONG // 14) + "x",
+        "[" + "1   2;   3,   " * (LONG // 14) + "x",
+        "[1" * LONG,
+        "params [1]" * (LONG // 10),
+        "<think>" * LONG,
+        "</think>" * LONG,
+        "params[0]: 1\n" * LONG,
+        "".join(f"params[{index}]: 1\n" for index in [*range(LONG), LONG - 1]),
+        "params[" + "1" * LONG + "]: 1",
+    ],
+    ids=lambda text: f"{text[:12]}..{text[-8:]}",
+)
+@pytest.mark.parametrize("cut", [False, True])
+def test_the_time_to_read_a_reply_is_linear_in_its_length(text, cut):
+    def stop(*_):
+        raise TimeoutError("reading the reply takes longer than 1 s of the processor")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 1)
+    try:
+        with contextlib.suppress(ProposalError):
+            parse_parameters(text, THREE, cut)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
