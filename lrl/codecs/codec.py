@@ -166,5 +166,11 @@ class NamedActionsCodec(TextCodec):
         return self._actions.index(text)
 
     def action_to_text(self, action: SupportsInt) -> str:
-        """Return the name of an action."""
+        """Return the name of an action.
+
+        Raises:
+            ValueError: If there is no such action.
+        """
+        if int(action) not in range(len(self._actions)):
+            raise ValueError(f"the action is {action}; it must be from 0 to {len(self._actions) - 1}.")
         return self._actions[int(action)]

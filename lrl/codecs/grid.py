@@ -72,7 +72,13 @@ def is_slippery(env: gym.Env) -> bool:
 
 
 def render_map(state: int, desc: Sequence[str]) -> str:
-    """Render the map with ``A`` on cell ``state``, below a line with the row and column of that cell."""
+    """Render the map with ``A`` on cell ``state``, below a line with the row and column of that cell.
+
+    Raises:
+        ValueError: If there is no such cell.
+    """
+    if state not in range(len(desc) * len(desc[0])):
+        raise ValueError(f"the observation is {state}; it must be from 0 to {len(desc) * len(desc[0]) - 1}.")
     row, column = divmod(state, len(desc[0]))
     lines = [
         " ".join("A" if (r, c) == (row, column) else cell for c, cell in enumerate(line)) for r, line in enumerate(desc)

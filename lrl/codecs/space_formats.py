@@ -63,9 +63,16 @@ class DiscreteFormat(SpaceFormat):
         self.description = f"{self.texts[0]} to {self.texts[-1]}" if many else ", ".join(self.texts)
 
     def encode(self, value: SupportsInt) -> str:
-        """Return the name of an element."""
+        """Return the name of an element.
+
+        Raises:
+            ValueError: If ``value`` is not an element.
+        """
         assert self.texts is not None
-        return self.texts[int(value) - self._start]
+        position = int(value) - self._start
+        if position not in range(len(self.texts)):
+            raise ValueError(f"{value} is not an integer from {self._start} to {self._start + len(self.texts) - 1}.")
+        return self.texts[position]
 
     def decode(self, text: str) -> int:
         """Return the element that is named exactly ``text``."""
@@ -86,8 +93,15 @@ class MultiDiscreteFormat(SpaceFormat):
         self.description = f"{len(sizes)} integers, at least {self._low.tolist()} and at most {self._high.tolist()}"
 
     def encode(self, value: ArrayLike) -> str:
-        """Join the integers of an array of the space's shape, in C order."""
-        return ",".join(map(str, np.asarray(value).ravel().tolist()))
+        """Join the integers of an array of the space's shape, in C order.
+
+        Raises:
+            ValueError: If ``value`` is not an element of the space.
+        """
+        integers = np.asarray(value).ravel()
+        if integers.shape != self._low.shape or not ((integers >= self._low) & (integers <= self._high)).all():
+            raise ValueError(f"{integers.tolist()} is not {self.description}.")
+        return ",".join(map(str, integers.tolist()))
 
     def decode(self, text: str) -> np.ndarray:
         """Parse one integer per dimension, each within its range; the array has the space's shape and dtype."""

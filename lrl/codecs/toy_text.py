@@ -28,6 +28,7 @@ class TaxiCodec(NamedActionsCodec):
 
     def observation_to_text(self, observation: SupportsInt, context: Any = None) -> str:
         """Describe the positions of the taxi and the passenger, and the destination, of a state index."""
+        _check_state(observation, 500)
         rest, destination = divmod(int(observation), 4)
         rest, passenger = divmod(rest, 5)
         row, column = divmod(rest, 5)
@@ -51,5 +52,12 @@ class CliffWalkingCodec(NamedActionsCodec):
 
     def observation_to_text(self, observation: SupportsInt, context: Any = None) -> str:
         """Describe the row and column of a state index."""
+        _check_state(observation, 48)
         row, column = divmod(int(observation), 12)
         return f"row {row} column {column}"
+
+
+def _check_state(observation: SupportsInt, num_states: int) -> None:
+    """Raise if a state index is out of range."""
+    if int(observation) not in range(num_states):
+        raise ValueError(f"the observation is {observation}; it must be from 0 to {num_states - 1}.")

@@ -7,9 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from lrl.envs.factory import EnvFactory
 from lrl.envs.minari_reader import DatasetReader
-from lrl.envs.minari_spaces import spaces_match
 from lrl.functional.random import permutation
 
 Split = Literal["train", "validation", "all"]
@@ -86,23 +84,3 @@ class EpisodeSelection:
         order = permutation(num_episodes, "split", self.seed)
         held_out = max(round(self.validation_share * num_episodes), int(self.validation_share > 0 and num_episodes > 1))
         return {"all": order, "validation": order[:held_out], "train": order[held_out:]}[self.split]
-
-
-def check_dataset_spaces(reader: DatasetReader, env: EnvFactory, key: str) -> None:
-    """Raise if the observation or action space of a data set differs from that of an environment.
-
-    Args:
-        reader: The data set.
-        env: The environment.
-        key: Configuration key of the data set, at which the error message starts.
-
-    Raises:
-        ValueError: If a space differs.
-    """
-    for name, expected in zip(("observation", "action"), env.spaces, strict=True):
-        stored = getattr(reader, f"{name}_space")
-        if not spaces_match(stored, expected):
-            raise ValueError(
-                f"{key}.dataset_id is {reader.dataset_id!r}, whose {name} space is {stored}; it must be that of the "
-                f"environment, {expected}."
-            )

@@ -10,7 +10,7 @@ import numpy as np
 
 from lrl.codecs.clipping import clip_to_space
 from lrl.codecs.codec import TextCodec
-from lrl.data.episode_selection import EpisodeSelection, Split, check_dataset_spaces
+from lrl.data.episode_selection import EpisodeSelection, Split
 from lrl.envs.factory import EnvFactory
 from lrl.envs.minari_reader import DatasetReader, download
 from lrl.envs.rows import EnvRows, EpisodeRows
@@ -81,7 +81,7 @@ class MinariRows(EnvRows):
                 cannot write it as text.
         """
         reader = DatasetReader(self.dataset_id)
-        check_dataset_spaces(reader, self.env, "env.rows")
+        reader.check_spaces(*self.env.spaces, "env.rows.dataset_id")
         reader.check_own_actions("env.rows.dataset_id")
         rows = MinariRowSequence(reader, self.codec, *self.selection.select(reader, reader.num_demonstrated()))
         if self.shuffle_actions:

@@ -5,16 +5,26 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
-from lrl.envs.minari_spaces import columns_of_infos
+from lrl.envs.minari_spaces import (
+    Columns,
+    checked_leaves,
+    clip_columns,
+    columns_of_infos,
+    invalid_values,
+    spaces_match,
+    to_minari_space,
+    values_out_of_bounds,
+)
 from lrl.envs.minari_storage import (
     ADVISED,
     ADVISED_ACTION,
@@ -26,15 +36,24 @@ from lrl.envs.minari_storage import (
 )
 from lrl.envs.stored_episode import StoredEpisode
 
+_CHECKED_STEPS = 2**15
+"""Number of steps that are checked together."""
+_CHECKED: set[str] = set()
+"""Files and spaces that were checked by this process, which may open a data set several times."""
+
 
 class DatasetReader:
     """Reads a local data set, one episode at a time.
+
+    Every observation, action and advised action is checked against its space when the data set is opened. Finite
+    numbers of an action beyond the bounds of a Box are clipped when they are read, as they are before an environment
+    receives them; how many there are is logged.
 
     Args:
         dataset_id: name of the data set.
 
     Raises:
-        ValueError: the data set is missing, empty or damaged.
+        ValueError: the data set is missing, empty or damaged, or a value is not an element of its space.
 
     Attributes:
         lengths: number of steps of each episode, int64 ``(episode,)``.
@@ -59,19 +78,158 @@ class DatasetReader:
             self._random: list[list[int]] = [json.loads(episode.get(RANDOM_STEPS, "[]")) for episode in episodes]
             self._has_advisor = np.array([bool(episode.get(HAS_ADVISOR)) for episode in episodes], dtype=bool)
             self._advised: list[list[str | None]] = [json.loads(episode.get(ADVISED, "[]")) for episode in episodes]
+            self._known_returns: list[float | None] = [episode.get("rewards_sum") for episode in episodes]
         if not self.lengths.sum():
             raise ValueError(f"dataset_id is {dataset_id!r}, which holds no steps; it must hold at least one.")
+        self._action_bounds = self.action_space
+        self._check_values(self.observation_space, self.action_space)
 
     @cached_property
     def returns(self) -> np.ndarray:
-        """Undiscounted return of each episode, float64 ``(episode,)``."""
-        indices = range(len(self.lengths))
+        """Undiscounted return of each episode, float64 ``(episode,)``.
+
+        Raises:
+            ValueError: a return is not finite.
+        """
+        returns = np.array([np.nan if known is None else known for known in self._known_returns], dtype=np.float64)
+        unknown = [index for index, known in enumerate(self._known_returns) if known is None]  # they are optional
         with self._readable_errors():
-            episodes = self._storage.get_episode_metadata(indices)
-            known = [episode.get("rewards_sum") for episode in episodes]
-            if None in known:  # Minari's own metadata are optional
-                known = [np.sum(episode["rewards"]) for episode in self._storage.get_episodes(indices)]
-        return np.array(known, dtype=np.float64)
+            returns[unknown] = [np.sum(episode["rewards"]) for episode in self._storage.get_episodes(unknown)]
+        if not np.isfinite(returns).all():
+            index = int(np.flatnonzero(~np.isfinite(returns))[0])
+            raise ValueError(
+                f"dataset_id is {self.dataset_id!r}, whose episode {index} has the return {returns[index]}; all "
+                "rewards must be finite."
+            )
+        return returns
+
+    def check_spaces(self, observation_space: gym.Space, action_space: gym.Space, key: str) -> None:
+        """Raise if the spaces are not those of an environment, or if a value is not in them.
+
+        Args:
+            observation_space: native observation space of the environment.
+            action_space: native action space, to whose bounds actions are clipped from now on.
+            key: configuration key of the data set, at which the error message starts.
+
+        Raises:
+            ValueError: a space differs, or a value is not an element of its space.
+        """
+        stored = self.observation_space, self.action_space
+        for name, own, expected in zip(("observation", "action"), stored, (observation_space, action_space)):
+            if not spaces_match(own, expected):
+                raise ValueError(
+                    f"{key} is {self.dataset_id!r}, whose {name} space is {own}; it must be that of the environment, "
+                    f"{expected}."
+                )
+        native = to_minari_space(observation_space), to_minari_space(action_space)
+        if native != stored:
+            self._action_bounds = native[1]
+            self._check_values(*native)
+
+    def _check_values(self, observation_space: gym.Space, action_space: gym.Space) -> None:
+        """Raise if a stored value is not an element of its space; log how many numbers are out of bounds."""
+        about = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in self.files]
+        key = repr((about, observation_space, action_space))
+        if key in _CHECKED:
+            return
+        roles = {"observation": ("observations", observation_space), "action": ("actions", action_space)}
+        for role, (group, space) in roles.items():
+            for path, leaf in checked_leaves(space):
+                name = ".".join([role, *(part.removeprefix("_index_") for part in path)])
+                self._check_leaf(name, leaf, (group, *path), range(len(self.lengths)))
+        for path, leaf in checked_leaves(action_space) if self.has_advisor else ():
+            name = ".".join(["advised action", *(part.removeprefix("_index_") for part in path)])
+            advised = np.flatnonzero(self._has_advisor).tolist()
+            self._check_leaf(name, leaf, ("infos", ADVISED_ACTION, *path), advised)
+        _CHECKED.add(key)
+
+    def _check_leaf(self, name: str, space: gym.Space, path: tuple[str, ...], episodes: Sequence[int]) -> None:
+        """Check the values of one leaf in some episodes, many steps at a time.
+
+        Args:
+            name: what is checked, for messages.
+            space: of the leaf.
+            path: where its column is stored in an episode.
+            episodes: indices of the episodes.
+        """
+        num_outside, first = 0, ""
+        for chunk, column in self._chunks(space, path, episodes):
+            wrong = invalid_values(space, column)
+            if wrong.any():
+                expected = f"it must be an element of {space}"
+                if isinstance(space, gym.spaces.Box):
+                    whole = np.issubdtype(space.dtype, np.integer)
+                    expected = f"numbers of {space} must be finite{' integers' * whole}"
+                raise ValueError(
+                    f"dataset_id is {self.dataset_id!r}, whose {self._describe(chunk, column, wrong, name)}; "
+                    f"{expected}."
+                )
+            outside = values_out_of_bounds(space, column)
+            if outside.any():
+                first = first or self._describe(chunk, column, outside, name)
+                num_outside += int(outside.reshape(len(column), -1).any(1).sum())
+        if num_outside:
+            logging.getLogger("lrl").warning(
+                "dataset_id is %r: %s in %d of %d steps is out of the bounds of %s and is %s; %s.",
+                *(self.dataset_id, name, num_outside, int(self.lengths[list(episodes)].sum()), space),
+                "used as it is" if name.startswith("observation") else "clipped",
+                first,
+            )
+
+    def _chunks(
+        self, space: gym.Space, path: tuple[str, ...], episodes: Sequence[int]
+    ) -> Iterator[tuple[list[int], np.ndarray]]:
+        """Yield some episodes at a time, with the columns of one leaf of their steps one after the other.
+
+        Args:
+            space: of the leaf.
+            path: where its column is stored in an episode.
+            episodes: indices of the episodes.
+        """
+        chunk: list[int] = []
+        columns: list[np.ndarray] = []
+        steps = 0
+        with self._readable_errors():
+            for index, column in zip(episodes, self._columns(path, episodes)):
+                length = int(self.lengths[index])
+                if len(column) < length:
+                    raise ValueError(f"{length} steps, but {len(column)} of {'/'.join(path)} in episode {index}")
+                columns.append(np.asarray(column[:length]).reshape(length, *(space.shape or ())))
+                chunk.append(index)
+                steps += length
+                if steps >= _CHECKED_STEPS:
+                    yield chunk, np.concatenate(columns)
+                    chunk, columns, steps = [], [], 0
+            if columns:
+                yield chunk, np.concatenate(columns)
+
+    def _columns(self, path: tuple[str, ...], episodes: Sequence[int]) -> Iterator[Any]:
+        """Yield the stored column of one leaf of each episode, without the others where the format is HDF5."""
+        if self._storage.FORMAT == "hdf5":
+            import h5py
+
+            with h5py.File(self._storage.data_path / "main_data.hdf5", "r") as stored:
+                for index in episodes:  # by the low-level interface, which takes half the time for short episodes
+                    dataset = h5py.h5d.open(stored.id, "/".join([f"episode_{index}", *path]).encode())
+                    column = np.empty(dataset.shape, dataset.dtype)
+                    dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, column)
+                    yield column
+            return
+        for episode in self._storage.get_episodes(episodes):
+            column: Any = episode
+            for part in path:
+                column = column[int(part.removeprefix("_index_"))] if isinstance(column, tuple) else column[part]
+            yield column
+
+    def _describe(self, chunk: Sequence[int], column: np.ndarray, wrong: np.ndarray, name: str) -> str:
+        """Return the first wrong value in the columns of some episodes, with its episode and step."""
+        row = int(np.flatnonzero(wrong.reshape(len(column), -1).any(1))[0])
+        ends = np.cumsum(self.lengths[list(chunk)])
+        number = int(np.searchsorted(ends, row, side="right"))
+        step = row - (int(ends[number - 1]) if number else 0)
+        value = column[row][wrong[row]].ravel()[0] if column.ndim > 1 else column[row]
+        in_name = f"in the {name}" if column.ndim > 1 else f"as the {name}"
+        return f"episode {chunk[number]} has {value} {in_name} of step {step}"
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -143,10 +301,12 @@ class DatasetReader:
             (stored,) = self._storage.get_episodes([index])
             (metadata,) = self._storage.get_episode_metadata([index])
             context = json.loads(metadata[CONTEXT]) if CONTEXT in metadata else None
-            columns = self.observation_space, stored["observations"], self.action_space, stored["actions"]
+            actions: Columns = clip_columns(self._action_bounds, stored["actions"])
+            columns = self.observation_space, stored["observations"], self.action_space, actions
             advised = None
             if self._has_advisor[index]:
                 advised = columns_of_infos(self.action_space, stored["infos"][ADVISED_ACTION])
+                advised = clip_columns(self._action_bounds, advised)
             terminated = bool(np.any(stored["terminations"]))
             return StoredEpisode(*columns, int(self.lengths[index]), context, stored["rewards"], terminated, advised)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -59,6 +59,86 @@ def columns_of_infos(space: gym.Space, stored: Any) -> Columns:
     if isinstance(space, spaces.Tuple):
         return tuple(columns_of_infos(part, stored[f"_index_{index}"]) for index, part in enumerate(space.spaces))
     return [text.decode() for text in stored] if isinstance(space, spaces.Text) else stored
+
+
+def checked_leaves(space: gym.Space, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], gym.Space]]:
+    """Yield each leaf whose stored values may lie outside of it, after its path in Minari's storage.
+
+    Texts are not restricted when they are read, and an array of bytes cannot hold a number that a Box of all bytes
+    does not.
+    """
+    if isinstance(space, spaces.Dict):
+        for name, part in space.spaces.items():
+            yield from checked_leaves(part, (*path, name))
+    elif isinstance(space, spaces.Tuple):
+        for index, part in enumerate(space.spaces):
+            yield from checked_leaves(part, (*path, f"_index_{index}"))
+    elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        yield path, space
+    elif isinstance(space, spaces.Box):
+        is_image = space.dtype == np.uint8 and bool((space.low == 0).all() and (space.high == 255).all())
+        if not is_image:
+            yield path, space
+
+
+def invalid_values(space: gym.Space, column: np.ndarray) -> np.ndarray:
+    """Return where a column holds what is no value of a leaf, bool ``(step, ...)``.
+
+    These are numbers outside of a space of integers, and numbers that are not finite. Finite numbers beyond the bounds
+    of a Box are left to :func:`values_out_of_bounds`.
+
+    Args:
+        space: one of :func:`checked_leaves`.
+        column: ``(step, ...)``.
+    """
+    if column.dtype.kind not in "biuf":
+        return np.ones(column.shape, dtype=bool)
+    wrong = ~np.isfinite(column) if column.dtype.kind == "f" else np.zeros(column.shape, dtype=bool)
+    if isinstance(space, spaces.Box):
+        if np.issubdtype(space.dtype, np.integer) and column.dtype.kind == "f":
+            wrong |= column != np.rint(column)
+        return wrong
+    low, high = _bounds(space)
+    wrong |= (column < low) | (column > high)
+    return wrong | (column != np.rint(column)) if column.dtype.kind == "f" else wrong
+
+
+def values_out_of_bounds(space: gym.Space, column: np.ndarray) -> np.ndarray:
+    """Return where a column of a Box holds numbers beyond its bounds, bool ``(step, ...)``; all False for other leaves.
+
+    Args:
+        space: one of :func:`checked_leaves`.
+        column: without :func:`invalid_values`, ``(step, ...)``.
+    """
+    if not isinstance(space, spaces.Box):
+        return np.zeros(column.shape, dtype=bool)
+    if column.dtype.kind == "f" and np.issubdtype(space.dtype, np.floating):
+        with np.errstate(over="ignore"):  # a number that overflows is out of bounds
+            column = column.astype(space.dtype, copy=False)  # 1 + 1e-12 is no more than the float32 bound 1
+    return (column < space.low) | (column > space.high)
+
+
+def clip_columns(space: gym.Space, columns: Columns) -> Columns:
+    """Return columns whose numbers beyond the bounds of a Box are clipped to it."""
+    if isinstance(space, spaces.Dict):
+        assert isinstance(columns, dict)
+        return columns | {name: clip_columns(part, columns[name]) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        assert isinstance(columns, tuple)
+        return tuple(clip_columns(part, column) for part, column in zip(space.spaces, columns, strict=True))
+    if not (isinstance(space, spaces.Box) and isinstance(columns, np.ndarray)):
+        return columns
+    outside = values_out_of_bounds(space, columns)
+    return np.where(outside, np.clip(columns, space.low, space.high), columns) if outside.any() else columns
+
+
+def _bounds(space: gym.Space) -> tuple[Any, Any]:
+    """Return the least and the greatest integers of a Discrete, MultiDiscrete or MultiBinary space."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start) + int(space.n) - 1
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    return 0, 1
 
 
 def columns_size(columns: Columns) -> int:

@@ -6,7 +6,6 @@ import numpy as np
 
 from lrl.envs.factory import EnvFactory
 from lrl.envs.minari_reader import DatasetReader, download
-from lrl.envs.minari_spaces import spaces_match
 from lrl.envs.text import text_of
 from lrl.functional.random import counter_hash, permutation, seeds
 from lrl.policies.actor import Actor
@@ -102,14 +101,7 @@ def draw_stored_examples(
     """
     download(dataset_id)
     reader, codec, render = DatasetReader(dataset_id), env.codec, get_response_format(response_format).render
-    for kind, stored, native in zip(
-        ("observation", "action"), (reader.observation_space, reader.action_space), env.spaces, strict=True
-    ):
-        if not spaces_match(stored, native):
-            raise ValueError(
-                f"prompt.examples_from is {dataset_id!r}, whose {kind} space is {stored}; it must be that of the "
-                f"environment, {native}."
-            )
+    reader.check_spaces(*env.spaces, "prompt.examples_from")
     reader.check_own_actions("prompt.examples_from")
     order = permutation(len(reader.lengths), _PURPOSE)
     examples: dict[str, PastTurn] = {}

@@ -10,7 +10,7 @@ from lrl.codecs.codec import TextCodec
 from lrl.data.demonstrations.augmentation import Augmentation
 from lrl.data.demonstrations.minari_turns import MinariTurns, NativeTurns, TextTurns
 from lrl.data.demonstrations.sources import Demonstrations, Reasoning
-from lrl.data.episode_selection import EpisodeSelection, Split, check_dataset_spaces
+from lrl.data.episode_selection import EpisodeSelection, Split
 from lrl.envs.factory import EnvFactory
 from lrl.envs.minari_reader import DatasetReader, download
 from lrl.policies.policy import Policy
@@ -101,7 +101,7 @@ class MinariDemonstrations(Demonstrations):
             ValueError: a space differs, the augmentation is not for such actions, or the data set is missing, empty or
                 damaged.
         """
-        check_dataset_spaces(self.reader, env, "demonstrations")
+        self.reader.check_spaces(*env.spaces, "demonstrations.dataset_id")
         if self.augmentation is not None:
             self.augmentation.connect(env.spaces[1])
 
