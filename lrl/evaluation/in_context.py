@@ -35,7 +35,8 @@ class InContextSearcher(Searcher):
     Args:
         chat_model: a model that learned from :class:`~lrl.data.demonstrations.synthetic.SyntheticHistories`.
         warmup: least number of random policies, those that random search with the same seed begins with; they are
-            proposals like all others.
+            proposals like all others. Parameters that somebody else has played (:meth:`tell` without :meth:`ask`) are
+            part of the history, but no proposals: a prompt does not count them.
         temperature: of the replies.
     """
 
@@ -49,6 +50,7 @@ class InContextSearcher(Searcher):
             UnplayableError: a prompt with one policy of this space and a reply do not fit in the model.
         """
         super().setup(space, seed, num_iterations)
+        self._num_asked = 0
         self._random = RandomSearch()
         self._random.setup(space, seed, num_iterations)
         sampling = SamplingConfig(temperature=self.temperature, max_new_tokens=_TOKENS)
@@ -82,21 +84,24 @@ class InContextSearcher(Searcher):
 
     def ask(self) -> np.ndarray:
         """Return the next proposal."""
-        return self._proposing.ask()
+        proposal = self._proposing.ask()
+        self._num_asked += 1
+        return proposal
 
     def tell(self, trial: Trial) -> None:
         """Add a trial to the history."""
         self._random.tell(trial)
         self._model.tell(trial)
-        # Demonstrations count all proposals after the warm-up, whoever made them.
-        self._model.asked = max(0, len(self._model.entries) - self.warmup)
+        # As in demonstrations, the first proposal after the warm-up has number 1, and random ones count as well.
+        self._model.asked = max(0, self._num_asked - self.warmup)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of both searchers."""
-        return {"random": self._random.state_dict(), "model": self._model.state_dict()}
+        return {"asked": self._num_asked, "random": self._random.state_dict(), "model": self._model.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
+        self._num_asked = int(state_dict["asked"])
         self._random.load_state_dict(state_dict["random"])
         self._model.load_state_dict(state_dict["model"])
 

@@ -9,10 +9,12 @@ from search_runs import train_to_search
 from lrl.cli.search_table import main
 from lrl.evaluation.in_context import InContextSearcher, UnplayableError
 from lrl.evaluation.parameter_search import IN_CONTEXT, UNPLAYABLE, SearchBudget, SearchRun, planned, search
+from lrl.evaluation.synthetic_search import search_function
 from lrl.models.chat import ChatModel, Completion
 from lrl.search.random_search import RandomSearch
 from lrl.search.searcher import Trial
 from lrl.search.space import ParameterSpace
+from lrl.search.synthetic import FIRST_VALIDATION, sample_function
 
 SMALL = SearchBudget(iterations=8, rollouts=2, fresh_episodes=3, checkpoint="a run")
 
@@ -63,6 +65,14 @@ def test_proposals_stay_random_until_two_returns_differ():
     assert [prompts[0].count("=") for prompts in model.prompts] == [8, 9], "asked after the eighth return, not before"
     first = [prompts[0].partition(":")[0] for prompts in model.prompts]
     assert first == ["3 numbers from 0 to 120, 4 of 7", "3 numbers from 0 to 120, 5 of 7"], "counted as in training"
+
+
+def test_random_policies_that_all_searchers_are_told_are_not_counted_in_the_prompts():
+    model, function = Scripted(), sample_function(0, FIRST_VALIDATION, held_out=True)
+    search_function(InContextSearcher(model, warmup=0), function, 3, warmup=5, iterations=40)
+    heads = [prompts[0].partition(":")[0].partition(", ")[2] for prompts in model.prompts]
+    assert list(dict.fromkeys(heads)) == [f"{place} of 40" for place in range(1, 41)], "as in the demonstrations"
+    assert model.prompts[0][0].count("=") == 5, "but their returns are shown"
 
 
 def test_a_restored_search_goes_on():
