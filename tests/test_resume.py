@@ -1,7 +1,11 @@
 """A run that was stopped and resumed ends as one that was not: bit for bit."""
 
+import copy
+import dataclasses
 import functools
+import inspect
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +24,29 @@ from tiny_runs import (
 )
 
 from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.data.demonstrations.data_module import DemonstrationsDataModule
+from lrl.data.demonstrations.sources import ExpertDemonstrations
+from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.data.search import SearchDataModule
+from lrl.data.transitions import TransitionsDataModule
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.frozen_lake.expert_rows import ExpertQRows
+from lrl.envs.openenv.factory import OpenEnvEnvs
+from lrl.envs.prompt_env import PromptEnvs
+from lrl.models.language_model import LanguageModelConfig
+from lrl.models.model_config import LoRAConfig
+from lrl.models.value_head import ValueHeadConfig
+from lrl.policies.head import HeadPolicy
+from lrl.policies.linear import LinearPolicy
+from lrl.policies.mlp import MLPPolicy
+from lrl.policies.scoring import ScoringPolicy
+from lrl.policies.tabular import TabularPolicy
+from lrl.policies.text import TextPolicy
+from lrl.prompts.template import PromptTemplate
+from lrl.ranges import PositiveInt
+from lrl.rewards.expert_q import QGapReward
+from lrl.training.resume import FREE_SETTINGS, _described, check_settings, settings_of
+from lrl.types import PastTurn, SamplingConfig
 
 KINDS = sorted(OPTIONS)
 
@@ -259,6 +286,148 @@ def test_other_random_numbers_are_refused(folder, tmp_path):
         ValueError, match="seed_everything is 5, in the run of ckpt_path it was 0; resume with the same"
     ):
         fit(folder, "continuing", tmp_path, ckpt_path=last, data={"seed": 5})
+
+
+LORA = {"model": {"lora": LoRAConfig(r=2, alpha=4)}}
+
+
+def test_a_run_is_resumed_with_the_distribution_that_it_had_only(folder, tmp_path):
+    def run(ckpt_path=None, max_epochs=2, **changes):
+        trainer = make_trainer(tmp_path, CollectionCheckpoint(1), max_epochs=max_epochs)
+        resumed = {"ckpt_path": ckpt_path, "weights_only": True} if ckpt_path else {}
+        trainer.fit(grpo(folder, **LORA | changes), datamodule=rollout_data("prompts"), **resumed)
+
+    run(max_epochs=1)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    with pytest.raises(ValueError, match=r"^model.policy.language_model.lora.alpha is 64, in the run of ckpt_path it"):
+        run(last, model={"lora": LoRAConfig(r=2, alpha=64)})
+    with pytest.raises(ValueError, match=r"^model.policy.sampling.temperature is 0.3, in the run .* was 1.0; resume"):
+        run(last, temperature=0.3)
+    with pytest.raises(
+        ValueError, match=r"^model.policy.language_model.lora is None, in the run of ckpt_path it was {"
+    ):
+        run(last, model={})
+    run(last, lr=1e-3, kl_coef=0.2, model=LORA["model"] | {"share_prompts": False})
+
+
+def changed(part, key, value):
+    """An object and a copy of it whose argument, or that of what it holds, is another."""
+    other = copy.deepcopy(part)
+    *path, name = key.split(".")
+    owner = functools.reduce(getattr, path, other)
+    object.__setattr__(owner, name, value)  # settings are frozen
+    return part, other
+
+
+def language_policies(folder):
+    model, direct = LanguageModelConfig(name=folder), PromptTemplate(response_format="direct")
+    text = TextPolicy(model, direct, SamplingConfig())
+    scoring, head = ScoringPolicy(model, direct, value_head=ValueHeadConfig()), HeadPolicy(model)
+    for policy in (text, scoring, head):
+        policy.language_model.configure()
+    return {"text": text, "scoring": scoring, "head": head}
+
+
+@pytest.fixture(scope="module")
+def policies(folder):
+    """Policies of every class, by name."""
+    network = MLPPolicy((4,))
+    network.connect_spaces(*GymnasiumEnvs("CartPole-v1").spaces)
+    network.configure()
+    return language_policies(folder) | {"mlp": network, "linear": LinearPolicy(), "tabular": TabularPolicy()}
+
+
+POLICY_CHANGES = [
+    ("text", "sampling.max_new_tokens", 5),
+    ("text", "trunk.max_prompt_tokens", 7),
+    ("text", "prompt.system", "Be brief."),
+    ("text", "prompt.response_format", "think_answer"),
+    ("text", "prompt.history", 3),
+    ("text", "prompt.stop", "!"),
+    ("text", "prompt.hide_invalid_in_context", True),
+    ("text", "prompt.examples", (PastTurn("S", "LEFT"),)),
+    ("text", "language_model.config.chat_template", "plain"),
+    ("text", "language_model.config.quantization", "nf4"),
+    ("scoring", "temperature", 0.5),
+    ("scoring", "normalisation", "word"),
+    ("scoring", "trunk.value_head_config.per_token", False),
+    ("head", "pooling", "mean"),
+    ("head", "whiten_states", 0.9),
+    ("head", "max_text_tokens", 9),
+    ("head", "activation", "relu"),
+    ("head", "critic_config.observation_clip", 1.0),
+    ("mlp", "observation_clip", 2.0),
+    ("mlp", "activation", "gelu"),
+    ("linear", "scale", 1.0),
+    ("linear", "decimals", 3),
+]
+
+
+@pytest.mark.parametrize(("kind", "key", "value"), POLICY_CHANGES)
+def test_every_setting_that_changes_a_policy_is_compared(policies, kind, key, value):
+    before, after = (SimpleNamespace(policy=policy) for policy in changed(policies[kind], key, value))
+    saved = {"settings": settings_of(before, None)}
+    check_settings(saved, settings_of(SimpleNamespace(policy=copy.deepcopy(before.policy)), None))
+    name = key.replace("trunk.", "").replace("_config", "").replace("config.", "")
+    with pytest.raises(ValueError, match=rf"^model\.policy\.{name}"):
+        check_settings(saved, settings_of(after, None))
+
+
+def data_modules():
+    env = GymnasiumEnvs("CartPole-v1", reset_options={"low": -0.1})
+    return {
+        "rollouts": RolloutDataModule(env, num_envs=PositiveInt(4)),  # as a configuration is parsed
+        "groups": RolloutDataModule(PromptEnvs(ExpertQRows(), [QGapReward()]), num_groups=4),
+        "demonstrations": DemonstrationsDataModule(ExpertDemonstrations(ExpertQRows()), env),
+        "search": SearchDataModule(env),
+        "transitions": TransitionsDataModule("some/data-v0"),
+    }
+
+
+DATA_CHANGES = [
+    ("rollouts", "env.id", "Acrobot-v1"),
+    ("rollouts", "env.kwargs", {"is_slippery": False}),
+    ("rollouts", "env.invalid_penalty", -1.0),
+    ("rollouts", "env.reset_options", {"low": -0.2}),
+    ("rollouts", "num_minibatches", 2),
+    ("rollouts", "num_steps", 3),
+    ("groups", "num_groups", 8),
+    ("groups", "share_noise", True),
+    ("groups", "env.rewards", (QGapReward(temperature=1.0),)),
+    ("groups", "env.rows_source", ExpertQRows(gamma=0.5)),
+    ("demonstrations", "batch_size", 8),
+    ("demonstrations", "loss_on", "all"),
+    ("demonstrations", "demonstrations.repeat", 2),
+    ("search", "warmup", 9),
+    ("transitions", "gamma", 0.5),
+]
+
+
+@pytest.mark.parametrize(("kind", "key", "value"), DATA_CHANGES)
+def test_every_setting_of_the_data_that_is_trained_on_is_compared(tmp_path, kind, key, value):
+    before, after = changed(data_modules()[kind], key, value)
+    torch.save({"settings": settings_of(SimpleNamespace(), before)}, tmp_path / "saved.ckpt")
+    saved = torch.load(tmp_path / "saved.ckpt", weights_only=True)
+    check_settings(saved, settings_of(SimpleNamespace(), copy.deepcopy(before)))
+    with pytest.raises(ValueError, match=rf"^data\.{key.split('.')[0]}"):
+        check_settings(saved, settings_of(SimpleNamespace(), after))
+
+
+def test_every_argument_of_a_policy_and_of_data_is_compared_or_free(policies):
+    """What is new is compared, unless it is listed as free: no argument goes missing under another name."""
+    modules = data_modules()
+    envs = {"env": modules["rollouts"].env, "prompts": modules["groups"].env}
+    envs["openenv"] = OpenEnvEnvs(url="http://127.0.0.1:1")
+    configs = [LanguageModelConfig, LoRAConfig, PromptTemplate, SamplingConfig, ValueHeadConfig]
+    for root, parts in (("policy", policies), ("data", modules), ("env", envs)):
+        for part in parts.values():
+            arguments = set(inspect.signature(type(part)).parameters)
+            compared = set(_described(root, part))
+            free = {key.partition(".")[2] for key in FREE_SETTINGS if key.startswith(f"{root}.")}
+            unset = {"num_groups", "num_envs"} if root == "data" else set()  # one of them is always null
+            assert arguments <= compared | free | unset, type(part)
+    known = {f"{field.name}" for config in configs for field in dataclasses.fields(config)}
+    assert {key.partition(".")[2] for key in FREE_SETTINGS if key.startswith("language_model.")} <= known
 
 
 def test_the_reference_after_a_resume_is_the_policy_that_the_run_started_from(whole, folder, tmp_path):

@@ -9,9 +9,6 @@ from lrl.data.validation import ValidationConfig
 from lrl.envs.factory import EnvFactory
 from lrl.ranges import NonNegativeInt, PositiveInt, check_arguments
 
-_SETTLED = ("warmup", "num_rollouts", "max_steps")
-"""Settings that a resumed run may not change: proposals are counted after the warm-up, and means are compared."""
-
 
 class SearchDataModule(RunDataModule):
     """Says which policies of a search are played next, and counts them; one Lightning epoch plays one policy.
@@ -80,19 +77,10 @@ class SearchDataModule(RunDataModule):
         self.advance(env_steps=int(env_steps), episodes=int(episodes), tokens=int(tokens))  # of NumPy none is saved
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the clocks, the number of policies that were played, and what these rest on."""
-        settled = {name: getattr(self, name) for name in _SETTLED}
-        return super().state_dict() | {"played": self.played, **settled}
+        """Return the clocks and the number of policies that were played."""
+        return super().state_dict() | {"played": self.played}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            ValueError: policies would not be counted or compared as those before.
-        """
-        for name in _SETTLED:
-            now, saved = getattr(self, name), state_dict[name]
-            if now != saved:
-                raise ValueError(f"data.{name} is {now}, in the run of ckpt_path it was {saved}; resume with the same.")
+        """Restore what :meth:`state_dict` returned."""
         super().load_state_dict(state_dict)
         self.played = int(state_dict["played"])

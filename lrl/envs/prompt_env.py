@@ -45,12 +45,12 @@ class PromptEnvs(EnvFactory):
         names = [reward.name for reward in rewards]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"env.rewards is {names}; it must contain at least one reward and no duplicates.")
-        self.source, self.rewards, self.seed = rows, tuple(rewards), seed
+        self.rows_source, self.rewards, self.seed = rows, tuple(rewards), seed
 
     @property
     def codec(self) -> TextCodec:
         """Codec of the data set."""
-        return self.source.codec
+        return self.rows_source.codec
 
     @property
     def spaces(self) -> tuple[gym.Space, gym.Space]:
@@ -59,11 +59,11 @@ class PromptEnvs(EnvFactory):
         Raises:
             ValueError: If they are not known.
         """
-        return self.source.spaces or super().spaces
+        return self.rows_source.spaces or super().spaces
 
     def prepare_data(self) -> None:
         """Download the data set if it is not local."""
-        self.source.prepare_data()
+        self.rows_source.prepare_data()
 
     @cached_property
     def rows(self) -> Sequence[Row]:
@@ -72,9 +72,11 @@ class PromptEnvs(EnvFactory):
         Raises:
             ValueError: If the data set is empty.
         """
-        rows = self.source.rows()
+        rows = self.rows_source.rows()
         if not len(rows):
-            raise ValueError(f"env.rows is an empty {type(self.source).__name__}; it must contain at least one row.")
+            raise ValueError(
+                f"env.rows is an empty {type(self.rows_source).__name__}; it must contain at least one row."
+            )
         return rows
 
     def make(self, num_envs: int, response_format: str | None) -> PromptEnv:
@@ -86,11 +88,11 @@ class PromptEnvs(EnvFactory):
         """
         if num_envs < 1:
             raise ValueError(f"num_envs is {num_envs}; it must be at least 1.")
-        codec, spaces = self.codec, self.source.spaces
+        codec, spaces = self.codec, self.rows_source.spaces
         if response_format is None and (spaces is None or self.rows[0].native_observation is None):
             raise ValueError(
-                f"env.rows is a {type(self.source).__name__}, which has text observations only; model.policy must be a "
-                "policy that writes or chooses texts."
+                f"env.rows is a {type(self.rows_source).__name__}, which has text observations only; model.policy must "
+                "be a policy that writes or chooses texts."
             )
         for reward in self.rewards:
             reward.connect(codec, response_format, self.rows[0])

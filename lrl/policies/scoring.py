@@ -94,7 +94,7 @@ class ScoringPolicy(Policy):
         self.language_model, self.value_head = self.trunk.language_model, self.trunk.value_head
         self.prompt, self.length_groups, self.pack_tokens = prompt, length_groups, pack_tokens
         self.normalisation: Normalisation = normalisation
-        self.sampling = SamplingConfig(temperature=temperature, max_new_tokens=1)
+        self.temperature, self.sampling = temperature, SamplingConfig(temperature=temperature, max_new_tokens=1)
         self.has_critic = value_head is not None
         self.action_texts: tuple[str, ...] = ()
         self._tokens: list[list[int]] = []

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import inspect
+import logging
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,36 @@ import lightning as L
 from lightning.pytorch.plugins import TorchCheckpointIO
 
 from lrl.functional.distributed import consolidated_checkpoint, is_sharded_checkpoint, shards_parameters
+
+FREE_SETTINGS = {
+    "language_model.name": "the fingerprint of the weights is compared, which may have moved",
+    "language_model.attention": "how attention is computed",
+    "language_model.trust_remote_code": "the fingerprint of the weights is compared",
+    "language_model.share_prompts": "speed",
+    "language_model.recompute_logprobs": "rounding",
+    "language_model.state_cache_mb": "memory",
+    "language_model.gradient_checkpointing": "memory",
+    "language_model.liger_kernels": "speed",
+    "policy.generator": "what samples, from the same distribution",
+    "policy.pack_tokens": "speed",
+    "policy.length_groups": "speed",
+    "env.vectorization": "speed",
+    "env.on_death": "what happens when a process dies",
+    "env.success_return": "a metric",
+    "env.url": "where the environment is served",
+    "env.timeout": "when a server counts as lost",
+    "data.validation": "held-out episodes",
+    "data.validation_demonstrations": "held-out demonstrations",
+    "data.token_cache": "speed",
+    "data.max_env_steps": "when the run ends",
+    "data.num_iterations": "when the run ends",
+    "data.seed": "compared as seed_everything",
+}
+"""The settings of a policy and of data that a resumed run may change, by the last parts of their keys, and what each
+is about. All others decide what the run samples and trains on: they must be those of the run that is resumed."""
+
+_LONG = 64
+"""Number of values from which on a list is compared by its checksum."""
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
@@ -77,6 +111,102 @@ def check_seed(saved: Mapping[str, Any], seed: int) -> None:
     before = saved.get("seed", seed)
     if before != seed:
         raise ValueError(f"seed_everything is {seed}, in the run of ckpt_path it was {before}; resume with the same.")
+
+
+def settings_of(module: Any, data: Any) -> dict[str, Any]:
+    """Return the settings that a resumed run may not change, nested by their configuration keys.
+
+    They are the arguments of constructors, as far as the objects keep them under the same names, without those in
+    :data:`FREE_SETTINGS`. Those of the algorithm and the optimiser are not among them.
+
+    Args:
+        module: what is trained.
+        data: its data module.
+    """
+    settings = {"model": {"class": type(module).__name__}, "data": _described("data", data)}
+    policy = getattr(module, "policy", None)
+    if policy is not None:
+        settings["model"]["policy"] = _described("policy", policy)
+    if policy is not None and policy.trunk is not None:
+        settings["model"]["policy"]["tokenizer"] = policy.trunk.language_model.tokenizer.fingerprint[:16]
+    return settings
+
+
+def _described(key: str, value: Any) -> Any:
+    """Return a setting as numbers, texts, lists and mappings; of files only the names."""
+    if isinstance(value, Path) or (key.endswith(".path") and isinstance(value, str)):
+        return Path(value).name
+    for plain in (bool, int, float, str):  # a configuration holds subclasses, which no checkpoint may hold
+        if isinstance(value, plain):
+            return plain(value)
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return {str(name): _described(f"{key}.{name}", entry) for name, entry in value.items()}
+    if hasattr(value, "tolist"):
+        return _described(key, value.tolist())
+    if isinstance(value, Sequence):
+        entries = [_described(key, entry) for entry in value]
+        if len(entries) < _LONG:
+            return entries
+        return f"{len(entries)} values, checksum {zlib.crc32(repr(entries).encode())}"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return value.__qualname__
+    if dataclasses.is_dataclass(getattr(value, "config", None)):  # a language model
+        return _described(key, value.config)
+    last = key.rpartition(".")[2]
+    described = {
+        name: _described(f"{last}.{name}", entry)
+        for name, entry in _arguments(value).items()
+        if f"{last}.{name}" not in FREE_SETTINGS
+    }
+    return described if dataclasses.is_dataclass(value) else {"class": type(value).__name__} | described
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    """Return the arguments that an object was constructed with, as far as it keeps them, by their names."""
+    kept: dict[str, Any] = {}
+    for part in (value, getattr(value, "trunk", None)):
+        kept = getattr(part, "_modules", {}) | getattr(part, "__dict__", {}) | kept
+    found: dict[str, Any] = {}
+    for name in inspect.signature(type(value)).parameters:
+        for place in (f"{name}_config", f"{name}_source", name, f"_{name}"):
+            if place in kept:
+                found[name] = kept[place]
+                break
+    if "num_groups" in found and hasattr(value, "counted_as"):
+        found[value.counted_as] = found.pop("num_groups")
+    return found
+
+
+def check_settings(saved: Mapping[str, Any], settings: Mapping[str, Any], resumes: bool = True) -> None:
+    """Raise if a run would be resumed with settings that change what it samples or trains on.
+
+    Args:
+        saved: the entry ``lrl`` of the checkpoint.
+        settings: those of this run, from :func:`settings_of`.
+        resumes: whether the run goes on training; else a warning names the settings of the model that differ.
+
+    Raises:
+        ValueError: one differs.
+    """
+    for key, now, before in _differences("", settings, saved.get("settings", settings)):
+        said = f"{key} is {now!r}, in the run of ckpt_path it was {before!r}"
+        if resumes:
+            raise ValueError(
+                f"{said}; resume with the same, or start another run from its weights alone with model.init_from."
+            )
+        if key.startswith("model."):
+            logging.getLogger("lrl").warning("%s: the policy is not the one that was trained", said)
+
+
+def _differences(key: str, now: Any, before: Any) -> list[tuple[str, Any, Any]]:
+    """Return key, value and earlier value of each setting that differs."""
+    if not (isinstance(now, Mapping) and isinstance(before, Mapping)):
+        same = now == before or (now != now and before != before)  # NaN
+        return [] if same else [(key.removeprefix(".").removesuffix(".class"), now, before)]
+    names = dict.fromkeys([*now, *before])
+    return [found for name in names for found in _differences(f"{key}.{name}", now.get(name), before.get(name))]
 
 
 def mend_loops(loops: dict[str, Any], validated: int) -> None:

@@ -15,7 +15,7 @@ from lrl.functional.distributed import all_gather_objects, value_of_this_rank
 from lrl.training.deferred_signals import DeferredSignals, requeue_signals
 from lrl.training.interruption import Interruption
 from lrl.training.metrics import MetricMeans, State
-from lrl.training.resume import check_seed, mend_loops, read_whole
+from lrl.training.resume import check_seed, check_settings, mend_loops, read_whole, settings_of
 
 
 class RunModule(L.LightningModule, ABC):
@@ -31,6 +31,7 @@ class RunModule(L.LightningModule, ABC):
         self.deferred_signals, self.interruption = DeferredSignals(), Interruption()
         self._means = MetricMeans()
         self._validated = -1
+        self._settings: dict[str, Any] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, skipping ``nn.Module``'s bookkeeping for Lightning's hook name."""
@@ -41,6 +42,7 @@ class RunModule(L.LightningModule, ABC):
 
     def setup(self, stage: str) -> None:
         """Prepare for signals and for checkpoints of several ranks."""
+        self._settings = {}
         self.deferred_signals = DeferredSignals(requeue_signals(self.trainer))
         read_whole(self.trainer)
 
@@ -53,6 +55,7 @@ class RunModule(L.LightningModule, ABC):
             "env_steps": self.clocks.get("env_steps", 0),
             "validated": self._validated,
             "seed": self.run_seed,
+            "settings": self._settled_settings(),
             "clocks": dict(self.clocks),
             "meters": self._metric_states(),
             **checkpoint.get("lrl", {}),
@@ -62,11 +65,12 @@ class RunModule(L.LightningModule, ABC):
         """Check that a checkpoint fits, and restore what it says of the run.
 
         Raises:
-            ValueError: another seed, missing trainable weights, or unknown ones.
+            ValueError: another seed, other settings, missing trainable weights, or unknown ones.
         """
         saved = checkpoint.get("lrl", {})
         if self.trainer.state.fn == "fit":
             check_seed(saved, self.run_seed)
+        check_settings(saved, self._settled_settings(), resumes=self.trainer.state.fn == "fit")
         given = set(checkpoint.get("state_dict", saved.get("names", ())))  # a sharded one holds its weights elsewhere
         missing, unexpected = sorted(set(self.state_dict()) - given), sorted(given - set(super().state_dict()))
         if missing or unexpected:
@@ -76,6 +80,11 @@ class RunModule(L.LightningModule, ABC):
             mend_loops(checkpoint["loops"], self._validated)
             if any(saved.get("meters", ())):
                 self._means.load(value_of_this_rank(saved["meters"]))
+
+    def _settled_settings(self) -> dict[str, Any]:
+        """Return what :func:`~lrl.training.resume.settings_of` does; they stay the same for the whole run."""
+        self._settings = self._settings or settings_of(self, self.run_data)
+        return self._settings
 
     # -- metrics ----------------------------------------------------------------------------------------------------
 
