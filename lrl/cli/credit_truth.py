@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
     from lrl.reports.credit_scores import credit_table, draw_scores
     from lrl.reports.credit_truth import TruthConfig, measure
     from lrl.reports.results import result_text
+    from lrl.whole_file import write_whole
 
     names = ("num_groups", "group_size", "seeds", "gamma", "gae_lambda")
     config = TruthConfig(
@@ -47,8 +48,8 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{heading}\n\n{credit_table(result, tokens)}\n")
         print(f"{heading}, averaged\n\n{credit_table(result, tokens, averaged=True)}\n")
     if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(result_text(result), encoding="utf-8")
+        with write_whole(arguments.json) as file:
+            file.write(result_text(result))
     if arguments.figure is not None:
         draw_scores(result, arguments.figure)
 

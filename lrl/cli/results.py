@@ -18,6 +18,7 @@ from lrl.reports.documentation import documentation_pages, fill_tables
 from lrl.reports.notebook import filled_notebook
 from lrl.reports.results import draw_picture, final_values, kept_results, pictures, read_result, result_text, summarise
 from lrl.reports.seed_intervals import check_bounds, with_earlier_runs
+from lrl.whole_file import write_whole
 
 RESULTS, PICTURES = Path("assets/results"), Path("assets/pictures")
 NOTEBOOK = Path("assets/figures.ipynb")
@@ -80,12 +81,12 @@ def keep(arguments: argparse.Namespace) -> None:
     names = ("label", "window", "picture", "clocks", "bar", "bounds", "rows")
     about |= {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     path = RESULTS / f"{arguments.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     result = about | summarise(arguments.runs, arguments.metric, arguments.drawn, arguments.reach)
     if arguments.add and path.exists():
         result = with_earlier_runs(result, read_result(path))
     check_bounds(result, final_values(result))
-    path.write_text(result_text(result), encoding="utf-8")
+    with write_whole(path) as file:
+        file.write(result_text(result))
     print(f"wrote {path}")
 
 
@@ -117,7 +118,8 @@ def check_figure(arguments: argparse.Namespace) -> None:
 def write() -> None:
     """Fill in the tables and the notebook, and draw the figures."""
     for path, text in _filled().items():
-        path.write_text(text, encoding="utf-8")
+        with write_whole(path) as file:
+            file.write(text)
     kept = kept_results(RESULTS)
     for name, results in pictures(kept).items():
         draw_picture(name, results, PICTURES)

@@ -73,11 +73,11 @@ def _check_used(arguments: argparse.Namespace) -> None:
 def write(arguments: argparse.Namespace) -> None:
     """Write the demonstrations, one JSON object per line, and print their number."""
     from lrl.search.teaching import TeacherConfig, demonstrated, demonstrations
+    from lrl.whole_file import write_whole
 
     teacher, count = TeacherConfig(generations=arguments.generations), 0
     functions = demonstrated(arguments.functions, arguments.held_out)
-    arguments.write.parent.mkdir(parents=True, exist_ok=True)
-    with arguments.write.open("w", encoding="utf-8") as file:
+    with write_whole(arguments.write) as file:
         for row in demonstrations(arguments.seed, functions, teacher, arguments.held_out):
             file.write(json.dumps(row) + "\n")
             count += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -123,7 +124,8 @@ def collect(
     """Play episodes ``0 .. episodes - 1``, each to its end, and write them as a Minari data set in this order.
 
     Observations and actions are native, whether the policy responds in text or acts natively. The data set does not
-    depend on ``num_envs``, except for rounding in a network's matrix products. It is written whole or not at all.
+    depend on ``num_envs``, except for rounding in a network's matrix products. If something fails, or the user
+    interrupts, the episodes that have ended are kept under another name, which the error or a warning gives.
 
     Args:
         policy: connected and configured.
@@ -144,7 +146,7 @@ def collect(
 
     Raises:
         ValueError: the name is malformed or taken, a number is not positive, the advisor cannot advise this policy, or
-            there is nothing to write.
+            there is nothing to write, or the data set cannot be written.
     """
     advice = None if advisor is None else Advisor(advisor, policy)
     native = env.make_native()
@@ -153,10 +155,14 @@ def collect(
         policy = NoisyActor(policy, random_share)
     with DatasetWriter(dataset_id, native.observation_space, native.action_space, native.spec) as writer:
         recorder, envs = _Recorder(writer, seed, successful_only, advice), _RecordedEnvs(env, advice)
-        results = evaluate_policy(
-            policy, envs, episodes, seed, num_envs, sampling, on_episode=on_episode, on_step=recorder.add
-        )
-        recorder.write()
+        try:
+            results = evaluate_policy(
+                policy, envs, episodes, seed, num_envs, sampling, on_episode=on_episode, on_step=recorder.add
+            )
+            recorder.write()
+        except BaseException:  # an interruption loses no episode either
+            recorder.write_singly()
+            raise
         if not recorder.returns:
             raise ValueError(
                 f"--episodes is {episodes}, none of which can be written: {int(results.successes.sum())} were "
@@ -206,7 +212,7 @@ class _Recorder:
         while self._next in self._ended:
             ended = self._ended.pop(self._next)
             self._next += 1
-            if ended.actions and (ended.success or not self.successful_only):
+            if self._is_kept(ended):
                 self._chunk.append(ended)
         if len(self._chunk) >= _CHUNK:
             self.write()
@@ -232,6 +238,17 @@ class _Recorder:
         self.returns += [sum(episode.rewards) for episode in self._chunk]
         self.steps += sum(len(episode.actions) for episode in self._chunk)
         self._chunk = []
+
+    def write_singly(self) -> None:
+        """Write the episodes that have ended one by one, those that can be written."""
+        ended = [*self._chunk, *(self._ended[index] for index in sorted(self._ended))]
+        for episode in ended:
+            if self._is_kept(episode):
+                with suppress(Exception):  # the error that ended the collection is reported
+                    self.writer.add([vars(episode)])
+
+    def _is_kept(self, episode: RecordedEpisode) -> bool:
+        return bool(episode.actions) and (episode.success or not self.successful_only)
 
 
 def _metadata(

@@ -1,4 +1,4 @@
-"""Minari data sets on disk, written completely or not at all; :mod:`lrl.envs.minari_reader` reads them.
+"""Minari data sets on disk, in their place only when they are complete; :mod:`lrl.envs.minari_reader` reads them.
 
 Minari's own ``DataCollector`` wraps a single environment, needs jax, and cannot store the context of a codec, so only
 Minari's storage and episode buffers are used.
@@ -7,6 +7,9 @@ Minari's storage and episode buffers are used.
 from __future__ import annotations
 
 import json
+import logging
+import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -15,13 +18,16 @@ from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from lrl.envs.minari_spaces import stack_samples, to_minari_space
+
+if TYPE_CHECKING:
+    from minari.dataset.minari_storage import MinariStorage
 
 CONTEXT = "context"
 """Key of an episode's metadata for the context of the codec, as JSON."""
@@ -60,9 +66,11 @@ def dataset_path(dataset_id: str) -> Path:
 
 
 class DatasetWriter:
-    """Writes a data set to a temporary folder and moves it to its final place at the end.
+    """Writes a data set in parts to a temporary folder, and moves it to its final place at the end.
 
-    Use as a context manager: a data set that is not finished is deleted.
+    Use as a context manager. Of a data set that is not finished, the episodes that were added are kept: as a data set
+    whose name ends with ``-unfinished``, or in the temporary folder if not even that can be written. Each part is a
+    file of its own, so that an error while one is written, such as a full disk, does not damage the others.
 
     Args:
         dataset_id: name of the data set, with namespaces and version.
@@ -71,13 +79,12 @@ class DatasetWriter:
         env_spec: specification of the environment, if it is registered.
 
     Raises:
-        ValueError: the name is malformed or taken.
+        ValueError: the name is malformed or taken, or Minari cannot store a space.
     """
 
     def __init__(
         self, dataset_id: str, observation_space: gym.Space, action_space: gym.Space, env_spec: EnvSpec | None
     ) -> None:
-        from minari.dataset.minari_storage import MinariStorage
         from minari.storage import get_dataset_path
 
         self.dataset_id, self.path = dataset_id, dataset_path(dataset_id)
@@ -86,12 +93,25 @@ class DatasetWriter:
                 f"dataset_id is {dataset_id!r}, which exists in {get_dataset_path()}; it must be a new name or version."
             )
         self.observation_space, self.action_space = to_minari_space(observation_space), to_minari_space(action_space)
+        self._check_spaces()
+        self._env_spec = _recoverable(env_spec)
         self._folder = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=get_dataset_path()))
-        with suppress_output():
-            self._storage = MinariStorage.new(
-                self._folder, self.observation_space, self.action_space, env_spec, jpeg_encoding=False
-            )
-        self._metadata: list[dict[str, Any]] = []
+        self._parts: list[Path] = []
+        self._num_episodes = 0
+        self._finished = False
+
+    def _check_spaces(self) -> None:
+        """Raise if Minari cannot store a space."""
+        from minari.serialization import serialize_space
+
+        for name, space in (("observation", self.observation_space), ("action", self.action_space)):
+            try:
+                serialize_space(space)
+            except (NotImplementedError, TypeError, ValueError) as error:  # the first for a class that is not known
+                raise ValueError(
+                    f"the {name} space of {self.dataset_id!r} is {space}, which Minari cannot store ({error}); it must "
+                    "be a Discrete, MultiDiscrete, MultiBinary, Box or Text, or a Dict or Tuple of these."
+                ) from error
 
     def add(self, episodes: Sequence[Mapping[str, Any]]) -> None:
         """Append episodes to the data set.
@@ -100,9 +120,14 @@ class DatasetWriter:
             episodes: each with ``seed``, ``context``, ``success``, lists of native ``observations`` (one more than
                 steps), ``actions``, ``rewards``, ``terminations`` and ``truncations`` (one per step), and lists
                 ``random_steps`` and ``advised``; with an advisor also ``advised_actions`` (one per step).
+
+        Raises:
+            OSError: they cannot be written; those that were added before are not damaged.
         """
         from minari.data_collector import EpisodeBuffer
 
+        if not episodes:
+            return
         spaces = {"observations": self.observation_space, "actions": self.action_space}
         buffers = []
         for episode in episodes:
@@ -111,31 +136,142 @@ class DatasetWriter:
             advised = episode.get("advised_actions")  # Minari has as many infos as observations, one more than actions
             infos = {ADVISED_ACTION: stack_samples(self.action_space, [*advised, advised[-1]])} if advised else {}
             buffers.append(EpisodeBuffer(**fields, infos=infos))  # Minari cannot print an episode without infos
-        self._storage.update_episodes(buffers)
-        self._metadata += map(_episode_metadata, episodes)
+        part = self._folder / f"part-{len(self._parts)}"
+        with self._writing(part):
+            storage = self._new_storage(part)
+            storage.update_episodes(buffers)
+            storage.update_episode_metadata(map(_episode_metadata, episodes))
+        self._parts.append(part)
+        self._num_episodes += len(episodes)
 
     def finish(self, metadata: Mapping[str, object]) -> None:
-        """Write the metadata of the data set and move it to where Minari looks for it."""
-        from minari import __version__
+        """Write the metadata of the data set and move it to where Minari looks for it.
+
+        Raises:
+            OSError: the data set cannot be written.
+        """
+        self._assemble(self.dataset_id, metadata)
+        self._finished = True
+
+    def _assemble(self, dataset_id: str, metadata: Mapping[str, object]) -> None:
+        """Join the parts, and move the result to the place of a data set of this name."""
         from minari.dataset.minari_dataset import parse_dataset_id
         from minari.namespace import create_namespace, list_local_namespaces
 
-        with suppress_output():
-            self._storage.update_episode_metadata(self._metadata)
-            about = {"dataset_id": self.dataset_id, "minari_version": __version__}
-            self._storage.update_metadata(about | dict(metadata))
-            namespace = parse_dataset_id(self.dataset_id)[0]
+        path, data = dataset_path(dataset_id), self._folder / "data"
+        with self._writing(data):
+            self._join_parts(data)
+            file = data / "metadata.json"
+            known = json.loads(file.read_text(encoding="utf-8"))
+            known |= {"dataset_id": dataset_id, **metadata}
+            file.write_text(json.dumps(known, default=_number_or_text), encoding="utf-8")
+            namespace = parse_dataset_id(dataset_id)[0]
             if namespace is not None and namespace not in list_local_namespaces():
                 create_namespace(namespace)
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._folder.chmod(0o755)  # temporary folders are readable by their owner only
-            self._folder.rename(self.path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            data.rename(path)
+
+    def _join_parts(self, data: Path) -> None:
+        """Write the episodes of all parts to a new storage; the parts stay as they are."""
+        import h5py
+
+        storage = self._new_storage(data)
+        number, steps = 0, 0
+        with h5py.File(data / "main_data.hdf5", "a", track_order=True) as joined:
+            for part in self._parts:
+                with h5py.File(part / "main_data.hdf5", "r") as file:
+                    for index in range(len(file)):
+                        file.copy(f"episode_{index}", joined, name=f"episode_{number}")
+                        attributes: Any = joined[f"episode_{number}"].attrs
+                        attributes["id"] = number
+                        number, steps = number + 1, steps + int(attributes["total_steps"])
+        storage.update_metadata({"total_episodes": number, "total_steps": steps, "dataset_size": storage.get_size()})
+
+    def _new_storage(self, folder: Path) -> MinariStorage:
+        from minari import __version__
+        from minari.dataset.minari_storage import MinariStorage
+
+        spaces = self.observation_space, self.action_space
+        storage = MinariStorage.new(folder, *spaces, self._env_spec, jpeg_encoding=False)
+        storage.update_metadata({"dataset_id": self.dataset_id, "minari_version": __version__})
+        return storage
+
+    @contextmanager
+    def _writing(self, folder: Path) -> Iterator[None]:
+        """Silence Minari while a folder is written, and remove the folder after an error."""
+        try:
+            with suppress_output():
+                yield
+        except BaseException as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, (OSError, RuntimeError)):  # h5py raises both where a write fails
+                number = re.search(r"\berrno = (\d+)", str(error)) or re.search(r"\[Errno (\d+)\]", str(error))
+                reason = os.strerror(int(number[1])) if number else " ".join(str(error).split())
+                message = f"dataset_id is {self.dataset_id!r}, which cannot be written to {folder.parent}: {reason}"
+                raise OSError(message) from error
+            raise
+
+    def _keep(self) -> str | None:
+        """Move the episodes of a data set that is not finished to a data set of another name, and return that name.
+
+        Returns None if it cannot be written, as when the disk is still full.
+        """
+        name, _, version = self.dataset_id.rpartition("-v")
+        number = int(version)
+        while dataset_path(f"{name}-unfinished-v{number}").parent.exists():
+            number += 1
+        kept = f"{name}-unfinished-v{number}"
+        try:
+            self._assemble(kept, {"description": f"episodes of {self.dataset_id}, which was not finished"})
+        except Exception:
+            return None
+        return kept
 
     def __enter__(self) -> DatasetWriter:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._finished or not self._num_episodes:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            return
+        kept, where = self._keep(), f"the data sets of minari.MinariDataset in {self._folder}/part-*"
+        if kept is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            where = f"the data set {kept!r}, in {dataset_path(kept).parent}"
+        count = f"{self._num_episodes} episode{'s' * (self._num_episodes > 1)}"
+        sentence = f"{count} of what was played can be read as {where}"
+        if isinstance(error, (OSError, ValueError)):
+            reason = str(error).rstrip(".")
+            raise ValueError(f"{reason}; {sentence}.") from error
+        logging.getLogger("lrl").warning("%r was not finished; %s.", self.dataset_id, sentence)
+
+
+def _recoverable(env_spec: EnvSpec | None) -> EnvSpec | None:
+    """Return the specification of an environment if Minari can store it, which it cannot if it holds a class."""
+    if env_spec is None:
+        return None
+    try:
+        env_spec.to_json()
+    except (TypeError, ValueError) as error:
+        logging.getLogger("lrl").warning(
+            "the data set will not say how to make %s, whose registration cannot be written as JSON (%s)",
+            env_spec.id,
+            error,
+        )
+        return None
+    return env_spec
+
+
+def _number(value: Any) -> Any:
+    """Return numbers of NumPy as JSON has them; raise ``TypeError`` for other objects."""
+    if not isinstance(value, (np.generic, np.ndarray)):
+        raise TypeError(f"{value!r} cannot be written as JSON")
+    return value.tolist()
+
+
+def _number_or_text(value: Any) -> Any:
+    """Return numbers of NumPy as JSON has them, and a description of other objects."""
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else repr(value)
 
 
 def _episode_metadata(episode: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,4 +285,8 @@ def _episode_metadata(episode: Mapping[str, Any]) -> dict[str, Any]:
     if episode["random_steps"]:
         metadata[RANDOM_STEPS] = json.dumps(episode["random_steps"])
         metadata[ADVISED] = json.dumps(episode["advised"])
-    return metadata if episode["context"] is None else metadata | {CONTEXT: json.dumps(episode["context"])}
+    return (
+        metadata
+        if episode["context"] is None
+        else metadata | {CONTEXT: json.dumps(episode["context"], default=_number)}
+    )

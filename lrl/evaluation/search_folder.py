@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lrl.evaluation.parameter_search import SearchBudget, SearchRun, search
+from lrl.whole_file import write_whole
 
 MakeRecord = Callable[[SearchRun, SearchBudget], dict[str, Any]]
 """Plays or trains one run, and returns its record."""
@@ -115,7 +116,5 @@ def finish(
 
 def _write(record: dict[str, Any], file: Path) -> None:
     """Write a record as JSON, whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    partial.replace(file)
+    with write_whole(file) as lines:
+        lines.write(json.dumps(record) + "\n")

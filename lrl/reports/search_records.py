@@ -13,6 +13,7 @@ import numpy as np
 from lrl.evaluation.parameter_search import SearchRun
 from lrl.reports.plots import Series
 from lrl.reports.results import result_text
+from lrl.whole_file import write_whole
 
 Records = Mapping[SearchRun, dict[str, Any] | None]
 """The record of each planned run; None where it has not finished."""
@@ -63,10 +64,8 @@ def _without_values(record: dict[str, Any]) -> dict[str, Any]:
 
 def write_report(report: Mapping[str, Any], path: Path) -> None:
     """Write a report as JSON, whole or not at all, with a line for each list of numbers."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(result_text(dict(report)), encoding="utf-8")
-    partial.replace(path)
+    with write_whole(path) as file:
+        file.write(result_text(dict(report)))
 
 
 def read_report(path: Path) -> Records:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lrl.evaluation.results import EpisodeResults
+from lrl.whole_file import write_whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -64,7 +65,5 @@ def _figure(mean: float, interval: tuple[float, float], most: int) -> str:
 
 def write_json(report: Mapping[str, object], path: Path) -> None:
     """Write a JSON file completely or not at all; missing folders are created."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    with write_whole(path) as file:
+        file.write(json.dumps(report, indent=2, allow_nan=False) + "\n")

@@ -1,9 +1,14 @@
 """Collecting: real Minari data sets of native observations and actions, the same for any number of environments."""
 
 import dataclasses
+import errno
 import json
+import os
+from itertools import count
+from pathlib import Path
 
 import gymnasium as gym
+import h5py
 import minari
 import numpy as np
 import pytest
@@ -12,6 +17,8 @@ from commands import run_words
 
 from lrl.cli import collect as collect_script
 from lrl.codecs.numbers import NumberFormat
+from lrl.data import minari_writer as writer_module
+from lrl.data.demonstrations.jsonl import write_jsonl
 from lrl.data.minari_writer import collect
 from lrl.data.number_ranges import observation_ranges, observation_statistics
 from lrl.envs.factory import GymnasiumEnvs
@@ -193,13 +200,150 @@ def test_nothing_to_keep_is_one_sentence_and_leaves_nothing_behind(datasets):
     assert list(datasets.rglob("*")) == []
 
 
-def test_a_collection_that_breaks_off_leaves_nothing_behind(datasets, monkeypatch):
+def full_disk(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def failing_from(function, call):
+    """Return the function, which finds the disk full from its given call on, and then writes nothing."""
+    calls = count(1)
+
+    def wrapped(*arguments, **keywords):
+        return full_disk() if next(calls) >= call else function(*arguments, **keywords)
+
+    return wrapped
+
+
+def rows_of(dataset_id):
+    return [(e.observations.tolist(), e.actions.tolist()) for e in minari.load_dataset(dataset_id)]
+
+
+def test_an_interrupted_collection_keeps_the_episodes_that_have_ended(datasets, caplog, monkeypatch):
+    """Those that ended out of order included; the running ones are not episodes yet."""
+    monkeypatch.setattr(writer_module, "_CHUNK", 2)
+    gather(policy="random", episodes=7, dataset_id="lrl/whole-v0", num_envs=3)
+    ended = count(1)
+
+    def stop():
+        if next(ended) == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gather(policy="random", episodes=7, num_envs=3, on_episode=stop)
+    assert "5 episodes of what was played can be read as the data set 'lrl/test-unfinished-v0', in " in caplog.text
+    assert not (datasets / "lrl" / "test-v0").exists() and not list(datasets.glob(".unfinished-*"))
+    whole, kept = rows_of("lrl/whole-v0"), rows_of("lrl/test-unfinished-v0")
+    assert len(kept) == 5 and all(episode in whole for episode in kept)
+
+
+@pytest.mark.parametrize("call", [2, 3])
+def test_a_disk_that_fills_up_while_playing_loses_no_episode_that_was_written(datasets, monkeypatch, call):
+    monkeypatch.setattr(writer_module, "_CHUNK", 2)
+    gather(policy="random", episodes=6, dataset_id="lrl/whole-v0")
+    with monkeypatch.context() as patch:
+        create = h5py.Group.create_dataset
+        episodes = 2 * (call - 1)
+        patch.setattr(h5py.Group, "create_dataset", failing_from(create, 1 + episodes * 5))  # 5 columns, no infos
+        with pytest.raises(
+            ValueError, match="^dataset_id is 'lrl/test-v0', which cannot be written to .*: No space left on device;"
+        ) as raised:
+            gather(policy="random", episodes=6)
+    assert f"; {episodes} episodes of what was played can be read as the data set 'lrl/test-unf" in str(raised.value)
+    assert rows_of("lrl/test-unfinished-v0") == rows_of("lrl/whole-v0")[:episodes]
+    assert minari.load_dataset("lrl/test-unfinished-v0").total_steps == sum(
+        len(actions) for _, actions in rows_of("lrl/whole-v0")[:episodes]
+    )
+    assert not list(datasets.glob(".unfinished-*"))
+
+
+def test_a_disk_that_is_full_at_the_end_leaves_readable_parts_and_says_where(datasets, monkeypatch):
+    monkeypatch.setattr(writer_module, "_CHUNK", 2)
+    gather(policy="random", episodes=5, dataset_id="lrl/whole-v0")
+    monkeypatch.setattr(h5py.File, "copy", full_disk)
+    with pytest.raises(ValueError, match="No space left on device.*; 5 episodes of what was played can be") as raised:
+        gather(policy="random", episodes=5)
+    (folder,) = datasets.glob(".unfinished-*")
+    assert f"read as the data sets of minari.MinariDataset in {folder}/part-*" in str(raised.value)
+    parts = [minari.MinariDataset(path) for path in sorted(folder.iterdir())]
+    rows = [(e.observations.tolist(), e.actions.tolist()) for part in parts for e in part]
+    assert rows == rows_of("lrl/whole-v0")
+
+
+def test_a_second_unfinished_data_set_does_not_replace_the_first(datasets, monkeypatch, caplog):
     def stop():
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        gather(on_episode=stop)
-    assert list(datasets.rglob("*")) == []
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            gather(on_episode=stop)
+    assert sorted(path.name for path in (datasets / "lrl").iterdir() if path.is_dir()) == [
+        "test-unfinished-v0",
+        "test-unfinished-v1",
+    ]
+
+
+class Still(gym.Env):
+    """Never moves, and ends after one step."""
+
+    observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
+
+    def __init__(self, anything=None):
+        self.anything = anything
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 0, 1.0, True, False, {}
+
+
+class OddSpace(gym.Space):
+    """No space that Minari knows."""
+
+    def __init__(self):
+        super().__init__((), np.int64)
+
+    def sample(self, mask=None, probability=None):
+        return 0
+
+    def contains(self, x):
+        return True
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"anything": np.arange(2)}, {"anything": Still}])
+def test_an_environment_whose_registration_cannot_be_written_is_collected_all_the_same(datasets, caplog, kwargs):
+    gym.register("Still-v0", Still)
+    try:
+        collected = gather(GymnasiumEnvs("Still-v0", kwargs), "random", episodes=3)
+    finally:
+        del gym.registry["Still-v0"]
+    assert collected.episodes == 3 and len(rows_of("lrl/test-v0")) == 3
+    assert "will not say how to make Still-v0, whose registration cannot be written as JSON" in caplog.text
+    assert not list(datasets.glob(".unfinished-*"))
+    json.dumps(minari.load_dataset("lrl/test-v0").storage.metadata["lrl"])
+
+
+def test_a_space_that_minari_cannot_store_is_one_sentence_and_leaves_nothing_behind(datasets):
+    with pytest.raises(ValueError, match="observation space of 'lrl/test-v0' is .*OddSpace.*, which Minari cannot st"):
+        DatasetWriter("lrl/test-v0", OddSpace(), gym.spaces.Discrete(2), None)
+    assert not list(datasets.glob("*"))
+
+
+@pytest.mark.parametrize("failing", ["write", "fsync", "replace"])
+def test_a_full_disk_leaves_the_former_json_lines_as_they_were(datasets, tmp_path, monkeypatch, failing):
+    gather()
+    path = tmp_path / "lines.jsonl"
+    path.write_text("former\n", encoding="utf-8")
+    with monkeypatch.context() as patch:
+        if failing == "write":
+            patch.setattr("lrl.data.demonstrations.jsonl.json.dumps", failing_from(json.dumps, 5))
+        else:
+            patch.setattr(*{"fsync": (os, "fsync"), "replace": (Path, "replace")}[failing], full_disk)
+        with pytest.raises(OSError, match="No space left on device: '.*lines.jsonl'"):
+            write_jsonl("lrl/test-v0", LAKES, path)
+    assert path.read_text(encoding="utf-8") == "former\n" and [*tmp_path.iterdir()] == [datasets, path]
+    lines = write_jsonl("lrl/test-v0", LAKES, path)
+    assert len(path.read_text(encoding="utf-8").splitlines()) == lines > 4
 
 
 @pytest.mark.parametrize("name", ["noversion", "", "a b-v0", "../-v0"])

@@ -16,6 +16,7 @@ from lrl.envs.factory import EnvFactory
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.types import Demonstration, NativeTurn
+from lrl.whole_file import write_whole
 
 
 class JsonlDemonstrations(Demonstrations):
@@ -108,7 +109,7 @@ def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path, digits: bool
     Args:
         dataset_id: Minari's name of the data set.
         env: the environment of the data set, whose codec writes the texts.
-        path: the file; missing folders are created.
+        path: the file; missing folders are created, and a former file is replaced when all lines are written.
         digits: whether an action that is a word is written as its number in the action space, as the original does.
 
     Returns:
@@ -117,6 +118,7 @@ def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path, digits: bool
     Raises:
         ValueError: the data set is missing, empty, damaged or of another environment, or was collected with an advisor;
             or ``digits`` is true and actions are no words.
+        OSError: the file cannot be written.
     """
     if digits and env.codec.action_texts is None:
         raise ValueError("--digits is given, but the actions of the environment are numbers; leave it out.")
@@ -125,8 +127,7 @@ def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path, digits: bool
     source.validate(env)
     reader, codec, lines = source.reader, env.codec, 0
     reader.check_own_actions("--dataset_id")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with Path(path).open("w", encoding="utf-8") as file:
+    with write_whole(path) as file:
         for index in range(len(reader.lengths)):
             episode = reader.episode(index)
             for step in reader.demonstrated_steps(index).tolist():

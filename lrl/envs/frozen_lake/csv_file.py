@@ -16,6 +16,7 @@ from lrl.envs.frozen_lake.expert_rows import make_row
 from lrl.envs.rows import RowSource
 from lrl.rewards.row import Row
 from lrl.shipped import resolve
+from lrl.whole_file import write_whole
 
 ACTIONS = FrozenLakeCodec().action_texts
 Q_COLUMNS = tuple(f"q_value_{action.lower()}" for action in ACTIONS)
@@ -205,9 +206,7 @@ def _greedy_episode(env: gym.Env, q_values: np.ndarray, seed: int) -> list[dict[
 
 def write_csv(path: str | Path, records: Sequence[Mapping[str, Any]]) -> None:
     """Write records with the columns :data:`COLUMNS` and create missing folders."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with write_whole(path, newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(records)
