@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import sqlite3
@@ -53,7 +54,7 @@ class CompletionCache:
         path: the file; it and its folder are made where they are missing.
 
     Raises:
-        ValueError: the file cannot be opened, or another program wrote it.
+        ValueError: the file cannot be opened or written, or another program wrote it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -108,9 +109,24 @@ class CompletionCache:
                     self._connection = _open(self.path)
                 yield self._connection
             except (sqlite3.Error, OSError) as error:
-                raise ValueError(
-                    f"cache is {str(self.path)!r}; it must be a new file, or one that lrl wrote ({error})."
-                ) from error
+                raise ValueError(f"cache is {str(self.path)!r}{_reason(self.path, error)} ({error}).") from error
+
+
+def _reason(path: Path, error: sqlite3.Error | OSError) -> str:
+    """Return how the sentence on an error goes on after the name of the file."""
+    code, number = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF, getattr(error, "errno", None)
+    if code == sqlite3.SQLITE_FULL or number in (errno.ENOSPC, errno.EDQUOT):
+        return ", whose disk is full; free some space, and the same command resumes"
+    cannot_open = code == sqlite3.SQLITE_CANTOPEN and not path.is_dir()
+    if cannot_open or code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM) or number in (errno.EACCES, errno.EROFS):
+        return ", which cannot be written; it and its folder must be writable, as every new response is added"
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return f", which another process has kept for {_BUSY:g} s; end that process, or wait for it"
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        return ", whose folder cannot be made"
+    if code == sqlite3.SQLITE_IOERR:
+        return ", which the disk does not read or write"
+    return "; it must be a new file, or one that lrl wrote"
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -22,6 +22,8 @@ _PLACEHOLDER = "none"
 """What is sent in place of an API key where there is none."""
 _SECRET = 8
 """A shorter API key is no secret, but a placeholder for a server without keys, and may be part of other words."""
+_MOST_TOKENS = 10**9
+"""A larger number of tokens is taken for a server's mistake; the response is used all the same."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Legal name of an environment variable."""
 _KEY_LENGTH = 16
@@ -126,10 +128,10 @@ class ChatEndpoint:
         Reasoning that the server separates from the response is put back before it, inside ``<think>`` tags.
         """
         try:
-            payload = json.loads(text)
+            payload = json.loads(text, parse_int=float)  # of any length
             choice = payload["choices"][0]
-            message, usage = choice["message"], payload.get("usage") or {}
-            tokens = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+            message, usage = choice["message"], payload.get("usage")
+            tokens = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
             reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
             content, finish_reason = message.get("content") or "", str(choice.get("finish_reason") or "stop")
             if not isinstance(content, str):
@@ -140,17 +142,23 @@ class ChatEndpoint:
             return Failure(reason="an empty response, which accept_empty would allow"), tokens
         content = self.redact(f"<think>{reasoning}</think>{content}" if reasoning else content)
         completion = Completion(
-            text=content.encode("utf-8", "replace").decode("utf-8"),  # no file takes half a surrogate pair
-            finish_reason=self.redact(finish_reason),
-            prompt_tokens=tokens[0],
-            completion_tokens=tokens[1],
+            text=content, finish_reason=self.redact(finish_reason), prompt_tokens=tokens[0], completion_tokens=tokens[1]
         )
         return completion, tokens
 
     def redact(self, text: str) -> str:
-        """Return a text without the API key, which a server may repeat."""
-        key = self._key()
+        """Return a text without the API key, which a server may repeat, and without halves of surrogate pairs."""
+        key, text = self._key(), text.encode("utf-8", "replace").decode("utf-8")  # no file takes such a half
         return text.replace(key, "<API key>") if len(key) >= _SECRET else text
+
+
+def _count(usage: Any, name: str) -> int:
+    """Return a number of tokens that a server counted; 0 where it says none, or what cannot be one."""
+    try:
+        count = int(usage[name])
+    except _UNREADABLE:
+        return 0
+    return count if 0 <= count <= _MOST_TOKENS else 0
 
 
 def _checked_name(name: str) -> str:

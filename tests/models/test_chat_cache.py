@@ -93,3 +93,39 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, kind):
     with pytest.raises(ValueError, match=r"cache is '.*c.sqlite'; it must be a new file, or one that lrl wrote"):
         CompletionCache(path)
     assert not before or path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("query_only = 1", ", which cannot be written; it and its folder must be writable"),
+        ("max_page_count = 1", ", whose disk is full; free some space, and the same command resumes"),
+    ],
+)
+def test_a_file_that_takes_no_more_responses_says_why(tmp_path, limit, said):
+    """SQLite itself raises, as it does on a read-only file system and on a full disk."""
+    cache = CompletionCache(tmp_path / "c.sqlite")
+    cache.add("first", "m", completion("kept"))
+    cache._connection.execute(f"PRAGMA {limit}")
+    with pytest.raises(ValueError) as caught:
+        cache.add("second", "m", completion("long " * 9999))
+    assert str(caught.value).startswith(f"cache is {str(cache.path)!r}{said}") and "lrl wrote" not in str(caught.value)
+    cache.close()
+    assert cache.find("first").text == "kept"
+    cache.close()
+
+
+def test_a_file_that_another_process_keeps_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("lrl.models.chat_cache._BUSY", 0.01)
+    cache, other = CompletionCache(tmp_path / "c.sqlite"), sqlite3.connect(tmp_path / "c.sqlite")
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(ValueError, match=r"c.sqlite', which another process has kept for 0.01 s; end that process"):
+        cache.add("first", "m", completion("kept"))
+    other.close()
+    cache.close()
+
+
+def test_a_folder_that_cannot_be_made_says_so(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"c.sqlite', whose folder cannot be made"):
+        CompletionCache(tmp_path / "file" / "c.sqlite")

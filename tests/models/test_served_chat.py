@@ -6,7 +6,7 @@ import ssl
 import threading
 
 import pytest
-from chat_server import ChatServer, dropped, empty, garbage, slow, status, truncated
+from chat_server import ChatServer, Fault, dropped, empty, garbage, slow, status, truncated
 from jsonargparse import ArgumentParser
 
 from lrl.models.chat import ChatModel
@@ -206,6 +206,49 @@ def test_retry_after_holds_seconds_or_a_date(monkeypatch):
     assert retry_after({"retry-after": "Tue, 14 Nov 2023 22:13:50 GMT"}) == 30
     assert retry_after({"retry-after": "Tue, 14 Nov 2023 22:00:00 GMT"}) == 0
     assert retry_after({"retry-after": "soon"}) is None and retry_after({}) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("inf", "-inf", "nan", "1e999", "1" * 5000 + "e9"),
+        *("Tue, 14 Nov 99999 22:00:00 GMT", "Sat, 01 Jan 0000 00:00:00 GMT", "Sat, 01 Jan 0001 00:00:00 +2359"),
+        *(
+            "Tue, 99 Nov 2023 22:00:00 GMT",
+            "Tue, 14 Nov 2023 22:00:00 -9999999999999999999",
+            "Sat, 01 Jan 0001 00:00:00 -0000",
+        ),
+    ],
+)
+def test_a_pause_that_no_clock_can_measure_is_not_asked_for(server, value):
+    server.faults, waits = [status(429, **{"Retry-After": value})], []
+    assert texts(model_of(server, waits).complete(say("go"), SAMPLING, [1])) == ["go 1 0.5"]
+    assert 0.5 <= waits[0] <= 1, "as without a Retry-After"
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        '{"prompt_tokens": 1e999, "completion_tokens": NaN}',
+        f'{{"prompt_tokens": {10**30}, "completion_tokens": -1}}',
+        f'{{"prompt_tokens": {"9" * 5000}, "completion_tokens": "{"9" * 5000}"}}',
+        '{"prompt_tokens": {}, "completion_tokens": "many"}',
+        *('{"prompt_tokens": null}', "[1, 2]", '"none"', "7", "null"),
+    ],
+    ids=lambda usage: usage[:30],
+)
+def test_a_response_is_kept_whatever_the_server_says_of_its_tokens(server, tmp_path, usage):
+    server.usage, server.faults = False, [Fault(change=lambda body: body[:-1] + f', "usage": {usage}}}'.encode())]
+    model = model_of(server, cache=str(tmp_path / "c.sqlite"))
+    (completion,) = model.complete(say("go"), SAMPLING, [1])
+    assert (completion.text, completion.prompt_tokens, completion.completion_tokens) == ("go 1 0.5", 0, 0)
+    assert len(server.bodies) == 1 and model.cache.add("other", "m", completion) == completion
+
+
+def test_halves_of_surrogate_pairs_lose_no_response(server, tmp_path):
+    server.respond, server.finish_reason = lambda body: "up \ud83d", "stop \ud83d"
+    (completion,) = model_of(server, cache=str(tmp_path / "c.sqlite")).complete(say("go"), SAMPLING, [1])
+    assert (completion.text, completion.finish_reason) == ("up ?", "stop ?") and len(server.bodies) == 1
 
 
 @pytest.mark.parametrize(
