@@ -79,11 +79,11 @@ class PolicyChatModel(ChatModel):
         texts, seeded = [messages[-1]["content"] for messages in conversations], np.asarray(seeds, dtype=np.int64)
         keys = RandomKeys(seed=0, purpose="chat", collection=0, env=seeded, turn=np.zeros_like(seeded))
         decisions = self.policy.act(texts, [()] * len(texts), keys, sampling)
-        stops = self.policy.language_model.tokenizer.stop_ids(self.policy.stop_text)
+        tokenizer, stop_text = self.policy.language_model.tokenizer, self.policy.stop_text
         responses, completions = decisions.inputs["response_ids"].tolist(), []
         lengths = decisions.response_mask.sum(-1).tolist()
         for text, prompt, ids, length in zip(decisions.actions, texts, responses, lengths, strict=True):
-            cut = length == sampling.max_new_tokens and ids[length - 1] not in stops
+            cut = length == sampling.max_new_tokens and not tokenizer.ends(ids[:length], stop_text)
             completions.append(
                 Completion(
                     text=str(text),

@@ -87,16 +87,16 @@ class LocalChatModel(ChatModel):
         tokenizer, generator = self._load()
         prompts = [tokenizer.encode_chat(messages) for messages in conversations]
         bits = seeded_bits(seeds, sampling.max_new_tokens)
-        stops, completions = tokenizer.stop_ids(self.stop_text), []
+        completions = []
         for start in range(0, len(prompts), self.batch_size):
             batch = slice(start, start + self.batch_size)
             responses = generator.generate(prompts[batch], bits[batch], sampling)
             lengths = responses.mask.sum(1).tolist()
             for prompt, ids, length in zip(prompts[batch], responses.ids.tolist(), lengths, strict=True):
-                cut = length == sampling.max_new_tokens and ids[length - 1] not in stops
+                cut = length == sampling.max_new_tokens and not tokenizer.ends(ids[:length], self.stop_text)
                 completions.append(
                     Completion(
-                        text=tokenizer.decode(ids[:length]),
+                        text=tokenizer.response_text(ids[:length]),
                         finish_reason="length" if cut else "stop",
                         prompt_tokens=len(prompt),
                         completion_tokens=length,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,3 +91,42 @@ def sources(name: str) -> tuple[str, dict[str, Any]]:
         return where, {}
     file = Path(where).absolute()
     return str(file.parent), {"gguf_file": str(file)}
+
+
+def configured_end_ids(where: str, tokenizer: Any) -> list[int]:
+    """Return the end tokens of ``generation_config.json``: a number or a list; empty where there is no such file.
+
+    transformers writes the file from ``config.json`` where a model has none; an end token may then be a default that
+    has nothing to do with the tokenizer, and counts only if it is an added token.
+
+    Args:
+        where: a folder or a hub name.
+        tokenizer: of the model.
+
+    Raises:
+        ValueError: If the file cannot be read, or has something else in place of token ids.
+    """
+    from transformers.utils.hub import cached_file
+
+    file = cached_file(
+        where,
+        "generation_config.json",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if file is None:
+        return []
+    try:
+        about = json.loads(Path(file).read_text(encoding="utf-8"))
+        ends = about.get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"language_model.name is {where!r}, whose generation_config.json is damaged ({error})."
+        ) from error
+    ids = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    if any(type(token) is not int for token in ids):
+        raise ValueError(
+            f"language_model.name is {where!r}, whose generation_config.json has eos_token_id {ends!r}; it must be a "
+            "token id or a list of them."
+        )
+    return [token for token in ids if not about.get("_from_model_config") or token in tokenizer.added_tokens_decoder]

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from lrl.codecs.codec import TextCodec
-from lrl.models.model_files import sources
-from lrl.models.prompt_frame import PromptFrame
+from lrl.models.control_tokens import ControlTokens
+from lrl.models.model_files import configured_end_ids, sources
+from lrl.models.prompt_frame import OBSERVATION, PromptFrame
+from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import Message, PromptTemplate
 from lrl.shipped import resolve
 from lrl.types import History
@@ -33,38 +39,74 @@ CHATML = (
 """ChatML, as Qwen, SmolLM and the embedded model use it."""
 
 _CACHED_PROMPTS = 4096
-_MARK = "lrl"
+_SYSTEM, _USER, _RESPONSE, _AGAIN = _CHAT = (
+    {"role": "system", "content": "Lrl-system"},
+    {"role": "user", "content": "Lrl-user"},
+    {"role": "assistant", "content": "Lrl-response"},
+    {"role": "user", "content": "Lrl-again"},
+)
+"""The conversation that a chat template is checked with."""
+_OTHER_TEMPLATES = "plain, content, chatml or the path of a Jinja file"
+_OPENING = re.compile(r"(?:<\w+>|[<\[\u25c1][\w:|]*(?:think|thought|reason)[\w:|]*[>\]\u25b7])\s*$", re.IGNORECASE)
+"""An open tag at the end of a text, as ``<think>``, ``[THINK]`` or Kimi's, which has triangles."""
 
 
 class ChatTokenizer:
     """Encodes conversations with a chat template, and caches the results.
 
+    The template is checked when the object is made: a prompt must contain every message. It may write a tag that the
+    response then continues (:attr:`opening`). Text of control tokens inside messages is encoded as ordinary text, and a
+    prompt begins with what the tokenizer puts before a text, as the BOS token, exactly once.
+
     Args:
         tokenizer: a fast Hugging Face tokenizer.
         chat_template: ``auto`` (the tokenizer's own), ``plain``, ``content``, ``chatml`` or the path of a Jinja file.
+        end_ids: tokens that end a response, besides those of the tokenizer and the template.
 
     Raises:
-        ValueError: ``auto`` for a tokenizer without a template, a file that does not exist, or a tokenizer with
-            neither padding nor end token.
+        ValueError: If ``chat_template`` is ``auto`` for a tokenizer without a template, is no file, fails, leaves out a
+            message or ends a prompt with an end token; or if there is neither a padding token nor an end token.
     """
 
-    def __init__(self, tokenizer: Any, chat_template: str = "auto") -> None:
+    opening: str
+    """The open tag, with the whitespace after it, that the template writes at the end of a prompt; usually empty."""
+
+    def __init__(self, tokenizer: Any, chat_template: str = "auto", end_ids: Iterable[int] = ()) -> None:
         self.tokenizer = tokenizer
         self._template = _template_text(tokenizer, chat_template)
-        self._begins = chat_template in ("plain", "content")
-        self.eos_id: int | None = tokenizer.eos_token_id
-        self.pad_id: int = _pad_id(tokenizer)
         self._cache: dict[str, list[int]] = {}
         self._framed: tuple[PromptTemplate, TextCodec, PromptFrame | None] | None = None
+        self._token_texts: dict[int, str] = {}
+        self._merges_system = False
+        self._prefix = self._added_prefix()
         self._merges_system = not self._takes_system()
-        self._end_ids = self._end_of_turn_ids()
+        self._fault_of_turns = self._check_turns()
+        self.eos_id: int | None = tokenizer.eos_token_id
+        of_template = self._end_of_turn_id()
+        self._end_ids = {token for token in (of_template, self.eos_id, *end_ids) if token is not None}
+        self.pad_id: int = _pad_id(tokenizer, self._end_ids)
+        if not self._end_ids:
+            self._end_ids = {self.pad_id}
+            logging.getLogger("lrl").warning(
+                f"language_model.name is {tokenizer.name_or_path!r}, but tokenizer, chat template and "
+                "generation_config.json name no end token: a response ends with the padding token, with a stop text, "
+                "or after sampling.max_new_tokens."
+            )
+        candidates = (of_template, self.eos_id, *sorted(self._end_ids))
+        self.end_id = next(token for token in candidates if token is not None)
+        """The token that ends a demonstrated response; one of :meth:`stop_ids`."""
+        added = tokenizer.added_tokens_decoder
+        ends = [str(added[token]) for token in sorted(self._end_ids) if token in added]
+        self._controls = ControlTokens(tokenizer, ends)
+        self._check_end(ends)
+        self.opening = self._find_opening()
 
     @classmethod
     def from_pretrained(cls, name: str, chat_template: str = "auto", trust_remote_code: bool = False) -> ChatTokenizer:
-        """Load the tokenizer of a hub name, local folder or GGUF file.
+        """Load the tokenizer of a hub name, local folder or GGUF file, and the end tokens of its generation config.
 
         Raises:
-            ValueError: there is none.
+            ValueError: If there is none, or the class refuses it.
         """
         from transformers import AutoTokenizer
 
@@ -77,7 +119,7 @@ class ChatTokenizer:
                 f"language_model.name is {name!r}; it must be a hub name or a local folder or GGUF file with a "
                 f"tokenizer ({reason})."
             ) from error
-        return cls(tokenizer, chat_template)
+        return cls(tokenizer, chat_template, () if of_gguf else configured_end_ids(where, tokenizer))
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer, with the chat template that was used."""
@@ -86,17 +128,48 @@ class ChatTokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the vocabulary, the way text is cut, and the chat template."""
+        """A hash of the vocabulary, the way text is cut, the chat template and the end tokens."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         rules = repr(sorted(self.tokenizer.get_vocab().items())) if backend is None else backend.to_str()
-        return hashlib.sha256(f"{rules}\n{self._template}\n{self._begins}".encode()).hexdigest()
+        about = self._template, self._prefix, sorted(self._end_ids), self.end_id
+        return hashlib.sha256(f"{rules}\n{about}".encode()).hexdigest()
+
+    # -- prompts -------------------------------------------------------------------------------------------------
+
+    def check(self, template: PromptTemplate) -> None:
+        """Check that the chat template can write the prompts of ``template``.
+
+        Raises:
+            ValueError: If prompts have a history or examples, which the chat template does not write, or if the chat
+                template opens a tag that the response format does not begin with.
+        """
+        response_format = get_response_format(template.response_format)
+        several = bool(template.history or template.examples or template.num_examples)
+        if several and self._fault_of_turns:
+            raise ValueError(f"{self._fault_of_turns}; prompt.history and prompt.num_examples must be 0.")
+        if self.opening and self.opening.strip() != response_format.opening:
+            raise ValueError(
+                f"language_model.chat_template ends a prompt with {self.opening.strip()!r}, with which no response of "
+                f"the format {template.response_format!r} begins; it must be {_OTHER_TEMPLATES}, or "
+                "prompt.response_format another one."
+            )
+        if several and response_format.opening:
+            response = response_format.render("Lrl-action", "Lrl-reasoning")
+            if "Lrl-reasoning" not in self._render([_USER, {**_RESPONSE, "content": response}, _AGAIN], True):
+                logging.getLogger("lrl").warning(
+                    "language_model.chat_template leaves the reasoning of past turns and examples out of a prompt."
+                )
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of a conversation, the opening of the assistant's turn included.
 
         The list is cached and shared: do not change it.
+
+        Raises:
+            ValueError: If the chat template fails, or does not write several turns.
         """
-        return self._encode(self._render(messages, add_generation_prompt=True))
+        text, is_marked = self._prompt_text(messages)
+        return self._keep(text, self._encode(text, is_marked))
 
     def encode_prompt(
         self, template: PromptTemplate, codec: TextCodec, observation: str, history: History, max_prompt_tokens: int
@@ -111,18 +184,23 @@ class ChatTokenizer:
             max_prompt_tokens: the length that fits.
 
         Raises:
-            ValueError: the prompt is too long even without any history.
+            ValueError: If the prompt is too long even without any history.
         """
         window = template.truncate_history(history)
-        ids: list[int] = []
-        for dropped in range(len(window) + 1):
-            ids = self.encode_chat(template.messages(codec, observation, window[dropped:]))
-            if len(ids) <= max_prompt_tokens:
-                return ids, dropped
-        raise ValueError(
-            f"max_prompt_tokens is {max_prompt_tokens}; the system text, the examples and the current observation "
-            f"alone take {len(ids)} tokens."
-        )
+        attempts: dict[int, tuple[str, list[int]]] = {}
+
+        def fits(dropped: int) -> bool:
+            text, is_marked = self._prompt_text(template.messages(codec, observation, window[dropped:]))
+            attempts[dropped] = text, self._encode(text, is_marked)
+            return len(attempts[dropped][1]) <= max_prompt_tokens
+
+        dropped = 0 if fits(0) else bisect_left(range(len(window) + 1), True, lo=1, key=fits)
+        if dropped > len(window):
+            raise ValueError(
+                f"max_prompt_tokens is {max_prompt_tokens}; the system text, the examples and the current observation "
+                f"alone take {len(attempts[len(window)][1])} tokens."
+            )
+        return self._keep(*attempts[dropped]), dropped
 
     def encode_prompts(
         self, template: PromptTemplate, codec: TextCodec, turns: Sequence[tuple[str, History]], max_prompt_tokens: int
@@ -136,10 +214,10 @@ class ChatTokenizer:
             max_prompt_tokens: the length that fits.
 
         Raises:
-            ValueError: a prompt is too long even without any history.
+            ValueError: If a prompt is too long even without any history.
         """
         frame = self._frame(template, codec) if not template.history and len(turns) > 1 else None
-        if frame is not None and all(text == text.strip() for text, _ in turns):  # some templates strip
+        if frame is not None and all(self._is_ordinary(text) for text, _ in turns):
             prompts = frame.prompts([text for text, _ in turns])
             first, _ = self.encode_prompt(template, codec, *turns[0], max_prompt_tokens)
             if prompts[0] != first:
@@ -148,32 +226,81 @@ class ChatTokenizer:
                 return [(ids, 0) for ids in prompts]
         return [self.encode_prompt(template, codec, *turn, max_prompt_tokens) for turn in turns]
 
+    def _is_ordinary(self, text: str) -> bool:
+        """Return whether a message has neither outer whitespace, which some templates strip, nor control tokens."""
+        return text == text.strip() and not self._controls.are_in(text)
+
     def _frame(self, template: PromptTemplate, codec: TextCodec) -> PromptFrame | None:
         """Return what surrounds an observation without history; None where prompts must be rendered in full."""
         if self._framed is None or self._framed[0] is not template or self._framed[1] is not codec:
             special_texts = [str(token) for token in self.tokenizer.added_tokens_decoder.values()]
-            render = lambda text: self._render(template.messages(codec, text), add_generation_prompt=True)  # noqa: E731
-            frame = PromptFrame.of(render, special_texts, self._begins, self.encode_texts)
+            text, is_marked = self._prompt_text(template.messages(codec, OBSERVATION))
+            frame = None if is_marked else PromptFrame.of(text, special_texts, self.encode_texts, self._begun)
             self._framed = (template, codec, frame)
         return self._framed[2]
 
-    def encode_texts(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
-        """Return the token ids of many texts, encoded together.
+    def encode_observation(self, text: str) -> list[int]:
+        """Return the token ids of an observation that is read without a chat template."""
+        if not self._controls.are_in(text):
+            return self._begun(self.encode_text(text))
+        return self._begun(self._controls.encode(text))
 
-        Args:
-            texts: the texts.
-            special: whether the tokenizer's special tokens are added.
-        """
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of many texts inside a conversation, encoded together: no special tokens are added."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
-            return [self.tokenizer.encode(text, add_special_tokens=special) for text in texts]
+            return [self.encode_text(text) for text in texts]
         backend.no_truncation()
         backend.no_padding()
-        return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=special)]
+        return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_text(self, text: str) -> list[int]:
         """Return the token ids of a text inside a conversation: no special tokens are added."""
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _prompt_text(self, messages: Sequence[Message]) -> tuple[str, bool]:
+        """Return the text of a prompt, and whether its messages contain the text of control tokens.
+
+        Then the control tokens that the template writes are marked, and those in messages are not.
+        """
+        if self._fault_of_turns and any(message["role"] == "assistant" for message in messages):
+            raise ValueError(f"{self._fault_of_turns}; there must be one turn.")
+        protected = [self._controls.protect(message) for message in messages]
+        text = self._render(protected, add_generation_prompt=True)
+        if protected == list(messages):
+            return text, False
+        return self._controls.exchange(text), True
+
+    def _encode(self, text: str, is_marked: bool) -> list[int]:
+        """Return the token ids of a prompt, maybe of one whose control tokens are marked."""
+        ids = self._cache.get(text)
+        if ids is not None:
+            return ids
+        return self._begun(self._controls.encode(text) if is_marked else self.encode_text(text))
+
+    def _keep(self, text: str, ids: list[int]) -> list[int]:
+        """Cache the token ids of a text and return them, or those that were cached before."""
+        if text not in self._cache and len(self._cache) >= _CACHED_PROMPTS:
+            self._cache.clear()
+        return self._cache.setdefault(text, ids)
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """Let a prompt begin with the tokens that the tokenizer puts before a text, exactly once."""
+        bos = self.tokenizer.bos_token_id
+        prefix, start = self._prefix or [bos], 0
+        while ids[start : start + len(prefix)] == prefix:
+            start += len(prefix)
+        return [*(prefix if self._prefix or start else []), *ids[start:]]
+
+    def _added_prefix(self) -> list[int]:
+        """Return what the tokenizer puts before a text, as the BOS token of Llama. What it puts behind is not used."""
+        bare, full = (self.tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
+        starts = [start for start in range(len(full)) if full[start : start + len(bare)] == bare]
+        if bare and starts:
+            return full[: starts[0]]
+        return full[:1] if full[:1] == [self.tokenizer.bos_token_id] else []
+
+    # -- responses -----------------------------------------------------------------------------------------------
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of generated tokens: special tokens are kept, except for an end-of-turn token at the end."""
@@ -182,59 +309,153 @@ class ChatTokenizer:
             kept.pop()
         return self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
+    def response_text(self, ids: Iterable[int]) -> str:
+        """Return the text of a response, the :attr:`opening` that is the end of its prompt included."""
+        return self.opening + self.decode(ids)
+
+    def continuation(self, response: str) -> str:
+        """Return what a model has to sample for a response: without the :attr:`opening`, which its prompt has.
+
+        Raises:
+            ValueError: If the response does not begin with it.
+        """
+        tag = self.opening.strip()
+        if not response.lstrip().startswith(tag):
+            raise ValueError(
+                f"a demonstrated response is {response[:60]!r}; it must begin with {tag!r}, as "
+                "language_model.chat_template ends a prompt with it."
+            )
+        return response.lstrip()[len(tag) :].removeprefix(self.opening.lstrip()[len(tag) :]) if tag else response
+
     def stop_ids(self, stop_text: str | None = None) -> set[int]:
-        """Return the tokens that end a response: the end of a turn, and ``stop_text`` if that is a single token."""
+        """Return the tokens that end a response: the ends of a turn, and ``stop_text`` if that is a single token."""
         ids = [] if stop_text is None else self.encode_text(stop_text)
         return self._end_ids | set(ids if len(ids) == 1 else [])
 
-    @property
-    def end_id(self) -> int:
-        """The token that ends an assistant's turn."""
-        return self.eos_id if self.eos_id is not None else self.pad_id
+    def stops(self, stop_text: str | None = None) -> Callable[[Sequence[int]], bool] | None:
+        """Return a function of a response's token ids: whether its last token completes ``stop_text``.
 
-    def stops(self, stop_text: str | None = None) -> Callable[[list[int]], bool] | None:
-        """Return a function of a response's token ids: whether it ends with ``stop_text``.
-
-        None where :meth:`stop_ids` are enough. A general tokenizer writes a tag with several tokens, and may merge its
-        last character with what follows.
+        None where :meth:`stop_ids` are enough: without a stop text, or where that is an added token. A general
+        tokenizer writes a tag with several tokens, may merge its last character with what follows, and may divide a
+        character among tokens. The function decodes the last tokens: one for each byte of ``stop_text``, and more where
+        these have less text or begin inside a character.
         """
-        if stop_text is None or len(self.encode_text(stop_text)) == 1:
+        if stop_text is None or self._is_added(self.encode_text(stop_text)):
             return None
-        tail = len(stop_text) + 2
-        return lambda ids: stop_text in self.decode(token for token in ids[-tail:] if token)
+        least = len(stop_text.encode()) + 4
 
-    def _encode(self, text: str) -> list[int]:
-        ids = self._cache.get(text)
-        if ids is None:
-            if len(self._cache) >= _CACHED_PROMPTS:
-                self._cache.clear()
-            ids = self._cache[text] = self.tokenizer.encode(text, add_special_tokens=self._begins)
-        return ids
+        def ends(ids: Sequence[int]) -> bool:
+            if not self._may_complete(ids[-1], stop_text):
+                return False
+            size = least
+            while True:
+                text = self.decode(ids[-size:])
+                if stop_text in text or size >= len(ids):  # part of a byte sequence that is invalid as a whole may match
+                    return stop_text in text and (size >= len(ids) or stop_text in self.decode(ids))
+                if not text.startswith("\ufffd") and len(self.decode(ids[-size:-1])) >= len(stop_text):
+                    return False
+                size *= 2
+
+        return ends
+
+    def ends(self, ids: Sequence[int], stop_text: str | None = None) -> bool:
+        """Return whether a response is complete: it ends with an end token, or its last token completes a stop text."""
+        stops = self.stops(stop_text)
+        return bool(ids) and (ids[-1] in self.stop_ids(stop_text) or (stops is not None and stops(ids)))
+
+    def _is_added(self, ids: Sequence[int]) -> bool:
+        return len(ids) == 1 and ids[0] in self.tokenizer.added_tokens_decoder
+
+    def _may_complete(self, token: int, stop_text: str) -> bool:
+        """Return whether a token's text may contain the last character of ``stop_text``; part of a character may."""
+        if token not in self._token_texts:
+            self._token_texts[token] = self.tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        text = self._token_texts[token]
+        return stop_text[-1] in text or "\ufffd" in text or stop_text[-1].isspace()
+
+    # -- the check of the template -------------------------------------------------------------------------------
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         messages = _merge_system(messages) if self._merges_system else list(messages)
-        return self.tokenizer.apply_chat_template(
-            messages, chat_template=self._template, tokenize=False, add_generation_prompt=add_generation_prompt
-        )
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, chat_template=self._template, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:  # a template is a program of somebody else
+            roles = ", ".join(message["role"] for message in messages)
+            raise ValueError(
+                f"language_model.chat_template fails for messages of {roles} ({type(error).__name__}: {error}); "
+                f"it must be {_OTHER_TEMPLATES}."
+            ) from error
 
     def _takes_system(self) -> bool:
-        """Return whether the template accepts a system message; Gemma's raises."""
-        from jinja2 import TemplateError
+        """Return whether the template writes a system message; some raise an error, and others leave it out.
 
-        self._merges_system = False
+        Raises:
+            ValueError: If it does not write a user's message either.
+        """
         try:
-            self._render([{"role": "system", "content": _MARK}, {"role": "user", "content": _MARK}], True)
-        except TemplateError:
-            return False
-        return True
+            takes_system = _SYSTEM["content"] in self._render([_SYSTEM, _USER], True)
+        except ValueError:
+            takes_system = False
+        if _USER["content"] not in self._render([_SYSTEM, _USER] if takes_system else [_USER], True):
+            raise ValueError(
+                "language_model.chat_template leaves the user's message out of a prompt; "
+                f"it must be {_OTHER_TEMPLATES}."
+            )
+        return takes_system
 
-    def _end_of_turn_ids(self) -> set[int]:
-        """Return the end token, and the special token that the template puts after an assistant's turn."""
-        ids = set() if self.eos_id is None else {self.eos_id}
-        turns = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _MARK}]
-        _, _, after = self._render(turns, add_generation_prompt=False).rpartition(_MARK)
+    def _check_turns(self) -> str:
+        """Return what is wrong with a conversation of several turns, empty if nothing is."""
+        try:
+            text = self._render(_CHAT, True)
+        except ValueError as error:
+            return str(error).partition("; it must")[0]
+        lost = [message["role"] for message in _CHAT if message["content"] not in text]
+        return f"language_model.chat_template leaves out a message ({lost[0]}) of several turns" if lost else ""
+
+    def _check_end(self, ends: Sequence[str]) -> None:
+        """Check that a prompt does not end with an end token, unless the template writes a response right after it.
+
+        Raises:
+            ValueError: If it does: the template ignores ``add_generation_prompt``.
+        """
+        prompt = self._render([_USER], True)
+        found = [end for end in ends if prompt.rstrip().endswith(end)]
+        if found and self._before_response() not in (None, prompt):
+            raise ValueError(
+                f"language_model.chat_template ends a prompt with the end token {found[0]!r}, where it must open the "
+                f"assistant's turn (add_generation_prompt); it must be {_OTHER_TEMPLATES}."
+            )
+
+    def _before_response(self) -> str | None:
+        """Return the text before the first response of a conversation; None if the template writes none."""
+        for messages in ([_USER, _RESPONSE, _AGAIN], [_USER, _RESPONSE]):
+            try:
+                before, found, _ = self._render(messages, False).partition(_RESPONSE["content"])
+            except ValueError:
+                continue
+            if found:
+                return before
+        return None
+
+    def _find_opening(self) -> str:
+        """Return the open tag at the end of a prompt that does not stand before a past response."""
+        prompt, before = self._render([_USER], True), self._before_response()
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(prompt, before or ""))
+        found = _OPENING.search(prompt[sum(1 for _ in same) :])
+        if found is None or (before is None and "think" not in found[0]):
+            return ""
+        return found[0]
+
+    def _end_of_turn_id(self) -> int | None:
+        """Return the special token that the template puts after an assistant's turn; None if it puts none."""
+        try:
+            _, _, after = self._render([_USER, _RESPONSE], False).rpartition(_RESPONSE["content"])
+        except ValueError:
+            return None
         first = self.encode_text(after.strip())[:1]
-        return ids | {token for token in first if token in self.tokenizer.added_tokens_decoder}
+        return first[0] if self._is_added(first) else None
 
 
 def _template_text(tokenizer: Any, chat_template: str) -> str:
@@ -257,12 +478,12 @@ def _template_text(tokenizer: Any, chat_template: str) -> str:
     return file.read_text(encoding="utf-8")
 
 
-def _pad_id(tokenizer: Any) -> int:
-    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+def _pad_id(tokenizer: Any, end_ids: Iterable[int]) -> int:
+    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id, *sorted(end_ids)):
         if token_id is not None:
             return token_id
     raise ValueError(
-        f"the tokenizer of language_model.name {tokenizer.name_or_path!r} has neither a pad token nor an eos token; "
+        f"the tokenizer of language_model.name {tokenizer.name_or_path!r} has neither a pad token nor an end token; "
         "it must have one of them."
     )
 

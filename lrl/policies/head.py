@@ -153,7 +153,7 @@ class HeadPolicy(Policy):
         """
         assert self.codec is not None
         text = observation if isinstance(observation, str) else self.codec.observation_to_text(observation)
-        ids = self.language_model.tokenizer.encode_text(text)
+        ids = self.language_model.tokenizer.encode_observation(text)
         if len(ids) > self.max_text_tokens:
             raise ValueError(
                 f"policy.max_text_tokens is {self.max_text_tokens}; an observation takes {len(ids)}: {text[:60]!r}..."

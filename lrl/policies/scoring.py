@@ -127,6 +127,7 @@ class ScoringPolicy(Policy):
         """
         self.trunk.configure()
         self.value_head = self.trunk.value_head
+        self.language_model.tokenizer.check(self.prompt)
         self._tokens = [self.language_model.tokenizer.encode_text(text) for text in self.action_texts]
         check_distinct(self.action_texts, self._tokens, self.language_model.config.name)
         if self.pack_tokens is not None and (

@@ -87,6 +87,7 @@ class TextPolicy(Policy):
         """Load the language model and initialise the value head."""
         self.trunk.configure()
         self.value_head = self.trunk.value_head
+        self.language_model.tokenizer.check(self.prompt)
         self._warn_of_cut_responses()
 
     def _warn_of_cut_responses(self) -> None:
@@ -95,7 +96,8 @@ class TextPolicy(Policy):
             return
         render = get_response_format(self.response_format).render
         responses = [render(text) for text in self.codec.action_texts or (self.codec.default_action_text,)]
-        tokens = [len(ids) for ids in self.language_model.tokenizer.encode_texts(responses)]
+        tokenizer = self.language_model.tokenizer
+        tokens = [len(ids) for ids in tokenizer.encode_texts([*map(tokenizer.continuation, responses)])]
         if min(tokens) > self.sampling.max_new_tokens:
             shortest = responses[tokens.index(min(tokens))]
             logging.getLogger("lrl").warning(
@@ -108,11 +110,18 @@ class TextPolicy(Policy):
         return self.encode_responses([response])[0]
 
     def encode_responses(self, responses: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of many responses, encoded together; see :meth:`encode_response`."""
+        """Return the token ids of many responses, encoded together; see :meth:`encode_response`.
+
+        What follows a token that ends a response is left out, as it could not be sampled.
+
+        Raises:
+            ValueError: If a response does not begin with the tag that the chat template opens.
+        """
         tokenizer = self.language_model.tokenizer
         stops = tokenizer.stop_ids(self.stop_text)
-        encoded = tokenizer.encode_texts(responses)
-        return [ids if ids and ids[-1] in stops else [*ids, tokenizer.end_id] for ids in encoded]
+        encoded = tokenizer.encode_texts([*map(tokenizer.continuation, responses)])
+        ends = [next((place for place, token in enumerate(ids, 1) if token in stops), None) for ids in encoded]
+        return [[*ids, tokenizer.end_id] if end is None else ids[:end] for ids, end in zip(encoded, ends, strict=True)]
 
     @torch.no_grad()
     def act(
@@ -132,7 +141,7 @@ class TextPolicy(Policy):
             logprobs = responses.logprobs
             if sampling is self.sampling and self.language_model.recomputes:
                 logprobs = self._teacher_forced(inputs, responses.mask)
-        lengths, decode = responses.mask.sum(1).tolist(), self.language_model.tokenizer.decode
+        lengths, decode = responses.mask.sum(1).tolist(), self.language_model.tokenizer.response_text
         texts = [decode(ids[:n]) for ids, n in zip(responses.ids.tolist(), lengths)]
         memory = [self.prompt.extend_history(self.codec, *row) for row in zip(memory, observations, texts, strict=True)]
         return Decisions(actions=texts, inputs=inputs, response_mask=responses.mask, logprobs=logprobs, memory=memory)

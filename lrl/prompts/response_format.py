@@ -15,6 +15,8 @@ class ResponseFormat(ABC):
     """Sentence of the system message that asks for this format."""
     stop: str | None
     """Text that ends a response; None if only the end-of-turn token ends it."""
+    opening: str = ""
+    """Tag that every response begins with, which a chat template may write at the end of a prompt."""
 
     @abstractmethod
     def extract(self, response: str) -> str:
@@ -53,6 +55,7 @@ class ThinkAnswer(ResponseFormat):
 
     instruction = "Think inside <think></think>, then give the action inside <answer></answer>."
     stop = "</answer>"
+    opening = "<think>"
     # Between the answer tags, only the tags of actions that consist of numbers are allowed.
     _pattern = re.compile(
         r"\s*<think>(.*?)</think>\s*<answer>([^<]*|\s*<action>[^<]*</action>\s*)</answer>\s*", re.DOTALL

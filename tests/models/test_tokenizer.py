@@ -114,7 +114,7 @@ def test_history_that_does_not_fit_goes_oldest_first_and_is_counted(chat: ChatTo
 
 CONDITIONAL = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if 'odd' in m.content %}{{ m.content | upper }}{% else %}"
-    "{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}"
 )
 SEEN = [("row 1\ncolumn 2", ()), ("<observation>0.5,-1</observation>", ()), ("row 1\ncolumn 2", ()), (" padded ", ())]
 
@@ -191,8 +191,9 @@ def test_padding_falls_back_to_the_end_token_and_needs_one_of_them(tokenizer: An
     tokenizer.pad_token = None
     assert ChatTokenizer(tokenizer).pad_id == tokenizer.eos_token_id
     tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="neither a pad token nor an eos token"):
-        ChatTokenizer(tokenizer)
+    assert ChatTokenizer(tokenizer).pad_id == tokenizer.convert_tokens_to_ids("<|im_end|>")  # of the template
+    with pytest.raises(ValueError, match="neither a pad token nor an end token"):
+        ChatTokenizer(tokenizer, "plain")
 
 
 def test_an_unknown_name_is_one_sentence_with_that_name(tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""Control tokens, such as ``<|im_end|>``, whose text in a message must not become the token."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, final
+
+from lrl.prompts.template import Message
+
+_MARK = "\ue0ff"
+"""A private-use character after the first character of a control token's text."""
+
+
+@final
+class ControlTokens:
+    """Tells the control tokens that a chat template writes from their text in messages.
+
+    Their text in messages is marked before the template is rendered (:meth:`protect`). In the prompt that the template
+    writes, the marks are then exchanged (:meth:`exchange`): the template's own control tokens get them, and the text in
+    messages loses them. A copy of the tokenizer, made when it is needed, knows the control tokens by their marked text.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer. Its control tokens are its special tokens, except for pairs of tags
+            such as ``<answer>`` and ``</answer>``, which texts contain on purpose.
+        ends: texts of the tokens that end a response. In a response only these are protected: other control tokens in
+            it were sampled.
+    """
+
+    def __init__(self, tokenizer: Any, ends: Iterable[str]) -> None:
+        self._tokenizer, self._copy = tokenizer, None
+        self._texts = _control_texts(tokenizer) | set(ends)
+        self._in_observations, self._in_responses = _any_of(self._texts), _any_of(ends)
+        self._both = _any_of([*self._texts, *map(_marked, self._texts)])
+
+    def are_in(self, text: str) -> bool:
+        """Return whether a text, other than a response, contains the text of a control token."""
+        return self._in_observations.search(text) is not None
+
+    def protect(self, message: Message) -> Message:
+        """Return a message in which the text of control tokens is marked."""
+        found = self._in_responses if message["role"] == "assistant" else self._in_observations
+        return {**message, "content": found.sub(lambda match: _marked(match[0]), message["content"])}
+
+    def exchange(self, text: str) -> str:
+        """Mark the control tokens of a text that are not marked, and remove the marks of the others."""
+        return self._both.sub(
+            lambda match: match[0].replace(_MARK, "") if _MARK in match[0] else _marked(match[0]), text
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text in which control tokens are marked, and their text is not.
+
+        Raises:
+            ValueError: If the tokenizer is not a fast one.
+        """
+        if self._copy is None:
+            self._copy = _with_marked_controls(self._tokenizer, self._texts)
+        return self._copy.encode(text, add_special_tokens=False).ids
+
+
+def _marked(text: str) -> str:
+    return text[:1] + _MARK + text[1:]
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that matches one of several texts, longer ones first; with no texts it matches nothing."""
+    return re.compile("|".join(map(re.escape, sorted(set(texts), key=len, reverse=True))) or r"(?!)")
+
+
+def _control_texts(tokenizer: Any) -> set[str]:
+    """Return the texts of the special tokens, except for pairs of tags such as ``<answer>`` and ``</answer>``.
+
+    Texts contain tags on purpose; BOS, EOS and the like are control tokens even if they look like tags.
+    """
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    kinds = "bos", "eos", "unk", "sep", "pad", "cls", "mask"
+    named = {text for kind in kinds if (text := getattr(tokenizer, f"{kind}_token", None)) is not None}
+    names = {text[1:-1].lstrip("/") for text in special if re.fullmatch(r"</?\w+>", text)}
+    tags = {f"<{slash}{name}>" for name in names for slash in ("", "/") if {f"<{name}>", f"</{name}>"} <= special}
+    return (special - tags) | named
+
+
+def _with_marked_controls(tokenizer: Any, texts: set[str]) -> Any:
+    """Return a copy of a fast tokenizer that encodes the marked text of control tokens as these tokens.
+
+    Their own text is then ordinary text. Everything else is encoded as before: all tokens keep their ids.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        texts: of the control tokens.
+
+    Raises:
+        ValueError: If the tokenizer is not a fast one.
+    """
+    from tokenizers import Tokenizer
+
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ValueError(
+            f"the tokenizer of language_model.name {tokenizer.name_or_path!r} is no fast one, so a message must not "
+            f"contain the text of a control token ({', '.join(sorted(texts))})."
+        )
+    about = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+    new = {text: _marked(text) for text in texts}
+    for token in about["added_tokens"]:
+        token["content"] = new.get(token["content"], token["content"])
+    model = about["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {new.get(text, text): index for text, index in model["vocab"].items()}
+    else:
+        model["vocab"] = [[new.get(text, text), score] for text, score in model["vocab"]]
+    if model.get("unk_token") in new:
+        model["unk_token"] = new[model["unk_token"]]
+    if "merges" in model:  # none may make a control token of its text
+        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+        model["merges"] = [pair for pair in pairs if not texts & {*pair, "".join(pair)}]
+    return Tokenizer.from_str(json.dumps(about))
