@@ -350,7 +350,7 @@ class ChatTokenizer:
             size = least
             while True:
                 text = self.decode(ids[-size:])
-                if stop_text in text or size >= len(ids):  # part of a byte sequence that is invalid as a whole may match
+                if stop_text in text or size >= len(ids):  # a part of invalid bytes may match
                     return stop_text in text and (size >= len(ids) or stop_text in self.decode(ids))
                 if not text.startswith("\ufffd") and len(self.decode(ids[-size:-1])) >= len(stop_text):
                     return False
