@@ -97,6 +97,14 @@ class TextCodec(ABC):
         """
         return None
 
+    def plain_observation(self, text: str) -> str:
+        """Return an observation that another program wrote, without tags, as :meth:`text_to_observation` reads it.
+
+        Raises:
+            ValueError: If it is no observation.
+        """
+        return text
+
     def observations_to_texts(self, observations: Sequence[Any], context: Any = None) -> list[str]:
         """Convert many native observations of one episode to text; see :meth:`observation_to_text`."""
         return [self.observation_to_text(observation, context) for observation in observations]
@@ -135,6 +143,14 @@ class TextCodec(ABC):
         Raises:
             InvalidActionError: If ``text`` is not a legal action.
         """
+
+    def plain_action(self, text: str) -> str:
+        """Return an action that another program wrote, without tags, as :meth:`text_to_action` reads it.
+
+        Raises:
+            InvalidActionError: If it is no action.
+        """
+        return text
 
     @abstractmethod
     def action_to_text(self, action: Any) -> str:

@@ -22,10 +22,16 @@ NUM_BINS = 1000
 _CLIP = 10.0
 """Number of standard deviations that normalised numbers are clipped to."""
 
-_DECIMAL = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?")
+_DECIMAL = re.compile(r"-?[0-9]{1,309}(\.[0-9]{1,15})?")
+"""Allows 309 digits, which the largest number of 64 bits has."""
 _EXACT_DECIMAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,15})?")
 """Allows 20 digits, because 64-bit integers have up to 20."""
 _BIN = re.compile(r"0|[1-9][0-9]{0,2}")
+_DIGITS = 15
+"""Largest number of digits after the decimal point that codecs read."""
+
+NUMBER = re.compile(r"(?<![\w.])[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?![\w.])")
+"""Matches a number as programs write it."""
 
 Range = tuple[float, float]
 """Lower and upper bound."""
@@ -96,7 +102,11 @@ class DecimalCodec(NumberCodec):
 
     def decode(self, texts: Sequence[str]) -> np.ndarray:
         """Parse finite decimals with any number of digits; float64 ``(dimension,)``."""
-        return np.array([float(text) for text in _matched(_DECIMAL, texts)])
+        numbers = [float(text) for text in _matched(_DECIMAL, texts)]
+        for number, text in zip(numbers, texts, strict=True):
+            if math.isinf(number):
+                raise InvalidActionError(f"{text[:20]!r}.. is beyond the largest number of 64 bits")
+        return np.array(numbers)
 
 
 class ExactDecimalCodec(DecimalCodec):
@@ -230,6 +240,18 @@ class ExactBinCodec(BinCodec):
         pairs = zip(self._bins(texts), self._ranges, strict=True)
         values = [Fraction(low) + (Fraction(high) - Fraction(low)) * bin / (NUM_BINS - 1) for bin, (low, high) in pairs]
         return np.array([round(value) for value in values], dtype=object)
+
+
+def plain_numbers(text: str) -> str:
+    """Write each number in a text without plus sign or exponent, with at most 15 digits after the point."""
+    return NUMBER.sub(lambda found: _plain_number(found[0]), text)
+
+
+def _plain_number(number: str) -> str:
+    if _EXACT_DECIMAL.fullmatch(number):
+        return number  # the exact digits of integers of 64 bits
+    value = float(number)
+    return f"{value:.{_DIGITS}f}".rstrip("0").rstrip(".") if math.isfinite(value) else number
 
 
 def split_numbers(text: str, size: int, separator: str = ",") -> list[str]:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from lrl.codecs.clipping import clip_to_box
 from lrl.codecs.codec import InvalidActionError
-from lrl.codecs.number_codecs import NumberCodec, split_numbers
+from lrl.codecs.number_codecs import NumberCodec, plain_numbers, split_numbers
 
 
 class SpaceFormat(ABC):
@@ -40,6 +40,10 @@ class SpaceFormat(ABC):
         Raises:
             InvalidActionError: If ``text`` does not represent an element.
         """
+
+    def plain(self, text: str) -> str:
+        """Return the text of another program as :meth:`decode` reads it: plain decimals, and no blanks at both ends."""
+        return plain_numbers(text.strip())
 
 
 class DiscreteFormat(SpaceFormat):
@@ -107,7 +111,7 @@ class MultiDiscreteFormat(SpaceFormat):
         """Parse one integer per dimension, each within its range; the array has the space's shape and dtype."""
         integers = split_numbers(text, len(self._low))
         for integer, low, high in zip(integers, self._low, self._high, strict=True):
-            if not re.fullmatch(r"-?[0-9]{1,18}", integer) or not low <= int(integer) <= high:
+            if not re.fullmatch(r"-?[0-9]{1,20}", integer) or not low <= int(integer) <= high:
                 raise InvalidActionError(f"{integer[:20]!r} is not an integer from {low} to {high}")
         return np.array([int(integer) for integer in integers], dtype=self._dtype).reshape(self._shape)
 
@@ -187,10 +191,16 @@ def _after_name(name: str, text: str) -> str:
 
 
 class TextFormat(SpaceFormat):
-    """Format of a Text space: the text itself."""
+    """Format of a Text space: the text itself.
 
-    def __init__(self, space: spaces.Text) -> None:
-        self._space, self.description = space, "a text"
+    Args:
+        space: The space.
+        strict: Whether :meth:`decode` rejects texts outside of the space. Environments observe some: Gymnasium's
+            default alphabet has no blank.
+    """
+
+    def __init__(self, space: spaces.Text, strict: bool = True) -> None:
+        self._space, self._strict, self.description = space, strict, "a text"
 
     def encode(self, value: str) -> str:
         """Return the text unchanged."""
@@ -198,8 +208,12 @@ class TextFormat(SpaceFormat):
 
     def decode(self, text: str) -> str:
         """Return the text unchanged if it is an element of the space."""
-        if text not in self._space:
+        if self._strict and text not in self._space:
             raise InvalidActionError("the text is too long or has characters that are not allowed")
+        return text
+
+    def plain(self, text: str) -> str:
+        """Return the text unchanged, whatever it says about numbers."""
         return text
 
 
@@ -221,16 +235,36 @@ class CompositeFormat(SpaceFormat):
         return "\n".join(f"{path}: {leaf.encode(values[path])}" for path, leaf in self._leaves.items())
 
     def decode(self, text: str) -> dict[str, Any] | tuple[Any, ...]:
-        """Parse one line per leaf, in the order of the space."""
-        lines = text.split("\n")
-        if len(lines) != len(self._leaves):
-            raise InvalidActionError(f"there must be {len(self._leaves)} lines: {', '.join(self._leaves)}")
-        values: dict[str, Any] = {}
-        for line, (path, leaf) in zip(lines, self._leaves.items(), strict=True):
-            if not line.startswith(f"{path}: "):
-                raise InvalidActionError(f"the line of {path!r} must begin with '{path}: '")
-            values[path] = leaf.decode(line[len(path) + 2 :])
+        """Parse one line per leaf, in the order of the space; a text may have several lines."""
+        texts = self._split(text)
+        values = {path: leaf.decode(texts[path]) for path, leaf in self._leaves.items()}
         return _unflatten(self._space, values)
+
+    def plain(self, text: str) -> str:
+        """Return the text of each leaf as its format does."""
+        *_, last = self._leaves.values()
+        texts = self._split(text.lstrip() if isinstance(last, TextFormat) else text.strip())
+        return "\n".join(f"{path}: {leaf.plain(texts[path])}" for path, leaf in self._leaves.items())
+
+    def _split(self, text: str) -> dict[str, str]:
+        """Return the text of each leaf by its path.
+
+        Raises:
+            InvalidActionError: If a leaf is missing, or there are more lines than leaves and none is a text.
+        """
+        has_texts = any(isinstance(leaf, TextFormat) for leaf in self._leaves.values())
+        if text.count("\n") + 1 != len(self._leaves) and not has_texts:
+            raise InvalidActionError(f"there must be {len(self._leaves)} lines: {', '.join(self._leaves)}")
+        texts: dict[str, str] = {}
+        rest = f"\n{text}"
+        for path, following in zip(self._leaves, [*self._leaves, ""][1:], strict=True):
+            if not rest.startswith(f"\n{path}: "):
+                raise InvalidActionError(f"the line of {path!r} must begin with '{path}: '")
+            rest = rest[len(path) + 3 :]
+            end = rest.find(f"\n{following}: ") if following and has_texts else rest.find("\n")
+            end = len(rest) if end < 0 or not following else end
+            texts[path], rest = rest[:end], rest[end:]
+        return texts
 
 
 def subspaces(space: gym.Space) -> dict[str, gym.Space] | None:

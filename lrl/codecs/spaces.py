@@ -89,7 +89,7 @@ def format_for_space(
     if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
         return MultiDiscreteFormat(space)
     if isinstance(space, spaces.Text):
-        return TextFormat(space)
+        return TextFormat(space, strict=role.startswith("action"))
     if isinstance(space, spaces.Box):
         return _box_format(space, numbers, metadata.quantities(role), role, pairs)
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
@@ -269,7 +269,13 @@ class SpaceCodec(TextCodec):
 
     def text_to_observation(self, text: str) -> Any:
         """Parse an observation, with or without tags."""
-        return self._observation.decode(text.removeprefix("<observation>").removesuffix("</observation>"))
+        if self.tags_observations:
+            text = text.removeprefix("<observation>").removesuffix("</observation>")
+        return self._observation.decode(text)
+
+    def plain_observation(self, text: str) -> str:
+        """Return an observation with plain decimals."""
+        return self._observation.plain(text)
 
     def observations_to_texts(self, observations: Sequence[Any], context: Any = None) -> list[str]:
         """Convert many elements of the observation space to text."""
@@ -287,6 +293,10 @@ class SpaceCodec(TextCodec):
                 raise InvalidActionError("the action must stand inside <action></action>")
             text = text[8:-9]
         return self._action.decode(text)
+
+    def plain_action(self, text: str) -> str:
+        """Return an action with plain decimals."""
+        return self._action.plain(text)
 
     def action_to_text(self, action: Any) -> str:
         """Convert an action to its name, or to text inside the action tags."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,12 @@ import numpy as np
 
 from lrl.codecs.clipping import clip_to_space
 from lrl.codecs.codec import InvalidActionError, TextCodec
+from lrl.codecs.number_codecs import NUMBER
 from lrl.functional.random import permutation
 
 _ACTION_TAGS = re.compile(r"^\s*<action>|</action>\s*$")
 _BIN = re.compile(r"0|[1-9][0-9]{0,2}")
 _INTEGER = re.compile(r"\s*-?[0-9]{1,18}\s*", re.ASCII)
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?![\w.])")
-_DIGITS = 15
-"""Largest number of digits after the decimal point that codecs read."""
 _OBSERVATION_TAGS = re.compile(r"^\s*<observation>|</observation>\s*$")
 
 
@@ -101,7 +99,7 @@ def parse_observation(codec: TextCodec, record: dict[str, Any], space: gym.Space
     bare = _OBSERVATION_TAGS.sub("", given)
     text = f"<observation>{bare}</observation>" if codec.tags_observations else bare
     try:
-        observation = codec.text_to_observation(_plain(text.replace(bare, bare.strip())))
+        observation = _parse(codec.text_to_observation, codec.plain_observation, bare)
     except ValueError as error:
         raise LookupError(f"observation is {given!r}, which the environment does not write: {error}") from error
     if observation is None:
@@ -139,7 +137,7 @@ def _parse_action(codec: TextCodec, text: str) -> Any:
     bare = _ACTION_TAGS.sub("", text)
     words = codec.action_texts
     if words is None:  # codecs of numbers write tags
-        return codec.text_to_action(f"<action>{_plain(bare)}</action>")
+        return _parse(lambda plain: codec.text_to_action(f"<action>{plain}</action>"), codec.plain_action, bare)
     if _INTEGER.fullmatch(bare) and bare not in words and int(bare) in map(codec.text_to_action, words):
         return int(bare)
     with suppress(InvalidActionError):
@@ -147,16 +145,11 @@ def _parse_action(codec: TextCodec, text: str) -> Any:
     return codec.text_to_action(bare)
 
 
-def _plain(text: str) -> str:
-    """Write each number as a plain decimal of at most 15 digits after the point, as ``1e-05`` is none."""
-    return _NUMBER.sub(lambda found: _plain_number(found[0]), text)
-
-
-def _plain_number(number: str) -> str:
-    if re.fullmatch(r"-?[0-9]{1,20}(\.[0-9]{1,15})?", number):
-        return number  # the exact digits of integers of 64 bits
-    value = float(number)
-    return f"{value:.{_DIGITS}f}".rstrip("0").rstrip(".") if abs(value) < 1e15 else number
+def _parse(read: Callable[[str], Any], plain: Callable[[str], str], text: str) -> Any:
+    """Read a text as the environment writes it, or else as another program does, so that ``1e-05`` is read as well."""
+    with suppress(ValueError):
+        return read(text)
+    return read(plain(text))
 
 
 def _check_scale(key: str, text: str, space: gym.Space, value: Any) -> None:
@@ -172,7 +165,7 @@ def _check_scale(key: str, text: str, space: gym.Space, value: Any) -> None:
         LookupError: If the text holds such integers only, and some are out of bounds.
     """
     _, clipped = clip_to_space(space, value)
-    if clipped and all(_BIN.fullmatch(number) for number in _NUMBER.findall(text)):
+    if clipped and all(_BIN.fullmatch(number) for number in NUMBER.findall(text)):
         raise LookupError(
             f"{key} is {text!r}, integers out of the bounds of the {key} space; if they stand for values from 0, the "
             "lowest, to 999, the highest, env.numbers.kind must be integers"

@@ -4,10 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 from lrl.codecs.numbers import NumberFormat
+from lrl.codecs.spaces import SpaceCodec
+from lrl.data.demonstrations.jsonl import write_jsonl
 from lrl.data.jsonl_rows import JsonlRows
-from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.envs.minari_storage import DatasetWriter
 from lrl.envs.prompt_env import PromptEnvs
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward, BoundedCloningReward
 
@@ -29,6 +33,79 @@ def test_a_line_of_the_original_is_parsed_and_written_as_the_environment_does(tm
     assert row.observation == "<observation>0.123,-1.000,3.500</observation>" and row.q_values == ()
     bare = {"observation": "0.12345,-1.00000,3.50000", "action": "0.25"}
     assert rows_of(tmp_path, bare)[0].observation == row.observation
+
+
+class SpacesOnly(EnvFactory):
+    """Spaces and a codec, without an environment to play."""
+
+    def __init__(self, observation_space, action_space, numbers=None):
+        self._spaces = observation_space, action_space
+        self._codec = SpaceCodec(observation_space, action_space, numbers)
+
+    codec = property(lambda self: self._codec)
+    spaces = property(lambda self: self._spaces)
+
+    def make(self, num_envs, response_format):
+        raise NotImplementedError
+
+
+def array(*numbers, dtype=np.float64):
+    return np.array(numbers, dtype=dtype)
+
+
+ANY = Box(-np.inf, np.inf, (2,), np.float64)
+ANY32 = Box(-np.inf, np.inf, (2,), np.float32)
+INTEGERS = Box(-(2**63), 2**63 - 1, (2,), np.int64)
+TEXTS = Text(99, min_length=0, charset=[chr(code) for code in range(10, 127)])
+SENTENCES = ("go +5 steps", " 1e3 ", "a\nb", "", "<observation>", "x</observation>", "<action>", "08", "+1", "a.b: 2")
+ROUND_TRIPS = [
+    (ANY, [array(1e15, -1e15), array(-123456789012345678.0, 0.5), array(1e300, -np.finfo(float).max), array(-0.0, 0)]),
+    (ANY32, [array(1e30, np.finfo(np.float32).max, dtype=np.float32), array(9.9e14, 1e-30, dtype=np.float32)]),
+    (INTEGERS, [array(2**63 - 1, -(2**63), dtype=np.int64), array(0, 10**18, dtype=np.int64)]),
+    (Discrete(3, start=-1), [-1, 0, 1]),
+    (MultiDiscrete([2, 10**18 + 5]), [array(1, 10**18 + 4, dtype=np.int64)]),
+    (MultiBinary((2, 2)), [np.eye(2, dtype=np.int8)]),
+    (TEXTS, SENTENCES),
+    (Dict(a=TEXTS, b=ANY, c=TEXTS), [{"a": text, "b": array(1e20, 1), "c": text[::-1]} for text in SENTENCES]),
+    (Tuple((ANY, Dict(z=TEXTS))), [(array(0, 1), {"z": text}) for text in SENTENCES]),
+]
+
+
+@pytest.mark.parametrize("precision", [0, 3, 15])
+@pytest.mark.parametrize(("space", "values"), ROUND_TRIPS, ids=[str(space)[:20] for space, _ in ROUND_TRIPS])
+def test_what_is_written_is_read_and_not_changed(tmp_path, monkeypatch, space, values, precision):
+    """Large numbers and texts that hold numbers, blanks, line breaks or tags, as observation and as action."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    env, steps = SpacesOnly(space, space, NumberFormat(precision=precision)), len(values)
+    with DatasetWriter("lrl/odd-v0", *env.spaces, None) as writer:
+        episode = {"seed": 0, "context": None, "success": False, "random_steps": [], "advised": []}
+        flags = {"rewards": [0.0] * steps, "terminations": [False] * steps, "truncations": [False] * steps}
+        writer.add([episode | flags | {"observations": [*values, values[0]], "actions": [*values]}])
+        writer.finish({})
+    path = tmp_path / "odd.jsonl"
+    assert write_jsonl("lrl/odd-v0", env, path) == steps
+    rows = JsonlRows(str(path), env).rows()
+    assert [row.observation for row in rows] == [env.codec.observation_to_text(value) for value in values]
+    assert [env.codec.action_to_text(row.action) for row in rows] == [env.codec.action_to_text(one) for one in values]
+    if isinstance(space, (Text, Discrete)):
+        assert [row.native_observation for row in rows] == [row.action for row in rows] == list(values)
+
+
+def test_only_the_numbers_of_a_dict_are_read_as_other_programs_write_them(tmp_path):
+    env = SpacesOnly(Dict(say=TEXTS, to=ANY), Dict(say=TEXTS, to=ANY))
+    (row,) = rows_of(
+        tmp_path, dict.fromkeys(("observation", "action"), "say: go +5 steps, 1e3\nto: +1e-2, .5\n"), env=env
+    )
+    assert row.native_observation["say"] == row.action["say"] == "go +5 steps, 1e3"
+    assert row.observation == "say: go +5 steps, 1e3\nto: 0.010,0.500"
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999", "9" * 310])
+def test_numbers_that_are_not_finite_are_an_error_with_the_line(tmp_path, number):
+    with pytest.raises(ValueError, match="line 1: observation is"):
+        rows_of(tmp_path, {"observation": f"0,{number}", "action": "0,0"}, env=SpacesOnly(ANY, ANY))
+    with pytest.raises(ValueError, match="line 1: action is"):
+        rows_of(tmp_path, {"observation": "0,0", "action": f"0,{number}"}, env=SpacesOnly(ANY, ANY))
 
 
 def test_integers_mean_values_between_the_bounds(tmp_path):

@@ -131,14 +131,15 @@ def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path, digits: bool
         for index in range(len(reader.lengths)):
             episode = reader.episode(index)
             for step in reader.demonstrated_steps(index).tolist():
-                texts = {"observation": codec.observation_to_text(episode.observation(step), episode.context)}
+                observation = codec.observation_to_text(episode.observation(step), episode.context)
                 action = episode.action(step)
-                texts["action"] = str(int(action)) if digits else codec.action_to_text(action)
-                file.write(json.dumps({tag: _tagged(tag, text) for tag, text in texts.items()}) + "\n")
+                texts = {"observation": observation if codec.tags_observations else _tagged("observation", observation)}
+                action = str(int(action)) if digits else codec.action_to_text(action)
+                texts["action"] = action if codec.action_texts is None else _tagged("action", action)
+                file.write(json.dumps(texts) + "\n")
                 lines += 1
     return lines
 
 
 def _tagged(tag: str, text: str) -> str:
-    """Return ``<tag>text</tag>``; some codecs write these tags already."""
-    return text if text.startswith(f"<{tag}>") else f"<{tag}>{text}</{tag}>"
+    return f"<{tag}>{text}</{tag}>"
