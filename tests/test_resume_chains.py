@@ -16,8 +16,8 @@ from lrl.callbacks.checkpoint import CollectionCheckpoint
 EPOCHS = 4
 
 
-class CutError(Exception):
-    """Ends a run as a crash does."""
+class KilledError(BaseException):
+    """Ends a run as killing the process does: nothing handles it."""
 
 
 class Cut(L.Callback):
@@ -27,8 +27,8 @@ class Cut(L.Callback):
         moment: hook or phase in which the run is interrupted.
         epoch: index of the collection.
         part: minibatch in the hooks of minibatches, call of ``act`` while collecting and validating.
-        how: ``save`` writes a checkpoint inside the hook, as the handler of Slurm's signal does, and crashes;
-            ``signal`` sends SIGTERM; ``crash`` writes nothing; ``torn`` crashes halfway through writing.
+        how: ``save`` writes a checkpoint inside the hook, as the handler of Slurm's signal does, and is killed;
+            ``signal`` sends SIGTERM; ``error`` raises one; ``kill`` writes nothing; ``torn`` is killed while writing.
     """
 
     def __init__(self, moment, epoch, part, how):
@@ -43,13 +43,15 @@ class Cut(L.Callback):
         if self.how == "signal":
             os.kill(os.getpid(), signal.SIGTERM)
             return
+        if self.how == "error":
+            raise ZeroDivisionError
         path = os.path.join(trainer.default_root_dir, "checkpoints", "last.ckpt")
         if self.how == "save":
             trainer.save_checkpoint(path)
         if self.how == "torn":
             with open(os.path.join(os.path.dirname(path), ".last.ckpt.draft"), "w") as draft:
                 draft.write("half")
-        raise CutError
+        raise KilledError
 
     def on_fit_start(self, trainer, pl_module):
         act, prepare = pl_module.policy.act, pl_module.prepare
@@ -72,6 +74,9 @@ class Cut(L.Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.reach(trainer, "batch_start", batch_idx)
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.reach(trainer, "step")
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.reach(trainer, "batch_end", batch_idx)
@@ -112,7 +117,7 @@ def chains(count, seed):
     draw = random.Random(seed)
     for number in range(count):
         variant = list(VARIANTS)[number % len(VARIANTS)]
-        ways = ["signal", "crash", "torn"]
+        ways = ["signal", "error", "kill", "torn"]
         if variant != "accumulated":  # what is saved between accumulated minibatches lacks their gradients
             ways += ["save", "save", "save"]
         links = []
@@ -122,14 +127,26 @@ def chains(count, seed):
         yield variant, sorted(links, key=lambda link: link[1])
 
 
-def fit(variant, root, *callbacks):
-    """Train from the last checkpoint of a directory, or from the start if there is none."""
+def fit(variant, root, *callbacks, often=1e-9, **changes):
+    """Train from the last checkpoint of a directory, or from the start if there is none.
+
+    Args:
+        often: minutes between checkpoints, also within a collection; None writes them at the end of the run only.
+    """
     last = root / "checkpoints" / "last.ckpt"
-    settings = {"max_epochs": EPOCHS} | VARIANTS[variant]
-    trainer = make_trainer(root, *callbacks, CollectionCheckpoint(1, every_minutes=1e-9), **settings)
+    settings = {"max_epochs": EPOCHS} | VARIANTS[variant] | changes
+    trainer = make_trainer(root, *callbacks, CollectionCheckpoint(1 if often else 100, every_minutes=often), **settings)
     resumed = {"ckpt_path": last, "weights_only": True} if last.exists() else {}
-    trainer.fit(network(None), datamodule=rollout_data("network"), **resumed)
+    module = network(None, schedule="constant")  # a schedule would depend on where the run was to end
+    trainer.fit(module, datamodule=rollout_data("network"), **resumed)
     return trainer
+
+
+def resume(variant, root, **changes):
+    """Train from the last checkpoint, which must exist, and must not be that of the start."""
+    saved = torch.load(root / "checkpoints" / "last.ckpt", weights_only=True)["loops"]["fit_loop"]
+    assert saved["epoch_loop.batch_progress"]["total"]["processed"] > 0
+    return fit(variant, root, often=None, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -142,19 +159,23 @@ def check(variant, chain, root, whole):
     """Interrupt a run at each link of a chain, let it end, and compare it with the uninterrupted one."""
     (root / "checkpoints").mkdir()
     for link in chain:
-        with suppress(CutError, SystemExit):
+        with suppress(KilledError, ZeroDivisionError, SystemExit):
             fit(variant, root, Cut(*link))
-    ended, expected = fit(variant, root), whole(variant)
+    assert_same(fit(variant, root), whole(variant))
+
+
+def assert_same(ended, expected, rows=True):
+    """Compare weights, clocks and, if wanted, the rows that were logged."""
     ours, theirs = (trainer.lightning_module.state_dict() for trainer in (ended, expected))
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.items()), "other weights"
     clocks = [{k: v for k, v in t.datamodule.clocks.items() if k != "minutes"} for t in (ended, expected)]
     assert clocks[0] == clocks[1]
-    rows = ended.logger.rows
-    assert not rows or rows == expected.logger.rows[-len(rows) :]
+    logged = ended.logger.rows if rows else []
+    assert not logged or logged == expected.logger.rows[-len(logged) :]
 
 
 KNOWN = [
-    ("plain", [("collecting", 1, 1, "save"), ("epoch_start", 2, 0, "crash")]),
+    ("plain", [("collecting", 1, 1, "save"), ("epoch_start", 2, 0, "kill")]),
     ("plain", [("collecting", 1, 0, "signal"), ("validating", 1, 1, "signal"), ("batch_end", 2, 1, "save")]),
     ("inside", [("validating", 0, 1, "save"), ("collecting", 1, 2, "save"), ("batch_end", 2, 1, "save")]),
     ("steps", [("collecting", 1, 2, "save"), ("batch_start", 1, 3, "save"), ("collected", 2, 0, "signal")]),
@@ -164,6 +185,55 @@ KNOWN = [
 @pytest.mark.parametrize(("variant", "chain"), KNOWN, ids=str)
 def test_a_run_interrupted_several_times_ends_bit_identical(whole, tmp_path, variant, chain):
     check(variant, chain, tmp_path, whole)
+
+
+class Stop(L.Callback):
+    """Stops the run after some minibatches, as Lightning's timer does."""
+
+    def __init__(self, minibatches):
+        self.left = minibatches
+
+    def on_train_batch_end(self, trainer, *_):
+        self.left -= 1
+        trainer.should_stop = self.left == 0
+
+
+@pytest.mark.parametrize("minibatches", [1, PARTS - 1, PARTS, PARTS + 2])
+@pytest.mark.parametrize("limit", ["max_steps", "should_stop"])
+def test_a_run_that_a_limit_ended_goes_on_where_it_stopped(whole, tmp_path, limit, minibatches):
+    stops, changes = ([], {"max_steps": minibatches}) if limit == "max_steps" else ([Stop(minibatches)], {})
+    stopped = fit("plain", tmp_path, *stops, often=None, **changes)
+    assert stopped.fit_loop.epoch_loop.batch_progress.total.processed == minibatches
+    assert_same(resume("plain", tmp_path), whole("plain"), rows=False)
+
+
+@pytest.mark.parametrize("minibatches", [1, 2, 3])
+def test_a_run_is_not_stopped_between_accumulated_minibatches(whole, tmp_path, minibatches):
+    stopped = fit("accumulated", tmp_path, Stop(minibatches), often=None)
+    assert stopped.fit_loop.epoch_loop.batch_progress.total.processed == 2 * ((minibatches + 1) // 2)
+    assert_same(resume("accumulated", tmp_path), whole("accumulated"), rows=False)
+
+
+def test_a_run_that_its_time_ended_goes_on_with_the_rest_of_the_pass(whole, tmp_path, monkeypatch):
+    seconds = iter(range(100))
+    monkeypatch.setattr(L.pytorch.callbacks.Timer, "time_elapsed", lambda *_: next(seconds))
+    stopped = fit("plain", tmp_path, often=None, max_time={"seconds": 6})
+    assert stopped.fit_loop.epoch_loop.batch_progress.total.processed % PARTS > 0
+    assert_same(resume("plain", tmp_path, max_time={"days": 1}), whole("plain"), rows=False)
+
+
+@pytest.mark.parametrize("moment", ["collecting", "batch_start", "validating", "epoch_end"])
+def test_an_error_leaves_a_checkpoint_of_the_last_whole_step(whole, tmp_path, moment):
+    with pytest.raises(ZeroDivisionError):
+        fit("plain", tmp_path, Cut(moment, 1, 1 if moment in ("batch_start", "validating") else 0, "error"), often=None)
+    assert_same(resume("plain", tmp_path), whole("plain"))
+
+
+@pytest.mark.parametrize("moment", ["collected", "step"])
+def test_an_error_while_weights_may_change_leaves_the_checkpoint_before(tmp_path, moment):
+    with pytest.raises(ZeroDivisionError):
+        fit("plain", tmp_path, Cut(moment, 1, 0, "error"), often=None)
+    assert not (tmp_path / "checkpoints").exists()
 
 
 @pytest.mark.reference

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -21,14 +22,16 @@ from lrl.training.run_module import RunModule
 class CollectionCheckpoint(Checkpoint):
     """Writes ``last.ckpt``, and ``best.ckpt`` if a metric is monitored.
 
-    SIGTERM and Ctrl-C also end the run with ``last.ckpt`` (:class:`lrl.training.interruption.Interruption`).
+    However a run ends, it leaves a ``last.ckpt`` that says how far the pass over its collection got: at a limit such as
+    ``max_steps`` or ``max_time``, at SIGTERM and Ctrl-C (:class:`lrl.training.interruption.Interruption`), and, on one
+    device, at an error. After an error while weights may be changing (an optimiser step, the fit of a critic), the file
+    that was written before stays.
 
     One Lightning epoch is one collection, or one pass over demonstrations. Lightning's ``global_step`` is not used: it
     stays 0 in a module without an automatic optimiser.
 
     Args:
-        every_n_collections: number of collections between updates of ``last.ckpt``, which is always written at the end
-            of the run as well.
+        every_n_collections: number of collections between updates of ``last.ckpt``.
         every_minutes: ``last.ckpt`` is also written at the end of a collection that ends so long after the last
             writing, and between the optimiser steps of a collection, or a pass over demonstrations, that takes longer:
             a killed run loses no more than this time, a collection and a validation. Null: never.
@@ -48,22 +51,29 @@ class CollectionCheckpoint(Checkpoint):
         self.every_n_collections, self.monitor, self.mode = every_n_collections, monitor, mode
         self.every_minutes = every_minutes
         self._written = self._began = time.monotonic()
+        self._place: tuple[int, int] | None = None
+        """Passes that were finished and minibatches that were trained when ``last.ckpt`` was written."""
+        self._running = self._stops = False
         self.best: float | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let SIGTERM and Ctrl-C end the run with a checkpoint from now on."""
         assert isinstance(pl_module, RunModule)
         self._written = self._began = time.monotonic()
+        self._running, self._stops, self._place = True, False, None
         pl_module.interruption.listen(trainer, partial(self.write, trainer, "last.ckpt"))
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object) -> None:
         """Write ``last.ckpt`` if it is due; end the run if a signal arrived.
 
-        Neither is done between accumulated minibatches, whose gradients are not saved.
+        Neither is done between accumulated minibatches, whose gradients are not saved; nor does a run end there that
+        another callback stops, such as Lightning's timer.
         """
         assert isinstance(pl_module, RunModule)
         if trainer.fit_loop._should_accumulate():
+            self._stops, trainer.should_stop = self._stops or trainer.should_stop, False
             return
+        trainer.should_stop = trainer.should_stop or self._stops
         pl_module.interruption.check()
         loop = trainer.fit_loop
         validates = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # pyright: ignore[reportArgumentType]
@@ -74,23 +84,35 @@ class CollectionCheckpoint(Checkpoint):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write ``last.ckpt`` if it is due; end the run if a signal arrived."""
         assert isinstance(pl_module, RunModule)
-        ends = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
-        due = ends or (trainer.current_epoch + 1) % self.every_n_collections == 0
+        due = (trainer.current_epoch + 1) % self.every_n_collections == 0
         if self._agreed(trainer, due or self._is_overdue(self._written)):
             self.write(trainer, "last.ckpt")
         self._began = time.monotonic()
         pl_module.interruption.check()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """End the run if a signal has just arrived; restore the previous signal handlers."""
+        """Write ``last.ckpt``; end the run if a signal has just arrived; restore the previous signal handlers."""
         assert isinstance(pl_module, RunModule)
+        if self._place != _place(trainer):
+            self.write(trainer, "last.ckpt")
         pl_module.interruption.check()
         pl_module.interruption.ignore()
+        self._running = False
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Restore the previous signal handlers."""
-        if isinstance(pl_module, RunModule):
-            pl_module.interruption.ignore()
+        """Write ``last.ckpt`` if the weights are those after a whole step; restore the previous signal handlers."""
+        if not isinstance(pl_module, RunModule):
+            return
+        pl_module.interruption.ignore()
+        running, self._running = self._running, False
+        whole = not pl_module.deferred_signals.inside and _is_between_steps(trainer) and _place(trainer) != (0, 0)
+        if running and whole and isinstance(exception, Exception) and trainer.world_size == 1:
+            try:
+                path = os.path.relpath(self.write(trainer, "last.ckpt"))
+            except Exception:  # the disk is full, or the weights are not finite: the first error is what matters
+                logging.getLogger("lrl.trace").debug("no checkpoint was written after the error", exc_info=True)
+                return
+            logging.getLogger("lrl").warning("an error ends the run: wrote %s, from which it can be resumed", path)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write ``best.ckpt`` if the monitored metric has improved.
@@ -147,7 +169,7 @@ class CollectionCheckpoint(Checkpoint):
             replace_checkpoint(draft, target)
         trainer.strategy.barrier("after moving the checkpoint")
         if name == "last.ckpt":
-            self._written = time.monotonic()
+            self._written, self._place = time.monotonic(), _place(trainer)
         return target
 
     def state_dict(self) -> dict[str, float | None]:
@@ -157,6 +179,21 @@ class CollectionCheckpoint(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, float | None]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.best = state_dict["best"]
+
+
+def _place(trainer: L.Trainer) -> tuple[int, int]:
+    """Return how many passes were finished and how many minibatches were trained."""
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    minibatches: Any = trainer.fit_loop.epoch_loop.batch_progress.total
+    return epochs.processed, minibatches.processed
+
+
+def _is_between_steps(trainer: L.Trainer) -> bool:
+    """Return whether no gradients of trained minibatches wait for the optimiser's step."""
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress
+    trained = progress.current.processed
+    ended = progress.is_last_batch and trained == progress.current.ready
+    return ended or trained % trainer.accumulate_grad_batches == 0
 
 
 def checkpoint_folder(trainer: L.Trainer) -> Path:

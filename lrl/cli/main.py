@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import logging
 import os
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +16,7 @@ import lightning as L
 import torch
 from jsonargparse import ActionConfigFile, Namespace  # pyright: ignore[reportPrivateImportUsage]
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger
 
 from lrl.callbacks.evaluation_table import HeldOutTable
 from lrl.callbacks.export import ExportModel
@@ -69,7 +72,12 @@ class ConfigFile(ActionConfigFile):
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Writes the resolved configuration to the run directory and into every checkpoint."""
+    """Writes the resolved configuration to the run directory and into every checkpoint.
+
+    A checkpoint also holds how long the files were to which the run appends, for a run that goes on from there.
+    """
+
+    run_directory: RunDirectory | None = None
 
     _text = ""
     begun = False
@@ -86,6 +94,11 @@ class SaveRunConfig(SaveConfigCallback):
         if not self._text:  # takes a while, and stays the same for the whole run
             self._text = self.parser.dump(self.config, skip_none=False)
         checkpoint["lrl"] = checkpoint.get("lrl", {}) | {"config": self._text}
+        if trainer.is_global_zero and self.run_directory is not None:
+            for logger in trainer.loggers:
+                if isinstance(logger, CSVLogger):
+                    logger.save()
+            checkpoint["lrl"]["lengths"] = self.run_directory.lengths()
 
 
 class LRLCLI(LightningCLI):
@@ -161,8 +174,14 @@ class LRLCLI(LightningCLI):
         for logger in loggers:
             if "WandbLogger" in logger.class_path and not logger.init_args.get("offline"):
                 check_wandb_login()
-        self.run_directory = RunDirectory.create(config.run_directory, experiment, config.seed_everything)
-        if self.subcommand not in (None, "fit") and not resumed:
+        trains = self.subcommand in (None, "fit")
+        resumed = config.get("ckpt_path") if trains else None
+        self.run_directory = RunDirectory.create(config.run_directory, experiment, config.seed_everything, resumed)
+        restarted = self.run_directory.restart_from() if trains else None
+        if restarted is not None:
+            logging.getLogger("lrl").info("the job was restarted: resuming %s", os.path.relpath(restarted))
+            config.ckpt_path = str(restarted)
+        if not trains and not config.get("ckpt_path"):
             logging.getLogger("lrl").warning(
                 "no --ckpt_path: %s scores the policy as it is before training", self.subcommand
             )
@@ -190,12 +209,43 @@ class LRLCLI(LightningCLI):
         trainer = super().instantiate_trainer(**kwargs)
         for logger in trainer.loggers:  # Lightning 2.6.6 passes a setting that wandb 0.31 warns about
             getattr(logger, "_wandb_init", {}).pop("anonymous", None)
+        for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+            if isinstance(callback, SaveRunConfig):
+                callback.run_directory = self.run_directory
+        self._continue_files(trainer)
         repo_id = self._get(self.config, "push_to_hub")
         if repo_id is not None:
             cast(Any, trainer).callbacks.append(ExportModel(repo_id))  # after the checkpoint callback
         if self.subcommand not in (None, "fit"):
             cast(Any, trainer).callbacks.append(HeldOutTable())  # after the callbacks that log
         return trainer
+
+    def _continue_files(self, trainer: L.Trainer) -> None:
+        """Let a run that goes on in its directory append to its files, from where its checkpoint was written."""
+        directory = self.run_directory
+        if directory is None or directory.earlier is None or self.subcommand not in (None, "fit"):
+            return
+        checkpoint = self._get(self.config, "ckpt_path")
+        saved = read_checkpoint(Path(checkpoint), weights=False)["lrl"] if checkpoint else {}
+        directory.rewind(saved.get("lengths", {}))
+        for logger in trainer.loggers:
+            if isinstance(logger, CSVLogger):
+                append_rows(logger)
+
+
+def append_rows(logger: CSVLogger) -> None:
+    """Let a logger append to the rows of an earlier run; Lightning 2.6.6 would delete them."""
+    file = Path(logger.log_dir) / "metrics.csv"
+    if not file.exists():
+        return
+    kept = file.with_name(".metrics.csv.kept")
+    os.replace(file, kept)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Experiment logs directory")  # whose files it would delete
+        writer = logger.experiment
+    os.replace(kept, file)
+    with file.open(newline="", encoding="utf-8") as rows:
+        writer.metrics_keys = list(next(csv.reader(rows), []))
 
 
 def _seed(value: Any) -> int:

@@ -8,10 +8,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from lrl.functional.distributed import read_checkpoint
 from lrl.shipped import checkout
 
 _VARIABLE = "LRL_RUN_DIRECTORY"
@@ -28,6 +30,12 @@ _RECORDS = (
 """Files that a launch writes before training."""
 
 
+_EARLIER = "earlier"
+"""Folder of what a launch that goes on in a run directory replaces: one folder for each such launch, by number."""
+_RESTART = ".restart"
+"""File with the number of the restart of a Slurm job in which the directory was used last."""
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """The directory of one launch, shared by its ranks."""
@@ -35,29 +43,38 @@ class RunDirectory:
     path: Path
     made: tuple[Path, ...] | None = None
     """Directories that this launch created, innermost first; None where others may have written into ``path``."""
+    earlier: Path | None = None
+    """Where the records of the launch before were moved, if this launch goes on in the same directory."""
 
     @classmethod
-    def create(cls, wanted: str | None, experiment: str, seed: int) -> RunDirectory:
+    def create(cls, wanted: str | None, experiment: str, seed: int, resumed: str | None = None) -> RunDirectory:
         """Create the run directory and start ``run.log``.
+
+        A directory that is not empty is used by a Slurm job that was restarted, and by a launch that resumes a
+        checkpoint in it.
 
         Args:
             wanted: the path that the user gave; None takes ``runs/<experiment>/<date>-seed<k>``.
             experiment: ``<env>/<algorithm>``.
             seed: the run's seed.
+            resumed: the checkpoint that training goes on from, if any.
 
         Raises:
             ValueError: the path is not empty, or cannot be written to.
         """
-        path = Path(os.environ.get(_VARIABLE) or wanted or _fresh(Path("runs") / experiment, seed)).resolve()
+        path = Path(os.environ.get(_VARIABLE) or wanted or _default(Path("runs") / experiment, seed)).resolve()
         first = (
             _VARIABLE not in os.environ and int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", 0))) == 0
         )
-        requeued = int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
         others = [found for found in path.iterdir() if found.name != "run.log"] if path.is_dir() else []
-        if first and not requeued and (others or path.is_file()):  # another rank may have begun the log
-            raise ValueError(f"run_directory is {str(path)!r}, which is not empty; name a new one.")
+        continues = _restarts() > 0 or (resumed is not None and Path(resumed).resolve().is_relative_to(path))
+        if first and not continues and (others or path.is_file()):  # another rank may have begun the log
+            raise ValueError(
+                f"run_directory is {str(path)!r}, which is not empty; name a new one, or give a checkpoint in it as "
+                "ckpt_path to continue that run."
+            )
         made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
-        run = cls(path, made if first and not requeued else None)
+        run = cls(path, made if first and not continues else None, _unused(path) if first and others else None)
         try:
             run._begin(quiet=not first)
         except OSError as error:
@@ -68,14 +85,66 @@ class RunDirectory:
         return run
 
     def _begin(self, quiet: bool) -> None:
-        """Create the directory and write the command and the commit."""
+        """Create the directory, keep the records of an earlier launch, and write the command and the commit."""
         self.path.mkdir(parents=True, exist_ok=True)
         os.environ[_VARIABLE] = str(self.path)  # read by the ranks that this process starts
         _start_log(self.path, quiet)
-        if not quiet:
-            (self.path / "command.txt").write_text(shlex.join(sys.argv) + "\n", encoding="utf-8")
-            (self.path / "commit.txt").write_text(commit() + "\n", encoding="utf-8")
-            logging.getLogger("lrl").info("run directory %s", os.path.relpath(self.path))
+        if quiet:
+            return
+        for name in ("command.txt", "commit.txt", "config.yaml", "hparams.yaml"):
+            if self.earlier is not None and (self.path / name).exists():
+                self.earlier.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(self.path / name, self.earlier / name)
+        (self.path / "command.txt").write_text(shlex.join(sys.argv) + "\n", encoding="utf-8")
+        (self.path / "commit.txt").write_text(commit() + "\n", encoding="utf-8")
+        if "SLURM_JOB_ID" in os.environ:
+            (self.path / _RESTART).write_text(f"{_restarts()}\n", encoding="utf-8")
+        logging.getLogger("lrl").info("run directory %s", os.path.relpath(self.path))
+
+    def restart_from(self) -> Path | None:
+        """Return the newest checkpoint in the directory if a Slurm job was restarted; None if there is none.
+
+        Those of Lightning's handler of Slurm's signal count as well. A file that cannot be read is passed over.
+        """
+        if not _restarts():
+            return None
+        folder = self.path / "checkpoints"
+        found = [folder / "last.ckpt", folder / ".last.ckpt.old", *self.path.glob("hpc_ckpt_*.ckpt")]
+        for checkpoint in sorted(filter(Path.exists, found), key=lambda file: file.stat().st_mtime, reverse=True):
+            try:
+                read_checkpoint(checkpoint, weights=False)
+            except ValueError as error:
+                logging.getLogger("lrl").warning("passed over a checkpoint: %s", error)
+            else:
+                return checkpoint
+        return None
+
+    def lengths(self) -> dict[str, int]:
+        """Return how far the files that a run appends to have been written: rows of CSV files, bytes of others."""
+        return {file.name: _length(file) for file in self.path.iterdir() if _is_appended(file)}
+
+    def rewind(self, lengths: Mapping[str, int]) -> None:
+        """Cut what was appended after a checkpoint was written: the run that goes on from there appends it again.
+
+        The whole files are kept as :attr:`earlier`.
+
+        Args:
+            lengths: what :meth:`lengths` returned when the checkpoint was written.
+        """
+        assert self.earlier is not None
+        for file in [file for file in self.path.iterdir() if _is_appended(file)]:
+            kept = lengths.get(file.name, 0)
+            if _length(file) <= kept:
+                continue
+            self.earlier.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, self.earlier / f"whole_{file.name}")
+            if not kept:
+                file.unlink()
+            elif file.suffix == ".csv":
+                rows = file.read_bytes().splitlines(keepends=True)[: kept + 1]
+                _replace(file, b"".join(rows))
+            else:
+                _replace(file, file.read_bytes()[:kept])
 
     def discard(self) -> None:
         """Remove the records of a launch that failed before training, so that the same command can be repeated.
@@ -115,15 +184,57 @@ def commit() -> str:
     return result.stdout.strip() or "unknown"
 
 
-def _fresh(parent: Path, seed: int) -> Path:
-    """Return the default path: named by the date, or by the job that all processes of Slurm or torchrun share."""
-    job = os.environ.get("SLURM_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID")
-    stem = f"{f'job{job}' if job else datetime.now().strftime('%Y%m%d-%H%M%S')}-seed{seed}"
-    path, count = parent / stem, 1
-    while not job and path.exists():
+def _restarts() -> int:
+    """Return how often Slurm has restarted the job."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", 0))
+
+
+def _default(parent: Path, seed: int) -> Path:
+    """Return the default path, named by the date or by the job.
+
+    Processes that Slurm or torchrun start together find the same name, each by itself. Where there is one process, a
+    second launch in the same job gets another one, and the n-th launch of a job that was restarted the n-th.
+    """
+    job, group = os.environ.get("SLURM_JOB_ID"), os.environ.get("TORCHELASTIC_RUN_ID")
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", os.environ.get("SLURM_NTASKS", 1)))
+    step = os.environ.get("SLURM_STEP_ID") if tasks > 1 else None
+    name = ".".join(part for part in (job, step, group) if part)
+    stem = f"job{name}" if name else datetime.now().strftime("%Y%m%d-%H%M%S")
+    path, count = parent / f"{stem}-seed{seed}", 1
+    while not (step or group) and path.exists() and not _awaits_restart(path):
         count += 1
-        path = parent / f"{stem}-{count}"
+        path = parent / f"{stem}-seed{seed}-{count}"
     return path
+
+
+def _awaits_restart(path: Path) -> bool:
+    """Return whether a run of this job was not yet taken up again since the job was restarted."""
+    file = path / _RESTART
+    return _restarts() > (int(file.read_text(encoding="utf-8")) if file.exists() else 0)
+
+
+def _unused(path: Path) -> Path:
+    """Return the folder for the records that the next launch in a run directory replaces."""
+    return path / _EARLIER / str(1 + len(list((path / _EARLIER).glob("*"))))
+
+
+def _is_appended(file: Path) -> bool:
+    """Return whether a run appends to a file."""
+    return file.suffix in (".csv", ".jsonl", ".txt") and file.name not in ("command.txt", "commit.txt")
+
+
+def _length(file: Path) -> int:
+    """Return the number of rows of a CSV file below its header, and the number of bytes of another file."""
+    if file.suffix == ".csv":
+        return max(0, len(file.read_bytes().splitlines()) - 1)
+    return file.stat().st_size
+
+
+def _replace(file: Path, content: bytes) -> None:
+    """Replace the content of a file in one step."""
+    draft = file.with_name(f".{file.name}.draft")
+    draft.write_bytes(content)
+    os.replace(draft, file)
 
 
 class _RunLog(logging.FileHandler):

@@ -32,11 +32,14 @@ class DeferredSignals:
     """
 
     def __init__(self, signals: set[int] | None = None) -> None:
+        self.inside = False
+        """Whether weights are changing; stays true after an error in the block, which leaves no consistent state."""
         self._signals = signals or set()
         self._handlers: dict[int, Any] = {}
         self._came: list[int] = []
 
     def __enter__(self) -> None:
+        self.inside = True
         if threading.current_thread() is not threading.main_thread() or self._handlers:
             return
         for number in self._signals:
@@ -51,6 +54,7 @@ class DeferredSignals:
 
     def __exit__(self, error: type[BaseException] | None = None, *_: object) -> None:
         """Raise the signals that came."""
+        self.inside = error is not None
         handlers, self._handlers = self._handlers, {}
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -5,10 +5,13 @@ import logging
 import os
 import shlex
 import sys
+from csv import DictReader
 
 import pytest
+import torch
 
 import lrl.cli.main
+from lrl.callbacks.collect import VectorEnvRollouts
 from lrl.cli.run_directory import RunDirectory
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # which a run writes to its run.log
@@ -75,6 +78,143 @@ def test_a_run_that_had_begun_training_is_kept(launch, tmp_path):
     with pytest.raises(RuntimeError, match="no_such"):
         launch("fit", "--run_directory", run, "--trainer.callbacks", callbacks)
     assert {"run.log", "command.txt", "config.yaml", "metrics.csv"} <= set(os.listdir(run))
+
+
+# -- a launch that goes on in the directory of another one ------------------------------------------------------------
+
+
+class KilledError(BaseException):
+    """Ends a run as killing the process does: nothing handles it."""
+
+
+CALLBACKS = json.dumps([
+    {"class_path": "lrl.callbacks.collect.VectorEnvRollouts"},
+    {"class_path": "lrl.callbacks.transcripts.Transcripts", "init_args": {"every_n_collections": 1}},
+    {"class_path": "lrl.callbacks.checkpoint.CollectionCheckpoint", "init_args": {"every_n_collections": 2}},
+])  # fmt: skip
+LONGER = ("--trainer.max_epochs", "5", "--trainer.callbacks", CALLBACKS)
+
+
+def rows_of(run):
+    """The rows of metrics.csv, without what depends on the clock."""
+    with (run / "metrics.csv").open(newline="") as file:
+        rows = [row.items() for row in DictReader(file)]
+    return [{k: v for k, v in row if v and "per_second" not in k and "minutes" not in k} for row in rows]
+
+
+def kill_in(monkeypatch, collection):
+    collect = VectorEnvRollouts._collect
+
+    def killed(self, trainer, *given):
+        if trainer.current_epoch == collection:
+            raise KilledError
+        collect(self, trainer, *given)
+
+    monkeypatch.setattr(VectorEnvRollouts, "_collect", killed)
+
+
+@pytest.mark.slow
+def test_a_restarted_job_goes_on_and_loses_no_row(launch, tmp_path, monkeypatch):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert launch("fit", "--run_directory", whole, *LONGER)[0] == 0
+    with monkeypatch.context() as patch:
+        kill_in(patch, 3)  # the third collection was logged, and is not in the checkpoint
+        with pytest.raises(KilledError):
+            launch("fit", "--run_directory", run, *LONGER)
+    assert len(rows_of(run)) == 6 and torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] == 1
+    for count in ("1", "2"):  # the second restart has nothing left to do
+        monkeypatch.setenv("SLURM_RESTART_COUNT", count)
+        status, _, said = launch("fit", "--run_directory", run, *LONGER)
+        assert status == 0 and "the job was restarted: resuming" in said
+        assert rows_of(run) == rows_of(whole)
+        for name in ("transcripts.jsonl", "transcripts.txt"):
+            assert (run / name).read_bytes() == (whole / name).read_bytes()
+    assert len((run / "earlier" / "1" / "whole_metrics.csv").read_text().splitlines()) == 7
+    assert "ckpt_path: null" in (run / "earlier" / "1" / "config.yaml").read_text()
+    assert "last.ckpt" in (run / "earlier" / "2" / "config.yaml").read_text()
+    ended = [torch.load(path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"] for path in (run, whole)]
+    assert all(torch.equal(weight, ended[1][name]) for name, weight in ended[0].items())
+
+
+@pytest.mark.slow
+def test_a_job_that_is_restarted_before_its_first_checkpoint_begins_again(launch, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        kill_in(patch, 1)
+        with pytest.raises(KilledError):
+            launch("fit", "--run_directory", run, *LONGER)
+    assert not (run / "checkpoints").exists()
+    before = rows_of(run)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert launch("fit", "--run_directory", run, *LONGER)[0] == 0
+    assert len(rows_of(run)) == 10 and rows_of(run)[: len(before)] == before
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_resumed_in_its_own_directory_and_in_no_other_that_exists(launch, tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    assert launch("fit", "--run_directory", run)[0] == 0
+    before = rows_of(run)
+    last = run / "checkpoints" / "last.ckpt"
+    command = ["fit", "--ckpt_path", last, "--trainer.max_epochs", "2", "--run_directory"]
+    assert launch(*command, run)[0] == 0
+    assert rows_of(run)[: len(before)] == before and len(rows_of(run)) == 2 * len(before)
+    assert "max_epochs: 1\n" in (run / "earlier" / "1" / "config.yaml").read_text()
+    assert "max_epochs: 2\n" in (run / "config.yaml").read_text()
+    other.mkdir()
+    (other / "notes.txt").touch()
+    for words in ((*command, other), ("fit", "--run_directory", run), ("validate", *command[1:3], *command[-1:], run)):
+        status, _, said = launch(*words)
+        assert status == 2 and "which is not empty; name a new one, or give a checkpoint in it as ckpt_path" in said
+    assert len(rows_of(run)) == 2 * len(before) and os.listdir(other) == ["notes.txt"]
+
+
+@pytest.fixture
+def create(tmp_path, monkeypatch):
+    """Creates the default run directory of a launch in a job of Slurm; gives its name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("SLURM_RESTART_COUNT", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+
+    def make(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("LRL_RUN_DIRECTORY", "")
+        monkeypatch.delenv("LRL_RUN_DIRECTORY")
+        return RunDirectory.create(None, "frozen_lake/grpo", 0).path.name
+
+    return make
+
+
+def test_each_launch_in_an_allocation_has_a_directory_which_a_restart_finds_again(create):
+    assert [create(), create()] == ["job7-seed0", "job7-seed0-2"]
+    for count in ("1", "2"):
+        launches = [create(SLURM_RESTART_COUNT=count) for _ in range(3)]
+        assert launches == ["job7-seed0", "job7-seed0-2", "job7-seed0-3"]
+
+
+def test_ranks_that_are_started_together_find_the_same_directory(create):
+    ranks = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    assert create(**ranks, SLURM_PROCID="0") == create(SLURM_PROCID="1") == "job7.0-seed0"
+    assert create(SLURM_STEP_ID="1", SLURM_PROCID="0") == create(SLURM_PROCID="1") == "job7.1-seed0"
+
+
+def test_a_restart_goes_on_from_the_newest_checkpoint_that_can_be_read(tmp_path, monkeypatch):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    names = (folder / "last.ckpt", tmp_path / "hpc_ckpt_1.ckpt", tmp_path / "hpc_ckpt_2.ckpt")
+    for age, path in enumerate(names):
+        torch.save({"lrl": {}}, path)
+        os.utime(path, (age, age))
+    run = RunDirectory(tmp_path)
+    assert run.restart_from() is None
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert run.restart_from() == names[2]
+    names[2].write_bytes(b"half")
+    assert run.restart_from() == names[1]
+    os.utime(names[0], (9, 9))
+    assert run.restart_from() == names[0]
 
 
 def test_a_directory_in_which_another_rank_has_begun_the_log_is_free(tmp_path, monkeypatch):
