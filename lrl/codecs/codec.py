@@ -97,6 +97,14 @@ class TextCodec(ABC):
         """
         return None
 
+    def reads_observation(self, text: str) -> bool:
+        """Return whether a text without tags is surely an observation; False if that takes long to know."""
+        return False
+
+    def reads_action(self, text: str) -> bool:
+        """Return whether a text without tags is surely an action in bounds; False if that takes long to know."""
+        return False
+
     def plain_observation(self, text: str) -> str:
         """Return an observation that another program wrote, without tags, as :meth:`text_to_observation` reads it.
 

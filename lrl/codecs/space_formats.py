@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from lrl.codecs.clipping import clip_to_box
 from lrl.codecs.codec import InvalidActionError
-from lrl.codecs.number_codecs import NumberCodec, plain_numbers, split_numbers
+from lrl.codecs.number_codecs import NormalisedCodec, NumberCodec, plain_numbers, split_numbers
 
 
 class SpaceFormat(ABC):
@@ -40,6 +40,13 @@ class SpaceFormat(ABC):
         Raises:
             InvalidActionError: If ``text`` does not represent an element.
         """
+
+    def reads(self, text: str) -> bool:
+        """Return whether :meth:`decode` surely reads a text, or reads :meth:`plain` of it, with all numbers in bounds.
+
+        False means that it was not found out, because that takes as long as reading it.
+        """
+        return False
 
     def plain(self, text: str) -> str:
         """Return the text of another program as :meth:`decode` reads it: plain decimals, and no blanks at both ends."""
@@ -77,6 +84,10 @@ class DiscreteFormat(SpaceFormat):
         if position not in range(len(self.texts)):
             raise ValueError(f"{value} is not an integer from {self._start} to {self._start + len(self.texts) - 1}.")
         return self.texts[position]
+
+    def reads(self, text: str) -> bool:
+        """Return whether a text is the name of an element."""
+        return text in self._index
 
     def decode(self, text: str) -> int:
         """Return the element that is named exactly ``text``."""
@@ -148,6 +159,9 @@ class BoxFormat(SpaceFormat):
         elif names is not None and details:
             form = "lines, each a name and its number"
         self.description = f"{numbers.size} {form}{details and ': '}{details}"
+        before = [""] * numbers.size if names is None else [re.escape(f"{name} ") for name in names]
+        self._readable = re.compile(f"{separator} *".join([f"{name}({numbers.pattern})" for name in before]))
+        self._bounds = [*zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True)]
 
     def encode(self, value: ArrayLike) -> str:
         """Write all numbers of an array of the space's shape, in C order."""
@@ -164,6 +178,14 @@ class BoxFormat(SpaceFormat):
         names = [self._separator + name for name in names]
         rows = np.asarray(values).reshape(len(values), -1)
         return self._numbers.encode_rows(rows, [names[0][1:], *names[1:]])
+
+    def reads(self, text: str) -> bool:
+        """Return whether a text has one number per dimension, in bounds where they are in the unit of the space."""
+        found = self._readable.fullmatch(text)
+        if found is None or self._numbers.bounded:
+            return found is not None
+        pairs = zip(map(float, found.groups()), self._bounds)
+        return isinstance(self._numbers, NormalisedCodec) or all(low <= number <= high for number, (low, high) in pairs)
 
     def decode(self, text: str) -> np.ndarray:
         """Parse one number per dimension, after its name if names are given; the array has the space's shape.

@@ -273,6 +273,14 @@ class SpaceCodec(TextCodec):
             text = text.removeprefix("<observation>").removesuffix("</observation>")
         return self._observation.decode(text)
 
+    def reads_observation(self, text: str) -> bool:
+        """Return whether the format of the space surely reads an observation."""
+        return self._observation.reads(text)
+
+    def reads_action(self, text: str) -> bool:
+        """Return whether the format of the space surely reads an action, with all numbers in bounds."""
+        return self._action.reads(text)
+
     def plain_observation(self, text: str) -> str:
         """Return an observation with plain decimals."""
         return self._observation.plain(text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import re
 from array import array
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ from lrl.codecs.number_codecs import NUMBER
 from lrl.functional.random import permutation
 
 _ACTION_TAGS = re.compile(r"^\s*<action>|</action>\s*$")
+_KEYS = {"observation", "action"}
 _BIN = re.compile(r"0|[1-9][0-9]{0,2}")
 _INTEGER = re.compile(r"\s*-?[0-9]{1,18}\s*", re.ASCII)
 _OBSERVATION_TAGS = re.compile(r"^\s*<observation>|</observation>\s*$")
@@ -52,6 +55,15 @@ class JsonlFile:
     def __len__(self) -> int:
         return len(self._lines)
 
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the file's content and of the selection of lines."""
+        digest = hashlib.sha256(self._lines.tobytes())
+        with Path(self.path).open("rb") as file:
+            while part := file.read(2**20):
+                digest.update(part)
+        return digest.hexdigest()
+
     def _find_lines(self, key: str) -> np.ndarray:
         """Return number, first byte and length of each line that is not empty, int64 ``(line, 3)``."""
         lines, start = array("q"), 0
@@ -69,15 +81,61 @@ class JsonlFile:
     def record(self, index: int) -> Iterator[dict[str, Any]]:
         """Give the object of a selected line; what is raised about it becomes ``ValueError`` with the line's number."""
         number, start, length = self._lines[range(len(self))[index]].tolist()
-        with Path(self.path).open("rb") as file:
+        with Path(self.path).open("rb") as file, self._readable_errors(number):
             file.seek(start)
-            line = file.read(length)
+            yield json.loads(file.read(length))
+
+    def check(self, codec: TextCodec, space: gym.Space, parse: Callable[[dict[str, Any]], object], *keys: str) -> None:
+        """Parse every selected line once, and log how many actions are clipped.
+
+        Lines of plain numbers and names are recognised by their form, which is faster.
+
+        Args:
+            codec: Codec of the environment.
+            space: Native action space.
+            parse: Parses the object of a line, and raises ``LookupError`` for what the environment does not write.
+            keys: Keys that a line may have in place of ``action``.
+
+        Raises:
+            ValueError: If a line cannot be parsed.
+        """
+        clipped, first = 0, 0
+        with Path(self.path).open("rb") as file:
+            for number, start, length in self._lines.tolist():
+                file.seek(start)
+                line = file.read(length)
+                with self._readable_errors(number):
+                    record = json.loads(line)
+                    if _is_readable(codec, record):
+                        continue
+                    parse(record)
+                    if "action" in record and parse_action(codec, record, space, *keys)[1]:
+                        clipped, first = clipped + 1, first or number
+        if clipped:
+            message = "%s: %d of %d actions are out of the bounds of %s and are clipped; the first is in line %d."
+            logging.getLogger("lrl").warning(message, self.path, clipped, len(self), space, first)
+
+    @contextmanager
+    def _readable_errors(self, number: int) -> Iterator[None]:
+        """Raise what is wrong with a line as ``ValueError`` with its number."""
         try:
-            yield json.loads(line)
+            yield
         except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.path}, line {number}: it must be a JSON object, {error}.") from error
         except LookupError as error:
             raise ValueError(f"{self.path}, line {number}: {error.args[0]}.") from error
+
+
+def _is_readable(codec: TextCodec, record: Any) -> bool:
+    """Return whether the codec surely reads a line; False if that takes long to know."""
+    if not (isinstance(record, dict) and record.keys() == _KEYS):
+        return False
+    observation, action = record["observation"], record["action"]
+    if not (isinstance(observation, str) and isinstance(action, str)):
+        return False
+    return codec.reads_observation(
+        observation.removeprefix("<observation>").removesuffix("</observation>")
+    ) and codec.reads_action(action.removeprefix("<action>").removesuffix("</action>"))
 
 
 def parse_observation(codec: TextCodec, record: dict[str, Any], space: gym.Space) -> tuple[str, Any]:
@@ -110,8 +168,8 @@ def parse_observation(codec: TextCodec, record: dict[str, Any], space: gym.Space
     return written, observation
 
 
-def parse_action(codec: TextCodec, record: dict[str, Any], space: gym.Space, *keys: str) -> Any:
-    """Return the native action of a line, clipped to its space.
+def parse_action(codec: TextCodec, record: dict[str, Any], space: gym.Space, *keys: str) -> tuple[Any, int]:
+    """Return the native action of a line, clipped to its space, and how many of its numbers were clipped.
 
     Args:
         codec: Codec of the environment.
@@ -130,7 +188,8 @@ def parse_action(codec: TextCodec, record: dict[str, Any], space: gym.Space, *ke
         raise LookupError(f"action is {text!r}; {error}") from error
     if codec.action_to_text(action) not in (text, f"<action>{_ACTION_TAGS.sub('', text)}</action>"):
         _check_scale("action", text, space, action)
-    return clip_to_space(space, action)[0]
+    clipped, count = clip_to_space(space, action)
+    return clipped, count or 0
 
 
 def _parse_action(codec: TextCodec, text: str) -> Any:

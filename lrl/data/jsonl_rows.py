@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Any, overload
 
 import gymnasium as gym
 
@@ -19,9 +19,9 @@ class JsonlRows(EnvRows):
     """Data set of the lines of a file, such as ``{"observation": "<observation>..", "action": "<action>.."}``.
 
     Texts may have tags or not, and an action that is a word may be given by its number, so the files of the original
-    experiment can be read. Lines are read when they are shown. If the codec can parse observations, they are written
-    again as the environment writes them, and networks can read them, to the precision of the file. Lines do not say to
-    which episode they belong, so prompts have no history.
+    experiment can be read. All lines are checked at the start and read when they are shown. If the codec can parse
+    observations, they are written again as the environment writes them, and networks can read them, to the precision of
+    the file. Lines do not say to which episode they belong, so prompts have no history.
 
     Args:
         path: Path of the file.
@@ -38,11 +38,12 @@ class JsonlRows(EnvRows):
         """Return the selected lines as a lazy sequence, in the order of the file.
 
         Raises:
-            ValueError: If the file is missing, empty or too small, or its first line is not such an object.
+            ValueError: If the file is missing, empty or too small, or a selected line is not such an object or has an
+                observation or action that is not of the environment.
         """
         file = JsonlFile(self.path, "env.rows", self.num_rows, self.seed)
         rows = JsonlRowSequence(file, self.codec, self.spaces)
-        rows[0]  # Reports errors that all rows have.
+        file.check(self.codec, self.spaces[1], rows.parse)
         return rows
 
 
@@ -70,8 +71,16 @@ class JsonlRowSequence(Sequence[Row]):
     def __getitem__(self, index: int | slice) -> Row | list[Row]:
         if isinstance(index, slice):
             return [self[position] for position in range(len(self))[index]]
-        observations, actions = self._spaces
         with self._file.record(index) as record:
-            text, observation = parse_observation(self._codec, record, observations)
-            action = parse_action(self._codec, record, actions)
-            return Row(observation=text, action=action, native_observation=observation)
+            return self.parse(record)
+
+    def parse(self, record: dict[str, Any]) -> Row:
+        """Return the row of a line's object.
+
+        Raises:
+            LookupError: If it has no observation or action, or one that is not of the environment.
+        """
+        observations, actions = self._spaces
+        text, observation = parse_observation(self._codec, record, observations)
+        action, _ = parse_action(self._codec, record, actions)
+        return Row(observation=text, action=action, native_observation=observation)

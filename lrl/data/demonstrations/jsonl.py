@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import gymnasium as gym
+import numpy as np
 
 from lrl.codecs.codec import TextCodec
 from lrl.data.demonstrations.minari import MinariDemonstrations
-from lrl.data.demonstrations.sources import Demonstrations
+from lrl.data.demonstrations.sources import Demonstrations, LazyDemonstrations
 from lrl.data.jsonl_lines import JsonlFile, parse_action, parse_observation, text_of
 from lrl.envs.factory import EnvFactory
+from lrl.functional.random import permutation
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.types import Demonstration, NativeTurn
 from lrl.whole_file import write_whole
+
+_CACHED = 2**15
+"""Number of demonstrations that are kept in memory."""
 
 
 class JsonlDemonstrations(Demonstrations):
@@ -28,7 +33,7 @@ class JsonlDemonstrations(Demonstrations):
     text is not changed. If actions are words, an action may also be given by its number in the action space. So the
     files of the original experiment, ``{"observation": ..., "action": ...}``, can be read. A policy that acts natively
     learns from lines whose observations are numbers. Prompts have no history, since lines do not say to which episode
-    they belong.
+    they belong. All lines are checked at the start and read when they are needed.
 
     Args:
         path: the file.
@@ -60,44 +65,82 @@ class JsonlDemonstrations(Demonstrations):
                     "must be another file."
                 )
 
-    def load(self, codec: TextCodec, policy: Policy) -> list[Demonstration]:
-        """Return one demonstration per selected line, native if the policy acts natively.
+    def load(self, codec: TextCodec, policy: Policy) -> JsonlTurns:
+        """Return one demonstration per selected line as a lazy sequence, native if the policy acts natively.
 
         Raises:
             ValueError: the file is missing, empty or too small, a line is not such an object, or it has an observation
                 or action that is not of the environment.
         """
-        file, demonstrations = JsonlFile(self.path, "demonstrations", self.num_rows, self.seed), []
-        parse = self._native if policy.response_format is None else self._text
-        for index in range(len(file)):
-            with file.record(index) as record:
-                demonstrations.append(parse(record, codec, policy))
-        return demonstrations
+        assert self._spaces is not None, "validate() comes first"
+        file = JsonlFile(self.path, "demonstrations", self.num_rows, self.seed)
+        turns = JsonlTurns(file, codec, policy, self._spaces)
+        file.check(codec, self._spaces[1], turns.parse, "response")
+        return turns
 
-    def _text(self, record: dict[str, Any], codec: TextCodec, policy: Policy) -> Demonstration:
+
+@final
+class JsonlTurns(LazyDemonstrations):
+    """Lazy sequence of the demonstrations in a file; those that were read last are kept in memory.
+
+    Args:
+        file: the selected lines.
+        codec: codec of the environment.
+        policy: formats responses, or acts natively.
+        native_spaces: native observation space, and action space, to whose bounds actions are clipped.
+    """
+
+    def __init__(
+        self, file: JsonlFile, codec: TextCodec, policy: Policy, native_spaces: tuple[gym.Space, gym.Space]
+    ) -> None:
+        self._file, self._codec, self._policy, self._spaces = file, codec, policy, native_spaces
+        self.parse = self._native if policy.response_format is None else self._text
+        """Function from a line's object to its demonstration; it raises ``LookupError`` for a wrong line."""
+        self._cache: dict[int, Demonstration] = {}
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+    def demonstration(self, index: int) -> Demonstration:
+        """Return the demonstration of a line."""
+        found = self._cache.get(index)
+        if found is None:
+            with self._file.record(index) as record:
+                found = self.parse(record)
+            if len(self._cache) >= _CACHED:
+                self._cache.pop(next(iter(self._cache)))
+            self._cache[index] = found
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the file's content, and which of its lines are demonstrated."""
+        return self._file.fingerprint
+
+    def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
+        """Return every index once, int64 ``(turn,)``."""
+        return permutation(len(self), "demonstrations", seed, epoch)
+
+    def _text(self, record: dict[str, Any]) -> Demonstration:
         """Return the demonstration of a line as the policy's prompts and responses are written."""
         if "observation" in record:
-            observation, _ = parse_observation(codec, record, self._native_spaces[0])
+            observation, _ = parse_observation(self._codec, record, self._spaces[0])
         else:
             observation = text_of(record, "observation", "prompt")
         if "response" in record:
             return Demonstration(observation, text_of(record, "response"))
-        action = parse_action(codec, record, self._native_spaces[1], "response")
+        action, _ = parse_action(self._codec, record, self._spaces[1], "response")
         reasoning = text_of(record, "reasoning") if record.get("reasoning") is not None else ""
-        return Demonstration(observation, policy.write(codec.action_to_text(action), reasoning))
+        return Demonstration(observation, self._policy.write(self._codec.action_to_text(action), reasoning))
 
-    def _native(self, record: dict[str, Any], codec: TextCodec, policy: Policy) -> Demonstration:
+    def _native(self, record: dict[str, Any]) -> Demonstration:
         """Return the demonstration of a line as native observation and action."""
-        observations, actions = self._native_spaces
-        text, observation = parse_observation(codec, record, observations)
+        observations, actions = self._spaces
+        text, observation = parse_observation(self._codec, record, observations)
         if observation is None:
-            raise LookupError(f"observation is {text!r}, which a {type(policy).__name__} cannot read; use a TextPolicy")
-        return Demonstration(native=NativeTurn(observation, parse_action(codec, record, actions)))
-
-    @property
-    def _native_spaces(self) -> tuple[gym.Space, gym.Space]:
-        assert self._spaces is not None, "validate() comes first"
-        return self._spaces
+            name = type(self._policy).__name__
+            raise LookupError(f"observation is {text!r}, which a {name} cannot read; use a TextPolicy")
+        return Demonstration(native=NativeTurn(observation, parse_action(self._codec, record, actions)[0]))
 
 
 def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path, digits: bool = False) -> int:

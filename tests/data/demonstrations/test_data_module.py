@@ -9,6 +9,7 @@ import pytest
 import torch
 from settings import made
 
+import lrl.data.demonstrations.jsonl as jsonl_module
 from lrl.codecs.babyai import BabyAICodec
 from lrl.codecs.grid import FrozenLakeCodec
 from lrl.codecs.numbers import NumberFormat
@@ -266,6 +267,31 @@ def test_integers_that_were_read_as_decimals_are_an_error(tmp_path, policy):
         source.load(env.codec, policy)
     path.write_text(json.dumps({"observation": "0.1,0.2,0.3", "action": "<action>2</action>"}))
     assert "<action>2.000</action>" in source.load(env.codec, policy)[0].response
+
+
+def test_lines_are_read_when_they_are_needed_and_few_are_kept(tmp_path, policy, monkeypatch):
+    monkeypatch.setattr(jsonl_module, "_CACHED", 4)
+    path = tmp_path / "demos.jsonl"
+    lines = [{"prompt": str(number), "response": "LEFT"} for number in range(10)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    turns = demonstrated(path, policy)
+    order = turns.shuffled_indices(0, 1).tolist()
+    assert sorted(order) == list(range(10)) and order != turns.shuffled_indices(0, 2).tolist()
+    assert [turns[index].observation for index in order] == [str(index) for index in order]
+    assert [*turns._cache] == order[-4:]
+    path.write_text("\n".join(map(json.dumps, [line | {"response": "DOWN!"} for line in lines])))
+    with pytest.raises(ValueError, match="line "):
+        turns[order[0]]
+    assert turns[order[-1]].response == "LEFT", "it was kept"
+
+
+def test_the_fingerprint_of_lines_follows_from_their_content_and_selection(tmp_path, policy):
+    path, copy, other = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "c.jsonl"))
+    for file, response in ((path, "LEFT"), (copy, "LEFT"), (other, "DOWN")):
+        file.write_text("\n".join(json.dumps({"prompt": str(n), "response": response}) for n in range(9)))
+    same, changed = (demonstrated(file, policy).fingerprint for file in (copy, other))
+    assert demonstrated(path, policy).fingerprint == same != changed
+    assert len({demonstrated(path, policy, num_rows=5, seed=seed).fingerprint for seed in (0, 1)} | {same}) == 3
 
 
 def test_settings_out_of_range_are_named():
