@@ -15,6 +15,16 @@ QWEN3_THINKING = (
     + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
 QWEN3_SILENT = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n\n</think>\n\n{% endif")
+NEMOTRON = (  # an empty reasoning before past responses
+    CHATML.replace("{{ m.content }}", "{{ '<think></think>' if m.role == 'assistant' }}{{ m.content }}").replace(
+        "assistant\n{% endif", "assistant\n<think>\n{% endif"
+    )
+)
+GLM = EACH + (
+    "<|{{ m.role }}|>\n{{ '<think></think>\n' if m.role == 'assistant' }}{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+ANSWER_TAG = CHATML.replace("assistant\n{% endif", "assistant\n<answer>{% endif")
 DEEPSEEK_R1 = (
     "{{ bos_token }}"
     + EACH

@@ -72,6 +72,8 @@ class LanguageModel(nn.Module):
         )
         model = load_base(self.config)
         prepare_vocabulary(model, self.tokenizer.tokenizer, self.config)
+        if self.config.added_tokens:
+            self._tokenizer = self.tokenizer.with_added_tokens()
         self.fingerprint = fingerprint(model)
         self.kernel, self.max_positions = kernel_of(model), max_positions(model)
         self.model = model if self.config.lora is None else attach_lora(model, self.config)

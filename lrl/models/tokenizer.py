@@ -7,7 +7,6 @@ import logging
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +46,10 @@ _SYSTEM, _USER, _RESPONSE, _AGAIN = _CHAT = (
 )
 """The conversation that a chat template is checked with."""
 _OTHER_TEMPLATES = "plain, content, chatml or the path of a Jinja file"
-_OPENING = re.compile(r"(?:<\w+>|[<\[\u25c1][\w:|]*(?:think|thought|reason)[\w:|]*[>\]\u25b7])\s*$", re.IGNORECASE)
-"""An open tag at the end of a text, as ``<think>``, ``[THINK]`` or Kimi's, which has triangles."""
+_OPENING = re.compile(
+    r"(?:[<\[\u25c1][\w:|]*(?:think|thought|reason)[\w:|]*[>\]\u25b7]|(?P<any><\w+>))\s*$", re.IGNORECASE
+)
+"""An open tag at the end of a text, as ``<think>``, ``[THINK]`` or Kimi's, which has triangles; or any other."""
 
 
 class ChatTokenizer:
@@ -72,7 +73,7 @@ class ChatTokenizer:
     """The open tag, with the whitespace after it, that the template writes at the end of a prompt; usually empty."""
 
     def __init__(self, tokenizer: Any, chat_template: str = "auto", end_ids: Iterable[int] = ()) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self._given = tokenizer, (chat_template, tuple(end_ids))
         self._template = _template_text(tokenizer, chat_template)
         self._cache: dict[str, list[int]] = {}
         self._framed: tuple[PromptTemplate, TextCodec, PromptFrame | None] | None = None
@@ -83,7 +84,7 @@ class ChatTokenizer:
         self._fault_of_turns = self._check_turns()
         self.eos_id: int | None = tokenizer.eos_token_id
         of_template = self._end_of_turn_id()
-        self._end_ids = {token for token in (of_template, self.eos_id, *end_ids) if token is not None}
+        self._end_ids = {token for token in (of_template, self.eos_id, *self._given[1]) if token is not None}
         self.pad_id: int = _pad_id(tokenizer, self._end_ids)
         if not self._end_ids:
             self._end_ids = {self.pad_id}
@@ -120,6 +121,10 @@ class ChatTokenizer:
                 f"tokenizer ({reason})."
             ) from error
         return cls(tokenizer, chat_template, () if of_gguf else configured_end_ids(where, tokenizer))
+
+    def with_added_tokens(self) -> ChatTokenizer:
+        """Return one that knows the tokens that were added to the tokenizer, which the template may end turns with."""
+        return ChatTokenizer(self.tokenizer, *self._given)
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer, with the chat template that was used."""
@@ -440,13 +445,10 @@ class ChatTokenizer:
         return None
 
     def _find_opening(self) -> str:
-        """Return the open tag at the end of a prompt that does not stand before a past response."""
-        prompt, before = self._render([_USER], True), self._before_response()
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(prompt, before or ""))
-        found = _OPENING.search(prompt[sum(1 for _ in same) :])
-        if found is None or (before is None and "think" not in found[0]):
-            return ""
-        return found[0]
+        """Return the open tag at the end of a prompt, if it is no tag of the speaker, as before past responses."""
+        found = _OPENING.search(self._render([_USER], True))
+        is_role = found is not None and found["any"] is not None and found["any"] in (self._before_response() or "")
+        return "" if found is None or is_role else found[0]
 
     def _end_of_turn_id(self) -> int | None:
         """Return the special token that the template puts after an assistant's turn; None if it puts none."""

@@ -11,7 +11,7 @@ import torch
 from lrl.codecs.grid import FrozenLakeCodec
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.models.generator import Responses
-from lrl.models.language_model import LanguageModelConfig
+from lrl.models.language_model import LanguageModel, LanguageModelConfig
 from lrl.models.tokenizer import ChatTokenizer
 from lrl.policies.head import HeadPolicy
 from lrl.policies.scoring import ScoringPolicy
@@ -35,6 +35,9 @@ FOLDERS = {
     "qwen_plain": ("qwen_base", odd.CHATML, "plain", ["<|im_end|>"], PLAIN, ["<|endoftext|>", "<|im_end|>"], ""),
     "qwen3_thinking": ("qwen", odd.QWEN3_THINKING, "auto", None, CHATML + "<think>\n", ["<|im_end|>"], "<think>\n"),
     "qwen3_silent": ("qwen", odd.QWEN3_SILENT, "auto", None, CHATML + "<think>\n\n</think>\n\n", ["<|im_end|>"], ""),
+    "nemotron": ("qwen", odd.NEMOTRON, "auto", None, CHATML + "<think>\n", ["<|im_end|>"], "<think>\n"),
+    "glm": ("qwen", odd.GLM, "auto", None, "<|system|>\nPlay.<|user|>\nrow 1<|assistant|>", ["<|im_end|>"], ""),
+    "answer_tag": ("qwen", odd.ANSWER_TAG, "auto", None, CHATML + "<answer>", ["<|im_end|>"], "<answer>"),
     "system_dropped": ("qwen", odd.DROPS_SYSTEM, "auto", None, MERGED, ["<|im_end|>"], ""),
     "one_turn": ("qwen", odd.ONE_TURN, "auto", None, CHATML, ["<|im_end|>"], ""),
     "raises_on_turns": ("qwen", odd.RAISES_ON_TURNS, "auto", None, CHATML, ["<|im_end|>"], ""),
@@ -149,7 +152,8 @@ def test_every_message_of_several_turns_is_in_the_prompt(saved, name):
     chat = saved(name)
     text = chat.tokenizer.decode(chat.encode_chat(TURNS))
     assert all(message["content"] in text for message in TURNS)
-    chat.check(PromptTemplate(history=2))
+    if chat.opening in ("", "<think>\n"):
+        chat.check(PromptTemplate(history=2))
     bos = FOLDERS[name][0] in ("llama3", "llama2", "adds_both", "gemma", "deepseek")
     assert chat.encode_chat(TURNS).count(chat.tokenizer.bos_token_id) == (1 if bos else text.count("<|endoftext|>"))
 
@@ -225,13 +229,14 @@ def test_a_folder_that_cannot_be_used_is_one_sentence(tmp_path, template, genera
             {"response_format": "direct"},
             "ends a prompt with '<think>', with which no response of the f",
         ),
+        ("nemotron", {"response_format": "direct"}, "ends a prompt with '<think>', with which no response of the f"),
+        ("answer_tag", {"response_format": "think_answer"}, "ends a prompt with '<answer>', with which no response"),
         ("deepseek_r1", {"response_format": "final_answer"}, "must be plain, content, chatml or the path of a Jinja"),
     ],
 )
 def test_prompts_that_the_template_cannot_write_are_refused_at_load(saved, name, template, message):
     with pytest.raises(ValueError, match=message):
         saved(name).check(PromptTemplate(**template))
-    saved(name).check(PromptTemplate())
 
 
 def test_a_conversation_that_the_template_would_cut_is_refused(saved):
@@ -363,6 +368,17 @@ def test_a_demonstration_ends_where_sampling_would(saved, tmp_path):
     for tail in ("<end_of_turn>", "<end_of_turn>\n<start_of_turn>user"):
         assert policy.encode_response(f"UP{tail}") == [*tokenizer.encode_text("UP"), end]
     assert {end, tokenizer.end_id} <= tokenizer.stop_ids()
+
+
+def test_an_added_token_that_ends_the_turns_of_the_template_ends_responses(tmp_path):
+    folder = odd.add_model(odd.save_odd_folder(tmp_path, "gpt2", None))
+    added = ["<|im_start|>", "<|im_end|>"]
+    model = LanguageModel(LanguageModelConfig(name=folder, chat_template="chatml", added_tokens=added))
+    model.configure()
+    end = model.tokenizer.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert model.tokenizer.end_id == end and model.tokenizer.stop_ids() == {end, model.tokenizer.eos_id}
+    ids = model.tokenizer.encode_chat([{"role": "user", "content": "so <|im_end|>"}])
+    assert ids.count(end) == 1
 
 
 def test_policies_check_the_template_when_they_are_configured(tmp_path):
