@@ -118,16 +118,15 @@ FOLDERS = {
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Return a function that loads the tokenizer of a folder, which is written once."""
+    """Return a function that loads the tokenizer of a folder; folder and tokenizer are made once."""
     made = {}
 
     def load(name):
         if name not in made:
             vocabulary, template, chat_template, generation, *_ = FOLDERS[name]
-            folder = tmp_path_factory.mktemp("odd") / name
-            made[name] = odd.save_odd_folder(folder, vocabulary, template, generation), chat_template
-        folder, chat_template = made[name]
-        return ChatTokenizer.from_pretrained(folder, chat_template)
+            folder = odd.save_odd_folder(tmp_path_factory.mktemp("odd") / name, vocabulary, template, generation)
+            made[name] = ChatTokenizer.from_pretrained(folder, chat_template)
+        return made[name]
 
     return load
 
@@ -145,6 +144,10 @@ def test_prompt_end_tokens_and_open_tag_are_those_of_the_files(saved, name):
     assert chat.tokenizer.convert_ids_to_tokens(sorted(chat.stop_ids())) == sorted(ends, key=chat.encode_text)
     assert chat.end_id in chat.stop_ids() and chat.tokenizer.convert_ids_to_tokens(chat.end_id) == ends[0]
     assert chat.opening == opening
+    observations = ["row 1", "so\nleft !!"]
+    alone = [chat.encode_chat([SYSTEM, {"role": "user", "content": text}]) for text in observations]
+    together = chat.encode_prompts(PromptTemplate(system="Play."), CODEC, [(text, ()) for text in observations], 999)
+    assert [ids for ids, _ in together] == alone
 
 
 @pytest.mark.parametrize("name", [name for name in FOLDERS if name not in ("one_turn", "raises_on_turns")])
@@ -251,8 +254,8 @@ def test_a_template_that_leaves_out_reasoning_is_told(saved, caplog):
     assert "leaves the reasoning of past turns and examples out of a prompt" in caplog.text
 
 
-def test_a_model_without_end_token_is_told(saved, caplog):
-    chat = saved("endless")
+def test_a_model_without_end_token_is_told(tmp_path, caplog):
+    chat = ChatTokenizer.from_pretrained(odd.save_odd_folder(tmp_path, "endless"), "plain")
     assert "tokenizer, chat template and generation_config.json name no end token" in caplog.text
     assert chat.stop_ids() == {chat.pad_id} == {chat.end_id}
 
