@@ -158,7 +158,7 @@ class TRPOModule(GradientModule):
         mask = batch.response_mask
         ratio = ((policy.logprobs - batch.old_logprobs) * mask).exp()
         objective = ratio * batch.advantages + self.ent_coef * policy.entropy
-        error = (ratio.detach() - 1).abs()[mask].max()
+        error = (ratio.detach() - 1).abs()[mask]
         metrics = {"train/entropy": policy.entropy.detach()[mask], "train/ratio_error": error}
         return TokenLoss(loss=-objective, metrics=metrics)
 

@@ -125,6 +125,21 @@ class RolloutDataModule(RunDataModule):
             return self._batch  # its loss is one sum, whatever the order
         return self._batch[self._members(self._batch, index)]
 
+    def sample(self, share: float, fewest: int, most: int) -> TurnBatch:
+        """Return some turns of this rank's collection, chosen at random, and no more than its minibatches have.
+
+        Turns with the same prompt are chosen together, which is cheaper to evaluate.
+
+        Args:
+            share: of the turns.
+            fewest: number of turns if there are so many, whatever their share.
+            most: number of turns.
+        """
+        assert self._batch is not None
+        count = min(max(int(share * len(self._batch)), fewest), most, -(-len(self._batch) // self.num_minibatches))
+        chosen = self._order(self._batch, self.num_epochs)[:count]  # of a pass that is not trained
+        return self._batch[chosen.to(self._batch.response_mask.device)]
+
     def _members(self, batch: TurnBatch, index: int) -> torch.Tensor:
         """Return the turns of minibatch ``index``, int64 ``(turn,)``."""
         epoch = index // self.num_minibatches

@@ -166,8 +166,8 @@ def grouped_gae(
     return out
 
 
-def shared_state_rate(state: Tensor, group: Tensor, active: Tensor) -> Tensor:
-    """Return the share of turns whose state another turn of their group observed too, float ``()``.
+def shared_states(state: Tensor, group: Tensor, active: Tensor) -> Tensor:
+    """Return which active turns have a state that another turn of their group observed too, bool ``(active turn,)``.
 
     Args:
         state: int64 ``(time, env)``.
@@ -175,7 +175,7 @@ def shared_state_rate(state: Tensor, group: Tensor, active: Tensor) -> Tensor:
         active: bool ``(time, env)``.
     """
     index = step_groups(state, group, active)[active]
-    return (torch.bincount(index)[index] > 1).float().mean()
+    return torch.bincount(index)[index] > 1
 
 
 def _is_last_turn(active: Tensor) -> Tensor:

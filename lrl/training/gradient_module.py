@@ -11,6 +11,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
 
+from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.functional.losses import normalise
 from lrl.models.liger import fuse_kernels
 from lrl.models.loading import fingerprint
@@ -29,6 +30,8 @@ from lrl.types import Credit, Evaluation, Rollout, TokenLoss
 
 _CHUNK = 256
 """Turns whose values are computed at a time."""
+_MEASURED_SHARE, _MEASURED = 1 / 8, (16, 64)
+"""Share of a collection's turns that ``train/update_kl`` is measured on, and the fewest and most of them."""
 
 
 class GradientModule(PolicyModule, ABC):
@@ -38,8 +41,8 @@ class GradientModule(PolicyModule, ABC):
         policy: what is trained.
         optimizer: the optimiser and its learning-rate schedule.
         loss_normalisation: how the loss of tokens becomes one number, see :func:`lrl.functional.losses.normalise`.
-        target_kl: the remaining minibatches of a collection are no-op steps once the mean KL(old || new) of one, as
-            ``train/approx_kl`` estimates it, exceeds this many nats; None never stops.
+        target_kl: the remaining minibatches of a collection are no-op steps once the mean KL(old || new) of one, over
+            the tokens of all ranks and as ``train/approx_kl`` estimates it, exceeds this many nats; None never stops.
         init_from: checkpoint, folder or hub name whose *weights only* the run starts from.
     """
 
@@ -132,7 +135,8 @@ class GradientModule(PolicyModule, ABC):
         sizes = () if self.loss_normalisation == "sum" else step_sizes(self, mask)
         if len(batch) == 0:
             loss = no_op_loss(self.policy, batch)
-            self._check_target_kl(loss.detach())
+            self.record("train/loss", loss)  # ranks with turns divide theirs by the mean number over all ranks
+            self._check_target_kl(loss.new_zeros(0))
             return loss
         policy = self.policy.evaluate(batch, self.dropout_seed)
         tokens = self.loss(batch, policy)
@@ -142,15 +146,49 @@ class GradientModule(PolicyModule, ABC):
         return loss
 
     def _check_target_kl(self, approx_kl: Tensor | None) -> None:
-        """Make the rest of the collection no-op steps, on all ranks or on none, if the policy has moved too far."""
+        """Make the rest of the collection no-op steps, on all ranks or on none, if the policy has moved too far.
+
+        Args:
+            approx_kl: estimates at the sampled tokens of this rank, ``(sampled token,)``.
+        """
         if self.target_kl is not None:
             assert approx_kl is not None
-            self.skip_updates = bool(self.reduce_sum(approx_kl) / self.world_size > self.target_kl)
+            total, count = self.reduce_sum(torch.stack([approx_kl.sum(), approx_kl.new_tensor(float(len(approx_kl)))]))
+            self.skip_updates = bool(total > self.target_kl * count)
 
     def record_all(self, metrics: Mapping[str, Tensor]) -> None:
-        """Add values to the means that are logged at the end of this collection."""
+        """Add values to the means that are logged at the end of this collection.
+
+        ``train/ratio_error`` is the exception: the largest one of the first minibatch, which shows whether sampling and
+        training agree, is logged under this name, the largest one of all minibatches as ``train/ratio_error_max``.
+        """
         for name, values in metrics.items():
-            self.record(name, values)
+            if name != "train/ratio_error":
+                self.record(name, values)
+                continue
+            self.record_maximum("train/ratio_error_max", values)
+            if self._trainer is None or self.trainer.fit_loop.epoch_loop.batch_idx <= 0:
+                self.record_maximum(name, values)
+
+    @torch.no_grad()
+    def _measure_update(self) -> None:
+        """Record ``train/update_kl`` after the last minibatch of a collection; all ranks must call it.
+
+        It is ``r - 1 - log r`` at the sampled tokens, as ``train/approx_kl``, but by the weights that the next
+        collection is sampled with: before the first optimiser step of a collection that one is 0. One pass without
+        gradient over a sample of the turns, no more than a minibatch has.
+        """
+        data = self.run_data
+        if not isinstance(data, RolloutDataModule):
+            return
+        sample = data.sample(_MEASURED_SHARE, *_MEASURED)
+        with self.trainer.precision_plugin.forward_context():
+            if len(sample) == 0:
+                no_op_loss(self.policy, sample)
+                return
+            policy = self.policy.evaluate(sample)
+        log_ratio = (policy.logprobs - sample.old_logprobs)[sample.response_mask]
+        self.record("train/update_kl", log_ratio.exp() - 1 - log_ratio)
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
@@ -227,8 +265,10 @@ class GradientModule(PolicyModule, ABC):
         if self.skip_updates and optimizer_closure is not None:
             optimizer_closure()
             self.finite_steps.forget()
-            return
-        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        else:
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        if batch_idx + 1 >= self.trainer.num_training_batches:
+            self._measure_update()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Differentiate a loss; one that is not finite makes all gradients so, on every rank."""

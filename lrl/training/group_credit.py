@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from lrl.functional.step_groups import grouped_gae, shared_state_rate, step_advantages, turn_numbers
+from lrl.functional.step_groups import grouped_gae, shared_states, step_advantages, turn_numbers
 from lrl.ranges import ClosedUnitInterval, NonNegativeFloat, check_fields
 from lrl.types import Rollout
 
@@ -90,7 +90,7 @@ class GroupCreditConfig:
         """Return what tells whether states can be compared, to be logged by name; empty unless ``needs_states``."""
         if not self.needs_states:
             return {}
-        return {"rollout/shared_state_rate": shared_state_rate(_states(rollout), rollout.group, rollout.active)}
+        return {"rollout/shared_state_rate": shared_states(_states(rollout), rollout.group, rollout.active)}
 
 
 def _states(rollout: Rollout) -> Tensor:

@@ -1,4 +1,4 @@
-"""Means of what a collection records."""
+"""Means and maxima of what a collection records."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from torchmetrics import Metric
 from lrl.functional.distributed import all_gather_objects
 
 State = dict[str, Any]
-"""``names``, and the tensors of :meth:`torchmetrics.Metric.state_dict`; empty where nothing was recorded."""
+"""``names``, the tensors of :meth:`torchmetrics.Metric.state_dict` and ``maxima``; empty where nothing was recorded."""
 
 _PENDING = 500
 """Records that wait until they are added to the states together."""
 
 
 class MetricMeans(Metric):
-    """Means by name, over all ranks, of what was recorded since they were last asked for.
+    """Means or maxima by name, over all ranks, of what was recorded since they were last asked for.
+
+    A mean weighs every recorded value alike, whichever rank and minibatch it comes from.
 
     One metric with a sum and a count per name, instead of one :class:`torchmetrics.MeanMetric` per name: those cost a
     tenth of a small network's training step. What is recorded stays on its device until the mean is asked for.
@@ -35,7 +37,9 @@ class MetricMeans(Metric):
             self.add_state(state, torch.zeros(0, dtype=torch.float64), dist_reduce_fx="sum")
         self._rows: dict[str, int] = {}
         """Where each name stands in the states."""
+        self._maxima: dict[str, Tensor] = {}
         self._recorded: list[tuple[str, Tensor, int]] = []
+        """Name, sum and number of values; for a maximum the number is 0."""
         self._settled: list[tuple[str, Tensor, int]] = []
         """What counts, and is not in the states yet: many minibatches are added at once."""
 
@@ -43,6 +47,11 @@ class MetricMeans(Metric):
         """Add values of any shape, which count from the next :meth:`settle` on."""
         if values.numel():
             self._recorded.append((name, values.detach().sum(dtype=torch.float64), values.numel()))
+
+    def record_maximum(self, name: str, values: Tensor) -> None:
+        """Add values of any shape, of which the largest is returned, from the next :meth:`settle` on."""
+        if values.numel():
+            self._recorded.append((name, values.detach().max().double(), 0))
 
     def settle(self) -> None:
         """Count what was recorded."""
@@ -52,9 +61,12 @@ class MetricMeans(Metric):
             self._add_settled()
 
     def _add_settled(self) -> None:
-        if self._settled:
-            names, totals, counts = zip(*self._settled, strict=True)
-            self._settled.clear()
+        for name, value, _ in (record for record in self._settled if record[2] == 0):
+            self._maxima[name] = torch.maximum(self._maxima.get(name, value), value)
+        settled = [record for record in self._settled if record[2] > 0]
+        self._settled.clear()
+        if settled:
+            names, totals, counts = zip(*settled, strict=True)
             self.update(names, torch.stack([total.to(self.device) for total in totals]), torch.tensor(counts))
 
     def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> None:
@@ -71,16 +83,21 @@ class MetricMeans(Metric):
         return dict(zip(self._rows, self.totals / self.counts, strict=True))
 
     def flush(self) -> dict[str, float]:
-        """Return the means and forget everything. All ranks must call it, whatever each has recorded."""
+        """Return the means and maxima, and forget them. All ranks must call it, whatever each has recorded."""
         self.settle()
         self._add_settled()
-        names = sorted(set().union(*all_gather_objects(list(self._rows))))
-        if not names:
-            return {}
-        self._arrange(names)
-        means = {name: float(mean) for name, mean in self.compute().items()}
+        own_maxima = {name: float(value) for name, value in self._maxima.items()}
+        ranks = all_gather_objects((list(self._rows), own_maxima))
+        names = sorted(set().union(*(rows for rows, _ in ranks)))
+        maxima: dict[str, float] = {}
+        for name, value in (item for _, items in ranks for item in items.items()):
+            maxima[name] = max(maxima.get(name, value), value)
+        means: dict[str, float] = {}
+        if names:
+            self._arrange(names)
+            means = {name: float(mean) for name, mean in self.compute().items()}
         self.reset()
-        return means
+        return means | maxima
 
     def _arrange(self, names: list[str]) -> None:
         """Put the states into the order of ``names``, in which all ranks agree; what was not recorded counts 0."""
@@ -98,18 +115,20 @@ class MetricMeans(Metric):
         """Forget everything that was recorded."""
         super().reset()
         self._rows.clear()
+        self._maxima.clear()
         self._recorded.clear()
         self._settled.clear()
 
     def state(self) -> State:
         """Return what this rank has recorded, on the CPU."""
         self._add_settled()
-        if not self._rows:
+        if not (self._rows or self._maxima):
             return {}
         self.persistent(True)  # not when the module that it belongs to is saved: a checkpoint holds every rank's
         tensors = {name: tensor.cpu() for name, tensor in self.state_dict().items()}
         self.persistent(False)
-        return {"names": list(self._rows), "tensors": tensors}
+        maxima = {name: float(value) for name, value in self._maxima.items()}
+        return {"names": list(self._rows), "tensors": tensors, "maxima": maxima}
 
     def load(self, state: State) -> None:
         """Take what :meth:`state` returned."""
@@ -118,3 +137,5 @@ class MetricMeans(Metric):
             self.load_state_dict(state["tensors"])
             self.to(self.device)
             self._rows.update((name, row) for row, name in enumerate(state["names"]))
+            for name, value in state["maxima"].items():
+                self._maxima[name] = torch.tensor(value, dtype=torch.float64, device=self.device)

@@ -118,6 +118,10 @@ class RunModule(L.LightningModule, ABC):
         """Add values, of any shape, to the mean that is logged under ``name`` at the end of this collection."""
         self._means.record(name, values)
 
+    def record_maximum(self, name: str, values: Tensor) -> None:
+        """Add values, of any shape, to the maximum that is logged under ``name`` at the end of this collection."""
+        self._means.record_maximum(name, values)
+
     def forget(self) -> None:
         """Drop what was recorded of a collection that was interrupted and is made again."""
         self._means.reset()
@@ -132,7 +136,7 @@ class RunModule(L.LightningModule, ABC):
         self.deferred_signals.__exit__()
 
     def flush(self) -> dict[str, float]:
-        """Return the means over ranks of what was recorded, and forget it; all ranks must call it."""
+        """Return the means and maxima over ranks of what was recorded, and forget it; all ranks must call it."""
         return self._means.flush()
 
     def _metric_states(self) -> list[State]:

@@ -11,7 +11,7 @@ from lrl.functional.step_groups import (
     discounted_returns,
     grouped_gae,
     grouped_values,
-    shared_state_rate,
+    shared_states,
     step_advantages,
     step_groups,
     turn_numbers,
@@ -171,7 +171,7 @@ def test_a_state_that_nobody_else_saw_gets_step_advantage_zero(scale):
     told, _ = turns([[(1, 0.0), (2, 1.0)], [(1, 0.0), (3, 5.0)], [(4, 0.0)]], [0, 0, 1])
     found = step_advantages(*told, gamma=0.9, scale=scale)
     assert bool(found[0, :2].all()) and not found[1].any() and not found[0, 2]
-    assert float(shared_state_rate(*told[1:])) == pytest.approx(2 / 5)
+    assert float(shared_states(*told[1:]).float().mean()) == pytest.approx(2 / 5)
 
 
 @pytest.mark.parametrize("scale", SCALES)

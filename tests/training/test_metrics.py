@@ -1,9 +1,16 @@
-"""Means of what a collection records: one metric of torchmetrics."""
+"""Means of what a collection records, one metric of torchmetrics; and what a run records."""
 
+import numpy as np
 import pytest
 import torch
+from network_runs import KEYS
+from network_runs import network as mlp
+from settings import made
+from tiny_runs import batch_of, grpo, make_trainer, network, on_two_ranks, rollout_data, save_tiny_model
 from torchmetrics import Metric
 
+from lrl.algorithms.grpo import GRPOModule
+from lrl.envs.factory import GymnasiumEnvs
 from lrl.training.metrics import MetricMeans
 
 
@@ -33,6 +40,17 @@ def test_a_mean_is_over_all_values_of_a_name_whatever_their_shapes(means):
     assert means.flush() == {}
 
 
+def test_of_a_maximum_the_largest_value_is_returned_and_one_that_does_not_count_yet_is_dropped(means):
+    for value in ([1.0, 4.0], [2.0], []):
+        means.record_maximum("m", torch.tensor(value))
+    means.settle()
+    state = means.state()
+    means.record_maximum("m", torch.tensor(9.0))
+    assert state["maxima"] == {"m": 4.0}
+    means.load(state)
+    assert means.flush() == {"m": 4.0} and means.flush() == {}
+
+
 def test_what_is_not_settled_is_not_in_the_state(means):
     means.record("a", torch.tensor([1.0, 3.0]))
     assert means.state() == {}
@@ -47,12 +65,15 @@ def test_what_is_not_settled_is_not_in_the_state(means):
 
 def test_a_state_survives_a_checkpoint_exactly_and_goes_on(tmp_path):
     means = settled(a=[1.0, 1e-9], b=[0.1, 0.2, 0.3])
+    means.record_maximum("m", torch.tensor([0.3, 0.1]))
+    means.settle()
     torch.save(means.state(), tmp_path / "state.pt")
     again = MetricMeans()
     again.load(torch.load(tmp_path / "state.pt", weights_only=True))
     for each in (means, again):
         each.record("c", torch.tensor(4.0))
         each.record("b", torch.tensor(0.7))
+        each.record_maximum("m", torch.tensor(0.2))
     assert again.flush() == means.flush() != {}
 
 
@@ -80,7 +101,7 @@ def test_sums_stay_in_double_precision_whatever_the_weights_become(convert):
 
 def test_ranks_that_recorded_different_names_or_nothing_are_reduced_together(monkeypatch):
     ranks = [settled(b=[1.0, 2.0], a=[5.0]), settled(c=[10.0], b=[6.0]), MetricMeans()]
-    names = [["b", "a"], ["c", "b"], []]
+    names = [(["b", "a"], {"m": 1.0}), (["c", "b"], {"m": 3.0, "n": -1.0}), ([], {})]
     for rank in ranks:
         rank.state()  # adds what was settled
     monkeypatch.setattr("lrl.training.metrics.all_gather_objects", lambda own: names)
@@ -91,7 +112,7 @@ def test_ranks_that_recorded_different_names_or_nothing_are_reduced_together(mon
         gathered = iter(states.values())  # in the order of the states
         rank.distributed_available_fn = lambda: True
         rank.dist_sync_fn = lambda tensor, group=None, gathered=gathered: next(gathered)
-        assert rank.flush() == {"a": 5.0, "b": 3.0, "c": 10.0}
+        assert rank.flush() == {"a": 5.0, "b": 3.0, "c": 10.0, "m": 3.0, "n": -1.0}
 
 
 def test_recording_in_inference_mode_does_not_stop_recording_outside(means):
@@ -114,3 +135,55 @@ def test_adding_many_records_at_once_changes_no_bit():
         often.state()
         assert len(seldom._settled) <= 501
     assert often.flush() == seldom.flush()
+
+
+# -- what a run records ----------------------------------------------------------------------------------------------
+
+
+def test_after_the_only_minibatch_the_update_is_measured_by_the_new_weights(tmp_path):
+    """Before it, the policy is the one that sampled: the estimate of the minibatch is 0."""
+    module, data = grpo(save_tiny_model(tmp_path / "tiny")), rollout_data("prompts", num_epochs=1, num_minibatches=1)
+    trainer = make_trainer(tmp_path, max_epochs=1)
+    trainer.fit(module, datamodule=data)
+    ((_, row),) = trainer.logger.rows
+    turns = data.minibatch(0)
+    with torch.no_grad():
+        log_ratio = (module.policy.evaluate(turns).logprobs - turns.old_logprobs)[turns.response_mask]
+    assert row["train/approx_kl"] == pytest.approx(0, abs=1e-6)
+    assert row["train/update_kl"] == pytest.approx(float((log_ratio.exp() - 1 - log_ratio).mean()), rel=1e-5)
+    assert row["train/update_kl"] > 1e-4
+
+
+def test_the_ratio_error_is_that_of_the_first_minibatch_and_its_maximum_has_a_name_of_its_own(tmp_path):
+    module, data = network(tmp_path), rollout_data("network", num_epochs=2, num_minibatches=2)
+    trainer = make_trainer(tmp_path, max_epochs=2)
+    trainer.fit(module, datamodule=data)
+    for _, row in trainer.logger.rows:
+        assert row["train/ratio_error"] < 1e-5 < 1e-3 < row["train/ratio_error_max"]
+        assert row["train/update_kl"] > 0
+
+
+@pytest.mark.parametrize(("target_kl", "stops"), [(0.15, True), (0.25, False)])
+def test_the_target_is_compared_with_the_mean_over_the_tokens_of_all_ranks_of_which_one_may_have_none(
+    target_kl, stops, monkeypatch
+):
+    """A log-ratio of 0.6 at every token is 0.222 nats."""
+    monkeypatch.setattr(GRPOModule, "world_size", 2)
+    env = GymnasiumEnvs("CartPole-v1")
+    modules = [made(GRPOModule, mlp(env, scale=1.0), target_kl=target_kl) for _ in range(2)]
+    turns = batch_of(modules[0].policy.act([np.zeros(4)] * 3, [()] * 3, KEYS))
+    turns = turns.replace(old_logprobs=turns.old_logprobs - 0.6)
+
+    def step(rank, reduce):
+        modules[rank].reduce_sum = reduce
+        modules[rank].step(turns if rank == 0 else turns[:0])
+        return modules[rank].skip_updates
+
+    assert on_two_ranks(step) == [stops, stops]
+    states = [module._means for module in modules]
+    for means in states:
+        means.settle()
+        means.state()
+    counts = [dict(zip(means._rows, means.counts.tolist(), strict=True)) for means in states]
+    assert counts[0]["train/approx_kl"] == 3 and "train/approx_kl" not in counts[1]
+    assert counts[0]["train/loss"] == counts[1]["train/loss"] == 1
