@@ -6,6 +6,7 @@ from abc import ABC
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lrl.data.run_data import RunDataModule
@@ -32,6 +33,7 @@ class PolicyModule(RunModule, ABC):
         super().__init__()
         self.policy = policy
         self._configured = False
+        self._generator_state = torch.get_rng_state()
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
@@ -51,10 +53,17 @@ class PolicyModule(RunModule, ABC):
             add_examples(self.policy, data.env)
 
     def configure_model(self) -> None:
-        """Load the weights; a second call does nothing."""
+        """Load the weights; a second call does nothing.
+
+        Weights without an ``init_seed`` of their own are initialised by torch's generator as it was when the module was
+        made. Until now a strategy for several ranks may have seeded it again, and the run on one device would start
+        from other weights.
+        """
         if not self._configured:
             self._configured = True
-            self.policy.configure()
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(self._generator_state)
+                self.policy.configure()
 
     @property
     def overwritten_names(self) -> set[str]:

@@ -11,6 +11,7 @@ from torchmetrics import Metric
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.policies.mlp import MLPPolicy
 from lrl.training.metrics import MetricMeans
 
 
@@ -187,3 +188,19 @@ def test_the_target_is_compared_with_the_mean_over_the_tokens_of_all_ranks_of_wh
     counts = [dict(zip(means._rows, means.counts.tolist(), strict=True)) for means in states]
     assert counts[0]["train/approx_kl"] == 3 and "train/approx_kl" not in counts[1]
     assert counts[0]["train/loss"] == counts[1]["train/loss"] == 1
+
+
+def test_initial_weights_without_a_seed_of_their_own_are_the_same_on_one_rank_and_on_several():
+    """A strategy for several ranks seeds torch's generator again before the weights are made."""
+    weights = []
+    for seeded_again in (False, True):
+        torch.manual_seed(3)
+        policy, env = MLPPolicy((8,)), GymnasiumEnvs("CartPole-v1")
+        module = GRPOModule(policy)
+        policy.connect(env.codec)
+        policy.connect_spaces(*env.spaces)
+        if seeded_again:
+            torch.manual_seed(3)
+        module.configure_model()
+        weights.append(policy.actor[0].weight)
+    assert torch.equal(*weights)
