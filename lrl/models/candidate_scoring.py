@@ -32,20 +32,42 @@ class Prefixes:
     Attributes:
         ids: the last token of each prefix but the empty one, int64 ``(prefix,)``.
         depths: the length of each, int64 ``(prefix,)``.
+        parents: the place in ``ids`` of each without its last token, -1 for the empty one, int64 ``(prefix,)``.
         visible: which prefixes each attends to, bool ``(prefix, prefix)``.
         before: the number of the prefix before each token of a candidate, int64 ``(candidate, token)``.
     """
 
     def __init__(self, candidates: Sequence[Sequence[int]], width: int, device: torch.device) -> None:
-        number: dict[tuple[int, ...], int] = {(): 0}
-        texts = [tuple(candidate) for candidate in candidates]
-        before = [[number.setdefault(text[:n], len(number)) for n in range(len(text))] for text in texts]
-        self.before = torch.tensor([row + [0] * (width - len(row)) for row in before], device=device)
-        prefixes = list(number)[1:]
-        self.ids = torch.tensor([text[-1] for text in prefixes], dtype=torch.long, device=device)
-        self.depths = torch.tensor([len(text) for text in prefixes], dtype=torch.long, device=device)
-        rows = [[text[: len(other)] == other for other in prefixes] for text in prefixes]
-        self.visible = torch.tensor(rows, dtype=torch.bool, device=device)
+        number: dict[tuple[int, int], int] = {}  # of each prefix, by that of its parent and its last token
+        depths, before = [0], []
+        for candidate in candidates:
+            row = [0] * min(len(candidate), 1)
+            for token in candidate[:-1]:
+                key = row[-1], token
+                if key not in number:
+                    number[key] = len(depths)
+                    depths.append(len(row))
+                row.append(number[key])
+            before.append(row + [0] * (width - len(row)))
+        self.before = torch.tensor(before, device=device)
+        self.ids = torch.tensor([token for _, token in number], dtype=torch.long, device=device)
+        self.depths = torch.tensor(depths[1:], dtype=torch.long, device=device)
+        self.parents = torch.tensor([parent for parent, _ in number], dtype=torch.long, device=device) - 1
+        self.visible = visible_prefixes(self.parents, self.depths)
+
+
+def visible_prefixes(parents: Tensor, depths: Tensor) -> Tensor:
+    """Return which prefixes each attends to, itself and those that it begins with, bool ``(prefix, prefix)``.
+
+    Args:
+        parents: the place of each without its last token, -1 for the empty one, int64 ``(prefix,)``.
+        depths: the length of each, int64 ``(prefix,)``.
+    """
+    visible = torch.eye(len(parents), dtype=torch.bool, device=parents.device)
+    for depth in range(2, max(depths.tolist(), default=0) + 1):
+        some = (depths == depth).nonzero()[:, 0]
+        visible[some] |= visible[parents[some]]
+    return visible
 
 
 @torch.no_grad()

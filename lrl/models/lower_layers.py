@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, final
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lrl.models.attention import Attention, bare, compute_dtype, is_exact, is_halved, kernel_of, positions_interact
+from lrl.models.candidate_scoring import visible_prefixes
 from lrl.models.fixed_batches import Shape, fixed_batches
 from lrl.models.forward import logits_of
 from lrl.models.frozen_layers import frozen_depth, has_dropout, lower_parameters, trained_layers
@@ -165,11 +166,11 @@ class LowerLayers:
                 columns = [[functional.pad(part, (0, 0, 0, before - part.shape[1])) for part in pair] for pair in layer]
                 pairs.append((torch.stack([k for k, _ in columns]), torch.stack([v for _, v in columns])))
             seen = torch.zeros(len(rows), width, before + width, dtype=torch.bool, device=device)
+            own_tokens = cache(partial(_own_tokens, device=device))
             for row, one, length in ((row, after[n], lengths[n]) for row, n in enumerate(rows)):
                 seen[row, :, :length] = True
                 size = len(one.ids)
-                own = seen.new_ones(size, size).tril() if one.visible is None else seen.new_tensor(one.visible)
-                seen[row, :size, before : before + size] = own
+                seen[row, :size, before : before + size] = own_tokens(one)
             starts = torch.tensor([lengths[n] for n in rows], device=device)[:, None]
             positions = starts + batch.rectangle([one.places for one in after], device)
             states = lower.read_after(pairs, batch.rectangle([one.ids for one in after], device), positions, seen)
@@ -196,6 +197,14 @@ class LowerLayers:
         self._kept.clear()
         self._prompts.clear()
         self._place_matters.clear()
+
+
+def _own_tokens(one: Continuation, device: torch.device) -> Tensor:
+    """Return which tokens of a continuation each attends to, bool ``(token, token)``."""
+    if one.parents is None:
+        return torch.ones(len(one.ids), len(one.ids), dtype=torch.bool, device=device).tril()
+    parents, places = (torch.tensor(part, device=device) for part in (one.parents, one.places))
+    return visible_prefixes(parents, places + 1)
 
 
 def _joined(

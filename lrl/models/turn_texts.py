@@ -16,8 +16,9 @@ class Continuation(NamedTuple):
     ids: tuple[int, ...]
     places: tuple[int, ...]
     """Position of each token, counted from the end of the prompt."""
-    visible: tuple[tuple[bool, ...], ...] | None = None
-    """Which of the others each token attends to; None is all earlier ones."""
+    parents: tuple[int, ...] | None = None
+    """Index of the token before each, -1 for the end of the prompt, where they are prefixes of several texts; None is
+    for one text, whose tokens attend to all earlier ones."""
 
 
 Turns = tuple[Sequence[Sequence[int]], Sequence[Continuation]]
@@ -49,5 +50,5 @@ def continued(prompts: Tensor, mask: Tensor, prefixes: Prefixes) -> Turns:
     """
     texts = [row[:length] for row, length in zip(prompts.tolist(), mask.sum(1).tolist(), strict=True)]
     ids, places = (tuple(part.tolist()) for part in (prefixes.ids, prefixes.depths - 1))
-    after = Continuation(ids, places, tuple(tuple(row) for row in prefixes.visible.tolist()))
+    after = Continuation(ids, places, tuple(prefixes.parents.tolist()))
     return texts, [after] * len(texts)

@@ -1,5 +1,7 @@
 """The policy that chooses: what it says of an action is what the model says of the action's text."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
+from lrl.models.candidate_scoring import Prefixes
 from lrl.models.language_model import LanguageModelConfig, LoRAConfig
 from lrl.models.value_head import ValueHeadConfig
 from lrl.policies.scoring import ScoringPolicy
@@ -354,3 +357,20 @@ def test_each_group_is_as_wide_as_its_longest_prompt(folder, monkeypatch):
 def test_length_groups_must_be_positive(folder):
     with pytest.raises(ValueError, match=r"policy.length_groups is 0; it must be at least 1\."):
         ready(folder, length_groups=0)
+
+
+def test_prefixes_are_those_that_comparing_all_texts_finds_in_linear_time():
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(0, 4, size).tolist() for size in rng.integers(1, 6, 60)] + [[]]
+    prefixes = Prefixes(texts, 5, torch.device("cpu"))
+    number = {(): 0}
+    before = [[number.setdefault(tuple(text[:n]), len(number)) for n in range(len(text))] for text in texts]
+    assert prefixes.before.tolist() == [row + [0] * (5 - len(row)) for row in before]
+    found = [*number][1:]
+    assert prefixes.ids.tolist() == [text[-1] for text in found] and prefixes.depths.tolist() == [*map(len, found)]
+    assert prefixes.visible.tolist() == [[text[: len(other)] == other for other in found] for text in found]
+    assert prefixes.parents.tolist() == [number[text[:-1]] - 1 for text in found]
+    many = [rng.integers(0, 1000, 3).tolist() for _ in range(2000)]
+    started = time.process_time()
+    assert len(Prefixes(many, 3, torch.device("cpu")).ids) > 2800
+    assert time.process_time() - started < 0.5  # seconds; comparing all pairs took more than one
