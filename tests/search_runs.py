@@ -66,26 +66,29 @@ def train_to_search(run):
 
 
 class StopAt(L.Callback):
-    """Ends a run inside a proposal, without a checkpoint."""
+    """Ends a run before a proposal, without a checkpoint."""
+
+    def __init__(self, played):
+        self.played = played
+
+    def on_train_epoch_start(self, trainer, *_):
+        if trainer.datamodule.played == self.played:
+            raise KeyboardInterrupt
+
+
+class KillAt(L.Callback):
+    """Kills the process after a proposal, before its episodes."""
 
     def __init__(self, played):
         self.played = played
 
     def on_train_batch_start(self, trainer, *_):
         if trainer.datamodule.played == self.played:
-            raise KeyboardInterrupt
-
-
-class KillAt(StopAt):
-    """Kills the process."""
-
-    def on_train_batch_start(self, trainer, *_):
-        if trainer.datamodule.played == self.played:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class SignalAt(StopAt):
-    """Sends SIGTERM inside a step."""
+class SignalAt(KillAt):
+    """Sends SIGTERM there."""
 
     def on_train_batch_start(self, trainer, *_):
         if trainer.datamodule.played == self.played:

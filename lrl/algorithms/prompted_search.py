@@ -72,13 +72,17 @@ class PromptedSearchModule(PolicyModule):
         self.best = -1
         """Index of the best trial; -1 before the first."""
         self._envs: VectorEnv | None = None
+        self._proposed: tuple[np.ndarray, float] | None = None
+        self._state_before: dict[str, Any] | None = None
+        """State of the searcher before a proposal that it is asked for; None at all other times."""
 
     # -- one training step ------------------------------------------------------------------------------------------
 
     def training_step(self, index: int) -> None:
         """Ask for proposal ``index``, or sample a warm-up policy where it is negative, and play it."""
-        data, started = self._data, time.monotonic()
-        parameters = self._warm_up_policy(index) if index < 0 else self._proposal(index)
+        data = self._data
+        # A run that resumes within an epoch does not begin it.
+        (parameters, seconds), self._proposed = self._proposed or self._propose(index), None
         proposed = time.monotonic()
         trial = self._play_proposal(parameters, index)
         self.searcher.tell(trial)
@@ -86,16 +90,30 @@ class PromptedSearchModule(PolicyModule):
         self._keep(trial, index)
         tokens = costs.get("prompt_tokens", 0) + costs.get("completion_tokens", 0)
         data.tick(trial.env_steps, len(trial.returns), tokens)
-        self._record(trial, costs | {"proposal_seconds": proposed - started}, time.monotonic() - proposed)
+        self._record(trial, costs | {"proposal_seconds": seconds}, time.monotonic() - proposed)
+
+    def _propose(self, index: int) -> tuple[np.ndarray, float]:
+        """Return the parameters of proposal ``index``, ``(parameter,)``, and the seconds that it took."""
+        started = time.monotonic()
+        parameters = self._warm_up_policy(index) if index < 0 else self._proposal(index)
+        return parameters, time.monotonic() - started
 
     def _proposal(self, index: int) -> np.ndarray:
         """Return proposal ``index`` of the searcher, ``(parameter,)``; replies are kept if it fails."""
         try:
-            return self.searcher.ask()
+            self._state_before = self.searcher.state_dict()
+            proposal = self.interruption.attempt(self._ask)
+            self._state_before = None
+            return proposal
         except Exception:
             self._keep_replies(index)
             self._log_usage()
             raise
+
+    def _ask(self) -> np.ndarray:
+        """Ask the searcher; a signal does not wait until a language model has replied."""
+        with self.interruption.abandonable():
+            return self.searcher.ask()
 
     def _keep_replies(self, index: int) -> None:
         """Add a line to ``proposals.jsonl`` with the replies to a proposal that ends the run: it has no parameters."""
@@ -218,10 +236,16 @@ class PromptedSearchModule(PolicyModule):
         self._log_usage()
 
     def on_train_epoch_start(self) -> None:
-        """Validate after the last proposal, however many there are."""
-        last = self._data.played + 1 >= self._data.num_policies
+        """Validate after the last proposal, however many there are, and propose what the epoch plays.
+
+        Here a checkpoint is one between two epochs, so that a signal may break the proposal off.
+        """
+        data = self._data
+        last = data.played + 1 >= data.num_policies
         if last and self.trainer.check_val_every_n_epoch is not None:
             self.trainer.check_val_every_n_epoch = 1
+        if not data.finished:
+            self._proposed = self._propose(data.played - data.warmup)
 
     def on_train_epoch_end(self) -> None:
         """Log once per policy, and end the run after the last one."""
@@ -241,7 +265,10 @@ class PromptedSearchModule(PolicyModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the trials and the state of the searcher."""
         super().on_save_checkpoint(checkpoint)
-        state = {"kind": type(self.searcher).__name__, "searcher": self.searcher.state_dict()}
+        searcher = self.searcher.state_dict()
+        if self._state_before is not None:  # the proposal is asked for again, what was spent on it counts
+            searcher = self._state_before | {name: searcher[name] for name in ("usage",) if name in searcher}
+        state = {"kind": type(self.searcher).__name__, "searcher": searcher}
         checkpoint["lrl"]["search"] = {"trials": self.trials, "best": self.best} | state
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -48,9 +48,11 @@ class SearchPictures(L.Callback):
         self._written = len(pl_module.trials)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Draw both pictures."""
+        """Draw both pictures, and write the policies of a finished search that is resumed, for which nothing starts."""
         assert isinstance(pl_module, PromptedSearchModule)
         if pl_module.trials:
+            if not self._written:
+                self._write(trainer, pl_module)
             policies, folder = SearchedPolicies.of(pl_module.trials), Path(trainer.default_root_dir)
             draw_search(policies, folder / "search.png")
             draw_parameters(policies, folder / "parameters.png")

@@ -117,11 +117,16 @@ def test_a_killed_search_resumes_with_the_same_history_and_proposals(processes, 
     assert_same_search(fit(tmp_path / "more", CollectionCheckpoint(1), ckpt_path=last), whole)
 
 
-def test_a_finished_search_that_is_resumed_plays_nothing_more(tmp_path):
-    fit(tmp_path, CollectionCheckpoint(1))
-    last = tmp_path / "checkpoints" / "last.ckpt"
-    resumed = fit(tmp_path / "more", CollectionCheckpoint(1), ckpt_path=last, max_epochs=100)
+@pytest.mark.parametrize("max_epochs", [8, 100])
+def test_a_finished_search_that_is_resumed_plays_nothing_more_and_has_all_records(max_epochs, tmp_path):
+    before = fit(tmp_path, CollectionCheckpoint(1))
+    last, more = tmp_path / "checkpoints" / "last.ckpt", tmp_path / "more"
+    resumed = fit(more, CollectionCheckpoint(1), SearchPictures(), ckpt_path=last, max_epochs=max_epochs)
+    assert resumed.lightning_module.trials == before.lightning_module.trials
     assert len(resumed.lightning_module.trials) == 8 and resumed.datamodule.clocks["episodes"] == 24
+    lines = (more / "proposals.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == before.lightning_module.trials
+    assert (more / "search.png").is_file() and (more / "parameters.png").is_file()
 
 
 def test_a_search_ends_by_itself_and_stops_early(tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import signal
 import threading
 import time
 
@@ -90,6 +92,31 @@ def test_a_server_that_stays_away_ends_the_run_in_a_sentence_and_the_rest_is_res
         module = module_of(server.url, tmp_path / "cache.sqlite")
         fit(tmp_path / "more", CollectionCheckpoint(1), module=module, ckpt_path=last)
         assert module.trials == trials and len(server.bodies) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_does_not_wait_for_retries_and_the_search_goes_on_with_the_same_proposals(trials, number, tmp_path):
+    patient = RetryConfig(base_delay=0.5, max_delay=0.5, max_retries=12, timeout=5.0)
+    with ChatServer(climb) as server:
+        server.faults = [None, None, None, *[status(503)] * 20]
+
+        def interrupt(body):
+            if len(server.bodies) == 5:
+                os.kill(os.getpid(), number)
+            return climb(body)
+
+        server.respond = interrupt
+        with pytest.raises(SystemExit) as caught:
+            fit(tmp_path / "half", CollectionCheckpoint(1), module=module_of(server.url, retries=patient))
+        assert caught.value.code == 128 + number and len(server.bodies) == 5
+        server.respond, server.faults = climb, []
+        last = tmp_path / "half" / "checkpoints" / "last.ckpt"
+        module = module_of(server.url)
+        trainer = fit(tmp_path / "more", CollectionCheckpoint(1), module=module, ckpt_path=last)
+        assert module.trials == trials and len(server.bodies) == 5 + 3
+    assert module.searcher.usage["requests"] == 8, "those that were broken off as well"
+    validated = [row for _, row in trainer.logger.rows if "val/return" in row]
+    assert len(validated) == 1
 
 
 def test_replies_that_were_waited_for_are_not_asked_for_again(trials, tmp_path):
