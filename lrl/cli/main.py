@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -78,10 +79,17 @@ class SaveRunConfig(SaveConfigCallback):
     """
 
     run_directory: RunDirectory | None = None
+    lengths: Mapping[str, int] | None = None
+    """Lengths of these files in the checkpoint of a run that goes on in its directory."""
 
     _text = ""
     begun = False
     """Whether training or an evaluation has started."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Cut what was appended after the checkpoint was written, now that it is known to fit."""
+        if self.run_directory is not None and self.lengths is not None:
+            self.run_directory.rewind(self.lengths)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note that the run has started: from now on its directory is kept, even after an error."""
@@ -209,10 +217,7 @@ class LRLCLI(LightningCLI):
         trainer = super().instantiate_trainer(**kwargs)
         for logger in trainer.loggers:  # Lightning 2.6.6 passes a setting that wandb 0.31 warns about
             getattr(logger, "_wandb_init", {}).pop("anonymous", None)
-        for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-            if isinstance(callback, SaveRunConfig):
-                callback.run_directory = self.run_directory
-        self._continue_files(trainer)
+        self._keep_files(trainer)
         repo_id = self._get(self.config, "push_to_hub")
         if repo_id is not None:
             cast(Any, trainer).callbacks.append(ExportModel(repo_id))  # after the checkpoint callback
@@ -220,17 +225,19 @@ class LRLCLI(LightningCLI):
             cast(Any, trainer).callbacks.append(HeldOutTable())  # after the callbacks that log
         return trainer
 
-    def _continue_files(self, trainer: L.Trainer) -> None:
-        """Let a run that goes on in its directory append to its files, from where its checkpoint was written."""
-        directory = self.run_directory
-        if directory is None or directory.earlier is None or self.subcommand not in (None, "fit"):
-            return
-        checkpoint = self._get(self.config, "ckpt_path")
-        saved = read_checkpoint(Path(checkpoint), weights=False)["lrl"] if checkpoint else {}
-        directory.rewind(saved.get("lengths", {}))
-        for logger in trainer.loggers:
-            if isinstance(logger, CSVLogger):
-                append_rows(logger)
+    def _keep_files(self, trainer: L.Trainer) -> None:
+        """Let checkpoints hold how long the run's files are, and a run that goes on in its directory append to them."""
+        directory, lengths = self.run_directory, None
+        if directory is not None and directory.earlier is not None and self.subcommand in (None, "fit"):
+            checkpoint = self._get(self.config, "ckpt_path")
+            saved = read_checkpoint(Path(checkpoint), weights=False)["lrl"] if checkpoint else {}
+            lengths = saved.get("lengths", {})
+            for logger in trainer.loggers:
+                if isinstance(logger, CSVLogger):
+                    append_rows(logger)
+        for callback in cast(Any, trainer).callbacks:
+            if isinstance(callback, SaveRunConfig):
+                callback.run_directory, callback.lengths = directory, lengths
 
 
 def append_rows(logger: CSVLogger) -> None:

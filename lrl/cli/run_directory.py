@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -32,6 +33,8 @@ _RECORDS = (
 
 _EARLIER = "earlier"
 """Folder of what a launch that goes on in a run directory replaces: one folder for each such launch, by number."""
+_WHOLE = "whole_"
+"""Begins the name of a file there that was cut, as it was before."""
 _RESTART = ".restart"
 """File with the number of the restart of a Slurm job in which the directory was used last."""
 
@@ -137,7 +140,7 @@ class RunDirectory:
             if _length(file) <= kept:
                 continue
             self.earlier.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, self.earlier / f"whole_{file.name}")
+            shutil.copy2(file, self.earlier / f"{_WHOLE}{file.name}")
             if not kept:
                 file.unlink()
             elif file.suffix == ".csv":
@@ -149,8 +152,14 @@ class RunDirectory:
     def discard(self) -> None:
         """Remove the records of a launch that failed before training, so that the same command can be repeated.
 
-        Files that lrl does not write are kept, and so is a directory that existed before.
+        Files that lrl does not write are kept, and so is a directory that existed before, with its earlier records.
         """
+        if self.earlier is not None and self.earlier.exists():
+            for record in self.earlier.iterdir():
+                os.replace(record, self.path / record.name.removeprefix(_WHOLE))
+            self.earlier.rmdir()
+            with suppress(OSError):  # it holds those of other launches
+                self.earlier.parent.rmdir()
         if self.made is None or (self.path / "checkpoints").exists():
             return
         _stop_log()
