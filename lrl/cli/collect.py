@@ -13,7 +13,10 @@ A run or checkpoint may hold any policy: a language model that acts in text, or 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +69,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError("give --policy to collect, --jsonl to export, --ranges or --statistics to measure, or several")
     if arguments.digits and arguments.jsonl is None:
         raise ValueError("--digits is given without --jsonl, and no lines are written; leave it out, or give --jsonl.")
+    if arguments.jsonl is not None and arguments.jsonl.is_dir():
+        raise ValueError(f"--jsonl is {arguments.jsonl}, which is a folder; it must be a file.")
     if arguments.policy is None:
         check_nothing_to_play(arguments)
     if arguments.advisor is not None:
@@ -191,7 +196,7 @@ def record(policy: Actor, env: GymnasiumEnvs, arguments: argparse.Namespace) -> 
     from lrl.cli.run_directory import commit
     from lrl.data.minari_writer import collect
 
-    with progress_bar(arguments.policy, arguments.episodes) as advance:
+    with progress_bar(arguments.policy, arguments.episodes) as advance, _exit_on_sigterm():
         return collect(
             policy,
             env,
@@ -208,6 +213,23 @@ def record(policy: Actor, env: GymnasiumEnvs, arguments: argparse.Namespace) -> 
             successful_only=arguments.successful_only,
             on_episode=advance,
         )
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """Exit by an exception when a scheduler ends the program, so that the episodes that were played are kept."""
+    process = os.getpid()
+
+    def leave(number: int, _: object) -> None:
+        if os.getpid() != process:  # an environment in a process of its own
+            os._exit(128 + number)
+        raise SystemExit(128 + number)
+
+    former = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 main = subcommand(make_parser, run)

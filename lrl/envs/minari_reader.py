@@ -94,7 +94,7 @@ class DatasetReader:
         returns = np.array([np.nan if known is None else known for known in self._known_returns], dtype=np.float64)
         unknown = [index for index, known in enumerate(self._known_returns) if known is None]  # they are optional
         with self._readable_errors():
-            returns[unknown] = [np.sum(episode["rewards"]) for episode in self._storage.get_episodes(unknown)]
+            returns[unknown] = [np.sum(rewards) for rewards in self._columns(("rewards",), unknown)]
         if not np.isfinite(returns).all():
             index = int(np.flatnonzero(~np.isfinite(returns))[0])
             raise ValueError(

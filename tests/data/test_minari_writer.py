@@ -4,6 +4,8 @@ import dataclasses
 import errno
 import json
 import os
+import signal
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -267,6 +269,21 @@ def test_a_disk_that_is_full_at_the_end_leaves_readable_parts_and_says_where(dat
     parts = [minari.MinariDataset(path) for path in sorted(folder.iterdir())]
     rows = [(e.observations.tolist(), e.actions.tolist()) for part in parts for e in part]
     assert rows == rows_of("lrl/whole-v0")
+
+
+def test_a_program_that_a_scheduler_ends_keeps_what_was_played(datasets, caplog, monkeypatch):
+    @contextmanager
+    def ended_after_three(*_):
+        ended = count(1)
+        yield lambda: os.kill(os.getpid(), signal.SIGTERM) if next(ended) == 3 else None
+
+    former = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("lrl.cli.progress_bar.progress_bar", ended_after_three)
+    words = ["--policy", "random", "--env_id", "CartPole-v1", "--dataset_id", "lrl/test-v0", "--episodes", "50"]
+    with pytest.raises(SystemExit, match="143"):
+        collect_script.main("lrl collect", words)
+    assert len(rows_of("lrl/test-unfinished-v0")) == 3 and "3 episodes of what was played can be" in caplog.text
+    assert signal.getsignal(signal.SIGTERM) is former
 
 
 def test_a_second_unfinished_data_set_does_not_replace_the_first(datasets, monkeypatch, caplog):

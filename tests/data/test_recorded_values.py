@@ -1,5 +1,6 @@
 """Every recorded observation and action is checked against its space when a data set is opened."""
 
+import h5py
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
@@ -31,13 +32,15 @@ def datasets(tmp_path, monkeypatch):
     return tmp_path
 
 
-def record(observations, actions, observation_space, action_space, name=NAME, advised=None):
+def record(
+    observations, actions, observation_space, action_space, name=NAME, advised=None, rewards=(0.0, 0.5, 1.0) * 2
+):
     """Write two episodes of three steps, given by six observations and six actions."""
-    with DatasetWriter(name, observation_space, action_space, None) as writer:
+    with DatasetWriter(NAME, observation_space, action_space, None) as writer:
         for start in (0, 3):
             episode = {"seed": start, "context": None, "success": False, "random_steps": [], "advised": []}
             episode |= {"observations": [*observations[start : start + 3], observations[0]]}
-            episode |= {"actions": actions[start : start + 3], "rewards": [0.0, 0.5, 1.0]}
+            episode |= {"actions": actions[start : start + 3], "rewards": [*rewards[start : start + 3]]}
             episode |= {"terminations": [False, False, True], "truncations": [False] * 3}
             if advised is not None:
                 episode["advised_actions"] = advised[start : start + 3]
@@ -190,6 +193,52 @@ def test_rounding_to_the_precision_of_the_space_is_not_out_of_bounds(caplog):
     record([0] * 6, [np.array([1 + 1e-12, -1.0])] * 6, Discrete(2), UNIT)
     DatasetReader(NAME)
     assert not caplog.records
+
+
+ADVICE = ["<action>0.5</action>", "<action>7</action>"]
+
+
+def record_advice(texts, random_steps, env):
+    """Write an episode with advice in the form of texts for some of its three steps."""
+    with DatasetWriter(NAME, *env.spaces, None) as writer:
+        episode = {"seed": 0, "context": None, "success": False, "random_steps": random_steps, "advised": texts}
+        episode |= {"observations": [np.array([1, 0, 0], np.float32)] * 4, "actions": [np.zeros(1, np.float32)] * 3}
+        writer.add([episode | {"rewards": [0.0] * 3, "terminations": [False] * 3, "truncations": [False] * 3}])
+        writer.finish({})
+
+
+def test_advice_in_the_form_of_text_is_checked_and_clipped_as_well(caplog):
+    pendulum = GymnasiumEnvs("Pendulum-v1")
+    record_advice(ADVICE, [0, 2], pendulum)
+    turns = MinariDemonstrations(NAME, "all", advised=True).load(pendulum.codec, MLPPolicy())
+    assert [turn.native.action.tolist() for turn in turns] == [[0.5], [0.0], [2.0]]
+    assert "1 advised actions are out of the bounds of Box(-2.0, 2.0" in caplog.text
+
+
+def test_advice_that_is_no_action_is_named_with_its_episode_and_step():
+    pendulum = GymnasiumEnvs("Pendulum-v1")
+    record_advice([ADVICE[0], "<action>nan</action>"], [0, 2], pendulum)
+    with pytest.raises(ValueError, match="whose episode 0 has '<action>nan</action>' as the advised action of step 2"):
+        MinariDemonstrations(NAME, "all", advised=True).load(pendulum.codec, MLPPolicy())
+
+
+def test_returns_are_those_of_the_metadata_and_no_episode_is_opened_again(monkeypatch):
+    record([0] * 6, [1] * 6, Discrete(2), Discrete(2))
+    reader = DatasetReader(NAME)
+    for name in ("get_episode_metadata", "get_episodes"):
+        monkeypatch.setattr(reader._storage, name, None)  # a call would raise
+    assert reader.returns.tolist() == [1.5, 1.5]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_return_that_is_not_finite_is_named_with_its_episode(stored, datasets):
+    record([0] * 6, [1] * 6, Discrete(2), Discrete(2), rewards=[0, 0, 1, 0, np.nan, 1])
+    if not stored:
+        with h5py.File(datasets / "lrl" / "recorded-v0" / "data" / "main_data.hdf5", "a") as file:
+            for episode in file.values():
+                del episode.attrs["rewards_sum"]
+    with pytest.raises(ValueError, match=f"^dataset_id is '{NAME}', whose episode 1 has the return nan; all rewards"):
+        MinariDemonstrations(NAME, "all", min_return=0).load(LAKE.codec, MLPPolicy())
 
 
 class Named(NamedActionsCodec):

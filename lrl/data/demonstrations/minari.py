@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 
-from lrl.codecs.codec import TextCodec
+from lrl.codecs.clipping import clip_to_space
+from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.data.demonstrations.augmentation import Augmentation
 from lrl.data.demonstrations.minari_turns import MinariTurns, NativeTurns, TextTurns
 from lrl.data.demonstrations.sources import Demonstrations, Reasoning
@@ -111,10 +113,34 @@ class MinariDemonstrations(Demonstrations):
         Raises:
             ValueError: the data set is missing, empty, damaged or too small, or the codec cannot write it as text.
         """
+        if self.advised:
+            self._check_advice(codec)
         kind = NativeTurns if policy.response_format is None else TextTurns
         turns = kind(self, codec, policy, *self._select())
         turns[0]  # reports errors that all episodes have
         return turns
+
+    def _check_advice(self, codec: TextCodec) -> None:
+        """Raise if the text of an advised action is none of the codec's; log how many are out of bounds."""
+        clipped: dict[str, int] = {}
+        total = 0
+        for index in range(len(self.reader.lengths)):
+            for step, text in self.reader.advised_actions(index).items():
+                try:
+                    if text not in clipped:
+                        action = codec.text_to_action(text)
+                        clipped[text] = clip_to_space(self.reader.action_space, action)[1] or 0
+                    total += clipped[text] > 0
+                except InvalidActionError as error:
+                    raise ValueError(
+                        f"demonstrations.dataset_id is {self.dataset_id!r}, whose episode {index} has {text!r} as the "
+                        f"advised action of step {step}; {error}."
+                    ) from error
+        if total:
+            logging.getLogger("lrl").warning(
+                "dataset_id is %r: %d advised actions are out of the bounds of %s and are clipped.",
+                *(self.dataset_id, total, self.reader.action_space),
+            )
 
     def check_held_out(self, training: Demonstrations) -> None:
         """Raise if the training demonstrations include some of these episodes.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
+from lrl.codecs.clipping import clip_to_space
 from lrl.codecs.codec import TextCodec
 from lrl.data.demonstrations.sources import LazyDemonstrations
 from lrl.envs.stored_episode import StoredEpisode
@@ -111,7 +112,9 @@ class MinariTurns(LazyDemonstrations):
     def _advice(self, index: int, stored: StoredEpisode) -> dict[int, Any]:
         """Return the native actions that were advised, by step."""
         texts = self._source.reader.advised_actions(index)
-        return {step: self._codec.text_to_action(text) for step, text in texts.items()} | stored.advised_actions
+        space = self._source.reader.action_space
+        advised = {step: clip_to_space(space, self._codec.text_to_action(text))[0] for step, text in texts.items()}
+        return advised | stored.advised_actions
 
     @property
     def fingerprint(self) -> str:
