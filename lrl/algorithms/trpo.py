@@ -116,8 +116,8 @@ class TRPOModule(GradientModule):
         natural_gradient: how the direction of a step is found.
         line_search: how far a step goes.
         ent_coef: weight of the entropy bonus, in nats per token.
-        chunk_size: turns in one pass of the network; null takes all at once. Saves memory, and on a CPU time. The old
-            probabilities of all choices are kept as well: turns x tokens x vocabulary numbers.
+        chunk_size: turns in one pass of the network, on a CPU faster than one large pass; null takes as many as bounded
+            memory allows. The old probabilities of all choices are kept as well: turns x tokens x vocabulary numbers.
         value_fit: how the critic is fitted; null takes L-BFGS.
         init_from: weights to start from.
         max_skipped_steps: how many updates in a row may be skipped because their gradients are not finite.
@@ -165,13 +165,13 @@ class TRPOModule(GradientModule):
     def step(self, batch: TurnBatch) -> None:
         """Improve the policy by one step on all of a collection, then fit the critic."""
         self._improve(batch)
-        error = fit_values(self, batch, self.value_fit, self.chunk_size)
+        error = fit_values(self, batch, self.value_fit)
         self.finite_steps.require("train/value_loss", error)
         self.record("train/value_loss", error)
 
     @sdpa_kernel(SDPBackend.MATH)  # the others have no second derivative
     def _improve(self, batch: TurnBatch) -> None:
-        parameters, chunks = self.actor_parameters(), batch.split(self.chunk_size)
+        parameters, chunks = self.actor_parameters(), self._chunks(batch)
         turns = float(self.reduce_sum(torch.tensor(float(len(batch)), device=self.device)))
         start, gradient, old = self._surrogate_and_gradient(chunks, parameters, turns)
         self.finite_steps.require("the surrogate (train/improvement)", start)
@@ -196,6 +196,13 @@ class TRPOModule(GradientModule):
         figures = {"step_accepted": search.accepted, "step_share": search.step, "improvement": search.improvement}
         for name, value in (figures | {"kl": search.kl}).items():
             self.record(f"train/{name}", torch.tensor(float(value)))
+
+    def _chunks(self, batch: TurnBatch) -> list[TurnBatch]:
+        """Divide a batch into what one pass takes: ``chunk_size`` turns, or what bounded memory allows."""
+        if self.chunk_size is not None:
+            return batch.split(self.chunk_size)
+        passes = self.policy.passes(batch, gradient=True)
+        return [batch] if len(passes) == 1 else [batch[turns] for turns in passes]
 
     def _surrogate(self, chunk: TurnBatch) -> tuple[Tensor, Distribution, TokenLoss]:
         """Return the surrogate summed over turns, with gradient, the distribution of each token, and the loss."""
@@ -239,7 +246,7 @@ class TRPOModule(GradientModule):
         count = math.ceil(self.natural_gradient.fisher_fraction * len(batch))
         order = permutation(len(batch), "fisher", self.run_seed, self.current_epoch, self.global_rank)
         picked = torch.from_numpy(order[:count]).to(batch.response_mask.device)
-        chunks = batch[picked].split(self.chunk_size)
+        chunks = self._chunks(batch[picked])
         turns = float(self.reduce_sum(torch.tensor(float(count), device=self.device)))
         kept = self._product(chunks[0], parameters) if len(chunks) == 1 else None
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from lrl.models.lower_layers import LowerLayers, lower_layers
 from lrl.models.model_config import LanguageModelConfig, LoRAConfig
 from lrl.models.number_embeddings import prepare_vocabulary
 from lrl.models.packing import pack
+from lrl.models.pass_memory import divide_turns, pass_memory
 from lrl.models.prefill import head_inputs
 from lrl.models.prompt_sharing import Layout, lay_out, lay_out_alone
 from lrl.models.response_trees import lay_out_distinct, lay_out_trees
@@ -182,6 +183,37 @@ class LanguageModel(nn.Module):
                 f"language_model.name is {self.config.name!r}, which has {self.max_positions} positions, and a turn "
                 f"has {tokens} tokens{or_sampled}; max_prompt_tokens or max_new_tokens must be smaller."
             )
+
+    def passes(
+        self,
+        inputs: Mapping[str, Tensor],
+        sizes: Tensor,
+        *,
+        gradient: bool = False,
+        logits: bool = True,
+        computed_once: Literal["prompts", "nothing"] = "prompts",
+    ) -> list[Tensor]:
+        """Divide turns among forward passes of bounded memory, see :mod:`lrl.models.pass_memory`.
+
+        Args:
+            inputs: ``prompt_ids`` and ``prompt_mask`` ``(turn, prompt)``, and maybe ``response_ids`` ``(turn, token)``.
+            sizes: tokens that follow the prompt of each turn, int64 ``(turn,)``.
+            gradient: whether a backward pass follows.
+            logits: whether the logits of a pass are in memory all at once.
+            computed_once: ``prompts`` where a pass computes equal prompts once if the model allows it.
+
+        Returns:
+            Indices of turns, one int64 ``(turn,)`` for each pass; together they name every turn once.
+        """
+        if len(sizes) < 2:
+            return [torch.arange(len(sizes), device=sizes.device)]
+        self._set_kernel(self.model)  # eager attention needs more memory
+        width = int((inputs["prompt_mask"].sum(1) + sizes).max())
+        memory = pass_memory(self.model, width, logits, gradient, self.config.gradient_checkpointing)
+        if self.has_critic_adapter:  # two passes
+            memory = memory._replace(limit=memory.limit // 2)
+        alone = computed_once == "prompts" and not (self.share and self.cached)
+        return divide_turns(inputs, sizes, memory, "turns" if alone else computed_once)
 
     def logits(self, layout: Layout, model: Any = None) -> Tensor:
         """Compute the logits ``(turn, token, vocabulary)`` that predict each response token, maybe by another model."""

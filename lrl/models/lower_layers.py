@@ -11,7 +11,7 @@ prompt that comes back with another response, keys and values are kept as well, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, final
@@ -31,8 +31,8 @@ from lrl.models.prompt_sharing import Layout, Lower, lay_out_alone
 from lrl.models.turn_texts import Continuation, turns_of
 
 _MIB = 2**20
-_AT_ONCE = 64
-"""Prompts whose keys and values are in memory at the same time, for their responses."""
+_AT_ONCE = 2**13
+"""Tokens of the prompts whose keys and values are in memory at the same time, for their responses."""
 
 
 _Key = tuple[Any, ...]
@@ -109,11 +109,8 @@ class LowerLayers:
             missing += [keys] if any(key not in found for key in keys) else []
         lower = LowerPass(model, self.depth)
         alone = partial(self._are_alone, lower, mark)
-        single, several = [], []
-        for keys in missing:
-            (several if len(keys) > 1 else single).append(keys)
-        for some in (single, *(several[start : start + _AT_ONCE] for start in range(0, len(several), _AT_ONCE))):
-            self._compute(lower, [key for keys in some for key in keys], found, alone)
+        for some in _groups(missing):
+            self._compute(lower, some, found, alone)
         for key, states in found.items():
             self._kept.put(key, states, _size(states))
         self._kept.shrink(self.max_bytes - self._prompts.bytes)
@@ -205,6 +202,24 @@ def _own_tokens(one: Continuation, device: torch.device) -> Tensor:
         return torch.ones(len(one.ids), len(one.ids), dtype=torch.bool, device=device).tril()
     parents, places = (torch.tensor(part, device=device) for part in (one.parents, one.places))
     return visible_prefixes(parents, places + 1)
+
+
+def _groups(missing: Sequence[Sequence[_Key]]) -> Iterator[list[_Key]]:
+    """Yield keys that are computed together: of prompts alone, then of prompts with what follows them.
+
+    Args:
+        missing: for each prompt its key, and those of what follows it.
+    """
+    yield [keys[0] for keys in missing if len(keys) == 1]
+    group, tokens = list[_Key](), 0
+    for keys in missing:
+        if len(keys) == 1:
+            continue
+        if group and tokens + len(keys[0][-1]) > _AT_ONCE:
+            yield group
+            group, tokens = [], 0
+        group, tokens = [*group, *keys], tokens + len(keys[0][-1])
+    yield group
 
 
 def _joined(

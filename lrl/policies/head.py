@@ -274,7 +274,7 @@ class HeadPolicy(Policy):
         """Return the weights of the value network."""
         return [] if self.critic is None else list(self.critic.parameters())
 
-    def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
+    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
         """Return values as a function of the value network's weights, which needs no pass of the language model."""
         assert self.critic is not None
         return value_view(self.critic, self.norm(batch.inputs["observation"]))
@@ -290,8 +290,19 @@ class HeadPolicy(Policy):
             distribution=distribution,
         )
 
-    @torch.no_grad()
+    def passes(self, batch: TurnBatch, gradient: bool = False) -> list[Tensor]:
+        """Divide turns among passes of the language model; states that were kept need none."""
+        if self.freeze_trunk or "text_ids" not in batch.inputs:
+            return super().passes(batch, gradient)
+        texts = {"prompt_ids": batch.inputs["text_ids"], "prompt_mask": batch.inputs["text_mask"]}
+        sizes = texts["prompt_mask"].new_zeros(len(batch), dtype=torch.long)
+        return self.language_model.passes(texts, sizes, gradient=gradient, logits=False, computed_once="nothing")
+
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
         """Compute the log-probabilities ``(turn, 1)`` under the policy at the start of this run."""
+        return self.in_passes(batch, self._reference_logprobs)
+
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: TurnBatch) -> Tensor:
         head: Any = self._reference[-1].to(batch.response_mask.device)
         return head.logprobs_of(head.distribution(self.outputs(batch.inputs, reference=True)), batch.inputs)

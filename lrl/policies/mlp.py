@@ -169,10 +169,10 @@ class MLPPolicy(Policy):
         logprobs = self.head.logprobs_of(distribution, batch.inputs)
         return Evaluation(logprobs=logprobs, entropy=distribution.entropy(), values=values, distribution=distribution)
 
-    def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
+    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
         """Return values as a function of a separate value network's weights, which needs no pass of the actor."""
         if self.critic is None:
-            return super().critic_view(batch, chunk_size)
+            return super().critic_view(batch)
         return value_view(self.critic, self.norm(batch.inputs["observation"]))
 
     @torch.no_grad()

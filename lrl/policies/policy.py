@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from lrl.models.networks import RunningStatistics
@@ -44,6 +45,27 @@ class Policy(Actor):
             dropout_seed: seeds the dropout; None switches it off, as RL needs: its first ratio is 1.
         """
 
+    def passes(self, batch: TurnBatch, gradient: bool = False) -> list[Tensor]:
+        """Divide the turns of a batch among passes whose memory does not grow with the number of turns.
+
+        Args:
+            batch: turns that were taken.
+            gradient: whether a backward pass follows each.
+
+        Returns:
+            Indices of turns, one int64 ``(turn,)`` for each pass, which together name every turn once. One pass keeps
+            their order. A small network takes all turns at once.
+        """
+        return [torch.arange(len(batch), device=batch.response_mask.device)]
+
+    def in_passes(self, batch: TurnBatch, compute: Callable[[TurnBatch], Tensor]) -> Tensor:
+        """Return what ``compute`` returns for a batch, ``(turn, ...)``, calling it once for each of :meth:`passes`."""
+        passes = self.passes(batch)
+        if len(passes) == 1:
+            return compute(batch)
+        parts = torch.cat([compute(batch[turns]) for turns in passes])
+        return torch.empty_like(parts).index_copy_(0, torch.cat(passes), parts)
+
     def check_gradients(self) -> None:  # noqa: B027 (most policies can be trained by gradients)
         """Raise if gradients cannot train the policy.
 
@@ -76,12 +98,11 @@ class Policy(Actor):
             raise ValueError(f"model.policy is a {type(self).__name__} without critic; it must have one.")
         return self.trunk.values([self.encode(*row) for row in zip(observations, memory, strict=True)])
 
-    def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
+    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
         """Return values as a function of the critic's own weights; what these rest on is computed once.
 
         Args:
             batch: turns that were taken.
-            chunk_size: turns per forward pass of what the critic rests on; None takes all at once.
 
         Returns:
             A function from indices of turns ``(turn,)`` to values ``(turn, token)``, with gradient.

@@ -269,21 +269,42 @@ class ScoringPolicy(Policy):
         logprobs = distribution.logprobs(batch.inputs["response_ids"])
         return Evaluation(logprobs=logprobs, entropy=distribution.entropy(), values=values, distribution=distribution)
 
-    def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
+    def passes(self, batch: TurnBatch, gradient: bool = False) -> list[Tensor]:
+        """Divide turns among passes; equal prompts are computed once."""
+        return self._passes(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"], gradient)
+
+    def _passes(self, prompt_ids: Tensor, prompt_mask: Tensor, gradient: bool = False) -> list[Tensor]:
+        """Divide prompts, ids and mask each ``(turn, prompt)``, among passes; see :meth:`passes`."""
+        tokens = sum(map(len, self._tokens))
+        after = 0 if max(map(len, self._tokens), default=0) == 1 else tokens
+        if after and not self.language_model.share:  # each candidate is computed with a prompt of its own
+            after += (len(self._tokens) - 1) * prompt_ids.shape[1]
+        sizes = torch.full((len(prompt_ids),), after, device=prompt_ids.device)
+        prompts = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask}
+        return self.language_model.passes(prompts, sizes, gradient=gradient)
+
+    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
         """Return values as a function of the value head's weights; the hidden states are computed once if fixed."""
         if not self.trunk.has_fixed_states:
-            return super().critic_view(batch, chunk_size)
+            return super().critic_view(batch)
         self.eval()
+
+        def states_of(turns: TurnBatch) -> Tensor:
+            prompts = turns.inputs["prompt_ids"], turns.inputs["prompt_mask"]
+            return cast(Tensor, self._scores_and_states(*prompts)[1])
+
         with torch.no_grad():
-            prompts = ((chunk.inputs["prompt_ids"], chunk.inputs["prompt_mask"]) for chunk in batch.split(chunk_size))
-            states = torch.cat([cast(Tensor, self._scores_and_states(*chunk)[1]) for chunk in prompts])
+            states = self.in_passes(batch, states_of)
         assert self.value_head is not None
         return self.value_head.view(states[:, None], batch.response_mask)
 
-    @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
         """Compute the log-probabilities ``(turn, 1)`` of the choices under the policy at the start of this run."""
         self.eval()
+        return self.in_passes(batch, self._reference_logprobs)
+
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: TurnBatch) -> Tensor:
         scores = self.scores(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"], reference=True)
         logprobs = torch.log_softmax(scores / self.sampling.temperature, dim=-1)
         return logprobs.gather(-1, batch.inputs["response_ids"])

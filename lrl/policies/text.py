@@ -25,9 +25,6 @@ from lrl.prompts.template import PromptTemplate
 from lrl.turn_batch import TurnBatch
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig
 
-_LOGITS = 2**26
-"""How many logits are computed at once where no gradient is needed."""
-
 
 @final
 class TextPolicy(Policy):
@@ -154,14 +151,14 @@ class TextPolicy(Policy):
             inputs: prompts and responses, each ``(turn, ...)``.
             mask: of the responses, bool ``(turn, token)``.
         """
-        vocabulary = self.language_model.vocabulary
-        size = len(mask) if self.language_model.chunks else max(1, _LOGITS // (vocabulary * mask.shape[1]))
-        chunks = []
-        for start in range(0, len(mask), size):
-            chunk = {name: tensor[start : start + size] for name, tensor in inputs.items()}
-            chunk_mask = mask[start : start + size]
-            chunks.append(self._logprobs(self._layout(chunk, chunk_mask), chunk["response_ids"], chunk_mask))
-        return torch.cat(chunks) * mask
+        none = torch.zeros_like(mask, dtype=torch.float32)
+        turns = TurnBatch(inputs=inputs, response_mask=mask, old_logprobs=none, advantages=none)
+
+        def logprobs(part: TurnBatch) -> Tensor:
+            layout = self._layout(part.inputs, part.response_mask)
+            return self._logprobs(layout, part.inputs["response_ids"], part.response_mask)
+
+        return self.in_passes(turns, logprobs) * mask
 
     def _logprobs(self, layout: Layout, ids: Tensor, mask: Tensor, model: Any = None) -> Tensor:
         """Compute log-probabilities ``(turn, token)`` without gradient, maybe by another model."""
@@ -220,12 +217,18 @@ class TextPolicy(Policy):
             logprobs=logprobs * mask, entropy=distribution.entropy() * mask, values=values, distribution=distribution
         )
 
-    def critic_view(self, batch: TurnBatch, chunk_size: int | None = None) -> Callable[[Tensor], Tensor]:
+    def passes(self, batch: TurnBatch, gradient: bool = False) -> list[Tensor]:
+        """Divide turns among passes; equal prompts share rows."""
+        logits = self.needs_distribution or not self.language_model.chunks
+        sizes = batch.response_mask.sum(1)
+        return self.language_model.passes(batch.inputs, sizes, gradient=gradient, logits=logits)
+
+    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
         """Return values as a function of the value head's weights; the hidden states are computed once if fixed."""
         if not self.trunk.has_fixed_states:
-            return super().critic_view(batch, chunk_size)
+            return super().critic_view(batch)
         self.eval()
-        states = torch.cat([self._states(chunk) for chunk in batch.split(chunk_size)])
+        states = self.in_passes(batch, self._states)
         assert self.value_head is not None
         return self.value_head.view(states, batch.response_mask)
 
@@ -234,10 +237,13 @@ class TextPolicy(Policy):
         """Compute the hidden states ``(turn, token, hidden)`` that predict each token."""
         return self.language_model.token_states(self._layout(batch.inputs, batch.response_mask))
 
-    @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
         """Compute the log-probabilities ``(turn, token)`` under the policy at the start of this run."""
         self.eval()
+        return self.in_passes(batch, self._reference_logprobs)
+
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: TurnBatch) -> Tensor:
         layout = self.language_model.lay_out(batch.inputs, batch.response_mask)
         with self.language_model.reference() as model:
             return (

@@ -93,10 +93,15 @@ class LanguageModelTrunk:
         inputs = pad_prompts(prompts, model.device)
         inputs["response_ids"] = inputs["prompt_ids"].new_zeros(len(prompts), 1)
         mask = torch.ones(len(prompts), 1, dtype=torch.bool, device=model.device)
+        after = mask & (model.lower is None)  # a token after the prompt changes nothing
+        passes, parts = model.passes(inputs, after.sum(1), logits=False), list[Tensor]()
         with evaluating(model):
-            layout = model.lay_out(inputs, mask & (model.lower is None))  # a token after the prompt changes nothing
-            states = model.critic_states(layout) if model.has_critic_adapter else model.token_states(layout)
-        return self.value_head(states, mask)[:, 0]
+            for turns in passes:
+                layout = model.lay_out({name: tensor[turns] for name, tensor in inputs.items()}, after[turns])
+                states = model.critic_states(layout) if model.has_critic_adapter else model.token_states(layout)
+                parts.append(self.value_head(states, mask[turns])[:, 0])
+        values = torch.cat(parts)
+        return torch.empty_like(values).index_copy_(0, torch.cat(passes), values)
 
 
 @contextmanager

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, final
 
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.functional.distributed import shards_parameters
 from lrl.functional.losses import normalise
 from lrl.models.liger import fuse_kernels
 from lrl.models.loading import fingerprint
@@ -19,19 +21,41 @@ from lrl.models.networks import at_least_float32
 from lrl.policies.policy import Policy
 from lrl.training.adapters import lora_alpha, start_from
 from lrl.training.finite import FiniteSteps, gradient_norm, whole_number
-from lrl.training.no_op_step import no_op_loss
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.policy_module import PolicyModule
 from lrl.training.resume import check_start
-from lrl.training.step_sizes import step_sizes
 from lrl.training.weights import shard_weights
 from lrl.turn_batch import TurnBatch
 from lrl.types import Credit, Evaluation, Rollout, TokenLoss
 
 _CHUNK = 256
-"""Turns whose values are computed at a time."""
+"""Turns that a value network reads at a time."""
 _MEASURED_SHARE, _MEASURED = 1 / 8, (16, 64)
 """Share of a collection's turns that ``train/update_kl`` is measured on, and the fewest and most of them."""
+
+
+class _WithGradients(torch.autograd.Function):
+    """Returns a loss whose gradients have been computed already."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *gradients_and_weights: Tensor | None) -> Tensor:
+        """Return ``loss``, ``()``.
+
+        Args:
+            ctx: keeps the gradients.
+            loss: without graph.
+            gradients_and_weights: first the gradient of each weight, None where there is none, then the weights.
+        """
+        half = len(gradients_and_weights) // 2
+        ctx.gradients = gradients_and_weights[:half]
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the weights times ``factor``, ``()``, and none of the other arguments."""
+        scaled = (None if gradient is None else gradient * factor for gradient in ctx.gradients)
+        return None, *(None for _ in ctx.gradients), *scaled
 
 
 class GradientModule(PolicyModule, ABC):
@@ -95,6 +119,9 @@ class GradientModule(PolicyModule, ABC):
     def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
         """Return the loss of every token of a minibatch; it must not change any state.
 
+        A token's loss may depend on its own turn alone, and not on ``policy.distribution`` unless the algorithm sets
+        :attr:`~lrl.policies.policy.Policy.needs_distribution`: large minibatches are evaluated in several passes.
+
         Args:
             batch: turns with advantages.
             policy: the policy's log-probabilities, entropies and values for these turns, with gradient.
@@ -138,12 +165,72 @@ class GradientModule(PolicyModule, ABC):
             self.record("train/loss", loss)  # ranks with turns divide theirs by the mean number over all ranks
             self._check_target_kl(loss.new_zeros(0))
             return loss
-        policy = self.policy.evaluate(batch, self.dropout_seed)
-        tokens = self.loss(batch, policy)
-        loss = normalise(tokens.loss, mask, self.loss_normalisation, *sizes, max_tokens=self.max_response_tokens)
+
+        def reduce(tokens: TokenLoss, mask: Tensor) -> Tensor:
+            return normalise(tokens.loss, mask, self.loss_normalisation, *sizes, max_tokens=self.max_response_tokens)
+
+        passes = self._passes(batch)
+        if len(passes) == 1:
+            tokens = self.loss(batch, self.policy.evaluate(batch, self.dropout_seed))
+            loss = reduce(tokens, mask)
+        else:
+            evaluation, gradients = self._gradients(batch, passes, reduce)
+            tokens = self.loss(batch, evaluation)
+            loss = _WithGradients.apply(reduce(tokens, mask), *gradients, *self._trained)  # pyright: ignore
         self.record_all({"train/loss": loss} | dict(tokens.metrics))
         self._check_target_kl(tokens.metrics.get("train/approx_kl"))
         return loss
+
+    def _passes(self, batch: TurnBatch) -> list[Tensor]:
+        """Divide a minibatch among passes of bounded memory, each forward and backward.
+
+        Dropout and whole distributions need one pass, and so do sharded weights: ranks must make equally many.
+        """
+        sharded = self._trainer is not None and shards_parameters(self.trainer.strategy)
+        if self.dropout_seed is not None or self.policy.needs_distribution or sharded:
+            return [torch.arange(len(batch), device=batch.response_mask.device)]
+        return self.policy.passes(batch, gradient=True)
+
+    @property
+    def _trained(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+    def _gradients(
+        self, batch: TurnBatch, passes: Sequence[Tensor], reduce: Callable[[TokenLoss, Tensor], Tensor]
+    ) -> tuple[Evaluation, list[Tensor | None]]:
+        """Evaluate a minibatch in several passes, and differentiate the loss of each before the next.
+
+        Args:
+            batch: turns with advantages.
+            passes: the turns of each pass.
+            reduce: from the loss of tokens and their mask to the share of these tokens in the loss of the minibatch.
+
+        Returns:
+            The evaluation of the whole batch without gradient and without distributions; the gradient of the loss by
+            each trained weight, None where the loss does not depend on it.
+        """
+        trained, parts = self._trained, list[tuple[Tensor, ...]]()
+        sums: list[Tensor | None] = [None] * len(trained)
+        scaler: Any = None if self._trainer is None else getattr(self.trainer.precision_plugin, "scaler", None)
+        scale = 1.0 if scaler is None else float(scaler.get_scale())  # keeps float16 from underflow
+        for turns in passes:
+            part = batch[turns]
+            evaluation = self.policy.evaluate(part)
+            loss = reduce(self.loss(part, evaluation), part.response_mask)
+            with torch.autocast(self.device.type, enabled=False):
+                gradients = torch.autograd.grad(loss * scale, trained, allow_unused=True)
+            for index, gradient in enumerate(gradients):
+                if gradient is not None:
+                    total, wide = sums[index], at_least_float32(gradient) / scale
+                    sums[index] = wide if total is None else total.add_(wide)
+            outputs = (evaluation.logprobs, evaluation.entropy, evaluation.values)
+            parts.append(tuple(output.detach() for output in outputs if output is not None))
+        order = torch.argsort(torch.cat(list(passes)))
+        whole = [torch.cat(outputs)[order] for outputs in zip(*parts, strict=True)]
+        logprobs, entropy, values = [*whole, None][:3]
+        assert logprobs is not None
+        assert entropy is not None
+        return Evaluation(logprobs=logprobs, entropy=entropy, values=values), sums
 
     def _check_target_kl(self, approx_kl: Tensor | None) -> None:
         """Make the rest of the collection no-op steps, on all ranks or on none, if the policy has moved too far.
@@ -297,6 +384,48 @@ class GradientModule(PolicyModule, ABC):
 @torch.no_grad()
 def values_of(policy: Policy, batch: TurnBatch) -> Tensor:
     """Return the values before all tokens, float ``(turn, token)``, by the weights that sampled them."""
-    chunks = torch.arange(len(batch), device=batch.response_mask.device).split(_CHUNK)
-    values = policy.critic_view(batch, _CHUNK)
-    return at_least_float32(torch.cat([values(chunk) for chunk in chunks]))
+
+    def values_of_pass(turns: TurnBatch) -> Tensor:
+        values = policy.critic_view(turns)
+        chunks = torch.arange(len(turns), device=turns.response_mask.device).split(_CHUNK)
+        return at_least_float32(torch.cat([values(chunk) for chunk in chunks]))
+
+    return policy.in_passes(batch, values_of_pass)
+
+
+def step_sizes(module: PolicyModule, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the turns and sampled tokens of an optimiser step, averaged over ranks and over its minibatches.
+
+    DDP averages the gradients of ranks, Lightning the losses of accumulated minibatches: divided by these sizes, all
+    tokens of a step weigh alike, whichever minibatch they came in.
+
+    Args:
+        module: which trains; all ranks must call it.
+        mask: bool ``(turn, token)`` of the minibatch that is trained.
+    """
+    sizes: Any = len(mask), int(mask.sum())
+    trainer: Any = module._trainer
+    if trainer is None:
+        return torch.tensor(float(sizes[0])), torch.tensor(float(sizes[1]))
+    if trainer.accumulate_grad_batches > 1:
+        assert isinstance(module.run_data, RolloutDataModule)
+        sizes = module.run_data.step_sizes(trainer.fit_loop.epoch_loop.batch_idx, trainer.accumulate_grad_batches)
+    totals = torch.tensor(sizes, dtype=torch.float32, device=mask.device) / trainer.accumulate_grad_batches
+    turns, tokens = trainer.strategy.reduce(totals, reduce_op="mean")
+    return turns, tokens
+
+
+def no_op_loss(policy: Policy, batch: TurnBatch) -> Tensor:
+    """Return a loss of 0 that is attached to the graph, so that every collective call of a step is still made.
+
+    Sharded weights are gathered by forward passes, so one turn is evaluated, a made-up one if the batch is empty.
+    """
+    turn = batch[torch.zeros(1, dtype=torch.long)] if len(batch) else batch.map(_one_like)
+    evaluation = policy.evaluate(turn)
+    outputs = (evaluation.logprobs, evaluation.entropy, evaluation.values)
+    return torch.stack([output.sum() * 0.0 for output in outputs if output is not None]).sum()
+
+
+def _one_like(tensor: Tensor) -> Tensor:
+    """Return one row in the shape of an empty tensor's rows: true, or 0."""
+    return tensor.new_full((1, *tensor.shape[1:]), tensor.dtype == torch.bool)

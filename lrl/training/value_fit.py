@@ -54,19 +54,18 @@ class ValueFit:
         return [] if self.lr is None else [torch.optim.Adam(weights, lr=self.lr, fused=True)]
 
 
-def fit_values(module: GradientModule, batch: TurnBatch, fit: ValueFit, chunk_size: int | None = None) -> Tensor:
+def fit_values(module: GradientModule, batch: TurnBatch, fit: ValueFit) -> Tensor:
     """Fit the value function's own weights, and no others, to the returns of a batch.
 
     Args:
         module: whose policy has the value function; all ranks must call it.
         batch: turns with returns.
         fit: the method and its settings.
-        chunk_size: turns in one pass of the layers below the value function; None takes all at once.
 
     Returns:
         Half the mean squared error over the tokens of all ranks after the fit, ``()``.
     """
-    weights, values = module.policy.critic_parameters(), module.policy.critic_view(batch, chunk_size)
+    weights, values = module.policy.critic_parameters(), module.policy.critic_view(batch)
     returns, mask = batch.returns, batch.response_mask
     assert returns is not None
 

@@ -104,6 +104,7 @@ class Two(torch.nn.Module):
     """Hands out what a test wrote down."""
 
     has_critic, response_format, sampling = True, None, SamplingConfig()
+    needs_distribution = True  # of all turns in one pass
 
     def __init__(self, logprobs, entropy, values):
         super().__init__()

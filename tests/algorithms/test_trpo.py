@@ -456,21 +456,6 @@ def test_runs_that_no_region_can_be_had_in_are_refused(folder, tmp_path):
     assert rollout_data("continuing").num_minibatches == 2
 
 
-@pytest.mark.slow
-def test_the_fit_of_the_critic_is_the_same_in_parts(folder):
-    fits = []
-    for chunk_size in (None, 4):
-        module, batch = prepared("text", folder)
-        fits.append(fit_values(module, batch, ValueFit(iterations=3), chunk_size))
-    torch.testing.assert_close(*fits)
-    module, batch = prepared("text", folder)
-    passes = []
-    states = module.policy._states
-    module.policy._states = lambda part: passes.append(len(part)) or states(part)
-    module.policy.critic_view(batch, 4)
-    assert max(passes) == 4 and sum(passes) == len(batch)
-
-
 def test_weights_in_16_bits_are_refused(folder, tmp_path):
     policy = text_policy(folder, value_head=ValueHeadConfig(), dtype="bfloat16")
     with pytest.raises(ValueError, match="language_model.dtype is bfloat16; steps inside a trust region are lost"):
