@@ -24,6 +24,7 @@ else:
     LeftOpenUnitInterval = restricted_number_type("LeftOpenUnitInterval", float, [(">", 0), ("<=", 1)])
 
 __all__ = [
+    "MAX_SEED",
     "RANGES",
     "ClosedUnitInterval",
     "HalfOpenUnitInterval",
@@ -35,7 +36,11 @@ __all__ = [
     "PositiveInt",
     "check_arguments",
     "check_fields",
+    "check_seed",
 ]
+
+MAX_SEED = 2**63 - 1
+"""Greatest seed of an episode: seeds are 64-bit integers."""
 
 RANGES: Mapping[str, str] = {
     "ClosedUnitInterval": "in [0, 1]",
@@ -63,6 +68,24 @@ def check_fields(settings: Any, key: str) -> None:
     hints = get_type_hints(type(settings))
     for name, value in check_values(hints, vars(settings), key).items():
         object.__setattr__(settings, name, value)
+
+
+def check_seed(key: str, seed: int, count: int = 1, maximum: int = MAX_SEED) -> None:
+    """Check the first of successive seeds.
+
+    Args:
+        key: what the caller calls it.
+        seed: the first seed.
+        count: number of seeds.
+        maximum: greatest possible seed.
+
+    Raises:
+        ValueError: one of the seeds is negative or too great.
+    """
+    last = maximum - max(count - 1, 0)
+    if not 0 <= seed <= last:
+        many = f" for {count} successive seeds" if count > 1 else ""
+        raise ValueError(f"{key} is {seed}; it must be from 0 to {last}{many}.")
 
 
 def check_arguments(function: Any, values: Mapping[str, Any], key: str) -> None:

@@ -52,9 +52,9 @@ class HeldOutTable(L.Callback):
         seeds = f"seeds {results.seed} to {results.seed + len(results) - 1}"
         where = f"{_policy_name(trainer)} in {env_id(data.validation_env)}"
         exact = trainer.callback_metrics.get("val/exact_success")
-        caption = "" if exact is None else f"exact success: {float(exact):.4f}"
+        lines = [results.success_rule, "" if exact is None else f"exact success: {float(exact):.4f}"]
         title = f"{where}\n{len(results)} episodes ({seeds}), 95% intervals"
-        Console().print(results_table({"policy": results}, title, caption))
+        Console().print(results_table({"policy": results}, title, "\n".join(filter(None, lines))))
 
 
 def _policy_name(trainer: L.Trainer) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.ranges import check_seed
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -50,6 +51,8 @@ def subcommand(
         parser = make_parser(prog)
         arguments = parser.parse_args(words, argparse.Namespace(prog=prog, words=words))
         with exit_on_user_error(parser):
+            if isinstance(getattr(arguments, "seed", None), int):
+                check_seed("--seed", arguments.seed)
             run(arguments)
 
     return main

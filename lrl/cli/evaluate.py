@@ -105,7 +105,7 @@ def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> N
         seeds = f"seeds {arguments.seed} to {arguments.seed + arguments.episodes - 1}"
         what = f"{loaded.info['name']} in {loaded.info['env_id']}"
         title = f"{what}\n{arguments.episodes} episodes ({seeds}), 95% intervals"
-        lines, in_all = [*exact, usage_line(usage) if usage else ""], usage_report(loaded)
+        lines, in_all = [rows[subject].success_rule, *exact, usage_line(usage) if usage else ""], usage_report(loaded)
         if in_all != usage:
             lines.append(f"in all: {usage_line(in_all)}")
         Console().print(results_table(rows, title, "\n".join(filter(None, lines))))

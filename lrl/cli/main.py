@@ -27,6 +27,7 @@ from lrl.cli.run_directory import RunDirectory, experiment_name
 from lrl.cli.run_parser import RunParser
 from lrl.evaluation.checkpoint import checkpoint_file
 from lrl.functional.distributed import read_checkpoint
+from lrl.ranges import check_seed
 from lrl.shipped import resolve_config, shipped
 from lrl.training.run_module import RunModule
 
@@ -259,6 +260,7 @@ def _seed(value: Any) -> int:
     """Return the seed of the data; ``seed_everything`` may not be a boolean or null."""
     if isinstance(value, bool) or value is None:
         raise ValueError(f"seed_everything is {value}; it must be a number, so that the run can be repeated.")
+    check_seed("seed_everything", int(value), maximum=2**32 - 1)  # the range of NumPy's and Lightning's seeds
     return int(value)
 
 

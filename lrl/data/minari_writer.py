@@ -76,7 +76,7 @@ class _RecordedEnvs(EnvFactory):
     """Another factory's environments, whose infos hold the native steps, and which show what an advisor needs."""
 
     def __init__(self, env: EnvFactory, advisor: Advisor | None) -> None:
-        self.env, self.advisor = env, advisor
+        self.env, self.advisor, self.success_at = env, advisor, env.success_at
 
     @property
     def codec(self) -> TextCodec:

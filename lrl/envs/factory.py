@@ -5,22 +5,27 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import VectorEnv
 
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.registry import codec_for
 from lrl.envs.mujoco_warnings import redirect_mujoco_warnings
-from lrl.envs.native import NativeEnv
+from lrl.envs.native import NativeEnv, SuccessAt
 from lrl.envs.processes import OnDeath, SupervisedAsyncVectorEnv
+from lrl.envs.separate import SeparateEnvs
 from lrl.envs.text import TextEnv
 from lrl.ranges import PositiveInt, check_arguments
+
+_ALWAYS_END = ("lrl/Nim-v0", "Blackjack-v1")
+"""Environments without time limit whose episodes always end."""
 
 _TIME_LIMITS = {"CliffWalking-v1": 500, "CliffWalkingSlippery-v1": 500}
 """Time limits of environments that are registered without one and that a policy may never finish."""
@@ -28,6 +33,9 @@ _TIME_LIMITS = {"CliffWalking-v1": 500, "CliffWalkingSlippery-v1": 500}
 
 class EnvFactory(ABC):
     """Abstract base class of factories of vectorized environments without autoreset (``AutoresetMode.DISABLED``)."""
+
+    success_at: SuccessAt = "last_step"
+    """Whether an episode is a success if its last step is one, or if any of its steps is one."""
 
     @property
     @abstractmethod
@@ -88,6 +96,7 @@ class GymnasiumEnvs(EnvFactory):
         max_episode_steps: Number of steps after which an episode is truncated; None selects the registered limit, or
             500 for CliffWalking, which has none.
         success_return: Return from which an episode is a success; None: see :class:`~lrl.envs.native.NativeEnv`.
+        success_at: ``last_step``: an episode is a success if its last step is one; ``any_step``: if any step is one.
         codec: The codec of the environment; None selects the registered one.
         numbers: The format of numbers, for environments without a codec of their own; None selects decimals.
         reset_options: Options of every reset, such as ``low`` and ``high`` of CartPole.
@@ -106,6 +115,7 @@ class GymnasiumEnvs(EnvFactory):
         on_death: OnDeath = "fail",
         max_episode_steps: int | None = None,
         success_return: float | None = None,
+        success_at: SuccessAt = "last_step",
         codec: TextCodec | None = None,
         numbers: NumberFormat | None = None,
         reset_options: dict[str, Any] | None = None,
@@ -120,7 +130,8 @@ class GymnasiumEnvs(EnvFactory):
         self.vectorization: Literal["sync", "async"] = vectorization
         self.on_death: OnDeath = on_death
         self.max_episode_steps = max_episode_steps
-        self.success_return = success_return
+        self.success_return, self.success_at = success_return, success_at
+        self._warned = False
         self._codec, self.numbers, self.reset_options = codec, numbers, dict(reset_options or {})
 
     @property
@@ -181,20 +192,35 @@ class GymnasiumEnvs(EnvFactory):
         """
         if num_envs < 1:
             raise ValueError(f"num_envs is {num_envs}; it must be at least 1.")
-        self.make_native().close()  # Raises one error for an invalid setting, instead of one per process.
+        env = self.make_native()  # Raises one error for an invalid setting, instead of one per process.
+        self._warn_without_time_limit(env)
+        env.close()
         native = functools.partial(_make_native, self.id, self.kwargs, self.max_episode_steps)
         measure = (self.success_return, self.reset_options)
         if response_format is None:
-            env_fn = functools.partial(_make_wrapped, NativeEnv, native, *measure, self.codec)
+            env_fn = functools.partial(_make_wrapped, NativeEnv, native, *measure, self.codec, self.success_at)
         else:
             invalid_rule = (self.invalid_penalty, self.max_invalid)
             env_fn = functools.partial(
-                _make_wrapped, TextEnv, native, self.codec, response_format, *invalid_rule, *measure
+                _make_wrapped, TextEnv, native, self.codec, response_format, *invalid_rule, *measure, self.success_at
             )
         env_fns = [env_fn] * num_envs
         if self.vectorization == "sync":
-            return SyncVectorEnv(env_fns, copy=response_format is None, autoreset_mode=AutoresetMode.DISABLED)
+            return SeparateEnvs(env_fns, self.id)
         return SupervisedAsyncVectorEnv(env_fns, self.id, self.on_death)
+
+    def _warn_without_time_limit(self, env: gym.Env) -> None:
+        """Warn once for each factory if an episode may never end. MiniGrid counts ``max_steps`` itself."""
+        limit = None if env.spec is None else env.spec.max_episode_steps
+        own_limit = getattr(env.unwrapped, "max_steps", None)
+        if self._warned or limit is not None or own_limit is not None or self.id in _ALWAYS_END:
+            return
+        self._warned = True
+        logging.getLogger("lrl").warning(
+            "env is %r, which has no time limit: an episode that the policy does not end never ends; set "
+            "env.max_episode_steps.",
+            self.id,
+        )
 
 
 def _spec(id: str) -> EnvSpec:

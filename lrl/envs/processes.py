@@ -10,9 +10,12 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import CloudpickleWrapper
+
+from lrl.envs.boundary import EnvironmentFailedError, empty_observation
 
 OnDeath = Literal["fail", "restart"]
 """Whether a dead process ends the run or is restarted."""
@@ -21,28 +24,33 @@ _CONTEXT = "forkserver"
 """Start method of processes: forking a process that runs torch's threads can deadlock."""
 
 
-class EnvironmentDiedError(ValueError):
-    """Raised if an environment's process dies or the environment raises; names the environment and its episode's seed.
-
-    It is a ``ValueError``, so that all commands report it as a single sentence.
-    """
-
-
 class SupervisedAsyncVectorEnv(AsyncVectorEnv):
-    """A version of Gymnasium's ``AsyncVectorEnv`` that detects dead processes.
+    """A version of Gymnasium's ``AsyncVectorEnv`` that detects dead processes and leaves out idle copies.
 
     Observations are sent through pipes, because Gymnasium 1.4 corrupts texts in shared memory.
 
     Args:
         env_fns: Functions that each create one environment.
         name: Name of the environment, for error messages.
-        on_death: ``fail`` raises :class:`EnvironmentDiedError`. ``restart`` starts the process again and replays the
+        on_death: ``fail`` raises :class:`EnvironmentFailedError`. ``restart`` starts the process again and replays the
             episode with the same seeds and actions; a second death in the same episode raises.
+
+    Attributes:
+        idle: See :class:`~lrl.envs.separate.SeparateEnvs`.
+
+    Raises:
+        ValueError: If the copies have different spaces, or cannot be sent to another process.
     """
+
+    steps_ended_copies = True
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], name: str, on_death: OnDeath = "fail") -> None:
         self.name, self.on_death = name, on_death
-        super().__init__(env_fns, shared_memory=False, context=_CONTEXT, autoreset_mode=AutoresetMode.DISABLED)
+        self.idle = np.ones(len(env_fns), dtype=bool)
+        try:
+            super().__init__(env_fns, shared_memory=False, context=_CONTEXT, autoreset_mode=AutoresetMode.DISABLED)
+        except RuntimeError as error:  # Gymnasium compares the spaces.
+            raise ValueError(f"env is {name!r}, whose copies have different spaces: {error}") from error
         self.parent_pipes: list[Any] = [WorkerPipe(self, index, pipe) for index, pipe in enumerate(self.parent_pipes)]
 
     def start_process(self, index: int) -> Connection:
@@ -61,25 +69,30 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
         """Reset all environments, or those selected by ``options["reset_mask"]``, and return their observations.
 
         Raises:
-            EnvironmentDiedError: If a process died and is not restarted.
+            EnvironmentFailedError: If a process died and is not restarted.
         """
+        mask = (options or {}).get("reset_mask", True)
         with self._close_on_death():
-            return super().reset(seed=seed, options=options)
+            outcome = super().reset(seed=seed, options=options)
+        self.idle = self.idle & ~np.asarray(mask)
+        return outcome
 
     def step(self, actions: Any) -> Any:
-        """Step all environments.
+        """Step all environments that are not idle.
 
         Raises:
-            EnvironmentDiedError: If a process died and is not restarted.
+            EnvironmentFailedError: If a process died and is not restarted.
         """
         with self._close_on_death():
-            return super().step(actions)
+            outcome = super().step(actions)
+        self.idle = self.idle | outcome[2] | outcome[3]
+        return outcome
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of all environments and return the results.
 
         Raises:
-            EnvironmentDiedError: If a process died and is not restarted.
+            EnvironmentFailedError: If a process died and is not restarted.
         """
         with self._close_on_death():
             return super().call(name, *args, **kwargs)
@@ -88,7 +101,7 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
         """Set an attribute of all environments.
 
         Raises:
-            EnvironmentDiedError: If a process died and is not restarted.
+            EnvironmentFailedError: If a process died and is not restarted.
         """
         with self._close_on_death():
             super().set_attr(name, values)
@@ -97,7 +110,7 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
     def _close_on_death(self) -> Iterator[None]:
         try:
             yield
-        except EnvironmentDiedError:
+        except EnvironmentFailedError:
             self._state = AsyncState.DEFAULT  # Pending results of the other processes are discarded.
             self.close(terminate=True)
             raise
@@ -117,6 +130,7 @@ class WorkerPipe:
         self._attributes: dict[str, Any] = {}
         self._episode: list[tuple[str, Any]] = []
         self._pending: tuple[str, Any] = ("", None)
+        self._observation: Any = None
         self._restarted = False
 
     @property
@@ -140,13 +154,21 @@ class WorkerPipe:
         Args:
             timeout: Seconds to wait; None waits without limit.
         """
+        if self._pending[0] == "idle":
+            return True
         try:
             return self._pipe.poll(timeout)
         except OSError:
             return True
 
     def send(self, message: tuple[str, Any]) -> None:
-        """Send a command and its data. If the process is dead, :meth:`recv` detects it."""
+        """Send a command and its data. If the process is dead, :meth:`recv` detects it.
+
+        Nothing is sent that would step or reset an idle environment, whose observation stays the same.
+        """
+        if message[0] == "reset-noop" or (message[0] == "step" and self._owner.idle[self._index]):
+            self._pending = ("idle", message[0])
+            return
         self._pending = message
         with suppress(OSError):
             self._pipe.send(message)
@@ -155,8 +177,10 @@ class WorkerPipe:
         """Receive the result of the last command.
 
         Raises:
-            EnvironmentDiedError: If the process died and is not restarted, or the environment raised an error.
+            EnvironmentFailedError: If the process died and is not restarted, or the environment raised an error.
         """
+        if self._pending[0] == "idle":
+            return self._idle_outcome(), True
         try:
             result = self._pipe.recv()
         except (EOFError, OSError):
@@ -166,7 +190,16 @@ class WorkerPipe:
         if not result[1]:
             raise self._error()
         self._record(*self._pending)
+        if self._pending[0] in ("reset", "step"):
+            self._observation = result[0][0]
         return result
+
+    def _idle_outcome(self) -> tuple[Any, ...]:
+        """Return what a step or a reset of the other environments returns for this one."""
+        observation = self._observation
+        if not any(command == "reset" for command, _ in self._episode):
+            observation = empty_observation(self._owner.single_observation_space)
+        return (observation, {}) if self._pending[1] == "reset-noop" else (observation, 0.0, False, False, {})
 
     def _record(self, command: str, data: Any) -> None:
         """Record a command that has to be replayed after a restart."""
@@ -180,9 +213,9 @@ class WorkerPipe:
     def _restart(self, reason: str) -> Any:
         """Restart the process, replay all recorded commands and return the result of the pending one."""
         if self._owner.on_death == "fail":
-            raise EnvironmentDiedError(f"{self._name()} died: {reason}; set env.on_death to restart to continue.")
+            raise EnvironmentFailedError(f"{self._name()} died: {reason}; set env.on_death to restart to continue.")
         if self._restarted:
-            raise EnvironmentDiedError(f"{self._name()} died twice in one episode: {reason}.")
+            raise EnvironmentFailedError(f"{self._name()} died twice in one episode: {reason}.")
         self._pipe.close()
         self._pipe = self._owner.start_process(self._index)
         result: Any = None
@@ -191,7 +224,7 @@ class WorkerPipe:
                 self._pipe.send(message)
                 result = self._pipe.recv()
         except (EOFError, OSError):
-            raise EnvironmentDiedError(f"{self._name()} died twice in one episode: {self._exit_reason()}.") from None
+            raise EnvironmentFailedError(f"{self._name()} died twice in one episode: {self._exit_reason()}.") from None
         self._restarted = True
         return result
 
@@ -203,13 +236,15 @@ class WorkerPipe:
             return "its process does not respond"
         return f"its process was killed by signal {-code}" if code < 0 else f"its process ended with exit status {code}"
 
-    def _error(self) -> EnvironmentDiedError:
+    def _error(self) -> EnvironmentFailedError:
         try:
             _, kind, value, _ = self._owner.error_queue.get(timeout=5)
+            if issubclass(kind, EnvironmentFailedError):
+                return EnvironmentFailedError(f"environment {self._index} of {value}")
             reason = " ".join(f"{kind.__name__}: {value}".split())
         except queue.Empty:
             reason = "an unknown error"
-        return EnvironmentDiedError(f"{self._name()} raised {reason}")
+        return EnvironmentFailedError(f"{self._name()} raised {reason}")
 
     def _name(self) -> str:
         return f"environment {self._index} of {self._owner.name} (episode seed {self.seed})"

@@ -121,9 +121,12 @@ class PromptEnv(VectorEnv):
         spaces: Native observation and action space; None if they are not known, and texts are shown.
 
     Attributes:
+        steps_ended_copies: True: a row may be answered again without a reset.
         max_past_turns: Maximum number of past turns in ``infos["past_turns"]`` of a reset: those before a row that is a
             step of a recorded episode, written in the response format. Set it before a reset.
     """
+
+    steps_ended_copies = True
 
     def __init__(
         self,

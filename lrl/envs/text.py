@@ -11,7 +11,7 @@ import gymnasium as gym
 from lrl.codecs.clipping import clip_to_space
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.envs.expert_advice import expert_action
-from lrl.envs.native import NativeEnv
+from lrl.envs.native import NativeEnv, SuccessAt
 from lrl.prompts.response_format import get_response_format
 
 
@@ -76,6 +76,7 @@ class TextEnv(gym.Wrapper):
         max_invalid: Number of consecutive invalid responses that ends an episode; at least 1.
         success_return: See :class:`~lrl.envs.native.NativeEnv`.
         reset_options: See :class:`~lrl.envs.native.NativeEnv`.
+        success_at: See :class:`~lrl.envs.native.NativeEnv`.
 
     Raises:
         ValueError: If ``max_invalid`` is less than 1.
@@ -94,10 +95,11 @@ class TextEnv(gym.Wrapper):
         max_invalid: int = 5,
         success_return: float | None = None,
         reset_options: Mapping[str, Any] | None = None,
+        success_at: SuccessAt = "last_step",
     ) -> None:
         if max_invalid < 1:
             raise ValueError(f"max_invalid is {max_invalid}; it must be at least 1.")
-        self._native = NativeEnv(env, success_return, reset_options, codec)
+        self._native = NativeEnv(env, success_return, reset_options, codec, success_at, checks_finite=True)
         super().__init__(self._native)
         self.codec = codec
         self.observation_space = AnyText()
@@ -159,6 +161,6 @@ class TextEnv(gym.Wrapper):
 
     def _reject(self, reason: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._num_invalid += 1
-        info = {"action_valid": False, "success": False, "invalid_reason": reason}
+        info = {"action_valid": False, "success": self._native.success_so_far, "invalid_reason": reason}
         text = f"Invalid action: {reason}.\n{self._text}"
         return self._advised(text), self._penalty, self._num_invalid >= self._max_invalid, False, info

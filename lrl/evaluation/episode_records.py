@@ -20,6 +20,7 @@ from lrl.codecs.codec import TextCodec
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.text import text_of
 from lrl.policies.actor import Actor
+from lrl.ranges import check_seed
 from lrl.rollouts.runner import EnvRunner
 from lrl.types import RandomKeys, SamplingConfig
 
@@ -69,8 +70,9 @@ def watch_episode(
         render_mode: Gymnasium's ``rgb_array`` or ``ansi``; None renders nothing.
 
     Raises:
-        ValueError: the environment cannot be rendered in this mode, or not on this machine.
+        ValueError: ``seed`` is out of range, or the environment cannot be rendered in this mode or on this machine.
     """
+    check_seed("seed", seed, index + 1)
     envs = _with_render_mode(env_factory, render_mode).make(1, policy.response_format)
     episode, native, codec = np.array([index]), policy.response_format is None, _codec(policy)
     try:

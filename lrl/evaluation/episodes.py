@@ -16,6 +16,7 @@ from lrl.envs.factory import EnvFactory
 from lrl.evaluation.results import EpisodeResults, EpisodeStep
 from lrl.policies.actor import Actor
 from lrl.policies.response_cache import ResponseCache
+from lrl.ranges import check_seed
 from lrl.rollouts.runner import EnvRunner, Step
 from lrl.types import RandomKeys, SamplingConfig
 
@@ -48,14 +49,15 @@ def evaluate_policy(
         on_step: called after each step with the indices of its episodes, int64 ``(row,)``.
 
     Raises:
-        ValueError: ``episodes`` or ``num_envs`` is not positive.
+        ValueError: ``episodes`` or ``num_envs`` is not positive, or ``seed`` is out of range.
     """
     for name, value in {"episodes": episodes, "num_envs": num_envs}.items():
         if value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1.")
+    check_seed("seed", seed, episodes)
     index = np.arange(rank, episodes, world_size)
     if not len(index):
-        return EpisodeResults.of(seed, index, ())
+        return EpisodeResults.of(seed, index, (), env_factory.success_at)
     envs = env_factory.make(min(num_envs, len(index)), policy.response_format)
 
     def steps() -> Iterator[EpisodeStep]:
@@ -68,7 +70,7 @@ def evaluate_policy(
                     on_episode()
 
     try:
-        return EpisodeResults.of(seed, index, steps())
+        return EpisodeResults.of(seed, index, steps(), env_factory.success_at)
     finally:
         envs.close()
 
@@ -92,7 +94,7 @@ def play_episodes(
     row, begun = np.arange(runner.num_envs), runner.num_envs  # row of `index` that each environment plays
     active = np.ones(runner.num_envs, dtype=bool)
     while active.any():
-        runner.reset(seed + index[row], index[row])
+        runner.reset(seed + index[row], index[row], idle=~active)
         slots = np.flatnonzero(active)
         env, turn = index[row[slots]], runner.lengths[slots]
         keys = RandomKeys(seed=seed, purpose="evaluation", collection=0, env=env, turn=turn)
@@ -111,7 +113,10 @@ def merge(parts: Sequence[EpisodeResults]) -> EpisodeResults:
     arrays = {name: np.concatenate([getattr(part, name) for part in parts])[order] for name in names}
     has_success = any(part.has_success for part in parts)
     seconds = max(part.seconds for part in parts)
-    return EpisodeResults(seed=parts[0].seed, seconds=seconds, has_success=has_success, **arrays)
+    first = parts[0]
+    return EpisodeResults(
+        seed=first.seed, seconds=seconds, has_success=has_success, success_at=first.success_at, **arrays
+    )
 
 
 def gather(results: EpisodeResults) -> EpisodeResults:

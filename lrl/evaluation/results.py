@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from lrl.envs.native import SuccessAt
 from lrl.evaluation.statistics import bootstrap_interval, interquartile_mean, ratio_interval, wilson_interval
 from lrl.rollouts.runner import Step
 
@@ -39,15 +40,20 @@ class EpisodeResults:
     """Wall-clock time of acting and stepping."""
     has_success: bool = True
     """Whether the environment judges episodes at all: rows of a data set without Q-values do not."""
+    success_at: SuccessAt = "last_step"
+    """Whether the last step or any step of an episode decided on its success."""
 
     @classmethod
-    def of(cls, seed: int, index: np.ndarray, steps: Iterable[EpisodeStep]) -> EpisodeResults:
+    def of(
+        cls, seed: int, index: np.ndarray, steps: Iterable[EpisodeStep], success_at: SuccessAt = "last_step"
+    ) -> EpisodeResults:
         """Add up the steps of episodes.
 
         Args:
             seed: seed of episode 0.
             index: indices of the episodes, int64 ``(episode,)``.
             steps: see :func:`lrl.evaluation.episodes.play_episodes`.
+            success_at: which steps the environments decide by.
         """
         started, has_success = time.perf_counter(), False
         returns, lengths = np.zeros(len(index)), np.zeros(len(index), dtype=np.int64)
@@ -66,6 +72,7 @@ class EpisodeResults:
             invalid_actions=invalid_actions,
             seconds=time.perf_counter() - started,
             has_success=has_success,
+            success_at=success_at,
         )
 
     def __len__(self) -> int:
@@ -79,6 +86,11 @@ class EpisodeResults:
     def env_steps_per_second(self) -> float:
         """Turns per second of wall-clock time."""
         return float(self.lengths.sum() / max(self.seconds, 1e-9))
+
+    @property
+    def success_rule(self) -> str:
+        """Which steps decided on success, in words; empty if the environment does not judge episodes."""
+        return f"success at {'any' if self.success_at == 'any_step' else 'the last'} step" if self.has_success else ""
 
     def means(self) -> dict[str, float]:
         """Return the metrics of :class:`EpisodeMetrics` over these episodes."""
@@ -111,6 +123,7 @@ class EpisodeResults:
             "return_ci95": [None if np.isnan(bound) else bound for bound in intervals["return"]],
             "return_iqm": float(interquartile_mean(self.returns)),
             "length_mean": means["length"],
+            "success_at": self.success_at if self.has_success else None,
             "success_rate": means.get("success_rate"),
             "success_ci95": list(intervals.get("success_rate", (None, None))),
             "invalid_action_rate": means["invalid_action_rate"],

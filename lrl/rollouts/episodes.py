@@ -89,8 +89,7 @@ class EpisodeCollector:
         steps: list[Step] = []
         values: list[Tensor] = []
         while active.any():
-            # Idle environments are reset and stepped too: no environment may be stepped after its end.
-            runner.reset(reset_seeds, plan.episode(self.world_size), noise_seeds)
+            runner.reset(reset_seeds, plan.episode(self.world_size), noise_seeds, idle=~active)
             rows = np.flatnonzero(active)
             step = runner.turn(plan.keys(plan.env[rows], len(steps)), rows, max_turns=plan.max_turns)
             steps.append(step)

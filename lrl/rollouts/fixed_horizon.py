@@ -59,9 +59,10 @@ class FixedHorizonCollector:
             self._reset()
         return stack_steps(steps, plan.group, values if self.policy.has_critic else None)
 
-    def _reset(self) -> None:
-        """Begin the next episode where one has ended."""
-        self.runner.reset(seeds("reset", self.seed, self._episode, self.env), self._episode * self.total + self.env)
+    def _reset(self, idle: np.ndarray | None = None) -> None:
+        """Begin the next episode where one has ended, except where ``idle``."""
+        numbers = seeds("reset", self.seed, self._episode, self.env), self._episode * self.total + self.env
+        self.runner.reset(*numbers, idle=idle)
 
     # -- resume ---------------------------------------------------------------------------------------------------
 
@@ -86,7 +87,7 @@ class FixedHorizonCollector:
         """Replay the live episodes with the same seeds and actions.
 
         Episodes differ in length, and all environments are stepped together. So each is reset when as many turns are
-        left to replay as its episode has; until then it takes any actions, whose results are dropped.
+        left to replay as its episode has. Until then it is idle, or takes any actions, whose results are dropped.
 
         Raises:
             ValueError: the number of environments has changed.
@@ -101,7 +102,7 @@ class FixedHorizonCollector:
         lengths = np.array([len(actions) for actions in self._actions])
         for remaining in range(lengths.max(), 0, -1):
             self.runner.ended |= lengths == remaining
-            self._reset()
+            self._reset(idle=lengths < remaining)
             rows = np.flatnonzero(lengths >= remaining)
             self.runner.step([self._actions[row][-remaining] for row in rows], rows)
         self.runner.ended |= lengths == 0

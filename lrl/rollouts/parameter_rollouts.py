@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from lrl.envs.batched.make import make_batched
+from lrl.envs.boundary import check_batch
 from lrl.envs.factory import EnvFactory
 from lrl.functional.random import seeds as hashed_seeds
 from lrl.policies.searched import Decide, SearchedPolicy
@@ -45,7 +46,7 @@ def play_parameters(
     """Play one whole episode for each seed, as many side by side as there are environments.
 
     An episode depends on its seed and the parameters alone. What environments return after the end of their episode is
-    not counted; those that cannot be stepped then are reset.
+    not counted; those that cannot be stepped then are reset. Copies without an episode of their own are not reset.
 
     Args:
         policy: connected to the spaces; its own parameters are not used and not changed.
@@ -57,8 +58,8 @@ def play_parameters(
         trajectory: whether to describe the steps of the first episode.
 
     Raises:
-        ValueError: there is no seed, a return is not finite, or ``envs`` is the factory of environments that cannot be
-            played natively.
+        ValueError: there is no seed, an environment fails or returns a number that is not finite, or ``envs`` is the
+            factory of environments that cannot be played natively.
     """
     if not len(seeds):
         raise ValueError("seeds is empty; there must be one for each episode.")
@@ -93,17 +94,12 @@ def play_seeds(
         described: a list that the steps of the first episode are added to, as text.
 
     Raises:
-        ValueError: a return is not finite.
+        ValueError: an environment fails, or returns a number that is not finite.
     """
     returns, env_steps = [], 0
     for first in range(0, len(seeds), envs.num_envs):
         steps_of = described if first == 0 else None
         part, steps = _play(decide, envs, seeds[first : first + envs.num_envs], max_steps, steps_of)
-        if not np.isfinite(part).all():
-            place = int(np.flatnonzero(~np.isfinite(part))[0])
-            raise ValueError(
-                f"the return of the episode with seed {seeds[first + place]} is {part[place]}; rewards must be finite."
-            )
         returns.append(part)
         env_steps += steps
     return np.concatenate(returns), env_steps
@@ -120,13 +116,17 @@ def _play(
     given = [int(seed) for seed in seeds]
     all_seeds: Any = given + given[-1:] * (envs.num_envs - len(given))  # copies without an episode of their own
     active = np.arange(envs.num_envs) < len(given)
-    observations, _ = envs.reset(seed=all_seeds)
-    returns, env_steps = np.zeros(envs.num_envs), 0
     needs_reset = envs.num_envs > 1 and not getattr(envs, "steps_ended_copies", False)
+    observations, _ = envs.reset(seed=all_seeds, options=None if needs_reset else {"reset_mask": active.copy()})
+    space, name = envs.single_observation_space, getattr(envs, "name", type(envs).__name__)
+    returns, lengths, env_steps = np.zeros(envs.num_envs), np.zeros(envs.num_envs, dtype=np.int64), 0
+    check_batch(space, name, all_seeds, lengths, observations)
     for _ in range(max_steps):
         actions = decide(observations)
         before = observations[0] if described is not None and active[0] else None
         observations, rewards, terminated, truncated, _ = envs.step(actions)
+        lengths += active
+        check_batch(space, name, all_seeds, lengths, observations, np.where(active, rewards, 0.0))
         if before is not None and described is not None:
             described.append((describe(before), describe(actions[0]), float(rewards[0])))
         env_steps += int(np.count_nonzero(active))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.processes import EnvironmentDiedError
+from lrl.envs.processes import EnvironmentFailedError
 
 RESPONSES = ("LEFT", "DOWN", "RIGHT", "UP")
 
@@ -36,7 +36,8 @@ def walk(on_death="fail", deaths=(), steps=30):
 
 @pytest.mark.slow
 def test_a_dead_process_raises_with_environment_seed_and_signal():
-    with pytest.raises(EnvironmentDiedError, match=r"environment 1 of FrozenLake-v1 \(episode seed 1\) died.*signal 9"):
+    died = r"environment 1 of FrozenLake-v1 \(episode seed 1\) died.*signal 9"
+    with pytest.raises(EnvironmentFailedError, match=died):
         walk(deaths=[2])
 
 
@@ -47,14 +48,14 @@ def test_a_restart_does_not_change_the_trace(deaths):
 
 
 def test_a_second_death_in_an_episode_raises():
-    with pytest.raises(EnvironmentDiedError, match="twice in one episode"):
+    with pytest.raises(EnvironmentFailedError, match="twice in one episode"):
         walk("restart", (0, 1))
 
 
 def test_set_attr_detects_a_dead_process():
     env = GymnasiumEnvs("FrozenLake-v1", vectorization="async").make(2, "direct")
     os.kill(env.processes[0].pid, signal.SIGKILL)
-    with pytest.raises(EnvironmentDiedError, match=r"environment 0 of FrozenLake-v1 \(episode seed None\)"):
+    with pytest.raises(EnvironmentFailedError, match=r"environment 0 of FrozenLake-v1 \(episode seed None\)"):
         env.set_attr("noise_seed", [1, 2])
     assert not any(process.is_alive() for process in env.processes)
     env.close()
@@ -63,7 +64,12 @@ def test_set_attr_detects_a_dead_process():
 def test_an_error_in_an_environment_raises_with_environment_and_seed():
     env = GymnasiumEnvs("FrozenLake-v1", vectorization="async").make(2, None)
     env.reset(seed=[3, 4])
-    with pytest.raises(EnvironmentDiedError, match=r"environment 1 .*\(episode seed 4\) raised KeyError: .*99"):
+    env.idle = np.array([False, True])
+    observations, rewards, terminated, *_ = env.step(np.array([0, 99]))
+    assert observations[1] == rewards[1] == terminated[1] == 0, "an idle environment does not receive its action"
+    env.idle = np.array([False, False])
+    failed = r"environment 1 .*\(episode seed 4, step 1\): step raised KeyError: .*99"
+    with pytest.raises(EnvironmentFailedError, match=failed):
         env.step(np.array([0, 99]))
     assert not any(process.is_alive() for process in env.processes)
 

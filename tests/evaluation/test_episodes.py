@@ -186,6 +186,7 @@ def test_report_has_the_promised_keys() -> None:
         "return_ci95",
         "return_iqm",
         "length_mean",
+        "success_at",
         "success_rate",
         "success_ci95",
         "invalid_action_rate",

@@ -129,6 +129,7 @@ class DynamicsVectorEnv(VectorEnv):
         max_episode_steps: Number of steps after which an episode is truncated; None for no limit.
 
     Attributes:
+        name: Name of the environment, for error messages.
         steps_ended_copies: True: copies need not be reset before the next step, see above.
     """
 
@@ -136,7 +137,7 @@ class DynamicsVectorEnv(VectorEnv):
     steps_ended_copies = True
 
     def __init__(self, dynamics: Dynamics, num_envs: int = 1, max_episode_steps: int | None = None) -> None:
-        self.dynamics, self.num_envs = dynamics, num_envs
+        self.dynamics, self.num_envs, self.name = dynamics, num_envs, type(dynamics).__name__
         self.single_observation_space, self.single_action_space = dynamics.observation_space, dynamics.action_space
         self.observation_space = batch_space(dynamics.observation_space, num_envs)
         self.action_space = batch_space(dynamics.action_space, num_envs)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import VectorEnv
 
 from lrl.envs.batched.classic_control import CartPole, MountainCar, MountainCarContinuous
-from lrl.envs.batched.dynamics import Dynamics, DynamicsEnv, DynamicsVectorEnv, reset_arguments
+from lrl.envs.batched.dynamics import Dynamics, DynamicsEnv, DynamicsVectorEnv
 from lrl.envs.batched.tables import TableDynamics
+from lrl.envs.boundary import CheckedEnv
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.envs.separate import SeparateEnvs
 from lrl.envs.tabular import TransitionTable
 
 
@@ -34,55 +34,6 @@ _DYNAMICS: dict[str, Callable[[Any], Dynamics]] = {
 _ANY_ARGUMENTS = (_table,)
 
 
-class SeparateEnvs(VectorEnv):
-    """Copies that are stepped one after the other, for environments that cannot step many at once.
-
-    Copies whose episode has ended are left out until their reset. Unlike :class:`gymnasium.vector.SyncVectorEnv` it
-    collects no ``info``.
-
-    Args:
-        envs: The copies, with their time limit.
-        reset_options: Options of every reset.
-    """
-
-    metadata = {"autoreset_mode": AutoresetMode.DISABLED}
-    steps_ended_copies = True
-
-    def __init__(self, envs: Sequence[gym.Env], reset_options: Mapping[str, Any] | None = None) -> None:
-        self.envs, self.num_envs, self._reset_options = envs, len(envs), dict(reset_options or {})
-        self.single_observation_space, self.single_action_space = envs[0].observation_space, envs[0].action_space
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
-        space = self.single_observation_space
-        self._observations = np.zeros((self.num_envs, *(space.shape or ())), dtype=space.dtype)
-        self._active = np.zeros(self.num_envs, dtype=bool)
-
-    def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin episodes; arguments are those of :meth:`DynamicsVectorEnv.reset`."""
-        mask, seeds = reset_arguments(self.num_envs, seed, options)
-        for row in np.flatnonzero(mask).tolist():
-            self._observations[row], _ = self.envs[row].reset(seed=seeds[row], options=self._reset_options)
-        self._active = self._active | mask
-        return self._observations.copy(), {}
-
-    def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Take one step in each copy whose episode has not ended."""
-        rewards, ends = np.zeros(self.num_envs), np.zeros((2, self.num_envs), dtype=bool)
-        for row in np.flatnonzero(self._active).tolist():
-            observation, reward, terminated, truncated, _ = self.envs[row].step(actions[row])
-            self._observations[row], rewards[row] = observation, reward
-            if terminated or truncated:
-                ends[:, row], self._active[row] = (terminated, truncated), False
-        return self._observations.copy(), rewards, ends[0], ends[1], {}
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """Close the copies."""
-        for env in self.envs:
-            env.close()
-
-
 def make_batched(factory: EnvFactory, num_envs: int) -> VectorEnv:
     """Create native environments for :func:`~lrl.rollouts.parameter_rollouts.play_parameters`.
 
@@ -100,11 +51,18 @@ def make_batched(factory: EnvFactory, num_envs: int) -> VectorEnv:
     env = factory.make_native()
     dynamics = None if factory.reset_options else _dynamics(env.unwrapped, factory.kwargs)
     if dynamics is None:
-        envs = [env, *(factory.make_native() for _ in range(num_envs - 1))]
-        return SeparateEnvs(envs, factory.reset_options)
+        env.close()
+        make = functools.partial(_make_checked, factory)
+        return SeparateEnvs([make] * num_envs, factory.id, collects_infos=False)
     limit = None if env.spec is None else env.spec.max_episode_steps
     env.close()
-    return DynamicsVectorEnv(dynamics, num_envs, limit)
+    envs = DynamicsVectorEnv(dynamics, num_envs, limit)
+    envs.name = factory.id
+    return envs
+
+
+def _make_checked(factory: GymnasiumEnvs) -> CheckedEnv:
+    return CheckedEnv(factory.make_native(), factory.reset_options)
 
 
 def _dynamics(native: Any, kwargs: dict[str, Any]) -> Dynamics | None:

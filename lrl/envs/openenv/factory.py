@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 from lrl.addresses import checked_url
 from lrl.codecs.openenv import OpenEnvAction, OpenEnvCodec
 from lrl.envs.factory import EnvFactory
+from lrl.envs.native import SuccessAt
 from lrl.envs.openenv.endpoints import Endpoint, LocalEndpoint, UrlEndpoint
 from lrl.envs.openenv.text import OpenEnvEnv, OpenEnvTextEnv, OpenEnvVectorEnv
 from lrl.ranges import PositiveFloat, PositiveInt, check_arguments
@@ -33,6 +34,7 @@ class OpenEnvEnvs(EnvFactory):
         max_invalid: Number of consecutive invalid responses that ends an episode.
         max_episode_steps: Number of steps after which an episode is truncated; None leaves it to the environment.
         success_return: Return from which an episode is a success; None: see :class:`~lrl.envs.native.NativeEnv`.
+        success_at: ``last_step``: an episode is a success if its last step is one; ``any_step``: if any step is one.
         reset_options: Arguments of every reset, beside the seed.
         timeout: Longest wait for a response, in seconds.
 
@@ -52,6 +54,7 @@ class OpenEnvEnvs(EnvFactory):
         max_invalid: PositiveInt = 5,
         max_episode_steps: PositiveInt | None = None,
         success_return: float | None = None,
+        success_at: SuccessAt = "last_step",
         reset_options: dict[str, Any] | None = None,
         timeout: PositiveFloat = 60.0,
     ) -> None:
@@ -68,6 +71,7 @@ class OpenEnvEnvs(EnvFactory):
         self.action, self.observation_field, self.description = action, observation_field, description
         self.invalid_penalty, self.max_invalid = invalid_penalty, int(max_invalid)
         self.max_episode_steps, self.success_return = max_episode_steps, success_return
+        self.success_at: SuccessAt = success_at
         self.reset_options, self.timeout = dict(reset_options or {}), float(timeout)
 
     @classmethod
@@ -120,16 +124,16 @@ class OpenEnvEnvs(EnvFactory):
             raise ValueError(f"num_envs is {num_envs}; it must be at least 1.")
         if response_format is None:
             raise ValueError(f"env is {self.id!r}, which is played in text only; the policy must respond in text.")
-        settings = (self.codec, response_format, self.invalid_penalty, self.max_invalid, self.success_return)
+        settings = (self.codec, response_format, self.invalid_penalty, self.max_invalid, self.success_return, None)
         envs = list[OpenEnvTextEnv]()
         try:
             for index in range(num_envs):
-                envs.append(self._make_one(index, *settings))
+                envs.append(self._make_one(index, *settings, self.success_at))
         except BaseException:
             for env in envs:  # else their sessions would stay open
                 env.close()
             raise
-        return OpenEnvVectorEnv([functools.partial(envs.__getitem__, index) for index in range(num_envs)])
+        return OpenEnvVectorEnv([functools.partial(envs.__getitem__, index) for index in range(num_envs)], self.id)
 
     def _make_one(self, index: int, *settings: Any) -> OpenEnvTextEnv:
         env: gym.Env = OpenEnvEnv(self.endpoint, index, self.reset_options)

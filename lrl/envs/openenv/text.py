@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from lrl.codecs.codec import InvalidActionError
+from lrl.envs.boundary import EnvironmentFailedError
 from lrl.envs.openenv.endpoints import Endpoint
 from lrl.envs.openenv.sessions import InvalidPayloadError, Outcome, SessionError
-from lrl.envs.processes import EnvironmentDiedError
+from lrl.envs.separate import SeparateEnvs
 from lrl.envs.text import AnyText, TextEnv
 
 
@@ -55,7 +55,7 @@ class OpenEnvEnv(gym.Env):
             options: Only ``noise_seed`` is sent, which servers other than ours ignore.
 
         Raises:
-            EnvironmentDiedError: If the connection is lost or the environment reports an error.
+            EnvironmentFailedError: If the connection is lost or the environment reports an error.
         """
         super().reset(seed=seed)
         self._seed = seed
@@ -72,7 +72,7 @@ class OpenEnvEnv(gym.Env):
 
         Raises:
             RejectedActionError: If the environment did not take it.
-            EnvironmentDiedError: If the connection is lost or the environment reports an error.
+            EnvironmentFailedError: If the connection is lost or the environment reports an error.
         """
         try:
             outcome = self._outcome(self._session.step, action)
@@ -98,7 +98,7 @@ class OpenEnvEnv(gym.Env):
         except InvalidPayloadError:
             raise
         except SessionError as error:
-            raise EnvironmentDiedError(f"{self._name} (episode seed {self._seed}) failed: {error}.") from error
+            raise EnvironmentFailedError(f"{self._name} (episode seed {self._seed}) failed: {error}.") from error
 
 
 class OpenEnvTextEnv(TextEnv):
@@ -129,23 +129,22 @@ class OpenEnvTextEnv(TextEnv):
             return observation, reward, terminated or error.done, truncated, info
 
 
-class OpenEnvVectorEnv(SyncVectorEnv):
+class OpenEnvVectorEnv(SeparateEnvs):
     """Vectorized text environments that send all actions before they wait for an outcome.
 
     Args:
         env_fns: Functions that each create one :class:`OpenEnvTextEnv`.
+        name: Name of the environment, for error messages.
     """
-
-    def __init__(self, env_fns: list[Callable[[], OpenEnvTextEnv]]) -> None:
-        super().__init__(env_fns, copy=False, autoreset_mode=AutoresetMode.DISABLED)
 
     def step(self, actions: Any) -> Any:
         """Step all environments.
 
         Raises:
-            EnvironmentDiedError: If a connection is lost or an environment reports an error.
+            EnvironmentFailedError: If a connection is lost or an environment reports an error.
         """
         envs: Any = self.envs
-        for env, response in zip(envs, actions, strict=True):
-            env.send(response)
+        for env, response, idle in zip(envs, actions, self.idle.tolist(), strict=True):
+            if not idle:
+                env.send(response)
         return super().step(actions)

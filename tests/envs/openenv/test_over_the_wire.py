@@ -7,7 +7,7 @@ from openenv_server import serving, serving_process
 from lrl.codecs.openenv import OpenEnvCodec
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.openenv.factory import OpenEnvEnvs
-from lrl.envs.processes import EnvironmentDiedError
+from lrl.envs.processes import EnvironmentFailedError
 
 BABYAI = "lrl/BabyAI-GoToLocal-v0"
 
@@ -120,7 +120,7 @@ def test_all_actions_are_sent_before_the_first_outcome_is_read(monkeypatch):
 def test_more_environments_than_sessions_is_one_sentence():
     with serving(GymnasiumEnvs("FrozenLake-v1"), max_sessions=2) as url:
         envs = OpenEnvEnvs(url).make(3, "direct")
-        with pytest.raises(EnvironmentDiedError, match="environment 2 of .* all 2 sessions are taken"):
+        with pytest.raises(EnvironmentFailedError, match="environment 2 of .* all 2 sessions are taken"):
             envs.reset(seed=[0, 1, 2])
         envs.close()
         again = OpenEnvEnvs(url).make(2, "direct")  # the sessions were given back
@@ -135,7 +135,7 @@ def test_a_server_that_is_killed_in_an_episode_is_one_sentence():
         envs.reset(seed=[11, 12])
         envs.step(("LEFT", "LEFT"))
         kill()
-        with pytest.raises(EnvironmentDiedError) as error:
+        with pytest.raises(EnvironmentFailedError) as error:
             envs.step(("LEFT", "LEFT"))
         envs.close()
         sentence = str(error.value)

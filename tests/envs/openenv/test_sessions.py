@@ -19,7 +19,7 @@ from websockets.sync import client
 
 from lrl.codecs.openenv import OpenEnvAction
 from lrl.envs.openenv.factory import OpenEnvEnvs
-from lrl.envs.processes import EnvironmentDiedError
+from lrl.envs.processes import EnvironmentFailedError
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_what_an_environment_in_this_process_raises_is_one_sentence():
     message = (
         r"environment 0 of guessing:GuessingGame \(episode seed 5\) failed: it raised RuntimeError: nine is broken\."
     )
-    with pytest.raises(EnvironmentDiedError, match=f"^{message}$"):
+    with pytest.raises(EnvironmentFailedError, match=f"^{message}$"):
         envs.step(("9",))
 
 
@@ -163,7 +163,8 @@ def test_a_server_that_fails_is_one_sentence(message, reason):
     with serving_app(Scripted(SEEN, message).app) as url:
         envs = OpenEnvEnvs(url, timeout=30 if message else 1).make(1, "direct")
         assert envs.reset(seed=[6])[0] == ("hall",)
-        with pytest.raises(EnvironmentDiedError, match=rf"^environment 0 of .*\(episode seed 6\) failed: {reason}\.$"):
+        failed = rf"^environment 0 of .*\(episode seed 6\) failed: {reason}\.$"
+        with pytest.raises(EnvironmentFailedError, match=failed):
             envs.step(("go",))
         envs.close()
 
@@ -180,9 +181,9 @@ def test_a_late_response_is_not_that_of_the_next_message():
     with serving_app(Scripted(SEEN, None, late).app) as url:
         envs = OpenEnvEnvs(url, timeout=1).make(1, "direct")
         envs.reset(seed=[6])
-        with pytest.raises(EnvironmentDiedError, match="did not respond within 1 seconds"):
+        with pytest.raises(EnvironmentFailedError, match="did not respond within 1 seconds"):
             envs.step(("go",))
-        with pytest.raises(EnvironmentDiedError, match="the connection was lost"):
+        with pytest.raises(EnvironmentFailedError, match="the connection was lost"):
             envs.reset(seed=[7])
         envs.close()
 
@@ -245,7 +246,7 @@ def test_a_server_that_leaves_is_one_sentence():
     with serving_app(Scripted(SEEN).app) as url:
         envs = OpenEnvEnvs(url).make(1, "direct")
         envs.reset(seed=[6])
-        with pytest.raises(EnvironmentDiedError, match="failed: the connection was lost"):
+        with pytest.raises(EnvironmentFailedError, match="failed: the connection was lost"):
             envs.step(("go",))
         envs.close()
 
