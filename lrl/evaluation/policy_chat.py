@@ -55,7 +55,7 @@ class PolicyChatModel(ChatModel):
         _ = self.policy
 
     def fits(self, conversation: Sequence[Message], sampling: SamplingConfig, response: str = "") -> bool:
-        """Return whether the last message fits into the policy's prompt, and its response into the positions.
+        """Return whether the last message fits into the policy's prompt, and its response into the model's context.
 
         Args:
             conversation: messages, of which the last one is read.
@@ -68,9 +68,9 @@ class PolicyChatModel(ChatModel):
         assert policy.codec is not None
         model = policy.language_model
         length = len(model.tokenizer.encode_chat(policy.prompt.messages(policy.codec, text, ())))
-        positions = model.max_positions
-        has_positions = positions is None or length + sampling.max_new_tokens <= positions
-        return length <= policy.trunk.max_prompt_tokens and has_positions
+        context = model.context_length
+        has_room = context is None or length + sampling.max_new_tokens <= context
+        return length <= policy.trunk.max_prompt_tokens and has_room
 
     def complete(
         self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]

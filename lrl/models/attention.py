@@ -81,12 +81,32 @@ def max_positions(model: Any) -> int | None:
     return None
 
 
+def context_length(config: Any) -> int | None:
+    """Return the largest number of tokens that a model was made for; None where its configuration names none.
+
+    Rotary embeddings and ALiBi exist for any position, but a model is poor beyond those of its training, and embeddings
+    that depend on the length of the text change beyond ``original_max_position_embeddings``.
+
+    Args:
+        config: configuration of transformers.
+    """
+    text = config.get_text_config()
+    names = "max_position_embeddings", "seq_length", "max_seq_len"  # the last two are BLOOM's and MPT's
+    lengths = [getattr(text, name, None) for name in names]
+    lengths += [kind.get("original_max_position_embeddings") for kind in _length_dependent(text)]
+    return min((length for length in lengths if isinstance(length, int) and length > 0), default=None)
+
+
 def positions_interact(model: Any) -> bool:
     """Return whether the embedding of a position depends on the largest one of the pass: dynamic and long RoPE."""
-    config = bare(model).config.get_text_config()
-    settings = getattr(config, "rope_parameters", None) or {}
+    return bool(_length_dependent(bare(model).config.get_text_config()))
+
+
+def _length_dependent(text_config: Any) -> list[Mapping[str, Any]]:
+    """Return the settings of the rotary embeddings that depend on the length of the text."""
+    settings = getattr(text_config, "rope_parameters", None) or {}
     kinds = [settings, *(one for one in settings.values() if isinstance(one, Mapping))]
-    return any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
+    return [kind for kind in kinds if kind.get("rope_type") in ("dynamic", "longrope")]
 
 
 def compute_dtype(model: Any) -> torch.dtype:

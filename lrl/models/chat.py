@@ -28,6 +28,10 @@ class Completion:
     """Whether the response came from the cache and cost nothing."""
 
 
+class ConversationTooLongError(ValueError):
+    """Raised where a server rejects a conversation because it is longer than its model reads."""
+
+
 class ChatModel(Protocol):
     """Responds to conversations in words.
 
@@ -69,6 +73,7 @@ class ChatModel(Protocol):
             seeds: of each response; the order and number of conversations change nothing.
 
         Raises:
+            ConversationTooLongError: a conversation is longer than the model reads.
             ValueError: the model cannot be reached, or the server rejects the request for good; one sentence.
         """
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import math
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,14 @@ from lrl.ranges import NonNegativeInt, PositiveFloat, check_fields
 
 _TRANSIENT = (408, 409, 425, 429)
 """Statuses of requests that may succeed later, besides those of the server's own errors (500 and above)."""
+
+_TOO_LONG = re.compile(
+    r"context_length_exceeded|exceed_context_size|context (?:length|size|window)|maximum model length"
+    r"|(?:prompt|input|request)[\w ]{0,40} too (?:long|large)|input token count|too many (?:input )?tokens"
+    r"|max_new_tokens. must be <=",
+    re.IGNORECASE,
+)
+"""How servers say that a conversation is too long: OpenAI, vLLM, llama.cpp, Anthropic, Gemini, Mistral, TGI."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +69,8 @@ class Failure:
     """Whether the same request may succeed later."""
     status: int | None = None
     """HTTP status; None where the server did not give one."""
+    too_long: bool = False
+    """Whether the server says that the conversation is longer than its model reads."""
     retry_after: float | None = None
     """Seconds that the server asks to wait; None where it does not ask."""
 
@@ -74,10 +85,12 @@ def failure_of_status(status: int, headers: Mapping[str, str], reason: str, code
         code: the error's name in OpenAI's API, such as ``insufficient_quota``, which no waiting mends.
     """
     transient = (status in _TRANSIENT or status >= 500) and code != "insufficient_quota"
+    too_long = status in (400, 413, 422) and bool(_TOO_LONG.search(f"{code} {reason}"))
     return Failure(
         reason=f"{status}: {reason}" if reason else str(status),
         transient=transient,
         status=status,
+        too_long=too_long,
         retry_after=retry_after(headers) if transient else None,
     )
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lrl.models.attention import attention_of, is_halved, kernel_of, max_positions, set_kernel
+from lrl.models.attention import attention_of, context_length, is_halved, kernel_of, max_positions, set_kernel
 from lrl.models.availability import check_available
 from lrl.models.candidate_scoring import Prefixes, lay_out_candidates
 from lrl.models.forward import accepted, at_tokens, logits_of, started_above
@@ -77,6 +77,7 @@ class LanguageModel(nn.Module):
             self._tokenizer = self.tokenizer.with_added_tokens()
         self.fingerprint = fingerprint(model)
         self.kernel, self.max_positions = kernel_of(model), max_positions(model)
+        self.context_length = context_length(model.config)
         self.model = model if self.config.lora is None else attach_lora(model, self.config)
         if self.config.gradient_checkpointing:
             recompute_activations(self.model)

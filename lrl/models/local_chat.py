@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lrl.functional.random import counter_hash
+from lrl.models.attention import context_length
 from lrl.models.availability import check_available
 from lrl.models.chat import ChatModel, Completion, Message
 from lrl.models.decode_loop import DecodeLoop
@@ -45,7 +46,9 @@ class LocalChatModel(ChatModel):
         check_arguments(type(self).__init__, {"batch_size": batch_size}, "chat_model")
         self.name, self.config, self.stop_text = language_model.name, language_model, stop_text
         self.batch_size, self.device = batch_size, device
-        self._generator, self._tokenizer = generator, None if generator is None else self._load_tokenizer()
+        self._generator, self._tokenizer, self._context_length = generator, None, None
+        if generator is not None:
+            self._tokenizer, self._context_length = self._load_tokenizer(), context_length(self._load_config())
         self._model: LanguageModel | None = None
 
     def connect(self) -> None:
@@ -57,7 +60,7 @@ class LocalChatModel(ChatModel):
         self._load()
 
     def fits(self, conversation: Sequence[Message], sampling: SamplingConfig, response: str = "") -> bool:
-        """Return whether the model has positions for a conversation and its response; of a generator none are known.
+        """Return whether a conversation and its response are no longer than the model was made for.
 
         Args:
             conversation: messages, oldest first.
@@ -67,8 +70,8 @@ class LocalChatModel(ChatModel):
         tokenizer, _ = self._load()
         if response and len(tokenizer.encode_texts([response])[0]) >= sampling.max_new_tokens:
             return False
-        positions = None if self._model is None else self._model.max_positions
-        return positions is None or len(tokenizer.encode_chat(conversation)) + sampling.max_new_tokens <= positions
+        length = self._context_length if self._model is None else self._model.context_length
+        return length is None or len(tokenizer.encode_chat(conversation)) + sampling.max_new_tokens <= length
 
     def complete(
         self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]
@@ -119,6 +122,11 @@ class LocalChatModel(ChatModel):
     def _load_tokenizer(self) -> ChatTokenizer:
         check_available(self.config.name)
         return ChatTokenizer.from_pretrained(self.config.name, self.config.chat_template, self.config.trust_remote_code)
+
+    def _load_config(self) -> Any:
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(self.config.name, trust_remote_code=self.config.trust_remote_code)
 
 
 def seeded_bits(seeds: Sequence[int], num_tokens: int) -> Tensor:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
-from lrl.models.chat import ChatModel, Completion, Message
+from lrl.models.chat import ChatModel, Completion, ConversationTooLongError, Message
 from lrl.models.chat_cache import CompletionCache, request_key
 from lrl.models.chat_endpoint import ChatEndpoint
 from lrl.models.chat_retries import Failure, RetryConfig
@@ -19,6 +20,9 @@ from lrl.types import SamplingConfig
 
 _PER_PRICE = 1_000_000
 """Number of tokens that a price is for."""
+_PER_MESSAGE = 8
+"""Tokens that a chat template adds to a message, about."""
+_PIECES = re.compile(rb"[A-Za-z]{1,4}|[^\sA-Za-z]|\n")
 _LOG = logging.getLogger("lrl")
 
 
@@ -70,6 +74,8 @@ class ServedChatModel(ChatModel):
         max_tokens_field: what the server calls the maximum number of tokens of a response; OpenAI's reasoning models
             take ``max_completion_tokens`` only.
         accept_empty: whether an empty response is one; else it is a failure, and the request is sent again.
+        context_length: maximum number of tokens of a conversation and its response; null leaves it to the server, some
+            of which cut a longer conversation without saying so.
 
     Attributes:
         usage: what was asked so far.
@@ -88,12 +94,14 @@ class ServedChatModel(ChatModel):
         extra_body: Mapping[str, Any] | None = None,
         max_tokens_field: str = "max_tokens",
         accept_empty: bool = False,
+        context_length: PositiveInt | None = None,
     ) -> None:
-        check_arguments(type(self).__init__, {"max_concurrency": max_concurrency}, "chat_model")
+        limits = {"max_concurrency": max_concurrency, "context_length": context_length}
+        check_arguments(type(self).__init__, limits, "chat_model")
         self.endpoint = ChatEndpoint(api_url, api_key_env, retries.timeout, accept_empty)
         self.name, self.retries, self.prices = name, retries, prices
         self.extra_body, self.max_tokens_field = _checked_fields(extra_body or {}), max_tokens_field
-        self.max_concurrency = max_concurrency
+        self.max_concurrency, self.context_length = max_concurrency, context_length
         self.cache = None if cache is None else CompletionCache(cache)
         self.usage = Usage()
         self.wait: Callable[[threading.Event, float], Any] = threading.Event.wait
@@ -107,6 +115,19 @@ class ServedChatModel(ChatModel):
         """
         self.endpoint.connect()
 
+    def fits(self, conversation: Sequence[Message], sampling: SamplingConfig, response: str = "") -> bool:
+        """Return whether a conversation and its response fit into ``context_length``; True where that is null.
+
+        Args:
+            conversation: messages, oldest first; their tokens are estimated, rather more than less.
+            sampling: has the maximum number of tokens of a response.
+            response: not read, as only the server knows its tokens.
+        """
+        if self.context_length is None:
+            return True
+        tokens = sum(_PER_MESSAGE + estimated_tokens(message["content"]) for message in conversation)
+        return tokens + sampling.max_new_tokens <= self.context_length
+
     def complete(
         self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]
     ) -> list[Completion]:
@@ -118,6 +139,7 @@ class ServedChatModel(ChatModel):
             seeds: of each response; it is the server that makes equal seeds give equal responses, or does not.
 
         Raises:
+            ConversationTooLongError: the server says that its model does not read so much.
             ValueError: the server cannot be reached for longer than the retries last, or rejects a request for good.
                 All responses that have arrived by then are in the cache.
         """
@@ -199,7 +221,8 @@ class ServedChatModel(ChatModel):
             too_long = (outcome.retry_after or 0.0) > self.retries.max_wait
             if not outcome.transient or too_long or retry == self.retries.max_retries:
                 stop.set()
-                raise ValueError(self._sentence(outcome, retry + 1))
+                kind = ConversationTooLongError if outcome.too_long else ValueError
+                raise kind(self._sentence(outcome, retry + 1))
             if not stop.is_set():
                 delay = self.retries.delay(retry, outcome.retry_after, int(key[:15], 16))
                 _LOG.warning("%s: %s; the request is sent again in %.1f s.", self.name, outcome.reason, delay)
@@ -238,6 +261,14 @@ class ServedChatModel(ChatModel):
         else:
             kept = f"{len(self.cache)} responses are kept in {str(self.cache.path)!r}, and the same command resumes"
         return f"api_url is {api_url!r}, which failed {times} for the model {self.name!r} ({reason}); {kept}."
+
+
+def estimated_tokens(text: str) -> int:
+    """Return about how many tokens a text has in vocabularies with one token per digit, rather more than less.
+
+    Four ASCII letters, a digit, a mark, a line break and a byte of any other character count as a token each.
+    """
+    return len(_PIECES.findall(text.encode("utf-8", "replace")))
 
 
 def _checked_fields(extra_body: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, final
 import numpy as np
 
 from lrl.functional.random import seeds
-from lrl.models.chat import ChatModel, Completion, Message
+from lrl.models.chat import ChatModel, Completion, ConversationTooLongError, Message
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.search.history import Entry, HistoryConfig, render_reply, same_parameters
 from lrl.search.integers import integer_space, read_integers
@@ -24,6 +24,8 @@ from lrl.types import SamplingConfig
 _METRICS: tuple[str, ...] = (
     *("prompt_tokens", "completion_tokens", "cached", "prompt_characters", "retries", "duplicates", "failed", "shown"),
 )
+_SHORTER = 0.8
+"""Length of the next prompt after one that was too long, as a fraction of it."""
 _SPENT = {"requests": "requests", "retries": "request_retries", "cost": "cost"}
 """Names in the report of a chat model, and those of their metrics."""
 
@@ -40,7 +42,8 @@ class PromptedSearcher(Searcher):
     given.
 
     Where the chat model has no room for the policies that ``history`` shows, the worst (order ``value``) or the oldest
-    (order ``time``) are left out, never the best.
+    (order ``time``) are left out, never the best. A model that knows no limit may reject a prompt as too long: then
+    prompts are at most 0.8 times as long for the rest of the search.
 
     Args:
         chat_model: writes the replies.
@@ -72,6 +75,8 @@ class PromptedSearcher(Searcher):
         """Number of proposals so far, which a prompt shows and the seeds of its replies follow from."""
         self._task, self._warned, self._replies = TaskText(), False, list[dict[str, str]]()
         self._metrics, self._usage = dict[str, float](), dict[str, float]()
+        self._most_characters: int | None = None
+        """Maximum length of a prompt, after the chat model rejected a longer one."""
 
     @property
     def needs_trajectory(self) -> bool:
@@ -93,7 +98,7 @@ class PromptedSearcher(Searcher):
             integer_space(space)
         super().setup(space, seed, num_iterations)
         self.chat_model.connect()
-        self.entries, self.asked, self._usage = [], 0, {}
+        self.entries, self.asked, self._usage, self._most_characters = [], 0, {}, None
         self._check_room()
 
     def _check_room(self) -> None:
@@ -150,8 +155,7 @@ class PromptedSearcher(Searcher):
         self._metrics, self._replies, complaint = dict.fromkeys(_METRICS, 0.0), [], ""
         sent: list[list[list[Message]]] = []
         for attempt in range(self.max_tries):
-            conversations = self._conversations(complaint)
-            texts, cut = self._request(attempt, conversations, again=conversations in sent)
+            conversations, texts, cut = self._request_that_fits(attempt, complaint, sent)
             sent.append(conversations)
             text = " ".join(texts)
             try:
@@ -166,6 +170,23 @@ class PromptedSearcher(Searcher):
                 return proposal
         return self._give_up(complaint)
 
+    def _request_that_fits(
+        self, attempt: int, complaint: str, sent: Sequence[list[list[Message]]]
+    ) -> tuple[list[list[Message]], list[str], bool]:
+        """Ask once, with fewer policies as long as the chat model rejects the prompt as too long.
+
+        Returns:
+            The prompts, their replies, and whether one was cut.
+        """
+        while True:
+            conversations = self._conversations(complaint)
+            try:
+                return conversations, *self._request(attempt, conversations, again=conversations in sent)
+            except ConversationTooLongError:
+                if self._metrics["shown"] <= 1:
+                    raise
+                self._most_characters = int(_SHORTER * max(map(_characters, conversations)))
+
     def _conversations(self, complaint: str) -> list[list[Message]]:
         """Return the prompt, or that of each parameter, with as many policies as the chat model has room for.
 
@@ -177,9 +198,10 @@ class PromptedSearcher(Searcher):
         if not self._fit(conversations):
             counts = range(1, most)  # prompts get longer with every policy
             shown = bisect_left(counts, True, key=lambda count: not self._fit(self._render_all(complaint, count)))
-            if not shown:
-                raise self._no_room()
+            shown = max(1, shown)  # that of one policy is sent even if it is hardly shorter than what was rejected
             conversations = self._render_all(complaint, shown)
+            if not self._has_room(conversations):
+                raise self._no_room()
         if shown < most and not self._warned:
             self._warned = True
             sentence = (
@@ -191,6 +213,11 @@ class PromptedSearcher(Searcher):
         return conversations
 
     def _fit(self, conversations: Sequence[list[Message]]) -> bool:
+        most = self._most_characters
+        short = most is None or all(_characters(conversation) <= most for conversation in conversations)
+        return short and self._has_room(conversations)
+
+    def _has_room(self, conversations: Sequence[list[Message]]) -> bool:
         return all(self.chat_model.fits(conversation, self.sampling) for conversation in conversations)
 
     def _render_all(self, complaint: str, most: int) -> list[list[Message]]:
@@ -232,7 +259,7 @@ class PromptedSearcher(Searcher):
         finally:  # a request that failed for good may have its price as well
             self._spend(before, self.chat_model.report())
         for completion, conversation in zip(completions, conversations, strict=True):
-            self._count(completion, sum(len(message["content"]) for message in conversation))
+            self._count(completion, _characters(conversation))
         cut = any(completion.finish_reason == "length" for completion in completions)
         return [completion.text for completion in completions], cut
 
@@ -290,10 +317,16 @@ class PromptedSearcher(Searcher):
     def state_dict(self) -> dict[str, Any]:
         """Return the history, the number of proposals and what they took."""
         entries = [entry.state() for entry in self.entries]
-        return {"asked": self.asked, "entries": entries, "usage": dict(self._usage)}
+        state = {"asked": self.asked, "entries": entries, "usage": dict(self._usage)}
+        return state | {"most_characters": self._most_characters}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.asked = int(state_dict["asked"])
         self.entries = [Entry.restored(entry) for entry in state_dict["entries"]]
-        self._usage = dict(state_dict.get("usage", {}))  # searches of older versions have none
+        self._usage, self._most_characters = dict(state_dict["usage"]), state_dict["most_characters"]
+
+
+def _characters(conversation: Sequence[Message]) -> int:
+    """Return the number of characters of a conversation."""
+    return sum(len(message["content"]) for message in conversation)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from chat_server import ChatServer, dropped, empty, garbage, slow, status, truncated
 from commands import run_command
-from search_runs import StopAt, fit
+from search_runs import StopAt, data_of, fit
 
 from lrl.algorithms.prompted_search import PromptedSearchModule
 from lrl.callbacks.checkpoint import CollectionCheckpoint
@@ -21,6 +21,7 @@ from lrl.models.served_chat import Prices, ServedChatModel
 from lrl.policies.linear import LinearPolicy
 from lrl.search.prompted import PromptedSearcher
 from lrl.search.stand_in import HillClimbingChatModel
+from lrl.types import SamplingConfig
 
 pytest.importorskip("openai")
 QUICK = RetryConfig(base_delay=0.01, max_delay=0.02, max_retries=12, timeout=5.0)
@@ -129,6 +130,32 @@ def test_replies_that_were_waited_for_are_not_asked_for_again(trials, tmp_path):
         assert module.trials == trials and asked == 4 and len(server.bodies) == 6
     rows = [row for _, row in trainer.logger.rows if "search/cached" in row]
     assert [row["search/cached"] for row in rows] == [1, 1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("settings", [{}, {"context_length": 1200}])
+def test_a_search_by_a_model_with_a_short_context_leaves_policies_out_and_ends_well(settings, tmp_path):
+    """With ``settings`` the search knows the limit, without them the server rejects what is longer."""
+    sizes = []
+
+    def respond(body):
+        sizes.append(len(body["messages"][0]["content"]))
+        return climb(body)
+
+    with ChatServer(respond) as server:
+        fits = server.receive
+
+        def receive(headers, body):
+            too_long = len(body["messages"][0]["content"]) > 2400
+            return fits(headers, body) or (status(400, "maximum context length is 900 tokens") if too_long else None)
+
+        server.receive = receive
+        model = ServedChatModel("stand-in", server.url, retries=QUICK, **settings)
+        searcher = PromptedSearcher(model, sampling=SamplingConfig(max_new_tokens=100))
+        module = PromptedSearchModule(LinearPolicy(), searcher)
+        trainer = fit(tmp_path, module=module, data=data_of(warmup=8), max_epochs=14)
+        assert (len(server.bodies) == 6) == bool(settings)
+    rows = [row for _, row in trainer.logger.rows if "search/shown" in row]
+    assert len(rows) == 6 and all(1 < row["search/shown"] < 8 for row in rows)
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_a_conversation_fits_into_the_prompt_and_a_reply_into_the_response(chat)
     assert not chat.fits(conversation, SamplingConfig(max_new_tokens=reply - 1), "left")
     chat.policy.trunk.max_prompt_tokens = length - 1
     assert not chat.fits(conversation, sampling)
-    chat.policy.trunk.max_prompt_tokens, chat.policy.language_model.max_positions = length, length + 5
+    chat.policy.trunk.max_prompt_tokens, chat.policy.language_model.context_length = length, length + 5
     assert not chat.fits(conversation, sampling) and chat.fits(conversation, SamplingConfig(max_new_tokens=5))
 
 

@@ -71,10 +71,14 @@ def test_a_conversation_fits_into_the_positions_and_a_reply_into_the_response(mo
     (completion,) = model.complete([conversation], SAMPLING, [1])
     (language_model,) = [part for part in vars(model).values() if isinstance(part, LanguageModel)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(language_model, "max_positions", completion.prompt_tokens + 6)
+        patch.setattr(language_model, "context_length", completion.prompt_tokens + 6)
         assert model.fits(conversation, SAMPLING) and model.fits(conversation, SAMPLING, "up up up")
         assert not model.fits(say("left up")[0], SAMPLING)
         assert not model.fits(conversation, SAMPLING, "up up up up")  # blanks are tokens, and so is the end
     model.connect()
     generated = LocalChatModel(LanguageModelConfig(name=tiny_model), DecodeLoop(language_model, None))
-    assert generated.fits(say("left " * 10**4)[0], SAMPLING)  # of a generator the positions are not known
+    length = language_model.model.config.max_position_embeddings
+    assert language_model.max_positions is None, "rotary embeddings, which have no table of positions"
+    for one in (model, generated):
+        assert one.fits(say("left " * (length // 4))[0], SAMPLING)
+        assert not one.fits(say("left " * length)[0], SAMPLING), "longer than the model was made for"

@@ -9,9 +9,9 @@ import pytest
 from chat_server import ChatServer, Fault, dropped, empty, garbage, slow, status, truncated
 from jsonargparse import ArgumentParser
 
-from lrl.models.chat import ChatModel
+from lrl.models.chat import ChatModel, ConversationTooLongError
 from lrl.models.chat_retries import Failure, RetryConfig, retry_after
-from lrl.models.served_chat import Prices, ServedChatModel
+from lrl.models.served_chat import Prices, ServedChatModel, estimated_tokens
 from lrl.types import SamplingConfig
 
 SAMPLING = SamplingConfig(temperature=0.5, max_new_tokens=7)
@@ -272,6 +272,45 @@ def test_it_stops_in_one_sentence(server, fault, said):
         model.complete(say("go"), SAMPLING, [1])
     assert said in str(error.value) and "\n" not in str(error.value) and server.url in str(error.value)
     assert len(server.bodies) == (3 if "3 times" in said or "(no con" in said or "(an em" in said else 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "too_long"),
+    [
+        (status(400, "This model's maximum context length is 8192 tokens. However, you requested 9000 tokens."), True),
+        (status(400, "Please reduce the length of the messages.", "context_length_exceeded"), True),
+        (status(400, "The decoder prompt (length 99) is longer than the maximum model length of 64."), True),
+        (status(400, "the request exceeds the available context size, try increasing it"), True),
+        (status(400, "prompt is too long: 210000 tokens > 200000 maximum"), True),
+        (status(400, "The input token count (99) exceeds the maximum number of tokens allowed (64)."), True),
+        (status(422, "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000"), True),
+        (status(413, "Request too large for gpt-oss on tokens per minute"), True),
+        (status(400, "top_k is unknown"), False),
+        (status(404, "no such model with this context length"), False),
+    ],
+)
+def test_a_conversation_that_the_server_rejects_as_too_long_is_told_apart(server, fault, too_long):
+    server.faults = [fault]
+    with pytest.raises(ValueError, match="which rejects the request for the model 'stand-in'") as caught:
+        model_of(server).complete(say("go"), SAMPLING, [1])
+    assert isinstance(caught.value, ConversationTooLongError) == too_long and len(server.bodies) == 1
+
+
+def test_a_conversation_fits_into_the_configured_context(server):
+    (conversation,), (long,) = say("params[0]: -1.5; f(params): 23.40"), say("1" * 80)
+    assert model_of(server).fits(say("1" * 10**6)[0], SAMPLING), "without a context length the server decides"
+    model = model_of(server, context_length=80)
+    assert model.fits(conversation, SAMPLING) and not model.fits(long, SAMPLING)
+    assert not model.fits(conversation, SamplingConfig(max_new_tokens=50))
+    with pytest.raises(ValueError, match="chat_model.context_length is 0; it must be at least 1, or null"):
+        model_of(server, context_length=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("params[10]: -1.5;", 12), ("1.5 -2.0 = 23.40\n", 14), ("episodes", 2), ("北é", 5)]
+)
+def test_tokens_are_estimated_as_those_of_vocabularies_with_a_token_per_digit(text, tokens):
+    assert estimated_tokens(text) == tokens
 
 
 def test_the_request_that_failed_for_good_says_why_and_not_one_that_it_stopped(server):

@@ -1,11 +1,12 @@
 """Tests of the searcher that asks a language model."""
 
+import json
 import logging
 
 import numpy as np
 import pytest
 
-from lrl.models.chat import ChatModel, Completion
+from lrl.models.chat import ChatModel, Completion, ConversationTooLongError
 from lrl.search.history import HistoryConfig
 from lrl.search.prompted import PromptedSearcher
 from lrl.search.prompts import SearchPrompt
@@ -26,6 +27,7 @@ class Scripted(ChatModel):
     def __init__(self, *replies, words=10**6):
         self.replies, self.prompts, self.seeds = list(replies), [], []
         self.words, self.temperatures, self.usage = words, [], {}
+        self.characters, self.rejected = 10**6, 0  # a longer prompt is rejected without a reply
 
     def fits(self, conversation, sampling, response=""):
         if len(response) > 4 * sampling.max_new_tokens:
@@ -36,6 +38,9 @@ class Scripted(ChatModel):
         return dict(self.usage)
 
     def complete(self, conversations, sampling, seeds):
+        if len(conversations[0][-1]["content"]) > self.characters:
+            self.rejected += 1
+            raise ConversationTooLongError("the prompt is too long")
         self.temperatures.append(sampling.temperature)
         self.usage = {name: value + step for (name, value), step in zip(self.usage.items(), (2, 1, 0.5, 0))}
         self.prompts.append(conversations[0][-1]["content"])
@@ -237,6 +242,33 @@ def test_policies_that_are_least_worth_showing_are_left_out_until_the_prompt_fit
         (said,) = caplog.messages
         assert said.startswith("the prompt of scripted has room for 3 of the 6 policies that searcher.history shows")
         caplog.clear()
+
+
+@pytest.mark.parametrize("order", ["value", "time"])
+def test_a_model_that_rejects_long_prompts_is_shown_fewer_policies_for_the_rest_of_the_search(order):
+    replies, space = ["0", *"0000"], ParameterSpace(size=1, actions=tuple(range(100)))
+    settings = {"history": HistoryConfig(style="compact", order=order), "allow_repeats": True}
+    searcher = PromptedSearcher(Scripted(*replies), **settings)
+    searcher.setup(space, 0, 60)
+    for action in range(40):
+        searcher.tell(played([action], float(action)))
+    searcher.ask()
+    assert searcher.metrics["shown"] == 40
+    model = searcher.chat_model
+    model.characters = len(model.prompts[0]) - 13 * 20  # of each policy, such as "39 = 39.00 (1)"
+    searcher.ask()
+    shown, rejected = searcher.metrics["shown"], model.rejected
+    assert 5 < shown < 21 and 0 < rejected < 5 and "39 = 39.00 (1)" in model.prompts[-1], "the best one stays"
+    again = PromptedSearcher(Scripted(*"0000"), **settings)
+    again.setup(space, 0, 60)
+    again.load_state_dict(json.loads(json.dumps(searcher.state_dict())))
+    for one in (searcher, again):
+        one.ask()
+        assert one.metrics["shown"] == shown
+    assert model.rejected == rejected and model.prompts[-1] == again.chat_model.prompts[-1]
+    model.characters = 10
+    with pytest.raises(ValueError, match="the prompt is too long"):
+        searcher.ask()
 
 
 def test_a_search_whose_prompt_or_reply_cannot_fit_is_one_sentence_before_it_begins():
