@@ -43,6 +43,11 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--policy", help="a baseline: random, constant or expert; mlp: --checkpoint must hold an MLP")
     add_env_arguments(parser)
     add_env_url_argument(parser)
+    parser.add_argument(
+        "--success_at",
+        choices=("last_step", "any_step"),
+        help="which steps decide whether an episode is a success; default: env.success_at of the run, or last_step",
+    )
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
     parser.add_argument("--num_envs", type=int, default=16, help="in parallel; the result does not depend on it")
@@ -69,6 +74,8 @@ def run(arguments: argparse.Namespace) -> None:
 def run_on_device(fabric: Fabric, arguments: argparse.Namespace) -> None:
     """Load the policy, and evaluate it in the precision that the options name."""
     loaded = load(arguments)
+    if arguments.success_at is not None:
+        loaded = loaded._replace(env_factory=loaded.env_factory.with_success_at(arguments.success_at))
     if arguments.merge_adapters:
         from lrl.models.merging import merge_adapters_of
 

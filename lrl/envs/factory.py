@@ -77,6 +77,12 @@ class EnvFactory(ABC):
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error
 
+    def with_success_at(self, success_at: SuccessAt) -> EnvFactory:
+        """Return a copy that decides on success by other steps."""
+        factory = copy.copy(self)
+        factory.success_at = success_at
+        return factory
+
     def training_split(self) -> EnvFactory:
         """Return a factory of the same environments without levels that are held out for testing."""
         return self

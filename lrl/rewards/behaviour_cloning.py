@@ -65,7 +65,8 @@ class BehaviourCloningReward(_DistanceReward):
     """Reward of the original experiment on control: minus the mean squared error of a continuous action.
 
     A discrete action is rewarded by 0 if it is that of the data set, else by ``wrong``. Unlike in the original, numbers
-    out of bounds are clipped first, as the environment does it.
+    out of bounds are clipped first, as the environment does it, and a response is invalid unless the environment takes
+    the whole of it for an action; ``docs/extending/reward.md`` lists the differences.
 
     Args:
         weight: Factor of this function in the sum.

@@ -46,7 +46,7 @@ class InvalidActionReward(Reward):
 
 
 class ClosingTagFormatReward(Reward):
-    """Reward of the original experiment on control for the format of a response: the sum of three terms.
+    """Reward for the format of a response: the sum of three terms, as in the original experiment on control.
 
     ``invalid`` if the response up to its first closing tag is no legal action, for example because the count of
     numbers is wrong; ``per_character`` for each character after the first closing tag; ``closed`` if the response ends
@@ -55,6 +55,9 @@ class ClosingTagFormatReward(Reward):
     The closing tag is the one that ends responses of the environment in its format: ``</action>`` for numbers in the
     format ``direct``, ``</answer>`` in the format ``think_answer``. If named actions end without a tag, the name takes
     the place of the tag.
+
+    The original reads the numbers at the beginning of a response and ignores what follows them. For which responses its
+    values differ is listed in ``docs/extending/reward.md``.
 
     Args:
         weight: Factor of this function in the sum.

@@ -1,5 +1,7 @@
 """Devices, strategy and precision of an evaluation are Lightning Fabric's."""
 
+import importlib
+import json
 import runpy
 import sys
 from argparse import Namespace
@@ -8,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import lrl.cli.evaluate as evaluate_command
 from lrl.cli.arguments import fabric_of
+from lrl.cli.main import _seed
 from lrl.policies.baselines.fixed import ConstantActor
 
 SCRIPT = str(Path(__file__).parents[2] / "scripts" / "evaluate.py")
@@ -72,3 +76,46 @@ def test_a_strategy_that_shards_the_policy_is_refused(monkeypatch):
     monkeypatch.setattr("lightning.fabric.Fabric", lambda **settings: Namespace(strategy=kind()))
     with pytest.raises(ValueError, match="--strategy is 'fsdp', which shards the weights"):
         fabric_of(Namespace(accelerator="cuda", devices="2", strategy="fsdp", precision=None))
+
+
+SEEDED = {
+    "evaluate": ("--policy", "random"),
+    "watch": ("--policy", "random"),
+    "collect": ("--policy", "random", "--dataset_id", "lrl/lake/random-v0"),
+    "success_table": ("--policy", "random", "--env_id", "CartPole-v1"),
+    "zero_shot": ("--model", "none", "--json", "none.json"),
+    "expert_q": ("--out", "none.csv"),
+    "synthetic_search": (),
+}
+"""Commands with a seed, and options that each of them needs."""
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+@pytest.mark.parametrize("command", SEEDED)
+def test_a_seed_out_of_range_is_one_sentence(command, seed, capsys):
+    """It was a traceback of Gymnasium's or an OverflowError."""
+    main = importlib.import_module(f"lrl.cli.{command}").main
+    with pytest.raises(SystemExit) as end:
+        main(f"lrl {command}", [*SEEDED[command], f"--seed={seed}"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"lrl {command}: --seed is {seed}; it must be from 0 to {2**63 - 1}.\n"
+
+
+def test_the_last_seed_is_in_range_too(capsys):
+    with pytest.raises(SystemExit):
+        evaluate_command.main("lrl evaluate", ["--policy", "random", "--episodes", "3", f"--seed={2**63 - 2}"])
+    sentence = f"seed is {2**63 - 2}; it must be from 0 to {2**63 - 3} for 3 successive seeds."
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_the_seed_of_a_run_is_in_the_range_of_libraries(seed):
+    with pytest.raises(ValueError, match=f"seed_everything is {seed}; it must be from 0 to {2**32 - 1}"):
+        _seed(seed)
+
+
+def test_evaluate_names_the_rule_of_success(capsys, tmp_path):
+    words = ["--policy", "constant", "--episodes", "2", "--success_at", "any_step", "--json", str(tmp_path / "it.json")]
+    evaluate_command.main("lrl evaluate", words)
+    assert "success at any step" in capsys.readouterr().out
+    assert json.loads((tmp_path / "it.json").read_text())["success_at"] == "any_step"

@@ -165,6 +165,7 @@ def _settings(envs: GymnasiumEnvs) -> dict[str, Any]:
         "max_invalid": envs.max_invalid,
         "max_episode_steps": envs.max_episode_steps,
         "success_return": envs.success_return,
+        "success_at": envs.success_at,
         "numbers": None if numbers is None else dict(vars(numbers)),
         "reset_options": envs.reset_options,
     }
