@@ -51,9 +51,9 @@ class _ChosenActionReward(Reward):
 class NormalizedAdvantageReward(_ChosenActionReward):
     """Reward of the original experiment: ``min(1, (Q(a) - min Q) / (max Q - min Q) + .2 [a is the expert's action])``.
 
-    If all Q-values are equal, it is 1 for the expert's action, else 0.5. The original looks for ``<answer>`` anywhere in
-    a response; here a response is invalid unless the environment takes it. The total of the original experiment is the
-    sum of this reward and :class:`~lrl.rewards.format.FormatReward`, both with weight 0.5.
+    If all Q-values are equal, it is 1 for the expert's action, else 0.5. The original looks for ``<answer>``
+    anywhere in a response; here a response is invalid unless the environment takes it. The total of the original
+    experiment is the sum of this reward and :class:`~lrl.rewards.format.FormatReward`, both with weight 0.5.
     """
 
     name = "normalized_advantage"
