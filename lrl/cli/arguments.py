@@ -25,7 +25,10 @@ def command_parser(prog: str, description: str | None) -> argparse.ArgumentParse
 
 @contextmanager
 def exit_on_user_error(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """Print a user's error as one sentence and exit with status 2; silence what libraries print meanwhile."""
+    """Print a user's error as one sentence and exit with status 2; silence what libraries print meanwhile.
+
+    An interruption by the user exits with status 130.
+    """
     from lrl.cli.quiet import silence_libraries
 
     silence_libraries()
@@ -33,6 +36,8 @@ def exit_on_user_error(parser: argparse.ArgumentParser) -> Iterator[None]:
         yield
     except (ValueError, OSError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, f"{parser.prog}: interrupted\n")
 
 
 def subcommand(

@@ -271,16 +271,17 @@ def test_a_disk_that_is_full_at_the_end_leaves_readable_parts_and_says_where(dat
     assert rows == rows_of("lrl/whole-v0")
 
 
-def test_a_program_that_a_scheduler_ends_keeps_what_was_played(datasets, caplog, monkeypatch):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_command_that_a_signal_ends_keeps_what_was_played(datasets, caplog, monkeypatch, number, status):
     @contextmanager
     def ended_after_three(*_):
         ended = count(1)
-        yield lambda: os.kill(os.getpid(), signal.SIGTERM) if next(ended) == 3 else None
+        yield lambda: os.kill(os.getpid(), number) if next(ended) == 3 else None
 
     former = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("lrl.cli.progress_bar.progress_bar", ended_after_three)
     words = ["--policy", "random", "--env_id", "CartPole-v1", "--dataset_id", "lrl/test-v0", "--episodes", "50"]
-    with pytest.raises(SystemExit, match="143"):
+    with pytest.raises(SystemExit, match=str(status)):
         collect_script.main("lrl collect", words)
     assert len(rows_of("lrl/test-unfinished-v0")) == 3 and "3 episodes of what was played can be" in caplog.text
     assert signal.getsignal(signal.SIGTERM) is former
