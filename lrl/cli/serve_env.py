@@ -24,6 +24,9 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 lets other machines connect")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument("--max_sessions", type=int, default=64, help="environments that may be played at a time")
+    parser.add_argument(
+        "--origins", nargs="+", default=[], metavar="URL", help="web pages that may play; others may not"
+    )
     parser.add_argument("--invalid_penalty", type=float, default=-0.1, help="reward of an invalid action")
     parser.add_argument("--max_invalid", type=int, default=5, help="invalid actions in a row that end an episode")
     package = parser.add_argument_group("a folder for openenv build, push and validate")
@@ -55,13 +58,13 @@ def package(envs: GymnasiumEnvs, arguments: argparse.Namespace) -> None:
 
 def serve(envs: GymnasiumEnvs, arguments: argparse.Namespace) -> None:
     """Serve on the socket that the options name until interrupted."""
-    from lrl.envs.openenv.server import listen, make_app, make_server
+    from lrl.envs.openenv.server import announce, listen, make_app, make_server
 
     if arguments.max_sessions < 1:
         raise ValueError(f"--max_sessions is {arguments.max_sessions}; it must be at least 1.")
-    app = make_app(envs, arguments.max_sessions)
+    app = make_app(envs, arguments.max_sessions, arguments.origins)
     with listen(arguments.host, arguments.port) as socket, suppress(KeyboardInterrupt):
-        print(f"{envs.id} at http://{arguments.host}:{socket.getsockname()[1]} until Ctrl+C", flush=True)
+        announce(envs.id, arguments.host, socket.getsockname()[1])
         make_server(app).run(sockets=[socket])
 
 

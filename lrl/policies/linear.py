@@ -58,7 +58,7 @@ class LinearPolicy(SearchedPolicy):
         """Set the spaces, from which the number of weights follows.
 
         Raises:
-            ValueError: observations are not a Box, or actions neither Discrete nor a Box.
+            ValueError: observations are not a Box, actions neither Discrete nor a Box, or there are too many weights.
         """
         if not isinstance(observation_space, spaces.Box):
             raise ValueError(
@@ -69,7 +69,13 @@ class LinearPolicy(SearchedPolicy):
             raise ValueError(
                 f"model.policy is a LinearPolicy, but actions are {action_space}; they must be Discrete or a Box."
             )
-        self._spaces = observation_space, action_space
+        self._connect(observation_space, action_space)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights and biases."""
+        inputs, outputs = self.shape
+        return (inputs + self.bias) * outputs
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -81,9 +87,8 @@ class LinearPolicy(SearchedPolicy):
 
     def parameter_space(self) -> ParameterSpace:
         """Return the range of the weights and biases."""
-        inputs, outputs = self.shape
         return ParameterSpace(
-            size=(inputs + self.bias) * outputs, low=self.low, high=self.high, decimals=self.decimals, scale=self.scale
+            size=self.num_parameters, low=self.low, high=self.high, decimals=self.decimals, scale=self.scale
         )
 
     def decider(self, parameters: np.ndarray) -> Decide:

@@ -16,6 +16,8 @@ from lrl.search.space import ParameterSpace
 from lrl.turn_batch import Inputs, TurnBatch
 from lrl.types import Decisions, Evaluation, History, NativeTurn, RandomKeys, SamplingConfig
 
+MAX_PARAMETERS = 10_000
+"""Maximum number of parameters that are searched; Humanoid-v5 has 5,933, an image of 84 x 84 x 3 pixels more."""
 Decide = Callable[[np.ndarray], np.ndarray]
 """From native observations ``(row, ...)`` to native actions ``(row, ...)``."""
 
@@ -51,6 +53,27 @@ class SearchedPolicy(Policy):
     def response_format(self) -> None:
         """None: actions are native."""
         return None
+
+    def _connect(self, observation_space: gym.Space, action_space: gym.Space) -> None:
+        """Set spaces that the policy can read and act in.
+
+        Raises:
+            ValueError: the policy would have more than :data:`MAX_PARAMETERS` parameters.
+        """
+        self._spaces = observation_space, action_space
+        size = self.num_parameters
+        if size > MAX_PARAMETERS:
+            self._spaces = None
+            raise ValueError(
+                f"model.policy is a {type(self).__name__}, which has {size:,} parameters for observations "
+                f"{observation_space} and actions {action_space}; a search takes at most {MAX_PARAMETERS:,}. Wrap the "
+                "environment so that it observes a few numbers, or train an MLPPolicy."
+            )
+
+    @property
+    @abstractmethod
+    def num_parameters(self) -> int:
+        """Number of parameters, once the spaces are connected."""
 
     @property
     def spaces(self) -> tuple[gym.Space, gym.Space]:

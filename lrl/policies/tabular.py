@@ -20,12 +20,17 @@ class TabularPolicy(SearchedPolicy):
         """Set the spaces, which give the table its size and its actions.
 
         Raises:
-            ValueError: observations or actions are not Discrete.
+            ValueError: observations or actions are not Discrete, or there are too many states.
         """
         for name, space in {"observations": observation_space, "actions": action_space}.items():
             if not isinstance(space, spaces.Discrete):
                 raise ValueError(f"model.policy is a TabularPolicy, but {name} are {space}; they must be Discrete.")
-        self._spaces = observation_space, action_space
+        self._connect(observation_space, action_space)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of states."""
+        return int(self._discrete[0].n)
 
     @property
     def _discrete(self) -> tuple[spaces.Discrete, spaces.Discrete]:
@@ -36,9 +41,9 @@ class TabularPolicy(SearchedPolicy):
 
     def parameter_space(self) -> ParameterSpace:
         """Return the actions that each entry of the table may be."""
-        observed, acted = self._discrete
+        _, acted = self._discrete
         first = int(acted.start)
-        return ParameterSpace(size=int(observed.n), actions=tuple(range(first, first + int(acted.n))))
+        return ParameterSpace(size=self.num_parameters, actions=tuple(range(first, first + int(acted.n))))
 
     def decider(self, parameters: np.ndarray) -> Decide:
         """Return the function from states ``(row,)`` to actions ``(row,)``."""

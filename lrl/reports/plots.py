@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import glob
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,16 +124,21 @@ def aggregate(label: str, runs: Sequence[Series], statistic: Literal["mean", "iq
 def group_runs(arguments: Iterable[str]) -> dict[str, list[Path]]:
     """Group runs by label; an argument is ``label=directory``, or a directory, which is labelled by its parent's name.
 
+    A directory may be a pattern such as ``runs/a/*``, which a shell does not expand behind ``label=``.
+
     Raises:
         ValueError: no run is given, or a run does not exist.
     """
     groups: dict[str, list[Path]] = {}
     for argument in arguments:
         label, _, name = argument.rpartition("=")
-        run = Path(name)
-        if not run.exists():
-            raise ValueError(f"run is {name!r}, which does not exist; it must be a run directory or a metrics.csv.")
-        groups.setdefault(label or run.resolve().parent.name, []).append(run)
+        found = [name] if Path(name).exists() else sorted(glob.glob(name))
+        if not found:
+            raise ValueError(
+                f"run is {name!r}, which does not exist; it must be a run directory, a metrics.csv, or a pattern."
+            )
+        for run in map(Path, found):
+            groups.setdefault(label or run.resolve().parent.name, []).append(run)
     if not groups:
         raise ValueError("no run is given; at least one run directory is needed.")
     return groups

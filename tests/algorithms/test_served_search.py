@@ -135,18 +135,12 @@ def test_replies_that_were_waited_for_are_not_asked_for_again(trials, tmp_path):
 @pytest.mark.parametrize("settings", [{}, {"context_length": 1200}])
 def test_a_search_by_a_model_with_a_short_context_leaves_policies_out_and_ends_well(settings, tmp_path):
     """With ``settings`` the search knows the limit, without them the server rejects what is longer."""
-    sizes = []
-
-    def respond(body):
-        sizes.append(len(body["messages"][0]["content"]))
-        return climb(body)
-
-    with ChatServer(respond) as server:
-        fits = server.receive
+    with ChatServer(climb) as server:
+        note = server.receive
 
         def receive(headers, body):
             too_long = len(body["messages"][0]["content"]) > 2400
-            return fits(headers, body) or (status(400, "maximum context length is 900 tokens") if too_long else None)
+            return note(headers, body) or (status(400, "maximum context length is 900 tokens") if too_long else None)
 
         server.receive = receive
         model = ServedChatModel("stand-in", server.url, retries=QUICK, **settings)

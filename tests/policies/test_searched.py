@@ -96,6 +96,13 @@ def test_parameters_that_do_not_fit_raise_one_sentence(values, said):
         (LinearPolicy, spaces.Discrete(4), spaces.Discrete(2), "observations are Discrete.4.; they must be a Box"),
         (LinearPolicy, BOX, spaces.MultiBinary(2), "actions are MultiBinary.2.; they must be Discrete or a Box."),
         (TabularPolicy, BOX, spaces.Discrete(2), "a TabularPolicy, but observations are Box"),
+        (
+            LinearPolicy,
+            spaces.Box(0, 255, (84, 84, 3), np.uint8),
+            spaces.Discrete(4),
+            r"a LinearPolicy, which has 84,676 parameters for observations Box\(0, 255.* at most 10,000. Wrap the",
+        ),
+        (TabularPolicy, spaces.Discrete(10**6), spaces.Discrete(2), "a TabularPolicy, which has 1,000,000 parameters"),
         (TabularPolicy, spaces.Discrete(2), BOX, "a TabularPolicy, but actions are Box"),
     ],
 )

@@ -87,8 +87,12 @@ def test_runs_are_labelled_by_argument_or_folder(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "grpo" / f"seed{seed}", [0.1]) for seed in range(2)]
     assert group_runs([str(run) for run in runs]) == {"grpo": runs}
     assert group_runs([f"mine={runs[0]}", str(runs[1])]) == {"mine": runs[:1], "grpo": runs[1:]}
-    with pytest.raises(ValueError, match="run is 'no/where', which does not exist"):
-        group_runs(["a=no/where"])
+    assert group_runs([f"mine={tmp_path}/grpo/*", f"{tmp_path}/g*/seed[1]"]) == {"mine": runs, "grpo": runs[1:]}
+    odd = write_run(tmp_path / "a" / "lr[1]", [0.1])
+    assert group_runs([f"mine={odd}"]) == {"mine": [odd]}, "a name is a name before it is a pattern"
+    for missing in ("no/where", "no/where/*"):
+        with pytest.raises(ValueError, match=f"run is {missing!r}, which does not exist".replace("*", r"\*")):
+            group_runs([f"a={missing}"])
 
 
 def test_a_picture_is_written_without_a_display(tmp_path: Path) -> None:

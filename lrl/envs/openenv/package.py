@@ -18,7 +18,7 @@ import json
 
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.openenv.server import listen, make_app, make_server
+from lrl.envs.openenv.server import announce, listen, make_app, make_server
 
 SETTINGS = json.loads({settings!r})
 if SETTINGS["numbers"] is not None:
@@ -28,10 +28,12 @@ app = make_app(GymnasiumEnvs(**SETTINGS))
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--host", default="0.0.0.0")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 lets other machines connect")
     parser.add_argument("--port", type=int, default=8000)
     arguments = parser.parse_args()
-    make_server(app).run(sockets=[listen(arguments.host, arguments.port)])
+    with listen(arguments.host, arguments.port) as socket:
+        announce(SETTINGS["id"], arguments.host, socket.getsockname()[1])
+        make_server(app).run(sockets=[socket])
 
 
 if __name__ == "__main__":
@@ -69,7 +71,7 @@ WORKDIR /app/env
 COPY . /app/env
 RUN pip install --no-cache-dir .
 EXPOSE 8000
-CMD ["python", "-m", "{name}.server.app", "--port", "8000"]
+CMD ["python", "-m", "{name}.server.app", "--host", "0.0.0.0", "--port", "8000"]
 """
 _README = """---
 title: {title}
@@ -88,6 +90,9 @@ An action is `{{"text": "{action}"}}`. An observation has a `text`; its metadata
 ```bash
 python server/app.py --port 8000
 ```
+
+It listens on this machine only. `--host 0.0.0.0`, as in `server/Dockerfile`, lets other machines connect; there is no
+password.
 """
 
 

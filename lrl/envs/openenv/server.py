@@ -6,9 +6,10 @@ import contextlib
 import functools
 import json
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any
 
+from lrl.addresses import is_loopback
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.openenv.served import (
     OBSERVATION_SCHEMA,
@@ -25,10 +26,13 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import JSONResponse
+    from starlette.types import ASGIApp, Receive, Scope, Send
     from starlette.websockets import WebSocket
 
 _VERSION = "1.0.0"
 """Version of the protocol's HTTP routes."""
+MAX_MESSAGE = 2**20
+"""Maximum number of bytes of a message or body that a client sends; an action takes a few hundred."""
 
 
 class OpenEnvServer:
@@ -129,31 +133,63 @@ class OpenEnvServer:
             return _json({"detail": str(error)}, 422 if error.code == "VALIDATION_ERROR" else 409)
 
 
-def make_app(envs: GymnasiumEnvs, max_sessions: int = 64) -> Starlette:
+def make_app(envs: GymnasiumEnvs, max_sessions: int = 64, origins: Collection[str] = ()) -> Starlette:
     """Return an ASGI application that serves environments.
 
     Args:
         envs: Factory of the environments.
         max_sessions: Number of WebSockets that may be open at a time.
+        origins: Web pages that may play, such as ``https://example.org``. All other requests of web pages are refused:
+            otherwise any page that is open in a browser on this machine could play a server that listens on it.
 
     Raises:
         ValueError: If an environment cannot be created, or lrl[openenv] is not installed.
     """
     require_extra()
     from starlette.applications import Starlette
+    from starlette.middleware import Middleware
     from starlette.routing import Route, WebSocketRoute
 
     envs.check("env", "direct")
     handlers = OpenEnvServer(envs, max_sessions)
     routes = [Route(f"/{name}", handler, methods=[verb.upper()]) for name, verb, handler in handlers.routes()]
-    return Starlette(routes=[*routes, WebSocketRoute("/ws", handlers.play)])
+    middleware = [Middleware(_KnownOrigins, origins=frozenset(origins))]
+    return Starlette(routes=[*routes, WebSocketRoute("/ws", handlers.play)], middleware=middleware)
+
+
+class _KnownOrigins:
+    """ASGI middleware that refuses what a browser sends for a web page (header ``Origin``) that is not listed."""
+
+    def __init__(self, app: ASGIApp, origins: frozenset[str]) -> None:
+        self.app, self.origins = app, origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or respond with status 403."""
+        from starlette.responses import JSONResponse
+        from starlette.websockets import WebSocketClose
+
+        origins = {value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"origin"}
+        app: ASGIApp = self.app
+        if origins - self.origins:
+            reason = f"the web page {min(origins)} may not play; lrl serve_env --origins lists those that may"
+            app = WebSocketClose(1008) if scope["type"] == "websocket" else JSONResponse({"detail": reason}, 403)
+        await app(scope, receive, send)
 
 
 def make_server(app: Starlette) -> uvicorn.Server:
     """Return a web server of an application; ``run(sockets=[...])`` serves until ``should_exit`` is set."""
     import uvicorn
 
-    return uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="websockets-sansio", lifespan="off"))
+    return uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", ws="websockets-sansio", ws_max_size=MAX_MESSAGE, lifespan="off")
+    )
+
+
+def announce(name: str, host: str, port: int) -> None:
+    """Print where a server listens, and whether other machines can connect."""
+    shown = f"[{host}]" if ":" in host else host
+    others = "" if is_loopback(f"http://{shown}") else "; other machines can connect, there is no password"
+    print(f"{name} at http://{shown}:{port} until Ctrl+C{others}", flush=True)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -199,7 +235,18 @@ async def _received(websocket: WebSocket) -> str:
 
 
 async def _body(request: Request) -> Any:
-    raw = await request.body()
+    """Return the JSON of a body; None where it is none.
+
+    Raises:
+        HTTPException: the body has more than :data:`MAX_MESSAGE` bytes, of which no more are read.
+    """
+    from starlette.exceptions import HTTPException
+
+    raw = bytearray()
+    async for part in request.stream():
+        raw += part
+        if len(raw) > MAX_MESSAGE:
+            raise HTTPException(413, f"the body has more than {MAX_MESSAGE} bytes", {"Connection": "close"})
     try:
         return json.loads(raw) if raw else {}
     except (ValueError, RecursionError):

@@ -23,12 +23,17 @@ def openenv(*words):
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def app_of(folder):
-    """The application of a folder, as its server imports it."""
+def module_of(folder):
+    """The module of a folder that serves it."""
     spec = importlib.util.spec_from_file_location("packaged_app", folder / "server" / "app.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.app
+    return module
+
+
+def app_of(folder):
+    """The application of a folder, as its server imports it."""
+    return module_of(folder).app
 
 
 @pytest.mark.slow
@@ -54,6 +59,22 @@ def test_the_folder_serves_the_environment_with_its_settings(tmp_path):
     assert project["dependencies"] == ["lrl[openenv] @ git+https://example.org/lrl"]
     assert project["scripts"] == {"server": "cartpole_v1.server.app:main"}
     assert all((tmp_path / "cart" / name).exists() for name in ("README.md", "client.py", "server/Dockerfile"))
+
+
+def test_only_the_image_listens_on_all_interfaces(tmp_path, monkeypatch, capsys):
+    write_package(tmp_path / "cart", CARTS, (0.0, 1.0), "lrl[openenv]")
+    module, addresses = module_of(tmp_path / "cart"), []
+    monkeypatch.setattr(module, "make_server", lambda app: type("StubServer", (), {"run": served}))
+
+    def served(sockets):
+        addresses.append(sockets[0].getsockname()[0])
+
+    for words, said in ([], "until Ctrl+C\n"), (["--host", "0.0.0.0"], "other machines can connect"):
+        monkeypatch.setattr(sys, "argv", ["app.py", "--port", "0", *words])
+        module.main()
+        assert said in capsys.readouterr().out
+    assert addresses == ["127.0.0.1", "0.0.0.0"]
+    assert '"--host", "0.0.0.0"' in (tmp_path / "cart" / "server" / "Dockerfile").read_text()
 
 
 def test_what_cannot_be_written_is_one_sentence(tmp_path):

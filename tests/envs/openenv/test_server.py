@@ -5,8 +5,8 @@ import urllib.error
 import urllib.request
 
 import pytest
-from openenv_server import serving
-from websockets.exceptions import ConnectionClosed
+from openenv_server import serving, serving_app
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from lrl.envs.factory import GymnasiumEnvs
@@ -132,6 +132,50 @@ def test_the_routes_over_http():
         for path, body in (("step", {"action": "LEFT"}), ("step", {"action": {"text": 1}}), ("reset", [])):
             with pytest.raises(urllib.error.HTTPError, match="422"):
                 get(path, body)
+
+
+def test_bodies_and_messages_of_any_size_are_not_read():
+    large = json.dumps({"action": {"text": "L" * server.MAX_MESSAGE}}).encode()
+    with serving(GymnasiumEnvs("FrozenLake-v1")) as url:
+        for headers in ({}, {"Transfer-Encoding": "chunked"}):
+            request = urllib.request.Request(f"{url}/step", iter([large]) if headers else large, headers)
+            with pytest.raises(urllib.error.URLError, match="413|reset|Broken"):
+                urllib.request.urlopen(request, timeout=10)
+        with connect(f"ws{url[4:]}/ws", proxy=None) as socket:
+            socket.send(large.decode())
+            with pytest.raises(ConnectionClosed, match="1009"):  # too big
+                socket.recv(timeout=10)
+        with urllib.request.urlopen(f"{url}/health", timeout=10) as response:
+            assert json.load(response) == {"status": "healthy"}
+
+
+@pytest.mark.parametrize("origin", ["https://example.org", "http://127.0.0.1:8000", "null"])
+def test_web_pages_may_play_only_if_they_are_listed(origin):
+    for allowed in ((), ("https://other.org", origin)):
+        app = server.make_app(GymnasiumEnvs("FrozenLake-v1"), origins=allowed)
+        with serving_app(app) as url:
+            request = urllib.request.Request(f"{url}/reset", b"{}", {"Origin": origin, "Content-Type": "text/plain"})
+            if allowed:
+                with urllib.request.urlopen(request, timeout=10) as response:
+                    assert "observation" in json.load(response)
+                with connect(f"ws{url[4:]}/ws", proxy=None, origin=origin) as socket:
+                    socket.send('{"type": "state"}')
+                    assert "episode_id" in socket.recv(timeout=10)
+            else:
+                with pytest.raises(urllib.error.HTTPError, match="403"):
+                    urllib.request.urlopen(request, timeout=10)
+                with pytest.raises(InvalidStatus, match="403"):
+                    connect(f"ws{url[4:]}/ws", proxy=None, origin=origin)
+
+
+def test_the_server_says_where_it_listens(capsys):
+    for host, said in (
+        ("127.0.0.1", "Ctrl+C\n"),
+        ("::1", "Ctrl+C\n"),
+        ("0.0.0.0", "other machines can connect, there is"),
+    ):
+        server.announce("FrozenLake-v1", host, 8000)
+        assert said in capsys.readouterr().out
 
 
 def test_an_address_that_is_taken_is_one_sentence():
