@@ -107,7 +107,7 @@ class ChatTokenizer:
         """Load the tokenizer of a hub name, local folder or GGUF file, and the end tokens of its generation config.
 
         Raises:
-            ValueError: If there is none, or the class refuses it.
+            ValueError: If there is none, or the tokenizer or its chat template is invalid.
         """
         from transformers import AutoTokenizer
 
