@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from lrl.models.attention import compute_dtype
+from lrl.models.forward import without_gradient
 from lrl.models.generator import Responses
 from lrl.models.language_model import LanguageModel
 from lrl.models.prefill import distinct_prompts, prefill
@@ -53,16 +54,17 @@ class DecodeLoop:
         """
         model, tokenizer = self.language_model, self.language_model.tokenizer
         model.prepare_decoding(max(len(prompt) for prompt in prompts), sampling.max_new_tokens)
-        return decode(
-            model.model,
-            prompts,
-            uniforms,
-            sampling,
-            stop_ids=tokenizer.stop_ids(self.stop_text),
-            stops=tokenizer.stops(self.stop_text),
-            share=model.share,
-            cached=model.cached,
-        )
+        with without_gradient(model):
+            return decode(
+                model.model,
+                prompts,
+                uniforms,
+                sampling,
+                stop_ids=tokenizer.stop_ids(self.stop_text),
+                stops=tokenizer.stops(self.stop_text),
+                share=model.share,
+                cached=model.cached,
+            )
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""One forward pass of a causal LM over turns that are arranged in rows."""
+"""One forward pass of a causal LM over turns that are arranged in rows; passes without gradient."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lrl.models.attention import bare, compute_dtype
 from lrl.models.lora import decoder_layers
@@ -34,6 +34,27 @@ def logits_of(model: Any, layout: Layout, dtype: torch.dtype | None = None) -> T
     }
     with started_above(model, layout.lower):
         return at_tokens(model(**accepted(model, given)).logits, layout)
+
+
+@contextmanager
+def without_gradient(module: nn.Module) -> Iterator[None]:
+    """Switch gradients and dropout off inside a ``with`` block.
+
+    Every pass whose result is data to learn from (samples, old or reference log-probabilities, values, statistics) runs
+    inside this block. Afterwards each submodule is in the mode that it was in before.
+
+    Args:
+        module: what computes the pass, a policy or a model.
+    """
+    training = [part for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 @contextmanager

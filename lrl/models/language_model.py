@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lrl.models.attention import attention_of, context_length, is_halved, kernel_of, max_positions, set_kernel
 from lrl.models.availability import check_available
 from lrl.models.candidate_scoring import Prefixes, lay_out_candidates
-from lrl.models.forward import accepted, at_tokens, logits_of, started_above
+from lrl.models.forward import accepted, at_tokens, logits_of, started_above, without_gradient
 from lrl.models.loading import fingerprint, load_base, recompute_activations, recomputed
 from lrl.models.lora import add_critic_adapter, attach_lora, freeze_second_adapter, use_adapter
 from lrl.models.lower_layers import LowerLayers, lower_layers
@@ -81,13 +81,19 @@ class LanguageModel(nn.Module):
         self.model = model if self.config.lora is None else attach_lora(model, self.config)
         if self.config.gradient_checkpointing:
             recompute_activations(self.model)
-        self.model.eval()
-        self.share, self.cached = self._check_attention()
-        self.chunks = can_chunk(self.model)
-        lora, size = self.config.lora, self.config.state_cache_mb
-        if lora and lora.last_layers is not None and size is not None:
-            self.lower = lower_layers(self.model, size, attention_of(self.model))
         self.model.train(self.training)
+        with without_gradient(self.model):
+            self.share, self.cached = self._check_attention()
+            self.chunks = can_chunk(self.model)
+            lora, size = self.config.lora, self.config.state_cache_mb
+            if lora and lora.last_layers is not None and size is not None:
+                self.lower = lower_layers(self.model, size, attention_of(self.model))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move and convert the copied reference as the model: at equal weights both must round alike."""
+        for model in self.copied_reference:
+            model._apply(fn, recurse)
+        return super()._apply(fn, recurse)
 
     @property
     def tokenizer(self) -> ChatTokenizer:
@@ -319,14 +325,16 @@ class LanguageModel(nn.Module):
 
     @contextmanager
     def reference(self) -> Iterator[Any]:
-        """Provide the reference model inside a ``with`` block, without gradient."""
-        with torch.no_grad():
+        """Provide the reference model inside a ``with`` block, without gradient or dropout."""
+        with without_gradient(self):
             if self.copied_reference:
-                yield self.copied_reference[0].to(self.device)
+                yield self.copied_reference[0]
             elif "reference" in self.model.peft_config:
                 use_adapter(self.model, "reference")
-                yield self.model
-                use_adapter(self.model, "default")
+                try:
+                    yield self.model
+                finally:
+                    use_adapter(self.model, "default")
             else:
                 with self.model.disable_adapter():
                     yield self.model

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 from lrl.models.attention import bare, compute_dtype, max_positions
 from lrl.models.fixed_batches import Shape, arbitrary_ids, place_matters
+from lrl.models.forward import without_gradient
 from lrl.models.lora import decoder_layers
 from lrl.models.prompt_sharing import additive_mask
 from lrl.models.skipped_layers import skipped
@@ -83,14 +84,9 @@ class LowerPass:
         found: list[Any] = []
         handle = layers[self.depth - 1].register_forward_hook(lambda _, given, out: found.append(out))
         inner = bare(self.model).base_model
-        training = [part for part in inner.modules() if part.training]
-        for part in training:
-            part.training = False
         try:
-            with skipped(layers[self.depth :]):
+            with without_gradient(inner), skipped(layers[self.depth :]):
                 inner(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
         finally:
             handle.remove()
-            for part in training:
-                part.training = True
         return found[0]

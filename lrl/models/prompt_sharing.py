@@ -120,7 +120,7 @@ def lay_out_alone(
     """Give every turn a row of its own, padded on the right only.
 
     No token attends to padding in any causal model, however it handles masks and positions; logits are computed from
-    the end of the shortest prompt on.
+    the last token of the shortest prompt on. That of an empty response is its prompt's last column.
 
     Args:
         prompt_ids: int64 ``(turn, prompt)``, right-padded.
@@ -137,14 +137,14 @@ def lay_out_alone(
     input_ids[turn, column] = prompt_ids[turn, column]
     turn, column = ragged(sizes)
     input_ids[turn, lengths[turn] + column] = response_ids[turn, column]
-    kept = torch.zeros_like(response_ids)
-    kept[turn, column] = lengths[turn] + column - 1 - first
+    kept = (lengths - 1 - first)[:, None].repeat(1, response_ids.shape[1])
+    kept[turn, column] += column
     return Layout(
         input_ids=input_ids,
         position_ids=columns.expand_as(input_ids),
         segments=torch.where(columns < (lengths + sizes)[:, None], 0, -1),
         completions_per_row=1,
-        logit_columns=torch.arange(first, max(width - 1, first + 1), device=prompt_ids.device),
+        logit_columns=torch.arange(first, max(width - 1, int(lengths.max())), device=prompt_ids.device),
         row=torch.arange(len(lengths), device=prompt_ids.device),
         kept=kept,
         places=_places_alone(columns, lengths + sizes),

@@ -46,9 +46,8 @@ class KeptStates:
         self._weights: tuple[Any, ...] = ()
         self._place_matters: dict[tuple[torch.dtype, Shape], bool] = {}
 
-    @torch.no_grad()
     def states(self, model: Any, compute: Callable[[Inputs], Tensor], texts: Inputs) -> Tensor:
-        """Return the states ``(row, hidden)`` of texts.
+        """Return the states ``(row, hidden)`` of texts; called inside :func:`~lrl.models.forward.without_gradient`.
 
         Args:
             model: frozen; if its weights have been replaced, nothing that was kept is used.

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from lrl.models.action_heads import ActionHead, ObservationCriticConfig, check_spaces, is_numbers, vector_size, vectors
+from lrl.models.forward import without_gradient
 from lrl.models.language_model import LanguageModelConfig
 from lrl.models.networks import RunningNorm, RunningWhitening, at_least_float32, mlp, seeded_init, value_view
 from lrl.models.padding import pad_prompts
 from lrl.models.text_states import KeptStates, pool
 from lrl.policies.policy import Policy
-from lrl.policies.trunk import LanguageModelTrunk, evaluating
+from lrl.policies.trunk import LanguageModelTrunk
 from lrl.ranges import LeftOpenUnitInterval, PositiveInt, check_arguments
 from lrl.turn_batch import Inputs, TurnBatch
 from lrl.types import Decisions, Evaluation, History, NativeTurn, RandomKeys, SamplingConfig
@@ -169,8 +170,8 @@ class HeadPolicy(Policy):
             reference: whether under the policy at the start of this run; then without gradient.
         """
         if reference:
-            with torch.no_grad():
-                whitening, layers, _ = (part.to(self.language_model.device) for part in self._reference)
+            with without_gradient(self):
+                whitening, layers, _ = self._reference
                 return self._head_outputs(self._states(inputs, reference), whitening, layers)
         return self._head_outputs(self._states(inputs), self.whitening, self.layers)
 
@@ -199,7 +200,6 @@ class HeadPolicy(Policy):
             weights = next(layers.parameters())
             return at_least_float32(layers(whitening(states).to(weights.dtype)))
 
-    @torch.no_grad()
     def act(
         self,
         observations: Sequence[Any],
@@ -210,7 +210,7 @@ class HeadPolicy(Policy):
         """Sample one action per row; at temperature 0 take the most probable one, or the mean. Makes no values."""
         sampling = self.sampling if sampling is None else sampling
         text = self._text(observations)
-        with evaluating(self):
+        with without_gradient(self):
             states = self._states(text)
             outputs = self._head_outputs(states, self.whitening, self.layers)
             native, actions, logprobs = self.head.sample(outputs, keys, sampling)
@@ -246,9 +246,10 @@ class HeadPolicy(Policy):
         """Add the states of demonstrated texts where they are needed; sampled turns come with theirs."""
         if not needed or "states" in inputs:
             return inputs
-        if not self.freeze_trunk:
-            return {**inputs, "states": self._states(inputs)}
-        return {**inputs, "states": self._kept_states.states(self.language_model.model, self._states, inputs)}
+        with without_gradient(self):
+            if not self.freeze_trunk:
+                return {**inputs, "states": self._states(inputs)}
+            return {**inputs, "states": self._kept_states.states(self.language_model.model, self._states, inputs)}
 
     def _vectors(self, observations: Sequence[Any]) -> Tensor:
         """Return observations as ``(row, size)``."""
@@ -302,7 +303,6 @@ class HeadPolicy(Policy):
         """Compute the log-probabilities ``(turn, 1)`` under the policy at the start of this run."""
         return self.in_passes(batch, self._reference_logprobs)
 
-    @torch.no_grad()
     def _reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        head: Any = self._reference[-1].to(batch.response_mask.device)
+        head: Any = self._reference[-1]
         return head.logprobs_of(head.distribution(self.outputs(batch.inputs, reference=True)), batch.inputs)

@@ -178,5 +178,4 @@ class MLPPolicy(Policy):
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
         """Compute the log-probabilities ``(turn, 1)`` under the policy at the start of this run."""
-        reference = self._reference[0].to(batch.response_mask.device)
-        return reference.evaluate(batch).logprobs
+        return self._reference[0].evaluate(batch).logprobs

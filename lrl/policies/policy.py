@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
+from lrl.models.forward import without_gradient
 from lrl.models.networks import RunningStatistics
 from lrl.policies.actor import Actor
 from lrl.policies.trunk import LanguageModelTrunk
@@ -36,6 +37,15 @@ class Policy(Actor):
     """Whether :meth:`evaluate` must return the distribution of each token, which takes memory for the whole vocabulary;
     set by algorithms that read it."""
 
+    _reference: Sequence[nn.Module] = ()
+    """Copies of small networks at the start of the run, which are no submodules: checkpoints do not hold them."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move and convert the copied reference as the policy: at equal weights both must round alike."""
+        for part in self._reference:
+            part._apply(fn, recurse)
+        return super()._apply(fn, recurse)
+
     @abstractmethod
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Compute log-probabilities and entropy of the turns of a batch, with gradient, each ``(turn, token)``.
@@ -59,11 +69,15 @@ class Policy(Actor):
         return [torch.arange(len(batch), device=batch.response_mask.device)]
 
     def in_passes(self, batch: TurnBatch, compute: Callable[[TurnBatch], Tensor]) -> Tensor:
-        """Return what ``compute`` returns for a batch, ``(turn, ...)``, calling it once for each of :meth:`passes`."""
+        """Return what ``compute`` returns for a batch, ``(turn, ...)``, calling it once for each of :meth:`passes`.
+
+        Neither gradients nor dropout are on meanwhile.
+        """
         passes = self.passes(batch)
-        if len(passes) == 1:
-            return compute(batch)
-        parts = torch.cat([compute(batch[turns]) for turns in passes])
+        with without_gradient(self):
+            if len(passes) == 1:
+                return compute(batch)
+            parts = torch.cat([compute(batch[turns]) for turns in passes])
         return torch.empty_like(parts).index_copy_(0, torch.cat(passes), parts)
 
     def check_gradients(self) -> None:  # noqa: B027 (most policies can be trained by gradients)

@@ -27,12 +27,13 @@ from lrl.models.candidate_scoring import (
     divisors,
     prefix_sums,
 )
+from lrl.models.forward import without_gradient
 from lrl.models.language_model import LanguageModelConfig
 from lrl.models.padding import pad_prompts
 from lrl.models.sampling import sample_tokens, sampling_logprobs
 from lrl.models.value_head import ValueHead, ValueHeadConfig
 from lrl.policies.policy import Policy
-from lrl.policies.trunk import LanguageModelTrunk, evaluating
+from lrl.policies.trunk import LanguageModelTrunk
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.turn_batch import TurnBatch
@@ -153,7 +154,6 @@ class ScoringPolicy(Policy):
             ) from error
         return [self.action_texts.index(self.codec.action_to_text(action))]
 
-    @torch.no_grad()
     def act(
         self,
         observations: Sequence[Any],
@@ -165,7 +165,7 @@ class ScoringPolicy(Policy):
         assert self.codec is not None
         prompts = [self.encode(*row) for row in zip(observations, memory, strict=True)]
         inputs = pad_prompts(prompts, self.language_model.device)
-        with evaluating(self):
+        with without_gradient(self):
             model = self.language_model
             if model.share and model.lower is None and not (sampling is None and model.recomputes):
                 ids, mask = self._candidates()
@@ -287,23 +287,19 @@ class ScoringPolicy(Policy):
         """Return values as a function of the value head's weights; the hidden states are computed once if fixed."""
         if not self.trunk.has_fixed_states:
             return super().critic_view(batch)
-        self.eval()
 
         def states_of(turns: TurnBatch) -> Tensor:
             prompts = turns.inputs["prompt_ids"], turns.inputs["prompt_mask"]
             return cast(Tensor, self._scores_and_states(*prompts)[1])
 
-        with torch.no_grad():
-            states = self.in_passes(batch, states_of)
+        states = self.in_passes(batch, states_of)
         assert self.value_head is not None
         return self.value_head.view(states[:, None], batch.response_mask)
 
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
         """Compute the log-probabilities ``(turn, 1)`` of the choices under the policy at the start of this run."""
-        self.eval()
         return self.in_passes(batch, self._reference_logprobs)
 
-    @torch.no_grad()
     def _reference_logprobs(self, batch: TurnBatch) -> Tensor:
         scores = self.scores(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"], reference=True)
         logprobs = torch.log_softmax(scores / self.sampling.temperature, dim=-1)

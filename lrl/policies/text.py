@@ -13,13 +13,14 @@ from lrl.functional.distributions import Categorical
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_bits
 from lrl.models.decode_loop import DecodeLoop
+from lrl.models.forward import without_gradient
 from lrl.models.generator import Generator
 from lrl.models.language_model import LanguageModelConfig
 from lrl.models.padding import pad_prompts
 from lrl.models.prompt_sharing import Layout
 from lrl.models.value_head import ValueHead, ValueHeadConfig
 from lrl.policies.policy import Policy
-from lrl.policies.trunk import LanguageModelTrunk, evaluating
+from lrl.policies.trunk import LanguageModelTrunk
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.turn_batch import TurnBatch
@@ -120,7 +121,6 @@ class TextPolicy(Policy):
         ends = [next((place for place, token in enumerate(ids, 1) if token in stops), None) for ids in encoded]
         return [[*ids, tokenizer.end_id] if end is None else ids[:end] for ids, end in zip(encoded, ends, strict=True)]
 
-    @torch.no_grad()
     def act(
         self,
         observations: Sequence[Any],
@@ -132,7 +132,7 @@ class TextPolicy(Policy):
         assert self.codec is not None
         sampling = self.sampling if sampling is None else sampling
         prompts = [self.encode(*row) for row in zip(observations, memory, strict=True)]
-        with evaluating(self):
+        with without_gradient(self):
             responses = self.generator.generate(prompts, token_bits(keys, sampling.max_new_tokens), sampling)
             inputs = pad_prompts(prompts, responses.ids.device) | {"response_ids": responses.ids}
             logprobs = responses.logprobs
@@ -143,9 +143,10 @@ class TextPolicy(Policy):
         memory = [self.prompt.extend_history(self.codec, *row) for row in zip(memory, observations, texts, strict=True)]
         return Decisions(actions=texts, inputs=inputs, response_mask=responses.mask, logprobs=logprobs, memory=memory)
 
-    @torch.no_grad()
     def _teacher_forced(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
         """Compute log-probabilities ``(turn, token)`` as :meth:`evaluate` does, of a few turns at a time.
+
+        Called inside :func:`~lrl.models.forward.without_gradient`, as :meth:`_logprobs` is.
 
         Args:
             inputs: prompts and responses, each ``(turn, ...)``.
@@ -161,7 +162,7 @@ class TextPolicy(Policy):
         return self.in_passes(turns, logprobs) * mask
 
     def _logprobs(self, layout: Layout, ids: Tensor, mask: Tensor, model: Any = None) -> Tensor:
-        """Compute log-probabilities ``(turn, token)`` without gradient, maybe by another model."""
+        """Compute log-probabilities ``(turn, token)``, maybe by another model."""
         ids = ids[:, : mask.shape[1]]
         if self.language_model.in_chunks(mask):
             return self._in_chunks(self.language_model.token_states(layout, model), layout, ids, mask, model)[0]
@@ -227,25 +228,20 @@ class TextPolicy(Policy):
         """Return values as a function of the value head's weights; the hidden states are computed once if fixed."""
         if not self.trunk.has_fixed_states:
             return super().critic_view(batch)
-        self.eval()
         states = self.in_passes(batch, self._states)
         assert self.value_head is not None
         return self.value_head.view(states, batch.response_mask)
 
-    @torch.no_grad()
     def _states(self, batch: TurnBatch) -> Tensor:
         """Compute the hidden states ``(turn, token, hidden)`` that predict each token."""
         return self.language_model.token_states(self._layout(batch.inputs, batch.response_mask))
 
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
         """Compute the log-probabilities ``(turn, token)`` under the policy at the start of this run."""
-        self.eval()
         return self.in_passes(batch, self._reference_logprobs)
 
-    @torch.no_grad()
     def _reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        layout = self.language_model.lay_out(batch.inputs, batch.response_mask)
+        ids, mask = batch.inputs["response_ids"], batch.response_mask
+        layout = self.language_model.lay_out(batch.inputs, mask)
         with self.language_model.reference() as model:
-            return (
-                self._logprobs(layout, batch.inputs["response_ids"], batch.response_mask, model) * batch.response_mask
-            )
+            return self._logprobs(layout, ids, mask, model) * mask

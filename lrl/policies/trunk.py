@@ -1,15 +1,15 @@
-"""The component that policies with a language model share: prompts, the critic, evaluation mode."""
+"""The component that policies with a language model share: prompts and the critic."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from lrl.codecs.codec import TextCodec
+from lrl.models.forward import without_gradient
 from lrl.models.language_model import LanguageModel, LanguageModelConfig
 from lrl.models.padding import pad_prompts
 from lrl.models.value_head import ValueHead, ValueHeadConfig
@@ -81,7 +81,6 @@ class LanguageModelTrunk:
         """Return whether training the value head alone leaves the hidden states that it reads unchanged."""
         return self.value_head is not None and not self.language_model.has_critic_adapter
 
-    @torch.no_grad()
     def values(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Compute the values ``(row,)`` at the last token of each prompt, without dropout.
 
@@ -95,21 +94,10 @@ class LanguageModelTrunk:
         mask = torch.ones(len(prompts), 1, dtype=torch.bool, device=model.device)
         after = mask & (model.lower is None)  # a token after the prompt changes nothing
         passes, parts = model.passes(inputs, after.sum(1), logits=False), list[Tensor]()
-        with evaluating(model):
+        with without_gradient(model):
             for turns in passes:
                 layout = model.lay_out({name: tensor[turns] for name, tensor in inputs.items()}, after[turns])
                 states = model.critic_states(layout) if model.has_critic_adapter else model.token_states(layout)
                 parts.append(self.value_head(states, mask[turns])[:, 0])
         values = torch.cat(parts)
         return torch.empty_like(values).index_copy_(0, torch.cat(passes), values)
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Switch dropout off, and back to what it was."""
-    was_training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(was_training)
