@@ -2,13 +2,21 @@
 
 from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
 import torch
-from tiny_runs import WORDS, save_tiny_model
+from tiny_runs import WORDS, batch_of, sampled_values, save_tiny_model
 
+from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.functional.masking import selected_logprobs
 from lrl.models.decode_loop import DecodeLoop
 from lrl.models.language_model import LanguageModel, LanguageModelConfig, LoRAConfig
-from lrl.types import SamplingConfig
+from lrl.models.value_head import ValueHeadConfig
+from lrl.policies.head import HeadPolicy
+from lrl.policies.scoring import ScoringPolicy
+from lrl.policies.text import TextPolicy
+from lrl.prompts.template import PromptTemplate
+from lrl.types import PastTurn, RandomKeys, SamplingConfig
 
 WIDE = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, "initializer_range": 0.05}
 WINDOW = {"sliding_window": 4, "num_hidden_layers": 2}
@@ -33,19 +41,55 @@ OTHERS = {
     "falcon_h1": ("falcon_h1", MAMBA | {"mamba_d_ssm": 16}),
 }
 """Models whose state or positions cannot be padded."""
-FOLDERS = OTHERS | {
-    "llama": ("llama", {}),
-    "tied": ("llama", {"tie_word_embeddings": True}),
-    "gpt2": ("gpt2", {}),
-    "short": ("gpt2", {"n_positions": 12}),
-    "mistral": ("mistral", WINDOW),
-    "gemma2": ("gemma2", WINDOW),
-    "gemma3": ("gemma3_text", WINDOW),
-    "qwen3": ("qwen3", {}),
-    "gpt_neo": ("gpt_neo", LOCAL | {"attention_types": [[["global", "local"], 1]], "window_size": 4}),
-    "wide": ("llama", WIDE),
-    "wide_tied": ("llama", WIDE | {"tie_word_embeddings": True}),
+KINDS = ["full_attention", "sliding_attention"]
+ONE_EXPERT = {"num_local_experts": 2, "num_experts_per_tok": 1}
+GPT = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 512}
+MPT = {"d_model": 16, "n_heads": 2, "n_layers": 2, "expansion_ratio": 2, "max_seq_len": 512}
+CHUNKED = {"attention_chunk_size": 4, "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]}
+NAMED = """gemma qwen2 phi phi3 gpt_neox olmo2 cohere stablelm granite glm smollm3 nemotron biogpt persimmon helium
+bitnet arcee diffllama seed_oss ernie4_5 rwkv hunyuan_v1_dense"""
+MORE = {
+    "mpt": ("mpt", MPT),
+    "mamba": ("mamba", {"state_size": 4, "expand": 2}),
+    "mamba2": ("mamba2", {"state_size": 4, "expand": 2, "num_heads": 4, "n_groups": 1, "chunk_size": 4}),
+    "llama4": ("llama4_text", CHUNKED | {"num_local_experts": 2, "intermediate_size_mlp": 32}),
+    "minimax": ("minimax", ONE_EXPERT | {"layer_types": ["linear_attention", "full_attention"], "block_size": 4}),
+    "openai-gpt": ("openai-gpt", GPT),
+    "falcon_rope": ("falcon", ALIBI | {"alibi": False}),
+    "gptj": ("gptj", GPT | {"rotary_dim": 4}),
+    "ctrl": ("ctrl", GPT | {"dff": 32}),
+    "gpt_bigcode": ("gpt_bigcode", GPT),
+    "qwen3_moe": ("qwen3_moe", EXPERTS),
+    "olmoe": ("olmoe", EXPERTS),
+    "mixtral": ("mixtral", ONE_EXPERT),
+    "phimoe": ("phimoe", ONE_EXPERT),
+    "jetmoe": ("jetmoe", ONE_EXPERT | {"kv_channels": 8}),
+    "opt": ("opt", {"ffn_dim": 32, "word_embed_proj_dim": 16}),
+    "xglm": ("xglm", {"d_model": 16, "ffn_dim": 32, "num_layers": 2, "attention_heads": 2}),
+    "starcoder2": ("starcoder2", {"sliding_window": None}),
+    "gpt_oss": ("gpt_oss", ONE_EXPERT | {"sliding_window": 4, "layer_types": KINDS}),
+    "exaone4": ("exaone4", {"sliding_window": 4, "layer_types": KINDS}),
+    "cohere2": ("cohere2", {"sliding_window": 4, "layer_types": KINDS}),
+    **{name: (name, {}) for name in NAMED.split()},
 }
+"""Further models, for the sweep that ``make test`` leaves out."""
+FOLDERS = (
+    OTHERS
+    | MORE
+    | {
+        "llama": ("llama", {}),
+        "tied": ("llama", {"tie_word_embeddings": True}),
+        "gpt2": ("gpt2", {}),
+        "short": ("gpt2", {"n_positions": 12}),
+        "mistral": ("mistral", WINDOW),
+        "gemma2": ("gemma2", WINDOW),
+        "gemma3": ("gemma3_text", WINDOW),
+        "qwen3": ("qwen3", {}),
+        "gpt_neo": ("gpt_neo", LOCAL | {"attention_types": [[["global", "local"], 1]], "window_size": 4}),
+        "wide": ("llama", WIDE),
+        "wide_tied": ("llama", WIDE | {"tie_word_embeddings": True}),
+    }
+)
 LORA = LoRAConfig(r=2, alpha=4)
 
 
@@ -109,3 +153,125 @@ def sampled_logprobs(model):
 def trainable(model):
     """Weights that are trained, by name."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+# -- every path of every policy, compared with passes over one row ----------------------------------------------------
+
+
+class Sentences(FrozenLakeCodec):
+    """Actions of one to three tokens; one is the beginning of another."""
+
+    _actions = ("LEFT", "LEFT RIGHT", "UP UP DOWN", "DOWN UP")
+    _index = {text.lower(): index for index, text in enumerate(_actions)}
+
+
+MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
+SEEN = [render_map(state, MAP) for state in (0, 1, 0, 4, 0, 9)]
+MEMORY = [(), (PastTurn("0", "UP"),), (), (PastTurn("0 1 2 3 0 1", "LEFT"),), (PastTurn("0 1", "UP"),), ()]
+"""Histories that give the prompts four different lengths; two prompts are equal."""
+TEXTS = ["0 1", "2 0 1 3 UP", "2", "0 1", "S F H G S F H G", "UP DOWN"]
+PATHS = {
+    "one_token": ({}, {"share_prompts": False}, {"pack_tokens": 60}, {"length_groups": 2}),
+    "sentences": ({}, {"share_prompts": False}, {"length_groups": 2}),
+    "text": ({}, {"share_prompts": False}, {"pack_tokens": 60}, {"recompute_logprobs": True}),
+    "last": ({},),
+    "mean": ({},),
+}
+"""By kind of policy, the settings that lay its passes out in different ways."""
+
+
+def policy_of(kind, folder, dtype="float32", lora=None, **settings):
+    """A configured policy that has a critic, with its reference."""
+    own = {name: settings.pop(name) for name in ("share_prompts", "recompute_logprobs") if name in settings}
+    model = LanguageModelConfig(name=folder, dtype=dtype, lora=lora, **own)
+    prompt = PromptTemplate(response_format="direct", system="", history=1)
+    if kind in ("last", "mean"):
+        policy = HeadPolicy(model, critic=None, init_seed=0, pooling=kind, **settings)
+        policy.connect_spaces(gym.spaces.Text(99), gym.spaces.Discrete(4))
+    elif kind == "text":
+        head = ValueHeadConfig(init_seed=0)
+        policy = TextPolicy(model, prompt, SamplingConfig(max_new_tokens=4), value_head=head, **settings)
+    else:
+        policy = ScoringPolicy(model, prompt, value_head=ValueHeadConfig(init_seed=0), **settings)
+    policy.connect(Sentences() if kind == "sentences" else FrozenLakeCodec())
+    policy.configure()
+    policy.build_reference(warm_started=False)
+    return policy
+
+
+def acted(kind, policy, rows=6):
+    """Decisions of a policy in a few states."""
+    seen, memory = (TEXTS, [()] * 6) if kind in ("last", "mean") else (SEEN, MEMORY)
+    zeros = np.zeros(rows, dtype=np.int64)
+    keys = RandomKeys(seed=0, purpose="test", collection=0, env=np.arange(rows), turn=zeros)
+    return policy.act(seen[:rows], memory[:rows], keys)
+
+
+def alone(model, ids):
+    """Logits ``(token, vocabulary)`` and last states ``(token, hidden)`` of one text, by the Hugging Face model."""
+    states, head = [], model.get_output_embeddings()
+    handle = head.register_forward_pre_hook(lambda _, given: states.append(given[0]))
+    logits = model(input_ids=torch.tensor([ids])).logits[0]
+    handle.remove()
+    return logits, states[0][0]
+
+
+@torch.no_grad()
+def plain_results(kind, policy, decisions):
+    """What the policy should say of its decisions, by passes over one row: distributions and values, turn by turn."""
+    policy.eval()
+    model, inputs, results = policy.language_model.model, decisions.inputs, []
+    if kind in ("last", "mean"):
+        for ids, seen in zip(inputs["text_ids"], inputs["text_mask"], strict=True):
+            states = alone(model, ids[seen].tolist())[1]
+            outputs = policy.layers(states[-1] if kind == "last" else states.mean(0))
+            results.append((torch.log_softmax(outputs, -1)[None], torch.zeros(1)))
+        return results
+    for row, (ids, seen) in enumerate(zip(inputs["prompt_ids"], inputs["prompt_mask"], strict=True)):
+        prompt, mask = ids[seen].tolist(), decisions.response_mask[row]
+        if kind == "text":
+            response = inputs["response_ids"][row][: len(mask)][mask].tolist()
+            logits, states = alone(model, prompt + response[:-1])
+            logprobs = torch.log_softmax(logits[len(prompt) - 1 :], -1)
+        else:
+            scores, states = [], alone(model, prompt)[1]
+            for text in policy.action_texts:
+                answer = policy.language_model.tokenizer.encode_text(text)
+                logits = torch.log_softmax(alone(model, prompt + answer)[0], -1)[len(prompt) - 1 : -1]
+                scores.append(logits[torch.arange(len(answer)), answer].sum())
+            logprobs = torch.log_softmax(torch.stack(scores), -1)[None]
+        states = states[len(prompt) - 1 :]
+        results.append((logprobs, policy.value_head(states[None], torch.ones(1, len(states), dtype=torch.bool))[0]))
+    return results
+
+
+def differences(kind, policy):
+    """By path, the largest difference from plain passes over one row."""
+    policy.train()
+    decisions, far = acted(kind, policy), {}
+    batch, mask = batch_of(decisions), decisions.response_mask
+    plain = plain_results(kind, policy, decisions)
+    chosen = decisions.inputs.get("response_ids", decisions.inputs.get("action"))
+    want = torch.zeros(mask.shape)
+    entropy, values = want.clone(), want.clone()
+    for row, (logprobs, value) in enumerate(plain):
+        ids = chosen[row].reshape(-1)[: len(logprobs)]
+        want[row, : len(ids)] = logprobs[torch.arange(len(ids)), ids]
+        entropy[row, : len(ids)], values[row, : len(ids)] = -(logprobs.exp() * logprobs).sum(-1), value
+
+    def compare(path, got, wanted):
+        far[path] = float(((got.detach() - wanted) * mask).abs().max())
+
+    compare("act", decisions.logprobs, want)
+    evaluation = policy.train().evaluate(batch)
+    compare("evaluate", evaluation.logprobs, want)
+    compare("entropy", evaluation.entropy, entropy)
+    compare("reference", policy.train().reference_logprobs(batch), want)
+    if policy.has_critic:
+        compare("values", evaluation.values, values)
+        compare("critic_view", sampled_values(policy.train(), batch), values)
+        first = policy.train().state_values(SEEN, MEMORY)
+        far["state_values"] = float((first - values[:, 0]).abs().max())
+        if decisions.values is not None:
+            compare("values while acting", decisions.values, values)
+    return far

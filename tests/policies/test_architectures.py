@@ -3,18 +3,27 @@
 import pytest
 import torch
 from tiny_architectures import (
+    FOLDERS,
     LORA,
+    MEMORY,
     OTHERS,
+    PATHS,
+    SEEN,
+    acted,
+    differences,
     folder_of,
     load,
     logprobs,
     plain_logprobs,
+    policy_of,
     sampled_logprobs,
     trainable,
     turns,
 )
+from tiny_runs import batch_of, sampled_values
 
 from lrl.models.decode_loop import DecodeLoop
+from lrl.models.language_model import LoRAConfig
 from lrl.types import SamplingConfig
 
 
@@ -135,3 +144,57 @@ def test_greedy_answers_are_those_of_stock_generate(folders, name):
         )
         assert ids == theirs[0, len(prompt) :].tolist()[: len(ids)]
         assert len(ids) == 8 or ids[-1] in model.tokenizer.stop_ids()
+
+
+def check_every_path(folder, ways, **model):
+    """Compare every path of every policy with passes over one row, for prompts of different lengths.
+
+    Args:
+        folder: of the model.
+        ways: how many of the settings that lay passes out in different ways.
+        model: settings of the language model.
+    """
+    for kind, settings in ((each, options) for each in PATHS for options in PATHS[each][:ways]):
+        far = differences(kind, policy_of(kind, folder, **model, **settings))
+        assert max(far.values()) < 2e-5, (kind, settings, far)
+
+
+@pytest.mark.parametrize("name", ["bloom", "llama4", "gemma3", "gpt2"])
+def test_every_path_gives_what_single_rows_give(folders, name):
+    check_every_path(folders(name), 1)
+
+
+@pytest.mark.parametrize("lora", [None, LoRAConfig(r=2, alpha=4, dropout=0.5)], ids=["whole", "lora"])
+@pytest.mark.parametrize("kind", PATHS)
+def test_no_pass_without_gradient_has_dropout_or_changes_a_mode(folders, kind, lora):
+    """In a GPT-2, whose default is to drop a tenth of everything in training; one part is in another mode."""
+    policy = policy_of(kind, folders("gpt2"), lora=lora)
+    batch = batch_of(acted(kind, policy))
+
+    def results():
+        found = {"act": acted(kind, policy).logprobs, "reference": policy.reference_logprobs(batch)}
+        with policy.language_model.reference() as model:
+            found["model"] = model(input_ids=torch.arange(4, 9)[None]).logits
+        if policy.has_critic:
+            found |= {"state_values": policy.state_values(SEEN, MEMORY), "values": sampled_values(policy, batch)}
+        else:
+            found["statistics"] = policy.statistics_input(batch.inputs, "states")
+        if kind == "text":
+            found["generate"] = sampled_logprobs(policy.language_model)[1]
+        return found
+
+    wanted = (policy.eval(), results())[1]
+    policy.train().language_model.model.get_input_embeddings().eval()
+    modes = [part.training for part in policy.modules()]
+    found = results()
+    far = {path: float((got - wanted[path]).detach().abs().max()) for path, got in found.items()}
+    assert max(far.values()) < 1e-6, far
+    assert not any(got.requires_grad for got in found.values())
+    assert [part.training for part in policy.modules()] == modes and len(set(modes)) == 2
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("lora", [None, LORA], ids=["whole", "lora"])
+@pytest.mark.parametrize("name", [name for name in FOLDERS if name not in ("short", "tied", "wide_tied")])
+def test_every_path_of_every_architecture_gives_what_single_rows_give(folders, name, lora):
+    check_every_path(folders(name), None, lora=lora)

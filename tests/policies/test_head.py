@@ -270,3 +270,34 @@ def test_a_head_that_was_trained_on_raw_states_is_not_put_behind_whitening(folde
     raw = {name: tensor.detach().clone() for name, tensor in policy_on("box", folder).state_dict().items()}
     with pytest.raises(ValueError, match="it lacks \\['whitening.counting'"):
         take_weights(policy_on("box", folder, whiten_states=0.1), raw, "run")
+
+
+@pytest.fixture(scope="module")
+def dropping(tmp_path_factory):
+    """A GPT-2, whose default is to drop a tenth of everything in training."""
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "gpt2", "gpt2")
+
+
+@pytest.mark.parametrize("freeze_trunk", [True, False])
+def test_statistics_of_demonstrations_are_those_of_states_without_dropout(dropping, freeze_trunk):
+    policy = policy_on("box", dropping, whiten_states=1e-2, freeze_trunk=freeze_trunk, critic=None)
+    decisions = policy.act(seen_in("box", 100), [()] * 100, keys(100))
+    states = decisions.inputs["states"]
+    batch = batch_of(decisions).replace(inputs=policy._text(seen_in("box", 100)))
+    policy.train()  # as Lightning does before the first batch
+    policy.learn_statistics(batch, 0)
+    policy.settle_statistics(1)
+    count, mean = policy.whitening.counting[:2]
+    off = (mean - states.double().mean(0)).abs() / states.double().std(0)
+    assert count[0] == 100 and off.max() < 1e-4, f"{float(off.max()):.2f} standard deviations"
+    torch.testing.assert_close(policy.statistics_input(batch.inputs, "states"), states)
+
+
+def test_the_divergence_from_the_reference_is_zero_in_the_first_collection(dropping, tmp_path):
+    model = LanguageModelConfig(name=dropping, lora=LoRAConfig(r=2))
+    policy = HeadPolicy(model, (4,), critic=None, init_seed=0, output_gain=5.0)
+    data = made(RolloutDataModule, ENVS["discrete"], num_groups=2, group_size=2, max_turns=5, num_epochs=1)
+    trainer = make_trainer(tmp_path, max_epochs=1)
+    trainer.fit(made(GRPOModule, policy, kl_coef=0.1), datamodule=data)
+    row = trainer.logger.rows[0][1]
+    assert row["train/kl_to_reference"] < 1e-6 and row["train/ratio_error"] < 1e-5
