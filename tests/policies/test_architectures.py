@@ -159,6 +159,7 @@ def check_every_path(folder, ways, **model):
         assert max(far.values()) < 2e-5, (kind, settings, far)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bloom", "llama4", "gemma3", "gpt2"])
 def test_every_path_gives_what_single_rows_give(folders, name):
     check_every_path(folders(name), 1)
@@ -193,8 +194,11 @@ def test_no_pass_without_gradient_has_dropout_or_changes_a_mode(folders, kind, l
     assert [part.training for part in policy.modules()] == modes and len(set(modes)) == 2
 
 
+ADAPTED = ("llama", "gpt2", "bloom", "gemma3", "lfm2", "qwen3_moe")
+EVERY = [(name, None) for name in FOLDERS if name not in ("short", "tied", "wide_tied")]
+
+
 @pytest.mark.reference
-@pytest.mark.parametrize("lora", [None, LORA], ids=["whole", "lora"])
-@pytest.mark.parametrize("name", [name for name in FOLDERS if name not in ("short", "tied", "wide_tied")])
+@pytest.mark.parametrize(("name", "lora"), EVERY + [(name, LORA) for name in ADAPTED])
 def test_every_path_of_every_architecture_gives_what_single_rows_give(folders, name, lora):
     check_every_path(folders(name), None, lora=lora)
