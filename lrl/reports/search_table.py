@@ -13,6 +13,13 @@ from lrl.reports.search_records import Records, is_random
 from lrl.reports.seed_intervals import MIN_SEEDS
 from lrl.search.tasks import TASKS
 
+_PUBLISHED = {"best_iteration": ("props", "props_plus"), "fresh": ("props", "props_plus", "ppo", "best_baseline")}
+"""The published figures that stand beside ours of a rule: those of baselines are probably of the end of training."""
+_PUBLISHED_HEADS = {"props": "ProPS", "props_plus": "ProPS+", "ppo": "PPO", "best_baseline": "best baseline"}
+_PUBLISHED_RULES = (
+    "How the published figures were made is not stated where we could read it. That those of ProPS and ProPS+ are means "
+    "over repeats of the best iteration, and those of the baselines values at the end of training, is inferred."
+)
 RULES = {"best_iteration": "best iteration", "fresh": "chosen policy on fresh episodes"}
 """The two figures of a search, by their name in a record."""
 _NETWORK_RULES = (
@@ -40,7 +47,7 @@ def search_tables(records: Records) -> str:
     """Return Markdown tables of both rules and of what was played, how often ProPS is reached, and what is missing."""
     heading = "mean ± standard deviation over seeds, single values of fewer than five"
     parts = [f"{title.capitalize()}, {heading}:\n\n{rule_table(records, rule)}" for rule, title in RULES.items()]
-    parts += [_YARDSTICKS, f"Episodes / env steps of a seed, mean:\n\n{budget_table(records)}"]
+    parts += [_PUBLISHED_RULES, _YARDSTICKS, f"Episodes / env steps of a seed, mean:\n\n{budget_table(records)}"]
     networks = [method for method in _names(records, "method") if method in NETWORKS]
     if networks:
         parts.append(f"Of {' and '.join(networks)}, {_NETWORK_RULES}")
@@ -52,7 +59,9 @@ def search_tables(records: Records) -> str:
 
 
 def rule_table(records: Records, rule: str) -> str:
-    """Return a Markdown table with a row per task: our methods, the published figures, yardsticks and the budget.
+    """Return a Markdown table with a row per task: our methods, published figures, yardsticks and the budget.
+
+    The published baselines are left out of the table of best iterations, because theirs are probably of the end.
 
     A cell is the mean over seeds with their standard deviation, or the single values of fewer than five; ``n/m``
     follows where only n of m planned seeds have finished.
@@ -62,15 +71,15 @@ def rule_table(records: Records, rule: str) -> str:
         rule: of :data:`RULES`.
     """
     methods = _names(records, "method")
-    heads = ["task", "parameters", *methods, "ProPS", "ProPS+", "PPO", "best baseline"]
+    heads = ["task", "parameters", *methods, *(f"published {_PUBLISHED_HEADS[name]}" for name in _PUBLISHED[rule])]
     heads += ["nothing", "random", "ceiling", "budget"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for name in _names(records, "task"):
         task = TASKS[name]
         published = task.published
         cells = [name, str(task.num_parameters), *(_cell(records, name, method, rule) for method in methods)]
-        cells += [_number(value) for value in (published.props, published.props_plus, published.ppo)]
-        cells.append(f"{_number(published.best_baseline)} {published.best_name}")
+        named = {"best_baseline": f" {published.best_name}"}
+        cells += [f"{_number(getattr(published, name))}{named.get(name, '')}" for name in _PUBLISHED[rule]]
         yardsticks = task.yardsticks
         cells += [_number(value) for value in (yardsticks.nothing, yardsticks.random, yardsticks.ceiling)]
         cells.append(_budget(records, name))

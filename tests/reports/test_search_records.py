@@ -89,7 +89,11 @@ def test_a_table_of_the_documentation_is_made_from_a_kept_file():
 def test_a_row_has_all_yardsticks_and_the_budget():
     table = rule_table(RECORDS, "fresh").splitlines()
     heads = "| nothing | random | ceiling | budget |"
-    assert table[0].endswith(f"| ProPS | ProPS+ | PPO | best baseline {heads}")
+    names = "published ProPS | published ProPS+"
+    assert table[0].endswith(f"| {names} | published PPO | published best baseline {heads}")
+    assert rule_table(RECORDS, "best_iteration").splitlines()[0].endswith(f"| ppo | {names} {heads}"), (
+        "baselines at the end of training do not belong beside best iterations"
+    )
     assert table[2].endswith("| -1.11 | 0.53 | 0.97 | 8 episodes; ppo 1M env steps (4 episodes) |")
     assert table[3].endswith("| 1.00 |  |"), "nothing was played"
     whole = {SearchRun("maze", name, 0): record([0.1] * 4, iterations=400, rollouts=20, episodes=8010) for name in "ab"}
