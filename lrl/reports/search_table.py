@@ -17,8 +17,8 @@ _PUBLISHED = {"best_iteration": ("props", "props_plus"), "fresh": ("props", "pro
 """The published figures that stand beside ours of a rule: those of baselines are probably of the end of training."""
 _PUBLISHED_HEADS = {"props": "ProPS", "props_plus": "ProPS+", "ppo": "PPO", "best_baseline": "best baseline"}
 _PUBLISHED_RULES = (
-    "How the published figures were made is not stated where we could read it. That those of ProPS and ProPS+ are means "
-    "over repeats of the best iteration, and those of the baselines values at the end of training, is inferred."
+    "How the published figures were made is not stated where we could read it. That those of ProPS and ProPS+ are "
+    "means over repeats of the best iteration, and those of the baselines values at the end of training, is inferred."
 )
 RULES = {"best_iteration": "best iteration", "fresh": "chosen policy on fresh episodes"}
 """The two figures of a search, by their name in a record."""

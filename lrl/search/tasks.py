@@ -1,9 +1,11 @@
 """The 15 tasks of ProPS (NeurIPS 2025, arXiv:2511.21928), with its published figures and with yardsticks.
 
-How the published values were made is not stated where we could read it. From single runs on the project's page, those of
-ProPS and ProPS+ are inferred to be means over ten repeats of the best mean return of 20 episodes that any of 400 proposals
-had, and those of the baselines, with less certainty, values at the end of training. ProPS and ProPS+ differ in their settings upstream; here all methods have those of ProPS, with actions
-clipped to the space, ``CliffWalkingSlippery-v1`` instead of a withdrawn id, and Nim without its illegal action.
+How the published values were made is not stated where we could read it. From single runs on the project's
+page, those of ProPS and ProPS+ are inferred to be means over ten repeats of the best mean return of 20
+episodes that any of 400 proposals had, and those of the baselines, with less certainty, values at the end of
+training. ProPS and ProPS+ differ in their settings upstream; here all methods have those of ProPS, with
+actions clipped to the space, ``CliffWalkingSlippery-v1`` instead of a withdrawn id, and Nim without its
+illegal action.
 """
 
 from __future__ import annotations
