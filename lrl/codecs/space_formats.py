@@ -181,7 +181,7 @@ class BoxFormat(SpaceFormat):
 
     def reads(self, text: str) -> bool:
         """Return whether a text has one number per dimension, in bounds where they are in the unit of the space."""
-        found = self._readable.fullmatch(text)
+        found = self._readable.fullmatch(text.strip())
         if found is None or self._numbers.bounded:
             return found is not None
         pairs = zip(map(float, found.groups()), self._bounds)

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from lrl.functional.random import permutation
 
 _ACTION_TAGS = re.compile(r"^\s*<action>|</action>\s*$")
 _KEYS = {"observation", "action"}
+_MAX_KNOWN = 10_000
+"""Number of different actions that are remembered while a file is checked."""
 _BIN = re.compile(r"0|[1-9][0-9]{0,2}")
 _INTEGER = re.compile(r"\s*-?[0-9]{1,18}\s*", re.ASCII)
 _OBSERVATION_TAGS = re.compile(r"^\s*<observation>|</observation>\s*$")
@@ -99,18 +101,22 @@ class JsonlFile:
         Raises:
             ValueError: If a line cannot be parsed.
         """
-        clipped, first = 0, 0
+        clipped, first, known = 0, 0, set[str]()
         with Path(self.path).open("rb") as file:
             for number, start, length in self._lines.tolist():
                 file.seek(start)
                 line = file.read(length)
                 with self._readable_errors(number):
                     record = json.loads(line)
-                    if _is_readable(codec, record):
+                    if _is_readable(codec, record, known):
                         continue
                     parse(record)
-                    if "action" in record and parse_action(codec, record, space, *keys)[1]:
+                    if "action" not in record:
+                        continue
+                    if parse_action(codec, record, space, *keys)[1]:
                         clipped, first = clipped + 1, first or number
+                    elif len(known) < _MAX_KNOWN:
+                        known.add(record["action"])
         if clipped:
             message = "%s: %d of %d actions are out of the bounds of %s and are clipped; the first is in line %d."
             logging.getLogger("lrl").warning(message, self.path, clipped, len(self), space, first)
@@ -126,16 +132,22 @@ class JsonlFile:
             raise ValueError(f"{self.path}, line {number}: {error.args[0]}.") from error
 
 
-def _is_readable(codec: TextCodec, record: Any) -> bool:
-    """Return whether the codec surely reads a line; False if that takes long to know."""
+def _is_readable(codec: TextCodec, record: Any, known: Set[str]) -> bool:
+    """Return whether the codec surely reads a line; False if that takes long to know.
+
+    Args:
+        codec: Codec of the environment.
+        record: Object of the line.
+        known: Actions that were parsed before and are in bounds.
+    """
     if not (isinstance(record, dict) and record.keys() == _KEYS):
         return False
     observation, action = record["observation"], record["action"]
     if not (isinstance(observation, str) and isinstance(action, str)):
         return False
-    return codec.reads_observation(
-        observation.removeprefix("<observation>").removesuffix("</observation>")
-    ) and codec.reads_action(action.removeprefix("<action>").removesuffix("</action>"))
+    if not codec.reads_observation(observation.removeprefix("<observation>").removesuffix("</observation>")):
+        return False
+    return action in known or codec.reads_action(action.removeprefix("<action>").removesuffix("</action>"))
 
 
 def parse_observation(codec: TextCodec, record: dict[str, Any], space: gym.Space) -> tuple[str, Any]:
