@@ -22,7 +22,7 @@ _PER_PRICE = 1_000_000
 """Number of tokens that a price is for."""
 _PER_MESSAGE = 8
 """Tokens that a chat template adds to a message, about."""
-_PIECES = re.compile(rb"[A-Za-z]{1,4}|[^\sA-Za-z]|\n")
+_PIECES = re.compile(rb"[A-Za-z]{1,4}|[^\sA-Za-z]|\n| (?=[0-9])")
 _LOG = logging.getLogger("lrl")
 
 
@@ -266,7 +266,9 @@ class ServedChatModel(ChatModel):
 def estimated_tokens(text: str) -> int:
     """Return about how many tokens a text has in vocabularies with one token per digit, rather more than less.
 
-    Four ASCII letters, a digit, a mark, a line break and a byte of any other character count as a token each.
+    Four ASCII letters, a digit, a blank before a digit, a mark, a line break and a byte of any other character
+    count as a token each. For prompts of a search that is 1.0 to 1.5 times the tokens of GPT-2's and Whisper's
+    vocabularies, with numbers as they split them or digit by digit.
     """
     return len(_PIECES.findall(text.encode("utf-8", "replace")))
 
