@@ -33,7 +33,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
@@ -91,6 +90,7 @@ class PromptedSearchModule(PolicyModule):
         tokens = costs.get("prompt_tokens", 0) + costs.get("completion_tokens", 0)
         data.tick(trial.env_steps, len(trial.returns), tokens)
         self._record(trial, costs | {"proposal_seconds": seconds}, time.monotonic() - proposed)
+        self.count_update()
 
     def _propose(self, index: int) -> tuple[np.ndarray, float]:
         """Return the parameters of proposal ``index``, ``(parameter,)``, and the seconds that it took."""
@@ -210,17 +210,6 @@ class PromptedSearchModule(PolicyModule):
             logging.getLogger("lrl").warning(sentence, epochs, data.num_policies)
         self.searcher.describe(*task_in_words(self.policy, data.env, data.max_steps))
         self.searcher.setup(self.policy.parameter_space(), data.seed, data.num_iterations)
-
-    def configure_callbacks(self) -> list[L.Callback]:
-        """Let early stopping on a figure of training look after every policy.
-
-        By itself it would look after validation only, which comes at the end of a whole search.
-        """
-        for callback in self.trainer.early_stopping_callbacks:
-            unset = callback is not None and callback._check_on_train_epoch_end is None
-            if unset and not callback.monitor.startswith("val/"):
-                callback._check_on_train_epoch_end = True
-        return []
 
     def configure_optimizers(self) -> list[Any]:
         """Return no optimiser."""

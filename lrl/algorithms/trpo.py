@@ -168,6 +168,7 @@ class TRPOModule(GradientModule):
         error = fit_values(self, batch, self.value_fit)
         self.finite_steps.require("train/value_loss", error)
         self.record("train/value_loss", error)
+        self.count_update()
 
     @sdpa_kernel(SDPBackend.MATH)  # the others have no second derivative
     def _improve(self, batch: TurnBatch) -> None:

@@ -27,8 +27,7 @@ class CollectionCheckpoint(Checkpoint):
     device, at an error. After an error while weights may be changing (an optimiser step, the fit of a critic), the file
     that was written before stays.
 
-    One Lightning epoch is one collection, or one pass over demonstrations. Lightning's ``global_step`` is not used: it
-    stays 0 in a module without an automatic optimiser.
+    One Lightning epoch is one collection, or one pass over demonstrations.
 
     Args:
         every_n_collections: number of collections between updates of ``last.ckpt``.
@@ -147,11 +146,13 @@ class CollectionCheckpoint(Checkpoint):
         """Write a draft and move it to ``name`` in one step. All ranks must call it.
 
         Returns:
-            The checkpoint's path.
+            The checkpoint's path; nothing is written with ``trainer.fast_dev_run``, as by Lightning's callbacks.
 
         Raises:
             ValueError: weights are not finite; an existing checkpoint is left unchanged.
         """
+        if trainer.fast_dev_run:  # pyright: ignore[reportAttributeAccessIssue]
+            return checkpoint_folder(trainer) / name
         if not weights_are_finite(trainer.lightning_module):
             raise ValueError(
                 f"weights are not finite in collection {trainer.current_epoch + 1}; the run stops and {name} is "

@@ -8,10 +8,12 @@ import importlib
 import inspect
 import re
 import sys
+import traceback
 import typing
 from argparse import ArgumentError
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from pathlib import Path
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -70,6 +72,8 @@ _REJECTED = (
 """How jsonargparse reports a key that it does not know."""
 _TOP = ("model", "data", "trainer", "config", "ckpt_path", "run_directory", "push_to_hub", "seed_everything")
 """Keys at the top of a configuration."""
+_STOCK_PARTS = {"callbacks": "trainer.callbacks", "loggers": "trainer.logger", "profilers": "trainer.profiler"}
+"""Keys by the folder of Lightning that holds their classes."""
 _NO_REASON = (
     "Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path",
     "Expected a <class 'NoneType'>",
@@ -82,6 +86,17 @@ def user_errors() -> tuple[type[BaseException], ...]:
     wandb = sys.modules.get("wandb")
     from_wandb = () if wandb is None else (wandb.errors.Error,)
     return (ValueError, MisconfigurationException, ArgumentError, OSError, *from_wandb)
+
+
+def stock_part(error: BaseException) -> str | None:
+    """Return the key of the part of Lightning that raised an error, such as ``trainer.callbacks``; None for others.
+
+    Its callbacks, loggers and profilers raise a ``RuntimeError`` or an ``AttributeError`` where they do not fit a run.
+    """
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [file for file in files if "torch" not in file.parts]  # an attribute of a module is looked up there
+    folder = own[-1].parent if own else Path()
+    return _STOCK_PARTS.get(folder.name) if folder.parent.parts[-2:] == ("lightning", "pytorch") else None
 
 
 def in_a_sentence(message: str) -> str:

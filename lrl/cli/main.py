@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import importlib.util
 import logging
 import os
 import sys
@@ -15,13 +16,16 @@ from typing import Any, cast
 
 import lightning as L
 import torch
+import yaml
 from jsonargparse import ActionConfigFile, Namespace  # pyright: ignore[reportPrivateImportUsage]
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.profilers import PassThroughProfiler
 
+from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.callbacks.evaluation_table import HeldOutTable
 from lrl.callbacks.export import ExportModel
-from lrl.cli.error_messages import in_a_sentence, user_errors
+from lrl.cli.error_messages import in_a_sentence, stock_part, user_errors
 from lrl.cli.quiet import silence_libraries
 from lrl.cli.run_directory import RunDirectory, experiment_name
 from lrl.cli.run_parser import RunParser
@@ -109,6 +113,15 @@ class SaveRunConfig(SaveConfigCallback):
                     logger.save()
             checkpoint["lrl"]["lengths"] = self.run_directory.lengths()
 
+    def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Write the configuration to the run directory, and give it to loggers that keep it elsewhere."""
+        path = Path(trainer.default_root_dir) / "config.yaml"  # Lightning would take the folder of the first logger
+        self.parser.save(self.config, path, skip_none=False, overwrite=True, multifile=False)
+        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        for logger in trainer.loggers:
+            if not isinstance(logger, (CSVLogger, TensorBoardLogger)):
+                logger.log_hyperparams(config)
+
 
 class LRLCLI(LightningCLI):
     """LightningCLI with a base configuration and one run directory per launch."""
@@ -125,7 +138,7 @@ class LRLCLI(LightningCLI):
                 subclass_mode_model=True,
                 subclass_mode_data=True,
                 save_config_callback=SaveRunConfig,
-                save_config_kwargs={"overwrite": True},  # the directory is new, or belongs to this job after a restart
+                save_config_kwargs={"save_to_log_dir": False},
                 parser_kwargs=each if run else defaults,
                 args=args,
                 run=run,
@@ -179,8 +192,12 @@ class LRLCLI(LightningCLI):
         if resumed:
             config.ckpt_path = str(checkpoint_file(Path(resumed), "ckpt_path"))
             check_ours(Path(config.ckpt_path))
+        check_settings(config.trainer)
+        if isinstance(config.trainer.logger, Namespace):
+            config.trainer.logger = [config.trainer.logger]
         loggers = config.trainer.logger if isinstance(config.trainer.logger, list) else []
         for logger in loggers:
+            check_installed(logger.class_path)
             if "WandbLogger" in logger.class_path and not logger.init_args.get("offline"):
                 check_wandb_login()
         trains = self.subcommand in (None, "fit")
@@ -194,15 +211,9 @@ class LRLCLI(LightningCLI):
             logging.getLogger("lrl").warning(
                 "no --ckpt_path: %s scores the policy as it is before training", self.subcommand
             )
-        config.trainer.default_root_dir = str(self.run_directory.path)
         set_data_parallel_size(config.trainer)
         for logger in loggers:
-            settings = logger.init_args
-            settings.save_dir = str(self.run_directory.path)
-            if "WandbLogger" in logger.class_path:
-                settings.name = settings.name or self.run_directory.path.name
-            else:
-                settings.name, settings.version = "", ""
+            log_to(logger, self.run_directory.path)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Return the trainer, with the callbacks that ``--push_to_hub`` and an evaluation need.
@@ -215,9 +226,16 @@ class LRLCLI(LightningCLI):
             raise ValueError(
                 f"trainer.accelerator is {accelerator!r}, which this machine does not have; it must be auto or cpu."
             )
+        if self.run_directory is not None:
+            kwargs["default_root_dir"] = str(self.run_directory.path)
         trainer = super().instantiate_trainer(**kwargs)
-        for logger in trainer.loggers:  # Lightning 2.6.6 passes a setting that wandb 0.31 warns about
-            getattr(logger, "_wandb_init", {}).pop("anonymous", None)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):  # Lightning 2.6.6 passes a setting that wandb 0.31 warns about
+                logger._wandb_init.pop("anonymous", None)
+        profiler = cast(Any, trainer).profiler
+        if self.run_directory is not None and not isinstance(profiler, PassThroughProfiler):
+            profiler.dirpath = profiler.dirpath or str(self.run_directory.path)
+            profiler.filename = profiler.filename or "profile"
         self._keep_files(trainer)
         repo_id = self._get(self.config, "push_to_hub")
         if repo_id is not None:
@@ -239,6 +257,64 @@ class LRLCLI(LightningCLI):
         for callback in cast(Any, trainer).callbacks:
             if isinstance(callback, SaveRunConfig):
                 callback.run_directory, callback.lengths = directory, lengths
+
+
+def check_settings(trainer: Namespace) -> None:
+    """Refuse settings of the trainer that lrl would ignore, and make room for one that takes a callback away.
+
+    Args:
+        trainer: the configuration of the trainer; ``callbacks`` lose :class:`CollectionCheckpoint` where
+            ``enable_checkpointing`` is false.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if trainer.default_root_dir is not None:
+        raise ValueError(
+            f"trainer.default_root_dir is {str(trainer.default_root_dir)!r}; it must be null, run_directory says where "
+            "a run is written."
+        )
+    if trainer.barebones:
+        raise ValueError("trainer.barebones is true; it must be false, a run of lrl logs and keeps checkpoints.")
+    if trainer.enable_checkpointing is False and isinstance(trainer.callbacks, list):
+        name = CollectionCheckpoint.__name__
+        trainer.callbacks = [part for part in trainer.callbacks if part.class_path.rpartition(".")[2] != name]
+
+
+def check_installed(class_path: str) -> None:
+    """Raise if a logger needs a package that is not installed.
+
+    Raises:
+        ValueError: the package is missing.
+    """
+    name = class_path.rpartition(".")[2]
+    package = {"MLFlowLogger": "mlflow", "CometLogger": "comet_ml"}.get(name)
+    if package and package not in sys.modules and importlib.util.find_spec(package) is None:
+        raise ValueError(f"trainer.logger has {name}, which needs the package {package}; it is not installed.")
+
+
+def log_to(logger: Namespace, path: Path) -> None:
+    """Let a logger write to the run directory, and name the run after it, as far as its class has settings for that.
+
+    Args:
+        logger: class path and arguments.
+        path: of the run directory.
+    """
+    kind = logger.class_path.rpartition(".")[2]
+    settings = logger.init_args
+    if kind == "CometLogger":
+        named = {"name": path.name, "offline_directory": str(path)}
+        logger.dict_kwargs = named | dict(logger.get("dict_kwargs") or {})
+    elif kind == "MLFlowLogger":
+        settings.run_name = settings.run_name or path.name
+        if not settings.tracking_uri:  # else the server has it
+            settings.save_dir = str(path / "mlruns")
+    elif "save_dir" in settings:
+        settings.save_dir = str(path)
+    if kind == "WandbLogger":
+        settings.name = settings.name or path.name
+    elif kind in ("CSVLogger", "TensorBoardLogger"):
+        settings.name, settings.version = "", ""
 
 
 def append_rows(logger: CSVLogger) -> None:
@@ -327,9 +403,13 @@ def run(args: Any = None, started: float | None = None) -> None:
     try:
         LRLCLI(args)
         logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
-    except user_errors() as error:
+    except Exception as error:
+        part = stock_part(error)
+        if not isinstance(error, user_errors()) and part is None:
+            raise
         logging.getLogger("lrl.trace").debug("", exc_info=True)
-        sys.stderr.write(f"lrl: {in_a_sentence(str(error))}\n")
+        sentence = in_a_sentence(str(error))
+        sys.stderr.write(f"lrl: {sentence if part is None or part in sentence else f'{part}: {sentence}'}\n")
         if os.environ.get("LRL_TRACEBACK"):
             raise
         raise SystemExit(2) from None

@@ -16,6 +16,7 @@ def silence_libraries() -> None:
         os.environ.setdefault("WANDB_SILENT", "true")  # wandb prints where it writes, which is the run directory
     for name, level in {
         "lightning.pytorch": logging.WARNING,  # tips, and "GPU available: False"
+        "lightning.pytorch.callbacks": logging.INFO,  # what a callback is asked to print, such as a model summary
         "lightning.fabric": logging.WARNING,  # "Seed set to 0"
         "bitsandbytes": logging.ERROR,  # recommends optional kernels on import
         "httpx": logging.WARNING,  # one line per request

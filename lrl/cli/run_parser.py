@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from enum import Enum
 from typing import Any
 
+from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 _TEXT_OR_NONE = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\bNone\b""")
@@ -23,13 +25,30 @@ class RunParser(LightningArgumentParser):
             args = [none_as_null(word) for word in args]
         return super().parse_args(args, *more, **settings)
 
-    def dump(self, *args: Any, **settings: Any) -> str:
+    def dump(self, cfg: Any, *args: Any, **settings: Any) -> str:
         """Return a configuration as text."""
-        return super().dump(*args, **{"skip_validation": True} | settings)
+        return super().dump(without_enumerations(cfg), *args, **{"skip_validation": True} | settings)
 
-    def save(self, *args: Any, **settings: Any) -> None:
+    def save(self, cfg: Any, *args: Any, **settings: Any) -> None:
         """Write a configuration to a file."""
-        super().save(*args, **{"skip_validation": True} | settings)
+        super().save(without_enumerations(cfg), *args, **{"skip_validation": True} | settings)
+
+
+def without_enumerations(value: Any) -> Any:
+    """Return a configuration in which members of enumerations are texts, from which they are parsed again.
+
+    jsonargparse does so for arguments whose type is the enumeration, but not for defaults of another type: the
+    ``interval`` of Lightning's ``Timer`` is a text whose default is a member.
+    """
+    if isinstance(value, Enum):
+        return str(value.value) if isinstance(value, str) else value.name
+    if isinstance(value, Namespace):
+        return Namespace(**{key: without_enumerations(part) for key, part in vars(value).items()})
+    if isinstance(value, dict):
+        return {key: without_enumerations(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(without_enumerations(part) for part in value)
+    return value
 
 
 def none_as_null(word: str) -> str:

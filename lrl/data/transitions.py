@@ -191,8 +191,9 @@ class TransitionsDataModule(ClockedDataModule):
         return MinibatchLoader(self, self.num_batches, self._batch_of_this_rank)
 
     def _batch_of_this_rank(self, index: int) -> tuple[Tensor, Tensor]:
-        assert self.trainer is not None
-        return self.batch(self.trainer.current_epoch, index, self.trainer.global_rank, self.trainer.world_size)
+        trainer: Any = self.trainer
+        epoch = 0 if trainer.overfit_batches else trainer.current_epoch  # the same batches in every pass
+        return self.batch(epoch, index, trainer.global_rank, trainer.world_size)
 
     def val_dataloader(self) -> DataLoader:
         """Return a loader of one item: this rank's part of the validation split."""

@@ -8,9 +8,22 @@ from typing import Any, cast
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    EarlyStopping,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.plugins import AsyncCheckpointIO
 from torch import Tensor
 
+from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.data.run_data import ClockedDataModule
+from lrl.data.search import SearchDataModule
 from lrl.functional.distributed import all_gather_objects, value_of_this_rank
 from lrl.training.deferred_signals import DeferredSignals, requeue_signals
 from lrl.training.interruption import Interruption
@@ -45,6 +58,34 @@ class RunModule(L.LightningModule, ABC):
         self._settings = {}
         self.deferred_signals = DeferredSignals(requeue_signals(self.trainer))
         read_whole(self.trainer)
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Check the trainer, and let callbacks that monitor a figure of training look at it after every collection.
+
+        By themselves they would look after a validation only, if not every collection is validated.
+
+        Raises:
+            ValueError: the trainer has a setting or a callback that cannot have its usual effect.
+        """
+        check_trainer(self.trainer)
+        for callback in self.trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+            monitor = getattr(callback, "monitor", None)
+            of_training = monitor is not None and not monitor.startswith("val/")
+            if of_training and isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end is None:
+                callback._check_on_train_epoch_end = True
+            if of_training and isinstance(callback, ModelCheckpoint) and callback._save_on_train_epoch_end is None:
+                callback._save_on_train_epoch_end = True
+        return []
+
+    def count_update(self) -> None:
+        """Count an update of a module without automatic optimisation as a step of Lightning.
+
+        ``trainer.max_steps`` and ``ModelCheckpoint`` read that count; the latter would never save at 0.
+        """
+        if self._trainer is not None:
+            progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+            progress.increment_ready()
+            progress.increment_completed()
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -169,3 +210,62 @@ class RunModule(L.LightningModule, ABC):
     def on_validation_epoch_end(self) -> None:
         """Remember after which minibatch this validation was done: a resumed run must not repeat it."""
         self._validated = self.trainer.fit_loop.epoch_loop.batch_progress.total.ready
+
+
+_LATER = "it reads weights that are loaded later"
+_UNSUPPORTED: dict[type[L.Callback], str] = {
+    WeightAveraging: f"{_LATER}, and would write the frozen base model into every checkpoint",
+    StochasticWeightAveraging: f"{_LATER}, and would average none",
+    BaseFinetuning: f"{_LATER}, language_model.lora and freeze_trunk say what is trained",
+    ModelPruning: _LATER,
+    LearningRateFinder: "model.optimizer.lr sets the learning rate",
+    BatchSizeFinder: "data.num_minibatches or data.batch_size sets the size of a minibatch",
+}
+"""Callbacks of Lightning that cannot have their usual effect, and why."""
+
+
+def check_trainer(trainer: Any) -> None:
+    """Raise for settings and callbacks of the trainer that cannot have their usual effect.
+
+    Raises:
+        ValueError: there is one.
+    """
+    for callback in trainer.callbacks:
+        for kind, reason in _UNSUPPORTED.items():
+            if isinstance(callback, kind):
+                name = type(callback).__name__
+                raise ValueError(f"trainer.callbacks has {name}; it must be removed, {reason}.")
+    if isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
+        raise ValueError(
+            "trainer.plugins has AsyncCheckpointIO; it must be removed, a checkpoint takes its place when it is whole."
+        )
+    for name in ("limit_val_batches", "limit_test_batches", "limit_predict_batches"):
+        value = getattr(trainer, name)
+        if 0 < value < 1 and not trainer.overfit_batches:
+            raise ValueError(
+                f"trainer.{name} is {value}; it must be 0 or 1, what is held out is one batch: "
+                "data.validation.episodes sets its size."
+            )
+    if trainer.state.fn != "fit":
+        return
+    if trainer.limit_train_batches == 0:
+        raise ValueError("trainer.limit_train_batches is 0; it must be positive, nothing would be trained.")
+    _check_overfit(trainer)
+
+
+def _check_overfit(trainer: Any) -> None:
+    """Raise for ``overfit_batches`` where there are no batches to train on again.
+
+    Raises:
+        ValueError: it is set, and is a share, or each collection has new data.
+    """
+    batches: float = trainer.overfit_batches
+    if not batches:
+        return
+    if isinstance(getattr(trainer, "datamodule", None), (RolloutDataModule, SearchDataModule)):
+        raise ValueError(
+            f"trainer.overfit_batches is {batches}; it must be 0, every collection is made anew: "
+            "trainer.limit_train_batches limits the minibatches of one."
+        )
+    if batches != int(batches):
+        raise ValueError(f"trainer.overfit_batches is {batches}; it must be a number of batches.")

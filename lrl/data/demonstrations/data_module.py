@@ -225,8 +225,9 @@ class DemonstrationsDataModule(RunDataModule):
         return MinibatchLoader(self, self.num_batches, self._batch_of_this_rank)
 
     def _batch_of_this_rank(self, index: int) -> TurnBatch:
-        assert self.trainer is not None
-        return self.batch(self.trainer.current_epoch, index, self.trainer.global_rank, self.trainer.world_size)
+        trainer: Any = self.trainer
+        epoch = 0 if trainer.overfit_batches else trainer.current_epoch  # the same batches in every pass
+        return self.batch(epoch, index, trainer.global_rank, trainer.world_size)
 
     def validation_batches(self, rank: int = 0, world_size: int = 1) -> Iterator[TurnBatch]:
         """Iterate over the held-out demonstrations of a rank; ranks may have different numbers of batches."""
