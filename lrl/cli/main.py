@@ -276,6 +276,8 @@ def check_settings(trainer: Namespace) -> None:
         )
     if trainer.barebones:
         raise ValueError("trainer.barebones is true; it must be false, a run of lrl logs and keeps checkpoints.")
+    if trainer.limit_train_batches == 0:
+        raise ValueError("trainer.limit_train_batches is 0; it must be positive, nothing would be trained.")
     if trainer.enable_checkpointing is False and isinstance(trainer.callbacks, list):
         name = CollectionCheckpoint.__name__
         trainer.callbacks = [part for part in trainer.callbacks if part.class_path.rpartition(".")[2] != name]

@@ -246,11 +246,8 @@ def check_trainer(trainer: Any) -> None:
                 f"trainer.{name} is {value}; it must be 0 or 1, what is held out is one batch: "
                 "data.validation.episodes sets its size."
             )
-    if trainer.state.fn != "fit":
-        return
-    if trainer.limit_train_batches == 0:
-        raise ValueError("trainer.limit_train_batches is 0; it must be positive, nothing would be trained.")
-    _check_overfit(trainer)
+    if trainer.state.fn == "fit":
+        _check_overfit(trainer)
 
 
 def _check_overfit(trainer: Any) -> None:

@@ -277,6 +277,7 @@ def test_what_cannot_have_its_effect_is_refused_in_a_sentence(words, sentence, t
     assert done.returncode == 2 and last.startswith(f"lrl: {sentence}") and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_model_checkpoint_saves_under_manual_optimisation(tmp_path):
     """Lightning saves nothing while its count of optimiser steps is 0."""
     done, run = fit(tmp_path, *callback("ModelCheckpoint", save_top_k=-1), algorithm="trpo")
@@ -325,6 +326,7 @@ def test_a_model_summary_is_printed(words, tmp_path):
     assert "MLPPolicy" in "".join([done.stdout, *printed])
 
 
+@pytest.mark.slow
 def test_overfitting_trains_on_the_same_demonstrations_in_every_pass(tmp_path):
     seen = []
     module = sft(save_tiny_model(tmp_path / "tiny"))
