@@ -217,9 +217,9 @@ class GymnasiumEnvs(EnvFactory):
 
     def _warn_without_time_limit(self, env: gym.Env) -> None:
         """Warn once for each factory if an episode may never end. MiniGrid counts ``max_steps`` itself."""
-        limit = None if env.spec is None else env.spec.max_episode_steps
+        limit = _spec(self.id).max_episode_steps if self.max_episode_steps is None else self.max_episode_steps
         own_limit = getattr(env.unwrapped, "max_steps", None)
-        if self._warned or limit is not None or own_limit is not None or self.id in _ALWAYS_END:
+        if self._warned or (limit is not None and limit > 0) or own_limit is not None or self.id in _ALWAYS_END:
             return
         self._warned = True
         logging.getLogger("lrl").warning(

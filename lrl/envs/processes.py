@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -39,7 +40,7 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
         idle: See :class:`~lrl.envs.separate.SeparateEnvs`.
 
     Raises:
-        ValueError: If the copies have different spaces, or cannot be sent to another process.
+        ValueError: If the copies have different spaces, or cannot be created in another process.
     """
 
     steps_ended_copies = True
@@ -51,7 +52,22 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
             super().__init__(env_fns, shared_memory=False, context=_CONTEXT, autoreset_mode=AutoresetMode.DISABLED)
         except RuntimeError as error:  # Gymnasium compares the spaces.
             raise ValueError(f"env is {name!r}, whose copies have different spaces: {error}") from error
+        except (EOFError, OSError, TypeError, AttributeError, pickle.PicklingError) as error:
+            self._end_processes()
+            reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+            raise ValueError(
+                f"env.vectorization is 'async', but {name!r} cannot be created in another process ({reason}); register "
+                "it in a module, name it module:id, and give kwargs that can be pickled, or set vectorization to sync."
+            ) from error
         self.parent_pipes: list[Any] = [WorkerPipe(self, index, pipe) for index, pipe in enumerate(self.parent_pipes)]
+
+    def _end_processes(self) -> None:
+        """End the processes of environments that could not be created."""
+        self.closed = True  # otherwise Gymnasium talks to them when this object is deleted
+        for process in getattr(self, "processes", ()):
+            if process.pid is not None:
+                process.terminate()
+                process.join()
 
     def start_process(self, index: int) -> Connection:
         """Start the process of one environment again and return the pipe to it."""

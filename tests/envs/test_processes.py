@@ -2,7 +2,9 @@
 
 import os
 import signal
+import threading
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -72,6 +74,27 @@ def test_an_error_in_an_environment_raises_with_environment_and_seed():
     with pytest.raises(EnvironmentFailedError, match=failed):
         env.step(np.array([0, 99]))
     assert not any(process.is_alive() for process in env.processes)
+
+
+class Locked(gym.Env):
+    """Takes an argument that cannot be pickled."""
+
+    observation_space = action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, lock=None):
+        self.lock = lock
+
+
+@pytest.mark.parametrize("argument", [threading.Lock(), pytest.param(None, marks=pytest.mark.slow)])
+def test_an_environment_that_cannot_be_created_in_a_process_is_one_sentence(argument):
+    """Pickle raised TypeError, and an environment that is registered here only ConnectionResetError or EOFError."""
+    gym.register("test/Locked-v0", entry_point=lambda **kwargs: Locked(**kwargs), max_episode_steps=9)
+    envs = GymnasiumEnvs("test/Locked-v0", {"lock": argument}, vectorization="async")
+    try:
+        with pytest.raises(ValueError, match="'test/Locked-v0' cannot be created in another process .*module:id"):
+            envs.make(2, "direct")
+    finally:
+        gym.registry.pop("test/Locked-v0")
 
 
 def test_an_unknown_value_of_on_death_raises():
