@@ -25,6 +25,9 @@ LINEAR = {f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads")}
 LINEAR |= {f"linear_{name}": 8 for name in ("key_head_dim", "value_head_dim")}
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
 MAMBA = {"mamba_n_heads": 2, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 4, "mamba_chunk_size": 4}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0}
+LONGROPE |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 ALIBI = {"num_kv_heads": 2, "alibi": True, "new_decoder_architecture": False}
 OTHERS = {
     "bloom": ("bloom", {"n_layer": 2, "n_head": 2}),
@@ -81,6 +84,9 @@ FOLDERS = (
         "tied": ("llama", {"tie_word_embeddings": True}),
         "gpt2": ("gpt2", {}),
         "short": ("gpt2", {"n_positions": 12}),
+        "longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 12}),
+        "dynamic": ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 12}),
+        "longrope_64": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64}),
         "mistral": ("mistral", WINDOW),
         "gemma2": ("gemma2", WINDOW),
         "gemma3": ("gemma3_text", WINDOW),

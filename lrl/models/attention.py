@@ -72,13 +72,17 @@ def _names_alibi(settings: Mapping[str, Any]) -> bool:
 
 
 def max_positions(model: Any) -> int | None:
-    """Return the size of a model's table of positions; None where embeddings are computed for any position."""
+    """Return the largest number of tokens of a text: the size of the table of positions, or :func:`rope_limit`.
+
+    None where any position has an embedding, and always the same one.
+    """
     model = bare(model)
     tables = "wpe", "embed_positions", "position_embeddings", "position_embedding"
     names = [name for name, _ in (*model.named_modules(), *model.named_buffers())]
+    limits = [rope_limit(model.config)]
     if any(name.rsplit(".", 1)[-1] in tables for name in names):
-        return getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return None
+        limits.append(getattr(model.config.get_text_config(), "max_position_embeddings", None))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def context_length(config: Any) -> int | None:
@@ -93,20 +97,31 @@ def context_length(config: Any) -> int | None:
     text = config.get_text_config()
     names = "max_position_embeddings", "seq_length", "max_seq_len"  # the last two are BLOOM's and MPT's
     lengths = [getattr(text, name, None) for name in names]
-    lengths += [kind.get("original_max_position_embeddings") for kind in _length_dependent(text)]
+    lengths.append(rope_limit(config))
     return min((length for length in lengths if isinstance(length, int) and length > 0), default=None)
 
 
-def positions_interact(model: Any) -> bool:
-    """Return whether the embedding of a position depends on the largest one of the pass: dynamic and long RoPE."""
-    return bool(_length_dependent(bare(model).config.get_text_config()))
+def rope_limit(config: Any) -> int | None:
+    """Return the largest number of tokens of a text whose rotary embeddings do not depend on that number.
 
+    Beyond it, dynamic and long RoPE (``longrope``) embed every position by the length of the longest text in the pass,
+    so a log-probability would depend on what else is in the batch, and on how far a response has grown.
 
-def _length_dependent(text_config: Any) -> list[Mapping[str, Any]]:
-    """Return the settings of the rotary embeddings that depend on the length of the text."""
-    settings = getattr(text_config, "rope_parameters", None) or {}
-    kinds = [settings, *(one for one in settings.values() if isinstance(one, Mapping))]
-    return [kind for kind in kinds if kind.get("rope_type") in ("dynamic", "longrope")]
+    Args:
+        config: configuration of transformers.
+
+    Returns:
+        None where the embeddings depend on the position alone.
+    """
+    text = config.get_text_config()
+    settings = getattr(text, "rope_parameters", None) or {}
+    limits = []
+    for kind in (settings, *(one for one in settings.values() if isinstance(one, Mapping))):
+        if kind.get("rope_type") == "longrope":
+            limits.append(kind["original_max_position_embeddings"])
+        elif "dynamic" in kind.get("rope_type", ""):
+            limits.append(text.max_position_embeddings)
+    return min(limits, default=None)
 
 
 def compute_dtype(model: Any) -> torch.dtype:

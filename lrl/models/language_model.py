@@ -12,7 +12,15 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from lrl.models.attention import attention_of, context_length, is_halved, kernel_of, max_positions, set_kernel
+from lrl.models.attention import (
+    attention_of,
+    context_length,
+    is_halved,
+    kernel_of,
+    max_positions,
+    rope_limit,
+    set_kernel,
+)
 from lrl.models.availability import check_available
 from lrl.models.candidate_scoring import Prefixes, lay_out_candidates
 from lrl.models.forward import accepted, at_tokens, logits_of, started_above, without_gradient
@@ -185,10 +193,14 @@ class LanguageModel(nn.Module):
         return self.lower.fill(self.model, layout, *turns())
 
     def _check_positions(self, tokens: int, or_sampled: str = "") -> None:
-        if self.max_positions is not None and tokens > self.max_positions:
+        limit = self.max_positions
+        if limit is not None and tokens > limit:
+            has = f"has {limit} positions"
+            if rope_limit(self.model.config) == limit:
+                has = f"embeds all positions differently in texts of more than {limit} tokens (dynamic or long RoPE)"
             raise ValueError(
-                f"language_model.name is {self.config.name!r}, which has {self.max_positions} positions, and a turn "
-                f"has {tokens} tokens{or_sampled}; max_prompt_tokens or max_new_tokens must be smaller."
+                f"language_model.name is {self.config.name!r}, which {has}, and a turn has {tokens} tokens"
+                f"{or_sampled}; max_prompt_tokens or max_new_tokens must be smaller."
             )
 
     def passes(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lrl.models.attention import Attention, bare, compute_dtype, is_exact, is_halved, kernel_of, positions_interact
+from lrl.models.attention import Attention, bare, compute_dtype, is_exact, is_halved, kernel_of
 from lrl.models.candidate_scoring import visible_prefixes
 from lrl.models.fixed_batches import Shape, fixed_batches
 from lrl.models.forward import logits_of
@@ -46,12 +46,10 @@ class LowerLayers:
         model: a Hugging Face causal LM with adapters.
         depth: number of layers below the lowest adapter.
         max_bytes: the least recently used states are dropped beyond this.
-        alone: compute every text alone; else only where its place in a batch matters.
     """
 
-    def __init__(self, model: Any, depth: int, max_bytes: int, alone: bool = False) -> None:
+    def __init__(self, model: Any, depth: int, max_bytes: int) -> None:
         self.depth, self.max_bytes = depth, max_bytes
-        self.alone = alone
         self.computed_tokens = 0
         """Tokens that went through the lower layers so far."""
         self.random_in_training = has_dropout(model, depth)
@@ -178,9 +176,9 @@ class LowerLayers:
     def _are_alone(self, lower: LowerPass, mark: tuple[str, str], shape: Shape) -> bool:
         """Return whether texts that could be computed in batches of a shape are computed alone."""
         key = (*mark, shape)
-        if not self.alone and key not in self._place_matters:
+        if key not in self._place_matters:
             self._place_matters[key] = lower.place_matters(shape)
-        return self.alone or self._place_matters[key]
+        return self._place_matters[key]
 
     def _drop_if_weights_changed(self, model: Any) -> None:
         """Forget everything if a weight below has changed since: by ``init_from``, a checkpoint, another device."""
@@ -261,7 +259,7 @@ def lower_layers(model: Any, size: int, attention: Attention) -> LowerLayers | N
     elif not _can_be_left_out(model, depth):
         reason = "the layers of this architecture cannot be left out of a pass"
     else:
-        return LowerLayers(model, depth, size * _MIB, alone=positions_interact(model))
+        return LowerLayers(model, depth, size * _MIB)
     if depth or min(trained_layers(model), default=0):
         message = "the states below lora.last_layers are computed in every pass and not kept: %s."
         logging.getLogger("lrl").warning(message, reason)
@@ -278,7 +276,7 @@ def _can_be_left_out(model: Any, depth: int) -> bool:
     try:
         plain = logits_of(model, layout)
         turns = turns_of(ids[:, :5], seen[:, :5], ids[:, 5:], seen[:, 5:])
-        filled = LowerLayers(model, depth, 0, alone=positions_interact(model)).fill(model, layout, *turns)
+        filled = LowerLayers(model, depth, 0).fill(model, layout, *turns)
         above = logits_of(model, filled)
         if not is_halved(model):
             return is_exact(above, plain)

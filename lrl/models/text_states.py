@@ -8,7 +8,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor
 
-from lrl.models.attention import compute_dtype, max_positions, positions_interact
+from lrl.models.attention import compute_dtype, max_positions
 from lrl.models.fixed_batches import Shape, arbitrary_ids, fixed_batches, place_matters
 from lrl.models.lru_cache import LRUCache
 from lrl.turn_batch import Inputs
@@ -68,8 +68,6 @@ class KeptStates:
         missing = [row for row in kept if row not in found]
 
         def alone(shape: Shape) -> bool:
-            if positions_interact(model):
-                return True
             if (dtype, shape) not in self._place_matters:
                 words = model.get_input_embeddings().weight
                 arbitrary = arbitrary_ids(shape.rows, shape.width, len(words), device)

@@ -22,6 +22,7 @@ from tiny_architectures import (
 )
 from tiny_runs import batch_of, sampled_values
 
+from lrl.models.candidate_scoring import Prefixes
 from lrl.models.decode_loop import DecodeLoop
 from lrl.models.language_model import LoRAConfig
 from lrl.types import SamplingConfig
@@ -108,14 +109,25 @@ def test_prompts_of_different_lengths_have_finite_gradients_in_eager_float64(fol
     torch.testing.assert_close(*sampled_logprobs(model), atol=1e-5, rtol=0)
 
 
-def test_more_tokens_than_learned_positions_are_one_sentence(folders):
-    model = load(folders("short"))
-    sentence = "has 12 positions, and a turn has 14 tokens.*max_prompt_tokens or max_new_tokens must be smaller"
-    with pytest.raises(ValueError, match=sentence):
+@pytest.mark.parametrize(
+    ("name", "has"),
+    [
+        ("short", "has 12 positions"),
+        ("longrope", "embeds all positions differently in texts of more than 12 tokens"),
+        ("dynamic", "embeds all positions differently in texts of more than 12 tokens"),
+    ],
+)
+def test_more_tokens_than_positions_that_stay_the_same_are_one_sentence(folders, name, has):
+    model = load(folders(name))
+    with pytest.raises(ValueError, match=f"{has}.* a turn has 14 tokens; max_prompt_tokens or max_new_tokens must be"):
         logprobs(model)
     with pytest.raises(ValueError, match="13 tokens, 4 of them to be sampled"):
         decode(model, [[4] * 9], 4)
-    with pytest.raises(ValueError, match="has 12 positions"):
+    with pytest.raises(ValueError, match=has):
+        model.lay_out_candidates(
+            torch.full((1, 12), 4), torch.ones(1, 12, dtype=torch.bool), Prefixes([[4, 5, 6], [7]], 3, model.device)
+        )
+    with pytest.raises(ValueError, match=has):
         model.states(torch.ones(1, 13, dtype=torch.long), torch.ones(1, 13, dtype=torch.bool))
     assert (
         DecodeLoop(model, None)
@@ -123,6 +135,16 @@ def test_more_tokens_than_learned_positions_are_one_sentence(folders):
         .mask.any()
     )
     assert load(folders("llama")).max_positions is None
+
+
+@pytest.mark.parametrize(("name", "limit"), [("longrope", 12), ("dynamic", 12)])
+@torch.no_grad()
+def test_rotary_embeddings_that_depend_on_the_length_do_not_change_up_to_the_limit(folders, name, limit):
+    model = load(folders(name)).model
+    text = torch.arange(limit + 4)[None] % 15 + 4
+    alone = model(text[:, :5]).logits
+    assert (model(text[:, :limit]).logits[:, :5] - alone).abs().max() < 1e-5
+    assert (model(text[:, : limit + 1]).logits[:, :5] - alone).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma3", "gemma2"])
@@ -194,8 +216,20 @@ def test_no_pass_without_gradient_has_dropout_or_changes_a_mode(folders, kind, l
     assert [part.training for part in policy.modules()] == modes and len(set(modes)) == 2
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16-true", "16-true"])
+@pytest.mark.parametrize("kind", PATHS)
+@torch.no_grad()
+def test_a_copied_reference_is_converted_with_the_policy(folders, kind, dtype):
+    policy = policy_of(kind, folders("mixtral")).to(dtype)  # as the trainer does after the reference was built
+    batch = batch_of(acted(kind, policy))
+    far = (policy.reference_logprobs(batch) - policy.evaluate(batch).logprobs) * batch.response_mask
+    assert far.abs().max() == 0, f"{float(far.abs().max()):.1e} nats"
+    copied = [*policy.language_model.copied_reference, *policy._reference]
+    assert {weight.dtype for part in copied for weight in part.parameters()} == {dtype}
+
+
 ADAPTED = ("llama", "gpt2", "bloom", "gemma3", "lfm2", "qwen3_moe")
-EVERY = [(name, None) for name in FOLDERS if name not in ("short", "tied", "wide_tied")]
+EVERY = [(name, None) for name in FOLDERS if name not in ("short", "longrope", "dynamic", "tied", "wide_tied")]
 
 
 @pytest.mark.reference

@@ -223,6 +223,15 @@ def test_values_of_many_turns_are_those_of_each(monkeypatch):
     torch.testing.assert_close(gradient_module.values_of(policy, batch), policy.evaluate(batch).values)
 
 
+@torch.no_grad()
+def test_the_reference_is_converted_with_the_policy():
+    policy = network(*SPACES["box"])
+    policy.build_reference(warm_started=False)
+    policy.to(torch.bfloat16)
+    batch = batch_of(policy.act([BOX.sample() for _ in range(20)], [()] * 20, keys(20)))
+    assert torch.equal(policy.reference_logprobs(batch), policy.evaluate(batch).logprobs)
+
+
 def test_the_reference_stays_what_it_was():
     policy = network(*SPACES["discrete"])
     policy.build_reference(warm_started=False)
