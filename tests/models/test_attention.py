@@ -9,6 +9,9 @@ from lrl.models.attention import attention_of, max_positions
 SMALL = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 SMALL |= {"intermediate_size": 32, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": 3, "pad_token_id": 0}
 
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+
 
 def built(kind, changes):
     sizes = SMALL | changes
@@ -51,6 +54,8 @@ def test_windows_and_positions_are_read_from_the_configuration(kind, changes, at
         ("gpt_neo", {"max_position_embeddings": 64, "attention_types": [[["global"], 2]]}, 64),
         ("opt", {"max_position_embeddings": 64, "ffn_dim": 32, "word_embed_proj_dim": 16}, 64),
         ("gptj", {"n_positions": 64, "rotary_dim": 4}, 64),
+        ("llama", {"max_position_embeddings": 64, "rope_parameters": DYNAMIC}, 64),
+        ("phi3", {"original_max_position_embeddings": 32, "rope_parameters": LONGROPE}, 32),
     ],
 )
 def test_positions_that_run_out_are_counted(kind, changes, limit):
