@@ -34,8 +34,13 @@ def exit_on_user_error(parser: argparse.ArgumentParser) -> Iterator[None]:
     silence_libraries()
     try:
         yield
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
+    except Exception as error:
+        from lrl.cli.error_messages import sentence_of
+
+        sentence = str(error) if isinstance(error, ValueError) else sentence_of(error)
+        if sentence is None:
+            raise
+        parser.exit(2, f"{parser.prog}: {sentence}\n")
     except KeyboardInterrupt:
         parser.exit(130, f"{parser.prog}: interrupted\n")
 

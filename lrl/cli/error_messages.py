@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import errno
 import importlib
 import inspect
 import re
@@ -70,6 +71,11 @@ _REJECTED = (
     re.compile(r"Subclasses are disabled for (?P<group>\w+)Config, thus '\S+' is not accepted as (?P<key>class_path)"),
 )
 """How jsonargparse reports a key that it does not know."""
+_FULL_DISK = re.compile(
+    r"No space left on device|os error 28|Disk quota exceeded|database or disk is full"
+    r"|PytorchStreamWriter failed writing|inline_container\.cc.* unexpected pos"
+)
+"""How safetensors, h5py, sqlite3 and torch report a full disk."""
 _TOP = ("model", "data", "trainer", "config", "ckpt_path", "run_directory", "push_to_hub", "seed_everything")
 """Keys at the top of a configuration."""
 _STOCK_PARTS = {"callbacks": "trainer.callbacks", "loggers": "trainer.logger", "profilers": "trainer.profiler"}
@@ -97,6 +103,30 @@ def stock_part(error: BaseException) -> str | None:
     own = [file for file in files if "torch" not in file.parts]  # an attribute of a module is looked up there
     folder = own[-1].parent if own else Path()
     return _STOCK_PARTS.get(folder.name) if folder.parent.parts[-2:] == ("lightning", "pytorch") else None
+
+
+def sentence_of(error: Exception) -> str | None:
+    """Return the sentence that is printed for an error, or None for an error of the program, which has a traceback."""
+    if not isinstance(error, ValueError) and (sentence := _of_full_disk(error)):
+        return sentence
+    part = stock_part(error)
+    if not isinstance(error, user_errors()) and part is None:
+        return None
+    sentence = in_a_sentence(str(error))
+    return sentence if part is None or part in sentence else f"{part}: {sentence}"
+
+
+def _of_full_disk(error: BaseException) -> str | None:
+    """Return a sentence if an error, or one that led to it, says that a disk is full; libraries have their own ways."""
+    seen: BaseException | None = error
+    while seen is not None:
+        text, number = " ".join(str(seen).split()), getattr(seen, "errno", None)
+        if number in (errno.ENOSPC, errno.EDQUOT) or _FULL_DISK.search(text):
+            file = getattr(seen, "filename", None)
+            where = f" for {str(file)!r}" if file else ""
+            return f"there is no space left on the disk{where} ({text[:200]}); free some, or write to another disk."
+        seen = seen.__cause__ or seen.__context__
+    return None
 
 
 def in_a_sentence(message: str) -> str:

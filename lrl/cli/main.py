@@ -25,7 +25,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.callbacks.evaluation_table import HeldOutTable
 from lrl.callbacks.export import ExportModel
-from lrl.cli.error_messages import in_a_sentence, stock_part, user_errors
+from lrl.cli.error_messages import sentence_of
 from lrl.cli.quiet import silence_libraries
 from lrl.cli.run_directory import RunDirectory, experiment_name
 from lrl.cli.run_parser import RunParser
@@ -406,12 +406,11 @@ def run(args: Any = None, started: float | None = None) -> None:
         LRLCLI(args)
         logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
     except Exception as error:
-        part = stock_part(error)
-        if not isinstance(error, user_errors()) and part is None:
+        sentence = sentence_of(error)
+        if sentence is None:
             raise
         logging.getLogger("lrl.trace").debug("", exc_info=True)
-        sentence = in_a_sentence(str(error))
-        sys.stderr.write(f"lrl: {sentence if part is None or part in sentence else f'{part}: {sentence}'}\n")
+        sys.stderr.write(f"lrl: {sentence}\n")
         if os.environ.get("LRL_TRACEBACK"):
             raise
         raise SystemExit(2) from None

@@ -256,7 +256,14 @@ def in_dtype(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def _blocks(part: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
-    """Yield the modules to convert, and whether with their submodules: decoder layers are, all others are not."""
+    """Yield the modules to convert, and whether with their submodules.
+
+    Decoder layers are, and so are layers with an adapter: these convert their input to the data type of the adapter
+    before they call it. All others are not.
+    """
+    if hasattr(part, "base_layer") or hasattr(part, "original_module"):
+        yield part, True
+        return
     yield part, False
     for child in part.children():
         if isinstance(child, nn.ModuleList):

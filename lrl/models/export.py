@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from lrl.functional.distributed import full_state_dict
@@ -10,6 +11,8 @@ from lrl.models.language_model import LanguageModel, LanguageModelConfig
 from lrl.models.lora import frozen_embeddings
 from lrl.models.model_files import is_gguf
 
+BASE_FILE = "lrl_base.json"
+"""Name of the file beside an adapter that says how its base was loaded: ``dtype`` and ``quantization``."""
 _OF_EMBEDDINGS = ("ordered_numbers", "number_tokens", "added_tokens")
 """Options that change embeddings, which an adapter can hold whole."""
 
@@ -33,6 +36,8 @@ def save_pretrained(language_model: LanguageModel, folder: Path, writes: bool = 
         model.save_pretrained(folder, state_dict=state)
     else:  # embeddings that are trained whole are among modules_to_save already
         model.save_pretrained(folder, state_dict=state, selected_adapters=["default"], save_embedding_layers=False)
+        loaded = {name: getattr(language_model.config, name) for name in ("dtype", "quantization")}
+        Path(folder, BASE_FILE).write_text(json.dumps(loaded) + "\n", encoding="utf-8")
     language_model.tokenizer.save(folder)
 
 

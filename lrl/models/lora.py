@@ -15,6 +15,9 @@ from torch import nn
 from lrl.models.attention import bare
 from lrl.models.model_config import LanguageModelConfig, LoRAConfig
 
+_UNMATCHED = r"The following (rank|alpha)_pattern keys did not match"
+"""peft's warning of patterns that match no module; those of experts, which peft makes itself, match parameters."""
+
 
 def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
     """Wrap ``model`` with trainable adapters and freeze the base.
@@ -49,7 +52,7 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft asks transformers for it
-        warnings.filterwarnings("ignore", "The following rank_pattern keys")  # an error below
+        warnings.filterwarnings("ignore", _UNMATCHED)  # a rank is an error below
         torch.manual_seed(config.init_seed)
         wrapped = peft.get_peft_model(model, adapters)  # adapters on 16 bits are float32
     _check_ranks(wrapped, lora)
@@ -101,7 +104,8 @@ def _places(model: Any, lora: LoRAConfig, wanted: Sequence[str]) -> dict[str, An
     """
     everything = list(wanted) == ["all-linear"]
     if lora.last_layers is None:
-        return {"target_modules": "all-linear" if everything else list(wanted)}
+        routers = _not_linear(model) if everything else []
+        return {"target_modules": "all-linear" if everything else list(wanted), "exclude_modules": routers or None}
     name, layers = decoder_layers(model)
     first = len(layers) - lora.last_layers
     if first < 0:
@@ -140,6 +144,27 @@ def _check_ranks(model: nn.Module, lora: LoRAConfig) -> None:
             raise ValueError(f"lora.rank_pattern names {key!r}, which matches no adapter; there are {names}.")
 
 
+@torch.no_grad()
+def _not_linear(model: nn.Module) -> list[str]:
+    """Return the names of layers that derive from a linear one and compute something else, as routers of experts do.
+
+    An adapter would add the product of its matrices to what they return.
+    """
+    names = []
+    parts: list[tuple[str, Any]] = list(model.named_modules())
+    for name, part in parts:
+        own = isinstance(part, nn.Linear) and type(part).forward is not nn.Linear.forward
+        if not own or type(part).__module__.startswith("bitsandbytes"):
+            continue
+        try:
+            out = part(part.weight.new_zeros(1, part.in_features))
+        except (RuntimeError, TypeError, ValueError, IndexError):  # takes something else than rows of states
+            out = None
+        if not isinstance(out, torch.Tensor) or out.shape != (1, part.out_features):
+            names.append(name)
+    return names
+
+
 def _layers(model: nn.Module, lora: LoRAConfig) -> tuple[list[str], list[str]]:
     """Return the names of the layers that get an adapter, and of those that are trained in full.
 
@@ -154,6 +179,13 @@ def _layers(model: nn.Module, lora: LoRAConfig) -> tuple[list[str], list[str]]:
         if name != "all-linear" and name not in every:
             key = "modules_to_save" if name in saved else "target_modules"
             raise ValueError(f"lora.{key} names {name!r}, which no layer is called; there are {', '.join(linear)}.")
+    for path in _not_linear(model):
+        name = path.rsplit(".", 1)[-1]
+        if name in wanted:
+            raise ValueError(
+                f"lora.target_modules names {name!r}, a {every[name]}, which returns more than the product with its "
+                "weights, so that an adapter cannot be added; it may be in lora.modules_to_save."
+            )
     return wanted, saved
 
 
@@ -170,6 +202,7 @@ def freeze_second_adapter(model: Any) -> None:
     if "reference" not in model.peft_config:
         with warnings.catch_warnings():  # a copy that is never trained need not be tied
             warnings.filterwarnings("ignore", "You have requested `ensure_weight_tying`")
+            warnings.filterwarnings("ignore", _UNMATCHED)
             model.add_adapter("reference", copy.deepcopy(model.peft_config["default"]))
     state = dict(model.named_parameters())
     with torch.no_grad():
@@ -195,7 +228,8 @@ def add_critic_adapter(model: Any, config: LanguageModelConfig) -> None:
         )
     if "critic" in model.peft_config:
         return
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _UNMATCHED)
         torch.manual_seed(config.init_seed + 1)
         model.add_adapter("critic", copy.deepcopy(model.peft_config["default"]))
     use_adapter(model, "default")

@@ -5,6 +5,7 @@ The folder is loaded again and compared with the adapter model before it takes i
 
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
 import warnings
@@ -47,7 +48,7 @@ def merge(model: Any, dtype: torch.dtype | None = None) -> Any:
             warnings.filterwarnings("ignore", "Model with `tie_word_embeddings=True`")  # untied here
             warnings.filterwarnings("ignore", "All adapters are already merged")  # in float32, here
             warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")  # on purpose
-            _unpack(model)
+            _unpack(model, dtype)
             if dtype is not None:
                 model.to(torch.promote_types(dtype, torch.float32))
             _untie(model)
@@ -86,7 +87,7 @@ def _add_adapters(model: Any) -> None:
 
     for layer in [part for part in model.modules() if isinstance(part, LoraLayer)]:
         base: Any = layer.get_base_layer()
-        dtype = base.weight.dtype
+        dtype = next(base.parameters()).dtype  # those of a model with experts have no one weight
         if dtype in (torch.bfloat16, torch.float16):
             cast_layer: Any = layer
             cast_layer.float()
@@ -118,29 +119,39 @@ def _tie_equal(model: Any, was_tied: bool) -> None:
         config.tie_word_embeddings = equal
 
 
-def _unpack(model: Any) -> None:
-    """Replace layers in 4 bits by ordinary ones with their adapters merged, in place."""
+def _unpack(model: Any, dtype: torch.dtype | None) -> None:
+    """Replace layers in 4 bits by ordinary ones with their adapters merged, in place.
+
+    Args:
+        model: with adapters.
+        dtype: data type of the result; None takes that in which the layers were computed.
+    """
     packed = {
         name: part for name, part in model.named_modules() if hasattr(getattr(part, "weight", None), "quant_state")
     }
     for name, part in packed.items():
         if not name.endswith(".base_layer"):
             parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, _dense(part))
+            setattr(model.get_submodule(parent), last, _dense(part, dtype))
     if packed:
         forget_quantisation(bare(model))
 
 
-def _dense(part: Any) -> nn.Linear:
-    """Return an ordinary layer with the weights of one in 4 bits, its adapter added in float32."""
+def _dense(part: Any, dtype: torch.dtype | None) -> nn.Linear:
+    """Return an ordinary layer with the weights of one in 4 bits, its adapter added in float32 and rounded once.
+
+    The weights are unpacked to float32, as a pass in float32 does.
+    """
     from bitsandbytes.functional import dequantize_4bit
 
     adapted = hasattr(part, "lora_A")
     base = part.get_base_layer() if adapted else part
-    weight: Any = dequantize_4bit(base.weight.data, base.weight.quant_state)
+    state = copy.copy(base.weight.quant_state)
+    dtype, state.dtype = dtype or state.dtype, torch.float32
+    weight: Any = dequantize_4bit(base.weight.data, state)
     added = part.get_delta_weight("default").float() if adapted else 0.0
     layer = nn.Linear(base.in_features, base.out_features, bias=base.bias is not None, device="meta")
-    layer.weight = nn.Parameter((weight.float() + added).to(weight.dtype), requires_grad=False)
+    layer.weight = nn.Parameter((weight + added).to(dtype), requires_grad=False)
     if base.bias is not None:
         layer.bias = nn.Parameter(base.bias.detach().clone(), requires_grad=False)
     return layer

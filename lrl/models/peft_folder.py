@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lrl.models.availability import check_available
+from lrl.models.export import BASE_FILE
 from lrl.models.loading import load_base
-from lrl.models.model_config import DTYPES, LanguageModelConfig
+from lrl.models.model_config import DTYPES, LanguageModelConfig, LoRAConfig
 from lrl.models.model_files import is_gguf, locate, sources
 
 _CONFIG, _TOKENIZER = "adapter_config.json", "tokenizer_config.json"
@@ -27,6 +29,10 @@ class AdapterModel(NamedTuple):
 
 def load_adapter(name: str) -> AdapterModel:
     """Load an adapter on its base, whose embeddings get the rows that the adapter's tokenizer has tokens for.
+
+    The base of an adapter that lrl exported is loaded as it was in training: an adapter that was trained on a base in
+    4 bits is another model on the base in full precision. Adapters from elsewhere do not say how it was, and get the
+    base in the data type that it was saved in.
 
     Args:
         name: folder or hub name of the adapter.
@@ -54,7 +60,7 @@ def load_adapter(name: str) -> AdapterModel:
             f"would be loaded; download that revision, and let base_model_name_or_path in {_CONFIG} name its folder."
         )
     check_available(base)
-    config = LanguageModelConfig(name=base, dtype=_dtype_of(base))
+    config = LanguageModelConfig(**{"name": base, "dtype": _dtype_of(base)} | _loaded_as(name))
     model = load_base(config)
     where, of_gguf = (name, {}) if Path(name, _TOKENIZER).is_file() else sources(base)
     tokenizer = AutoTokenizer.from_pretrained(where, **of_gguf)
@@ -62,6 +68,9 @@ def load_adapter(name: str) -> AdapterModel:
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")  # untied when it is merged
+        warnings.filterwarnings(
+            "ignore", "The following (rank|alpha)_pattern keys did not match"
+        )  # those of experts do
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft asks transformers for it
         try:
             adapted = PeftModel.from_pretrained(model, name)
@@ -71,6 +80,33 @@ def load_adapter(name: str) -> AdapterModel:
                 f"--peft_model_id is {name!r}, which does not fit its base {base!r} ({reason})."
             ) from error
     return AdapterModel(adapted.eval(), tokenizer, config)
+
+
+def _loaded_as(name: str) -> dict[str, Any]:
+    """Return ``dtype`` and ``quantization`` of the base in training; nothing where the adapter does not say.
+
+    Args:
+        name: folder or hub name of the adapter.
+
+    Raises:
+        ValueError: If the file that says so is damaged.
+    """
+    from transformers.utils.hub import cached_file
+
+    file = cached_file(
+        name, BASE_FILE, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+    )
+    if file is None:
+        return {}
+    try:
+        loaded = json.loads(Path(file).read_text(encoding="utf-8"))
+        found = {key: loaded[key] for key in ("dtype", "quantization")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"--peft_model_id is {name!r}, whose {BASE_FILE} is damaged ({error!r}); export the adapter again."
+        ) from error
+    # The configuration of a base in 4 bits is valid only with adapters.
+    return found | ({"lora": LoRAConfig()} if found["quantization"] else {})
 
 
 def _dtype_of(name: str) -> str:

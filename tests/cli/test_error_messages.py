@@ -1,13 +1,18 @@
 """What a user's error is printed as."""
 
+import argparse
 import errno
+import re
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 import wandb
+from safetensors import SafetensorError
 
 import lrl.cli.main
+from lrl.cli.arguments import exit_on_user_error
 from lrl.cli.error_messages import in_a_sentence, nearest, suggestion
 from lrl.cli.main import check_wandb_login
 from lrl.moved_names import MOVED_CLASSES, MOVED_KEYS
@@ -109,7 +114,12 @@ def test_a_misspelt_setting_of_the_trainer_in_a_config_is_looked_for_in_the_trai
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "run/last.ckpt"), "No space left on device: 'run/last.ckpt'"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "run/last.ckpt"),
+            "there is no space left on the disk for 'run/last.ckpt' ([Errno 28] No space left on device: "
+            "'run/last.ckpt'); free some, or write to another disk.",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", "run"), "Permission denied: 'run'"),
         (wandb.errors.CommError("no such\nentity"), "no such entity"),
     ],
 )
@@ -121,6 +131,33 @@ def test_what_the_disk_or_weights_and_biases_refuse_is_one_sentence(error, sente
     with pytest.raises(SystemExit) as stopped:
         lrl.cli.main.run([])
     assert stopped.value.code == 2 and capsys.readouterr().err == f"lrl: {sentence}\n"
+
+
+def write_with_torch():
+    torch.save({"weights": torch.zeros(10_000)}, "/dev/full")
+
+
+def write_with_safetensors():
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+def write_with_python():
+    with open("/dev/full", "w") as file:
+        file.write("lines")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("write", [write_with_torch, write_with_safetensors, write_with_python])
+def test_a_full_disk_is_one_sentence_whichever_library_writes(write, capsys):
+    sentence = "there is no space left on the disk.*; free some, or write to another disk\\.\n$"
+    with pytest.raises(SystemExit) as stopped, exit_on_user_error(argparse.ArgumentParser("lrl merge")):
+        write()
+    assert stopped.value.code == 2 and re.match(f"lrl merge: {sentence}", capsys.readouterr().err)
+
+
+def test_an_error_of_the_program_keeps_its_traceback():
+    with pytest.raises(RuntimeError, match="shapes"), exit_on_user_error(argparse.ArgumentParser("lrl merge")):
+        raise RuntimeError("shapes do not fit")
 
 
 @pytest.mark.parametrize("mode", [None, "offline"])

@@ -4,12 +4,12 @@ import warnings
 
 import pytest
 import torch
-from tiny_architectures import load, trainable
+from tiny_architectures import EXPERTS, load, trainable
 from tiny_runs import save_tiny_model
 
 from lrl.models import merging
 from lrl.models.attention import in_float32
-from lrl.models.export import save_pretrained
+from lrl.models.export import BASE_FILE, save_pretrained
 from lrl.models.language_model import LoRAConfig
 from lrl.models.merging import check_new_folder, save_merged, written_whole
 from lrl.models.peft_folder import load_adapter
@@ -20,6 +20,16 @@ pytestmark = [
 ]
 IDS = torch.arange(20)[None]
 LORA = {"r": 2, "alpha": 8}
+WITH_EXPERTS = {
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2_moe": ("qwen2_moe", EXPERTS | {"shared_expert_intermediate_size": 16}),
+    "qwen3_moe": ("qwen3_moe", EXPERTS),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "llama4": ("llama4_text", {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 32}),
+}
+WITH_ADAPTED_EXPERTS = ("mixtral", "qwen3_moe", "olmoe")
+"""Those of which ``all-linear`` adapts the experts; peft leaves out those of the others."""
+EVERYTHING = LoRAConfig(**LORA, target_modules="all-linear")
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +41,8 @@ def folders(tmp_path_factory):
         "tied": save_tiny_model(root / "tied", tie_word_embeddings=True),
         "gpt2": save_tiny_model(root / "gpt2", kind="gpt2", tie_word_embeddings=False),
         "wide": save_tiny_model(root / "wide", **wide, tie_word_embeddings=True),
+        **{name: save_tiny_model(root / name, kind, **changes) for name, (kind, changes) in WITH_EXPERTS.items()},
+        "opt": save_tiny_model(root / "opt", "opt", word_embed_proj_dim=8, ffn_dim=32, do_layer_norm_before=False),
     }
 
 
@@ -167,6 +179,65 @@ def test_another_data_type_than_that_of_the_weights_can_be_asked_for(folders, tm
     assert plain(tmp_path / "small").dtype == torch.bfloat16 and distance.adapter[1] < 1e-5 < distance.merged[1]
 
 
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_adapters_on_experts_are_trained_merged_and_exported(folders, tmp_path, name):
+    model = trained(folders[name], lora=EVERYTHING)
+    experts = [weight for path, weight in trainable(model).items() if ".experts." in path]
+    before = model.model(input_ids=IDS).logits
+    before.sum().backward()
+    assert bool(experts) == (name in WITH_ADAPTED_EXPERTS)
+    assert all(weight.grad is not None for weight in trainable(model).values())
+    save_pretrained(model, tmp_path / "exported")
+    merged(model, tmp_path / "merged")
+    torch.testing.assert_close(logits(plain(tmp_path / "merged")), before.detach(), atol=2e-5, rtol=0)
+    torch.testing.assert_close(logits(load_adapter(str(tmp_path / "exported")).model), before.detach())
+
+
+def test_experts_in_sixteen_bits_are_merged_within_rounding(folders, tmp_path):
+    distance = merged(trained(folders["mixtral"], dtype="bfloat16", lora=EVERYTHING), tmp_path / "merged", "float32")
+    assert distance.merged[1] < 1e-5 < distance.adapter[1]
+    assert plain(tmp_path / "merged").dtype == torch.float32
+
+
+def test_a_router_gets_no_adapter(folders):
+    adapted = [name for name in trainable(trained(folders["llama4"], lora=EVERYTHING)) if "lora_A" in name]
+    assert adapted and not any("router" in name for name in adapted)
+    router = LoRAConfig(**LORA, target_modules=["q_proj", "router"])
+    with pytest.raises(
+        ValueError, match="^lora.target_modules names 'router', a Llama4Router, which returns more than"
+    ):
+        trained(folders["llama4"], lora=router)
+
+
+@pytest.mark.parametrize(
+    ("name", "lora"),
+    [
+        ("llama", {"target_modules": ["lm_head"]}),
+        ("llama", {"target_modules": ["lm_head", "embed_tokens", "q_proj"]}),
+        ("llama", {"modules_to_save": ["lm_head"]}),
+        ("opt", {"target_modules": ["project_in", "project_out"]}),
+        ("mixtral", {"target_modules": "all-linear"}),
+    ],
+)
+@pytest.mark.parametrize("types", [("float32", "bfloat16"), ("bfloat16", "float16"), ("float16", "float32")])
+def test_adapters_anywhere_are_merged_into_another_data_type(folders, tmp_path, name, lora, types):
+    trained_in, written_in = types
+    model = trained(folders[name], dtype=trained_in, lora=LoRAConfig(**LORA, **lora))
+    distance = merged(model, tmp_path / "merged", written_in)
+    assert str(plain(tmp_path / "merged").dtype) == f"torch.{written_in}" and distance.merged[0] < 0.1
+
+
+@pytest.mark.slow
+def test_four_bits_of_a_run_in_sixteen_bits_are_written_in_thirty_two(folders, tmp_path):
+    """The settings of the QLoRA overlay, and --dtype float32: nothing is rounded."""
+    model = trained(folders["wide"], dtype="bfloat16", lora=LoRAConfig(**LORA), quantization="nf4")
+    with in_float32(model.model):
+        exact = logits(model.model)
+    distance = merged(model, tmp_path / "merged", "float32")
+    torch.testing.assert_close(logits(plain(tmp_path / "merged")), exact, atol=1e-4, rtol=0)
+    assert distance.merged[1] < 1e-4 < distance.adapter[1]
+
+
 # -- adapters of peft --------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +289,7 @@ def test_an_adapter_of_peft_is_merged_and_tied_embeddings_are_untied_where_they_
     assert (ends[0] is ends[1]) == stays_tied == after.config.tie_word_embeddings
 
 
-@pytest.mark.parametrize("kind", ["untied", "tied_saved"])
+@pytest.mark.parametrize("kind", ["untied", "tied_saved", pytest.param("four_bits_tokens", marks=pytest.mark.slow)])
 def test_what_a_run_exports_is_merged_as_well(folders, tmp_path, kind):
     base, settings = KINDS[kind]
     model = trained(folders[base], **settings)
@@ -228,6 +299,20 @@ def test_what_a_run_exports_is_merged_as_well(folders, tmp_path, kind):
     save_merged(loaded.model, tmp_path / "merged", loaded.tokenizer.save_pretrained, loaded.config)
     torch.testing.assert_close(logits(plain(tmp_path / "merged")), before, atol=1e-5, rtol=0)
     assert load(str(tmp_path / "merged")).tokenizer.encode_text("LEFT") == model.tokenizer.encode_text("LEFT")
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "nf4"), ("bfloat16", None)])
+def test_the_base_of_an_exported_adapter_is_loaded_as_it_was_in_training(folders, tmp_path, dtype, quantization):
+    model = trained(folders["wide"], dtype=dtype, lora=LoRAConfig(**LORA), quantization=quantization)
+    save_pretrained(model, tmp_path / "exported")
+    loaded = load_adapter(str(tmp_path / "exported"))
+    assert (loaded.config.dtype, loaded.config.quantization) == (dtype, quantization)
+    with in_float32(model.model), in_float32(loaded.model):
+        torch.testing.assert_close(logits(loaded.model), logits(model.model))
+    for text in ("{", "[]", '{"dtype": "float32"}'):
+        (tmp_path / "exported" / BASE_FILE).write_text(text)
+        with pytest.raises(ValueError, match=r"^--peft_model_id is '.*', whose lrl_base.json is damaged"):
+            load_adapter(str(tmp_path / "exported"))
 
 
 def test_adapters_that_cannot_be_had_are_one_sentence(folders, tmp_path):
