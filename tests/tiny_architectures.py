@@ -49,7 +49,7 @@ ONE_EXPERT = {"num_local_experts": 2, "num_experts_per_tok": 1}
 GPT = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 512}
 MPT = {"d_model": 16, "n_heads": 2, "n_layers": 2, "expansion_ratio": 2, "max_seq_len": 512}
 CHUNKED = {"attention_chunk_size": 4, "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]}
-NAMED = """gemma qwen2 phi phi3 gpt_neox olmo2 cohere stablelm granite glm smollm3 nemotron biogpt persimmon helium
+NAMED = """gemma phi phi3 gpt_neox olmo2 cohere stablelm granite glm smollm3 nemotron biogpt persimmon helium
 bitnet arcee diffllama seed_oss ernie4_5 rwkv hunyuan_v1_dense"""
 MORE = {
     "mpt": ("mpt", MPT),
