@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from lrl.types import Rollout
 class Transcripts(L.Callback):
     """Writes some episodes of every n-th collection to ``transcripts.jsonl`` and ``transcripts.txt``.
 
+    They are written when the collection has been trained on. A checkpoint from inside a collection holds them, because
+    a resumed run trains on the turns of that collection without playing it again.
+
     Args:
         every_n_collections: the number n.
         episodes: number of episodes per collection.
@@ -26,29 +29,55 @@ class Transcripts(L.Callback):
         check_arguments(Transcripts.__init__, locals(), "Transcripts")
         self.every_n_collections, self.episodes = every_n_collections, episodes
         self._logged = False
+        self._data: Any = None
+        self._written = -1
+        """The collection whose episodes were written last."""
+        self._restored: tuple[int, list[dict[str, Any]]] = (-1, [])
+        """Collection from inside which the run was resumed, and its episodes."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Keep the data module, whose current collection belongs to a checkpoint."""
+        self._data = getattr(trainer, "datamodule", None)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write episodes of the collection that was just trained on."""
         if trainer.current_epoch % self.every_n_collections or not trainer.is_global_zero:
             return
-        rollout = getattr(getattr(trainer, "datamodule", None), "rollout", None)
-        if rollout is None:
-            if not self._logged:
-                logging.getLogger("lrl").info("no transcripts: this run trains on demonstrations, not on rollouts")
+        collection, episodes = self._current()
+        if collection == trainer.current_epoch:
+            write_episodes(Path(trainer.default_root_dir), collection, episodes)
+            self._written = collection
+        elif not self._logged:
+            logging.getLogger("lrl").info("no transcripts: this run trains on demonstrations, not on rollouts")
             self._logged = True
-            return
-        write_episodes(Path(trainer.default_root_dir), trainer.current_epoch, rollout, self.episodes)
+
+    def _current(self) -> tuple[int, list[dict[str, Any]]]:
+        """Return the latest collection and its episodes; -1 where there is none."""
+        rollout = getattr(self._data, "rollout", None)
+        if rollout is None:
+            return self._restored
+        return self._data.collection, list(episodes_of(rollout, self.episodes))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the episodes of a collection that were not written yet, as JSON."""
+        collection, episodes = self._current()
+        if collection in (-1, self._written) or collection % self.every_n_collections:
+            return {}
+        return {"collection": collection, "episodes": json.dumps(episodes)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._restored = state_dict.get("collection", -1), json.loads(state_dict.get("episodes", "[]"))
 
 
-def write_episodes(folder: Path, collection: int, rollout: Rollout, limit: int) -> None:
-    """Append up to ``limit`` episodes of ``rollout`` to the two files in ``folder``."""
-    chosen = list(episodes_of(rollout, limit))
+def write_episodes(folder: Path, collection: int, episodes: Sequence[Mapping[str, Any]]) -> None:
+    """Append episodes, as :func:`episodes_of` gives them, to the two files in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "transcripts.jsonl").open("a", encoding="utf-8") as lines:
-        for episode in chosen:
-            lines.write(json.dumps({"collection": collection} | episode, ensure_ascii=False) + "\n")
+        for episode in episodes:
+            lines.write(json.dumps({"collection": collection, **episode}, ensure_ascii=False) + "\n")
     with (folder / "transcripts.txt").open("a", encoding="utf-8") as page:
-        for episode in chosen:
+        for episode in episodes:
             page.write(readable(collection, episode))
 
 
@@ -88,7 +117,7 @@ def _episodes_of_env(rollout: Rollout, env: int) -> Iterator[dict[str, Any]]:
             turns = []
 
 
-def readable(collection: int, episode: dict[str, Any]) -> str:
+def readable(collection: int, episode: Mapping[str, Any]) -> str:
     """Return one episode as readable text."""
     end = next((end for end in ("terminated", "truncated") if episode[end]), "goes on")
     head = f"=== collection {collection}, environment {episode['env']}: return {episode['return']:.3f}, {end}\n"

@@ -28,7 +28,7 @@ def test_an_episode_has_its_turns_its_return_and_its_end(tmp_path):
     assert [episode["return"] for episode in episodes] == rollout.returns.tolist()
     assert all(episode["terminated"] or episode["truncated"] for episode in episodes)
     assert [episode["env"] for episode in episodes_of(rollout, 3)] == [0, 2, 4]
-    write_episodes(tmp_path, 7, rollout, 2)
+    write_episodes(tmp_path, 7, list(episodes_of(rollout, 2)))
     lines = [json.loads(line) for line in (tmp_path / "transcripts.jsonl").read_text().splitlines()]
     assert len(lines) == 2 and all(line["collection"] == 7 for line in lines)
     page = (tmp_path / "transcripts.txt").read_text()
@@ -44,7 +44,7 @@ def test_episodes_that_continue_are_separated(tmp_path):
         assert sum(len(episode["turns"]) for episode in told) == 12
         assert all(episode["turns"][0]["turn"] == 0 and len(episode["turns"]) <= 5 for episode in told)
         assert all(episode["terminated"] or episode["truncated"] for episode in told[:-1])
-    write_episodes(tmp_path, 0, rollout, 1)
+    write_episodes(tmp_path, 0, list(episodes_of(rollout, 1)))
     last = list(episodes_of(rollout, 1))[-1]
     ends = (tmp_path / "transcripts.txt").read_text().count("goes on")
     assert ends == (not (last["terminated"] or last["truncated"]))

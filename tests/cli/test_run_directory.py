@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import lrl.cli.main
+from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.callbacks.collect import VectorEnvRollouts
 from lrl.cli.run_directory import RunDirectory
 
@@ -133,6 +134,25 @@ def test_a_restarted_job_goes_on_and_loses_no_row(launch, tmp_path, monkeypatch)
     assert "last.ckpt" in (run / "config.yaml").read_text()
     ended = [torch.load(path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"] for path in (run, whole)]
     assert all(torch.equal(weight, ended[1][name]) for name, weight in ended[0].items())
+
+
+@pytest.mark.slow
+def test_a_run_resumed_inside_a_collection_loses_no_transcript(launch, tmp_path, monkeypatch):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert launch("fit", "--run_directory", whole, *LONGER)[0] == 0
+
+    def fail(self, trainer, module):
+        if trainer.current_epoch == 1:
+            raise ValueError("the run fails here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CollectionCheckpoint, "on_validation_end", fail)
+        status, _, said = launch("fit", "--run_directory", run, *LONGER)
+    assert status == 2 and "an error ends the run: wrote" in said
+    assert launch("fit", "--run_directory", run, *LONGER, "--ckpt_path", run)[0] == 0
+    assert rows_of(run) == rows_of(whole)
+    for name in ("transcripts.jsonl", "transcripts.txt"):
+        assert (run / name).read_bytes() == (whole / name).read_bytes()
 
 
 @pytest.mark.slow
