@@ -14,6 +14,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
+from lrl.functional.distributed import read_checkpoint
 from lrl.ranges import PositiveFloat, PositiveInt, check_arguments
 from lrl.training.finite import weights_are_finite
 from lrl.training.run_module import RunModule
@@ -52,18 +53,25 @@ class CollectionCheckpoint(Checkpoint):
         self._written = self._began = time.monotonic()
         self._place: tuple[int, int] | None = None
         """Passes that were finished and minibatches that were trained when ``last.ckpt`` was written."""
-        self._running = self._stops = False
+        self._running = self._stops = self._ends_inside = False
         self.best: float | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let SIGTERM and Ctrl-C end the run with a checkpoint from now on."""
         assert isinstance(pl_module, RunModule)
         self._written = self._began = time.monotonic()
-        self._running, self._stops, self._place = True, False, None
+        self._running, self._stops, self._ends_inside, self._place = True, False, False, None
+        best = checkpoint_folder(trainer) / "best.ckpt"
+        if self.monitor is not None and best.exists():  # of this run, and perhaps written after its last.ckpt
+            self.load_state_dict(read_checkpoint(best, weights=False)["callbacks"][self.state_key])
+        self.best = trainer.strategy.broadcast(self.best)
         pl_module.interruption.listen(trainer, partial(self.write, trainer, "last.ckpt"))
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object) -> None:
-        """Write ``last.ckpt`` if it is due; end the run if a signal arrived.
+        """Write ``last.ckpt`` if it is due, or the run ends within the pass; end the run if a signal arrived.
+
+        A run that ends within a pass logs a row of the part that was trained. The checkpoint is written before, so that
+        a resumed run logs the row of the whole pass in its place.
 
         Neither is done between accumulated minibatches, whose gradients are not saved; nor does a run end there that
         another callback stops, such as Lightning's timer.
@@ -75,9 +83,11 @@ class CollectionCheckpoint(Checkpoint):
         trainer.should_stop = trainer.should_stop or self._stops
         pl_module.interruption.check()
         loop = trainer.fit_loop
+        ends = loop.epoch_loop._is_training_done or (trainer.should_stop and loop._can_stop_early)
         validates = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # pyright: ignore[reportArgumentType]
-        inside = not trainer.is_last_batch and not validates  # a run that resumes here would not validate
-        if self._agreed(trainer, inside and self._is_overdue(self._began)):
+        overdue = self._is_overdue(self._began) and not validates  # a run that resumes here would not validate
+        self._ends_inside = ends and not trainer.is_last_batch
+        if self._agreed(trainer, self._ends_inside or (overdue and not trainer.is_last_batch)):
             self.write(trainer, "last.ckpt")
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -92,7 +102,7 @@ class CollectionCheckpoint(Checkpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write ``last.ckpt``; end the run if a signal has just arrived; restore the previous signal handlers."""
         assert isinstance(pl_module, RunModule)
-        if self._place != _place(trainer):
+        if not self._ends_inside and self._place != _place(trainer):
             self.write(trainer, "last.ckpt")
         pl_module.interruption.check()
         pl_module.interruption.ignore()
