@@ -228,10 +228,11 @@ def test_a_run_is_not_stopped_between_accumulated_minibatches(whole, tmp_path, m
     assert_same(resume("accumulated", tmp_path), whole("accumulated"))
 
 
-def test_a_run_that_its_time_ended_goes_on_with_the_rest_of_the_pass(whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize("often", [None, 1e-9])
+def test_a_run_that_its_time_ended_goes_on_with_the_rest_of_the_pass(whole, tmp_path, monkeypatch, often):
     seconds = iter(range(100))
     monkeypatch.setattr(L.pytorch.callbacks.Timer, "time_elapsed", lambda *_: next(seconds))
-    stopped = fit("plain", tmp_path, often=None, max_time={"seconds": 6})
+    stopped = fit("plain", tmp_path, often=often, max_time={"seconds": 6})
     assert stopped.fit_loop.epoch_loop.batch_progress.total.processed % PARTS > 0
     assert_same(resume("plain", tmp_path, max_time={"days": 1}), whole("plain"))
 

@@ -94,7 +94,7 @@ class CollectionCheckpoint(Checkpoint):
         """Write ``last.ckpt`` if it is due; end the run if a signal arrived."""
         assert isinstance(pl_module, RunModule)
         due = (trainer.current_epoch + 1) % self.every_n_collections == 0
-        if self._agreed(trainer, due or self._is_overdue(self._written)):
+        if not self._ends_inside and self._agreed(trainer, due or self._is_overdue(self._written)):
             self.write(trainer, "last.ckpt")
         self._began = time.monotonic()
         pl_module.interruption.check()

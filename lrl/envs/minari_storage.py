@@ -6,6 +6,7 @@ Minari's storage and episode buffers are used.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -15,7 +16,6 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from io import StringIO
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ HAS_ADVISOR = "has_advisor"
 @contextmanager
 def suppress_output() -> Iterator[None]:
     """Suppress what Minari prints and warns about: missing metadata, downloads, deleted folders."""
-    with warnings.catch_warnings(), redirect_stdout(StringIO()):
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
 
@@ -138,9 +138,10 @@ class DatasetWriter:
             buffers.append(EpisodeBuffer(**fields, infos=infos))  # Minari cannot print an episode without infos
         part = self._folder / f"part-{len(self._parts)}"
         with self._writing(part):
-            storage = self._new_storage(part)
-            storage.update_episodes(buffers)
-            storage.update_episode_metadata(map(_episode_metadata, episodes))
+            storage: Any = self._new_storage(part)
+            with _FileOfHDF5(part / "main_data.hdf5") as storage._file_path:
+                storage.update_episodes(buffers)
+                storage.update_episode_metadata(map(_episode_metadata, episodes))
         self._parts.append(part)
         self._num_episodes += len(episodes)
 
@@ -177,7 +178,7 @@ class DatasetWriter:
 
         storage = self._new_storage(data)
         number, steps = 0, 0
-        with h5py.File(data / "main_data.hdf5", "a", track_order=True) as joined:
+        with _FileOfHDF5(data / "main_data.hdf5") as target, h5py.File(target, "a", track_order=True) as joined:
             for part in self._parts:
                 with h5py.File(part / "main_data.hdf5", "r") as file:
                     for index in range(len(file)):
@@ -244,6 +245,51 @@ class DatasetWriter:
             reason = str(error).rstrip(".")
             raise ValueError(f"{reason}; {sentence}.") from error
         logging.getLogger("lrl").warning("%r was not finished; %s.", self.dataset_id, sentence)
+
+
+class _FileOfHDF5(io.FileIO):
+    """An existing file that HDF5 writes to, which raises a failed write, such as on a full disk, when it is closed.
+
+    HDF5 itself prints tracebacks and may end the process by a segmentation fault after a write that failed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "r+")
+        self._error: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        """Write all bytes, or note why that failed; return their number."""
+        view = memoryview(data).cast("B")
+        with self._noted():
+            written = 0
+            while written < len(view):
+                written += super().write(view[written:])
+        return len(view)
+
+    def truncate(self, size: int | None = None, /) -> int:
+        """Set the size of the file, or note why that failed; return the wanted size."""
+        with self._noted():
+            return super().truncate(size)
+        return size or 0
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._error = self._error or error
+
+    def __exit__(self, *raised: Any) -> None:
+        """Close the file.
+
+        Raises:
+            OSError: a write has failed.
+        """
+        with self._noted():
+            os.fsync(self.fileno())  # some file systems report a full disk only here
+        super().__exit__(*raised)
+        if self._error is not None:
+            raise self._error
 
 
 def _recoverable(env_spec: EnvSpec | None) -> EnvSpec | None:

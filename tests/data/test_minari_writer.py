@@ -4,8 +4,10 @@ import dataclasses
 import errno
 import json
 import os
+import resource
 import signal
-from contextlib import contextmanager
+import warnings
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -256,6 +258,24 @@ def test_a_disk_that_fills_up_while_playing_loses_no_episode_that_was_written(da
         len(actions) for _, actions in rows_of("lrl/whole-v0")[:episodes]
     )
     assert not list(datasets.glob(".unfinished-*"))
+
+
+def test_writes_that_fail_inside_hdf5_end_in_a_sentence(datasets):
+    """HDF5 writes by itself; where that failed, it ended the process by a segmentation fault."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # about threads of torch, which the child does not use
+        child = os.fork()
+    if not child:
+        status = 1
+        with suppress(BaseException):
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # bytes that a file may have
+            try:
+                gather(policy="random", episodes=6)
+            except ValueError as error:
+                status = 0 if "which cannot be written to" in str(error) and "can be read as" in str(error) else 2
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_disk_that_is_full_at_the_end_leaves_readable_parts_and_says_where(datasets, monkeypatch):
