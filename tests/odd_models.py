@@ -50,6 +50,10 @@ MISTRAL = (  # the system text goes before the last user's
     "{% for m in rest %}{% if m.role == 'user' %}[INST] {{ (s if loop.last else '') + m.content }} [/INST]"
     "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
 )
+ESCAPES = CHATML.replace("{{ m.content }}", "{{ m.content | e }}")
+STRIPS_CONTENT = CHATML.replace("{{ m.content }}", "{{ ('so\n\n' + m.content).strip() }}")
+NO_THINKING = CHATML.replace("assistant\n{% endif", "assistant\n<|START_THINKING|><|END_THINKING|>{% endif")
+VICUNA = EACH + "{{ ('ASSISTANT: ' if m.role == 'assistant' else 'USER: ') + m.content + ' ' }}{% endfor %}"
 DROPS_SYSTEM = CHATML.replace(TURN, "{% if m.role != 'system' %}" + TURN + "{% endif %}")
 DROPS_USER = CHATML.replace(TURN, "{% if m.role != 'user' %}" + TURN + "{% endif %}")
 ONE_TURN = CHATML.replace(TURN, "{% if m.role == 'system' or loop.last %}" + TURN + "{% endif %}")
@@ -85,6 +89,9 @@ VOCABULARIES = {
         "prepends": False,
     },
     "deepseek": {"eos": "<|end|>", "bos": "<|begin|>", "more": ["<|User|>", "<|Assistant|>"], "adds": "<|begin|> $A"},
+    "ordinary_roles": {"eos": "<|end|>", "bos": "<|begin|>", "tags": ["<|User|>", "<|Assistant|>", "  "]},
+    "phi3": {"eos": "<|end|>", "bos": "<s>", "more": ["</s>"]},
+    "padded_by_a_character": {"eos": "<|end|>", "pad": "!"},
     "endless": {"pad": "<|pad|>"},
 }
 MERGES = ["!!", 'n"', "an", "le", "ft", "left", "er", "swer", "<an", ">\n", "</", "ri", "ght", "th", "ink"]

@@ -22,15 +22,18 @@ class ControlTokens:
     messages loses them. A copy of the tokenizer, made when it is needed, knows the control tokens by their marked text.
 
     Args:
-        tokenizer: a fast Hugging Face tokenizer. Its control tokens are its special tokens, except for pairs of tags
-            such as ``<answer>`` and ``</answer>``, which texts contain on purpose.
+        tokenizer: a fast Hugging Face tokenizer. Its control tokens are its special tokens and those in ``written``,
+            except for pairs of tags such as ``<answer>`` and ``</answer>``, which texts contain on purpose.
         ends: texts of the tokens that end a response. In a response only these are protected: other control tokens in
             it were sampled.
+        written: texts of the added tokens that the chat template writes around messages. Some tokenizers do not call
+            them special, as DeepSeek's does not ``<|User|>``.
     """
 
-    def __init__(self, tokenizer: Any, ends: Iterable[str]) -> None:
+    def __init__(self, tokenizer: Any, ends: Iterable[str], written: Iterable[str] = ()) -> None:
         self._tokenizer, self._copy = tokenizer, None
-        self._texts = _control_texts(tokenizer) | set(ends)
+        ends = [text for text in ends if not _is_ordinary_token(tokenizer, text)]
+        self._texts = _control_texts(tokenizer, written) | set(ends)
         self._in_observations, self._in_responses = _any_of(self._texts), _any_of(ends)
         self._both = _any_of([*self._texts, *map(_marked, self._texts)])
 
@@ -69,17 +72,26 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(set(texts), key=len, reverse=True))) or r"(?!)")
 
 
-def _control_texts(tokenizer: Any) -> set[str]:
-    """Return the texts of the special tokens, except for pairs of tags such as ``<answer>`` and ``</answer>``.
+def _control_texts(tokenizer: Any, written: Iterable[str]) -> set[str]:
+    """Return the texts of the control tokens: special ones and those that the chat template writes.
 
-    Texts contain tags on purpose; BOS, EOS and the like are control tokens even if they look like tags.
+    Texts contain pairs of tags such as ``<answer>`` and ``</answer>`` on purpose, so these are none, unless one of the
+    two is BOS, EOS or the like, as ``<s>`` is.
     """
-    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values()}
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special} | set(written)
     kinds = "bos", "eos", "unk", "sep", "pad", "cls", "mask"
     named = {text for kind in kinds if (text := getattr(tokenizer, f"{kind}_token", None)) is not None}
     names = {text[1:-1].lstrip("/") for text in special if re.fullmatch(r"</?\w+>", text)}
-    tags = {f"<{slash}{name}>" for name in names for slash in ("", "/") if {f"<{name}>", f"</{name}>"} <= special}
-    return (special - tags) | named
+    pairs = [{f"<{name}>", f"</{name}>"} for name in names]
+    tags = {tag for pair in pairs if pair <= added and not pair & named for tag in pair}
+    return {text for text in (special - tags) | named if not _is_ordinary_token(tokenizer, text)}
+
+
+def _is_ordinary_token(tokenizer: Any, text: str) -> bool:
+    """Return whether ordinary text needs a control token, such as a padding token ``!``: its text is one character."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return len(text) == 1 and backend is not None and backend.model.token_to_id(text) is not None
 
 
 def _with_marked_controls(tokenizer: Any, texts: set[str]) -> Any:

@@ -94,10 +94,11 @@ def sources(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def configured_end_ids(where: str, tokenizer: Any) -> list[int]:
-    """Return the end tokens of ``generation_config.json``: a number or a list; empty where there is no such file.
+    """Return the end tokens of ``generation_config.json``, or of ``config.json`` where there is no such file.
 
-    transformers writes the file from ``config.json`` where a model has none; an end token may then be a default that
-    has nothing to do with the tokenizer, and counts only if it is an added token.
+    An end token of ``config.json``, and of a file that transformers wrote from it, may be a default that has nothing to
+    do with the tokenizer, and counts only if it is an added token. Numbers that are no token of the tokenizer, such as
+    -1, do not count.
 
     Args:
         where: a folder or a hub name.
@@ -108,25 +109,23 @@ def configured_end_ids(where: str, tokenizer: Any) -> list[int]:
     """
     from transformers.utils.hub import cached_file
 
-    file = cached_file(
-        where,
-        "generation_config.json",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    quiet = {f"_raise_exceptions_for_{what}": False for what in ("missing_entries", "connection_errors")}
+    names = "generation_config.json", "config.json"
+    file = next((file for name in names if (file := cached_file(where, name, **quiet)) is not None), None)
     if file is None:
         return []
+    name = Path(file).name
     try:
         about = json.loads(Path(file).read_text(encoding="utf-8"))
         ends = about.get("eos_token_id")
     except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(
-            f"language_model.name is {where!r}, whose generation_config.json is damaged ({error})."
-        ) from error
+        raise ValueError(f"language_model.name is {where!r}, whose {name} is damaged ({error}).") from error
     ids = [] if ends is None else ends if isinstance(ends, list) else [ends]
     if any(type(token) is not int for token in ids):
         raise ValueError(
-            f"language_model.name is {where!r}, whose generation_config.json has eos_token_id {ends!r}; it must be a "
-            "token id or a list of them."
+            f"language_model.name is {where!r}, whose {name} has eos_token_id {ends!r}; it must be a token id "
+            "or a list of them."
         )
-    return [token for token in ids if not about.get("_from_model_config") or token in tokenizer.added_tokens_decoder]
+    is_default = name == "config.json" or about.get("_from_model_config")
+    known = tokenizer.added_tokens_decoder if is_default else range(len(tokenizer))
+    return [token for token in ids if token in known]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-OBSERVATION = "[the observation, lrl]"
-"""The observation of the prompt that a frame is made of."""
+OBSERVATION = '[the <observation>\n\n&"lrl"</think> it\'s {{here}}\\]'
+"""The observation of the prompt that a frame is made of, with what a chat template may escape or cut at."""
 _MAX_KNOWN = 4096
 
 

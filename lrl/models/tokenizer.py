@@ -47,7 +47,7 @@ _SYSTEM, _USER, _RESPONSE, _AGAIN = _CHAT = (
 """The conversation that a chat template is checked with."""
 _OTHER_TEMPLATES = "plain, content, chatml or the path of a Jinja file"
 _OPENING = re.compile(
-    r"(?:[<\[\u25c1][\w:|]*(?:think|thought|reason)[\w:|]*[>\]\u25b7]|(?P<any><\w+>))\s*$", re.IGNORECASE
+    r"(?:[<\[\u25c1](?!\|?end)[\w:|]*(?:think|thought|reason)[\w:|]*[>\]\u25b7]|(?P<any><\w+>))\s*$", re.IGNORECASE
 )
 """An open tag at the end of a text, as ``<think>``, ``[THINK]`` or Kimi's, which has triangles; or any other."""
 
@@ -98,7 +98,7 @@ class ChatTokenizer:
         """The token that ends a demonstrated response; one of :meth:`stop_ids`."""
         added = tokenizer.added_tokens_decoder
         ends = [str(added[token]) for token in sorted(self._end_ids) if token in added]
-        self._controls = ControlTokens(tokenizer, ends)
+        self._controls = ControlTokens(tokenizer, ends, self._written_tokens())
         self._check_end(ends)
         self.opening = self._find_opening()
 
@@ -149,6 +149,12 @@ class ChatTokenizer:
                 template opens a tag that the response format does not begin with.
         """
         response_format = get_response_format(template.response_format)
+        written = "" if template.stop is None else self.decode(self.encode_text(f"a {template.stop} a"))
+        if template.stop is not None and template.stop not in written:
+            logging.getLogger("lrl").warning(
+                f"prompt.stop is {template.stop!r}, which this tokenizer cannot write: it encodes "
+                f"{f'a {template.stop} a'!r} as {written!r}."
+            )
         several = bool(template.history or template.examples or template.num_examples)
         if several and self._fault_of_turns:
             raise ValueError(f"{self._fault_of_turns}; prompt.history and prompt.num_examples must be 0.")
@@ -232,8 +238,10 @@ class ChatTokenizer:
         return [self.encode_prompt(template, codec, *turn, max_prompt_tokens) for turn in turns]
 
     def _is_ordinary(self, text: str) -> bool:
-        """Return whether a message has neither outer whitespace, which some templates strip, nor control tokens."""
-        return text == text.strip() and not self._controls.are_in(text)
+        """Return whether a message is not empty, and has neither outer whitespace, which some templates strip, nor
+        control tokens.
+        """
+        return text == text.strip() != "" and not self._controls.are_in(text)
 
     def _frame(self, template: PromptTemplate, codec: TextCodec) -> PromptFrame | None:
         """Return what surrounds an observation without history; None where prompts must be rendered in full."""
@@ -334,8 +342,8 @@ class ChatTokenizer:
 
     def stop_ids(self, stop_text: str | None = None) -> set[int]:
         """Return the tokens that end a response: the ends of a turn, and ``stop_text`` if that is a single token."""
-        ids = [] if stop_text is None else self.encode_text(stop_text)
-        return self._end_ids | set(ids if len(ids) == 1 else [])
+        token = None if stop_text is None else self._token_of(stop_text)
+        return self._end_ids if token is None else self._end_ids | {token}
 
     def stops(self, stop_text: str | None = None) -> Callable[[Sequence[int]], bool] | None:
         """Return a function of a response's token ids: whether its last token completes ``stop_text``.
@@ -345,7 +353,7 @@ class ChatTokenizer:
         character among tokens. The function decodes the last tokens: one for each byte of ``stop_text``, and more where
         these have less text or begin inside a character.
         """
-        if stop_text is None or self._is_added(self.encode_text(stop_text)):
+        if stop_text is None or self._token_of(stop_text) in self.tokenizer.added_tokens_decoder:
             return None
         least = len(stop_text.encode()) + 4
 
@@ -368,8 +376,11 @@ class ChatTokenizer:
         stops = self.stops(stop_text)
         return bool(ids) and (ids[-1] in self.stop_ids(stop_text) or (stops is not None and stops(ids)))
 
-    def _is_added(self, ids: Sequence[int]) -> bool:
-        return len(ids) == 1 and ids[0] in self.tokenizer.added_tokens_decoder
+    def _token_of(self, text: str) -> int | None:
+        """Return the single token that is a text; None if there is none, as for text that becomes the unknown token."""
+        ids = self.encode_text(text)
+        is_text = len(ids) == 1 and self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+        return ids[0] if is_text else None
 
     def _may_complete(self, token: int, stop_text: str) -> bool:
         """Return whether a token's text may contain the last character of ``stop_text``; part of a character may."""
@@ -420,17 +431,26 @@ class ChatTokenizer:
         return f"language_model.chat_template leaves out a message ({lost[0]}) of several turns" if lost else ""
 
     def _check_end(self, ends: Sequence[str]) -> None:
-        """Check that a prompt does not end with an end token, unless the template writes a response right after it.
+        """Check that a prompt opens the assistant's turn, if the template writes anything before a response.
+
+        Logs a warning if a prompt ends without what is written before a response.
 
         Raises:
-            ValueError: If it does: the template ignores ``add_generation_prompt``.
+            ValueError: If it ends with an end token.
         """
-        prompt = self._render([_USER], True)
+        prompt, before = self._render([_USER], True), self._before_response()
+        if before is None or before.strip() == prompt.strip():
+            return
         found = [end for end in ends if prompt.rstrip().endswith(end)]
-        if found and self._before_response() not in (None, prompt):
+        if found:
             raise ValueError(
                 f"language_model.chat_template ends a prompt with the end token {found[0]!r}, where it must open the "
                 f"assistant's turn (add_generation_prompt); it must be {_OTHER_TEMPLATES}."
+            )
+        if prompt == self._render([_USER], False):
+            logging.getLogger("lrl").warning(
+                f"language_model.chat_template ignores add_generation_prompt: past responses follow {before[-20:]!r}, "
+                f"but a prompt ends with {prompt[-20:]!r}."
             )
 
     def _before_response(self) -> str | None:
@@ -456,8 +476,18 @@ class ChatTokenizer:
             _, _, after = self._render([_USER, _RESPONSE], False).rpartition(_RESPONSE["content"])
         except ValueError:
             return None
-        first = self.encode_text(after.strip())[:1]
-        return first[0] if self._is_added(first) else None
+        first = next(iter(self.encode_text(after.strip())), None)
+        return first if first in self.tokenizer.added_tokens_decoder else None
+
+    def _written_tokens(self) -> list[str]:
+        """Return the texts of the added tokens that the template writes around messages, as ``<|User|>``.
+
+        Added tokens that are words or whitespace are left out.
+        """
+        added = self.tokenizer.added_tokens_decoder
+        text = self._render([_SYSTEM, _USER] if self._fault_of_turns else _CHAT, True)
+        written = {str(added[token]) for token in self.encode_text(text) if token in added}
+        return [text for text in sorted(written) if re.fullmatch(r"[^\w\s].*\w.*[^\w\s]", text)]
 
 
 def _template_text(tokenizer: Any, chat_template: str) -> str:
@@ -468,9 +498,15 @@ def _template_text(tokenizer: Any, chat_template: str) -> str:
         if not tokenizer.chat_template:
             raise ValueError(
                 "language_model.chat_template is 'auto', but this tokenizer has no chat template; "
-                "it must be plain, content, chatml or the path of a Jinja file."
+                f"it must be {_OTHER_TEMPLATES}."
             )
-        return tokenizer.get_chat_template()
+        try:
+            return tokenizer.get_chat_template()
+        except ValueError as error:  # several named templates, of which none is the default
+            raise ValueError(
+                f"language_model.chat_template is 'auto', but this tokenizer has no default chat template; "
+                f"it must be {_OTHER_TEMPLATES}."
+            ) from error
     file = Path(resolve(chat_template))
     if not file.is_file():
         raise ValueError(

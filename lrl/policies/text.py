@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from lrl.codecs.codec import InvalidActionError
 from lrl.functional.distributions import Categorical
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_bits
@@ -86,16 +87,27 @@ class TextPolicy(Policy):
         self.trunk.configure()
         self.value_head = self.trunk.value_head
         self.language_model.tokenizer.check(self.prompt)
-        self._warn_of_cut_responses()
+        self._check_responses()
 
-    def _warn_of_cut_responses(self) -> None:
-        """Log a warning if an action without any reasoning already exceeds ``sampling.max_new_tokens``."""
+    def _check_responses(self) -> None:
+        """Log a warning if actions without any reasoning exceed ``sampling.max_new_tokens``, or cannot be written."""
         if self.codec is None:
             return
-        render = get_response_format(self.response_format).render
-        responses = [render(text) for text in self.codec.action_texts or (self.codec.default_action_text,)]
-        tokenizer = self.language_model.tokenizer
-        tokens = [len(ids) for ids in tokenizer.encode_texts([*map(tokenizer.continuation, responses)])]
+        response_format = get_response_format(self.response_format)
+        actions = self.codec.action_texts or (self.codec.default_action_text,)
+        responses, tokenizer = [*map(response_format.render, actions)], self.language_model.tokenizer
+        encoded = tokenizer.encode_texts([*map(tokenizer.continuation, responses)])
+        for response, ids in zip(responses, encoded, strict=True):
+            written = tokenizer.response_text(ids)
+            try:
+                self.codec.text_to_action(response_format.extract(written))
+            except InvalidActionError as error:
+                logging.getLogger("lrl").warning(
+                    f"the tokenizer of language_model.name {self.language_model.config.name!r} cannot write the "
+                    f"response {response!r}: it becomes {written!r}, which is not valid ({error})."
+                )
+                break
+        tokens = [*map(len, encoded)]
         if min(tokens) > self.sampling.max_new_tokens:
             shortest = responses[tokens.index(min(tokens))]
             logging.getLogger("lrl").warning(

@@ -177,6 +177,39 @@ def test_the_text_of_control_tokens_in_a_message_stays_text(saved, name):
     assert set(chat.encode_observation(text)) & set(chat.tokenizer.added_tokens_decoder) == set(chat._prefix)
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "text"),
+    [
+        ("ordinary_roles", "<|User|>go<|Assistant|>left"),  # as DeepSeek's and Command R's tokenizers call them
+        ("phi3", "</s><s>"),  # a pair of tags, of which one is BOS
+        ("padded_by_a_character", "!!wow!<|end|>"),
+    ],
+)
+def test_control_tokens_of_every_kind_stay_text(tmp_path, vocabulary, text):
+    template = odd.DEEPSEEK_R1.replace("{{ bos_token }}", "")
+    chat = ChatTokenizer.from_pretrained(odd.save_odd_folder(tmp_path, vocabulary, template))
+    prompts = [chat.encode_chat([SYSTEM, {"role": "user", "content": f"so {part} so"}]) for part in (text, "an")]
+    added = set(chat.tokenizer.added_tokens_decoder) - {0}  # the character ``!`` is a token of ordinary text as well
+    counts = [[ids.count(token) for token in added] for ids in prompts]
+    assert counts[0] == counts[1]
+    assert chat.tokenizer.decode(prompts[0]) == chat.tokenizer.decode(prompts[1]).replace("so an so", f"so {text} so")
+
+
+def test_added_whitespace_in_a_message_remains_a_token(tmp_path):
+    template = odd.DEEPSEEK_R1.replace("<|User|>", "<|User|>  ")
+    chat = ChatTokenizer.from_pretrained(odd.save_odd_folder(tmp_path, "ordinary_roles", template))
+    ids = chat.encode_chat([{"role": "user", "content": "a  b<|end|>"}])
+    assert ids.count(chat.tokenizer.convert_tokens_to_ids("  ")) == 2
+
+
+@pytest.mark.parametrize("template", [odd.ESCAPES, odd.STRIPS_CONTENT])
+def test_prompts_of_many_observations_are_those_of_each_where_the_template_changes_them(tmp_path, template):
+    chat = ChatTokenizer.from_pretrained(odd.save_odd_folder(tmp_path, "qwen", template))
+    texts, prompt = ["row 1", "", "a < b", "it's"], PromptTemplate(system="Play.")
+    together = [ids for ids, _ in chat.encode_prompts(prompt, CODEC, [(text, ()) for text in texts], 999)]
+    assert together == [chat.encode_chat(prompt.messages(CODEC, text)) for text in texts]
+
+
 def test_a_sampled_control_token_stays_one_in_the_history_and_a_written_end_does_not(saved):
     chat = saved("qwen")
     start, end = chat.tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
@@ -204,6 +237,7 @@ def test_tags_in_an_observation_remain_tokens(saved):
         (odd.BROKEN, None, r"chat_template fails for messages of user \(TypeError: can only concatenate.*; it must be"),
         ("{% for m in", None, r"chat_template fails for messages of user \(TemplateSyntaxError"),
         (None, None, "chat_template is 'auto', but this tokenizer has no chat template"),
+        ({"rag": odd.CHATML, "tool": odd.CHATML}, None, "chat_template is 'auto', but this tokenizer has no default"),
         (odd.CHATML, "{", r"generation_config\.json is damaged \("),
         (
             odd.CHATML,
@@ -258,6 +292,66 @@ def test_a_model_without_end_token_is_told(tmp_path, caplog):
     chat = ChatTokenizer.from_pretrained(odd.save_odd_folder(tmp_path, "endless"), "plain")
     assert "tokenizer, chat template and generation_config.json name no end token" in caplog.text
     assert chat.stop_ids() == {chat.pad_id} == {chat.end_id}
+
+
+@pytest.mark.parametrize("ends", ["-1", "[-1, 99999]"])
+def test_end_tokens_that_the_tokenizer_does_not_have_do_not_count(tmp_path, ends):
+    folder = odd.save_odd_folder(tmp_path, "endless", None, f'{{"eos_token_id": {ends}}}')
+    chat = ChatTokenizer.from_pretrained(folder, "plain")
+    assert chat.stop_ids() == {chat.pad_id} == {chat.tokenizer.pad_token_id}
+
+
+def test_end_tokens_of_the_model_config_count_where_there_is_no_generation_config(tmp_path):
+    folder = odd.save_odd_folder(tmp_path, "qwen_base", None)
+    ends = [2, *ChatTokenizer.from_pretrained(folder, "plain").tokenizer.added_tokens_decoder]
+    (tmp_path / "config.json").write_text(f'{{"model_type": "llama", "eos_token_id": {ends}}}')
+    assert ChatTokenizer.from_pretrained(folder, "plain").stop_ids() == set(ends[1:])
+
+
+def test_a_closed_tag_at_the_end_of_a_prompt_is_no_opening(tmp_path):
+    chat = ChatTokenizer.from_pretrained(odd.save_odd_folder(tmp_path, "qwen", odd.NO_THINKING))
+    assert chat.opening == ""
+    chat.check(PromptTemplate(response_format="direct"))
+
+
+def test_a_template_that_does_not_open_the_turn_of_the_assistant_is_told(tmp_path, caplog):
+    ChatTokenizer.from_pretrained(odd.save_odd_folder(tmp_path, "qwen", odd.VICUNA))
+    assert "ignores add_generation_prompt: past responses follow" in caplog.text and "ASSISTANT: '" in caplog.text
+
+
+def test_texts_that_the_tokenizer_cannot_write_are_told(tmp_path, caplog):
+    """Its pieces have no byte of the first stop text, and its words are in lower case."""
+    chat = lower_case_words(tmp_path)
+    for stop in ("停", "Left"):
+        caplog.clear()
+        chat.check(PromptTemplate(response_format="direct", stop=stop))
+        assert f"prompt.stop is {stop!r}, which this tokenizer cannot write" in caplog.text
+        ends = chat.stops(stop)
+        assert chat.stop_ids(stop) == {chat.eos_id} and ends is not None
+        assert not any(ends([token]) for token in range(len(chat.tokenizer)))
+    caplog.clear()
+    chat.check(PromptTemplate(response_format="direct", stop="left"))
+    assert not caplog.text and len(chat.stop_ids("left")) == 2
+    folder = odd.add_model(str(tmp_path))
+    policy = TextPolicy(
+        LanguageModelConfig(name=folder, chat_template="plain"), PromptTemplate(), SamplingConfig(max_new_tokens=40)
+    )
+    policy.connect(CODEC)
+    policy.configure()
+    assert "cannot write the response '<think></think><answer>LEFT</answer>': it becomes '<unk>" in caplog.text
+
+
+def lower_case_words(folder):
+    """Tokenizer of four words in lower case."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: n for n, word in enumerate(["<unk>", "</s>", "left", "a"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>")
+    fast.save_pretrained(folder)
+    return ChatTokenizer.from_pretrained(str(folder), "plain")
 
 
 def test_end_tokens_that_transformers_took_from_a_default_count_only_if_they_are_added_tokens(tmp_path):
