@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 from lrl.prompts.template import Message
@@ -41,10 +41,15 @@ class ControlTokens:
         """Return whether a text, other than a response, contains the text of a control token."""
         return self._in_observations.search(text) is not None
 
-    def protect(self, message: Message) -> Message:
-        """Return a message in which the text of control tokens is marked."""
-        found = self._in_responses if message["role"] == "assistant" else self._in_observations
-        return {**message, "content": found.sub(lambda match: _marked(match[0]), message["content"])}
+    def protect(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages in which the text of control tokens is marked; the same object if they have none."""
+        if not self.are_in("\n".join([message["content"] for message in messages])):
+            return messages
+        protected = []
+        for message in messages:
+            found = self._in_responses if message["role"] == "assistant" else self._in_observations
+            protected.append({**message, "content": found.sub(lambda match: _marked(match[0]), message["content"])})
+        return messages if protected == list(messages) else protected
 
     def exchange(self, text: str) -> str:
         """Mark the control tokens of a text that are not marked, and remove the marks of the others."""

@@ -278,9 +278,9 @@ class ChatTokenizer:
         """
         if self._fault_of_turns and any(message["role"] == "assistant" for message in messages):
             raise ValueError(f"{self._fault_of_turns}; there must be one turn.")
-        protected = [self._controls.protect(message) for message in messages]
+        protected = self._controls.protect(messages)
         text = self._render(protected, add_generation_prompt=True)
-        if protected == list(messages):
+        if protected is messages:
             return text, False
         return self._controls.exchange(text), True
 
