@@ -35,6 +35,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=float, help="of that run's responses, by default 1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    parser.add_argument("--machine", help="its description, for that file, by default 2-core x86-64 virtual machine")
     return parser
 
 
@@ -58,14 +59,18 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _check_used(arguments: argparse.Namespace) -> None:
     """Raise for an option that would be ignored, and fill in the defaults of the others."""
-    writing, comparing = ("held_out", "generations"), ("warmup", "iterations", "checkpoint", "temperature", "json")
+    writing, comparing = (
+        ("held_out", "generations"),
+        ("warmup", "iterations", "checkpoint", "temperature", "json", "machine"),
+    )
     ignored, how = (writing, "without") if arguments.write is None else (comparing, "with")
     for name in ignored:
         if getattr(arguments, name) not in (None, False):
             raise ValueError(f"--{name} is given {how} --write, where it would be ignored.")
     if arguments.temperature is not None and arguments.checkpoint is None:
         raise ValueError("--temperature is given without --checkpoint, whose responses it is of.")
-    for name, value in {"generations": 6, "warmup": 5, "iterations": 40, "temperature": 1.0}.items():
+    defaults = {"generations": 6, "warmup": 5, "iterations": 40, "temperature": 1.0}
+    for name, value in (defaults | {"machine": "2-core x86-64 virtual machine"}).items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
 
@@ -103,6 +108,7 @@ def compare(arguments: argparse.Namespace) -> None:
     sizes = {"num_functions": arguments.functions, "warmup": arguments.warmup, "iterations": arguments.iterations}
     figures = compare_searchers(searchers, arguments.seed, **sizes, on_function=partial(_progress, arguments.functions))
     about = {"command": f"{arguments.prog} {shlex.join(arguments.words)}", "commit": commit()}
+    about["machine"] = arguments.machine
     about |= {"checkpoint": arguments.checkpoint, "seed": arguments.seed, **sizes}
     report = about | {"searchers": figures}
     print(synthetic_table({"searchers": report}))
