@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lrl.functional.distributions import Categorical, Distribution, Gaussian
 from lrl.functional.random import token_bits, token_uniforms
+from lrl.models.networks import at_least_float32
 from lrl.models.sampling import sample_tokens, sampling_logprobs
 from lrl.ranges import PositiveFloat, check_fields
 from lrl.turn_batch import Inputs
@@ -65,7 +66,7 @@ class ActionHead(nn.Module):
         """
         if self.log_std is None:
             return Categorical(outputs[:, None])
-        return Gaussian(outputs[:, None], self.log_std.to(outputs.dtype))
+        return Gaussian(outputs[:, None], self.log_std.to(outputs))
 
     def logprobs(self, distribution: Distribution, actions: Tensor) -> Tensor:
         """Return the log-probabilities ``(turn, 1)`` of actions ``(turn,)`` or ``(turn, dimension)``."""
@@ -78,12 +79,12 @@ class ActionHead(nn.Module):
             actions: as an environment received them: of a Box clipped.
 
         Returns:
-            ``action``, int64 ``(turn,)``, or for a Box ``clipped_action`` ``(turn, dimension)``.
+            ``action``, int64 ``(turn,)``, or for a Box ``clipped_action`` ``(turn, dimension)``, never in 16 bits.
         """
         if self.log_std is None:
             return {"action": torch.as_tensor(np.asarray(actions, dtype=np.int64) - int(self.space.start))}
         rows = np.asarray(actions).reshape(len(actions), -1)
-        return {"clipped_action": torch.as_tensor(rows, dtype=self.log_std.dtype)}
+        return {"clipped_action": torch.as_tensor(rows, dtype=at_least_float32(self.log_std).dtype)}
 
     def logprobs_of(self, distribution: Distribution, inputs: Inputs) -> Tensor:
         """Return the log-probabilities ``(turn, 1)`` of the actions of some turns, sampled or demonstrated.
@@ -119,8 +120,9 @@ class ActionHead(nn.Module):
             actions, logprobs = outputs, torch.zeros_like(outputs[:, :1])
         else:
             noise = torch.special.ndtri(token_uniforms(keys, self.size) + _TINY).to(outputs)
-            actions = outputs + noise * self.log_std.exp() * sampling.temperature
-            spread = Gaussian(outputs[:, None], self.log_std + float(np.log(sampling.temperature)))
+            log_std = self.log_std.to(outputs)  # before exp(): the standard deviation would be rounded to 16 bits
+            actions = outputs + noise * log_std.exp() * sampling.temperature
+            spread = Gaussian(outputs[:, None], log_std + float(np.log(sampling.temperature)))
             logprobs = self.logprobs(spread, actions)
         native = actions.cpu().numpy().reshape(-1, *self.space.shape)
         native = np.clip(native, self.space.low, self.space.high)

@@ -24,8 +24,8 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
 
     Raises:
         ValueError: ``target_modules`` match nothing (the message lists the names that exist), or match tied weights;
-            there are fewer layers than ``last_layers``, a key of ``rank_pattern`` matches no adapter, or the embeddings
-            of added tokens would stay frozen.
+            there are fewer layers than ``last_layers``, a key of ``rank_pattern`` matches no adapter, the embeddings of
+            added tokens would stay frozen, or peft cannot adapt the model so, as experts with dropout.
     """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import peft
@@ -54,7 +54,13 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft asks transformers for it
         warnings.filterwarnings("ignore", _UNMATCHED)  # a rank is an error below
         torch.manual_seed(config.init_seed)
-        wrapped = peft.get_peft_model(model, adapters)  # adapters on 16 bits are float32
+        try:
+            wrapped = peft.get_peft_model(model, adapters)  # adapters on 16 bits are float32
+        except ValueError as error:
+            key = "dropout" if "lora_dropout" in str(error) else "target_modules"
+            raise ValueError(
+                f"lora.{key} is {getattr(lora, key)!r}, which is not possible for {config.name!r}: {error}"
+            ) from error
     _check_ranks(wrapped, lora)
     if config.added_tokens and (frozen := frozen_embeddings(wrapped)):
         raise ValueError(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tiny_architectures import load, logprobs, trainable
+from tiny_architectures import folder_of, load, logprobs, trainable
 from tiny_runs import grpo, make_trainer, rollout_data
 
 from lrl.callbacks.checkpoint import CollectionCheckpoint
@@ -62,6 +62,18 @@ def test_adapters_on_a_base_of_16_bits_are_float32_and_small_steps_are_not_lost(
 def test_layers_and_ranks_that_do_not_exist_are_named(folder, settings, message):
     with pytest.raises(ValueError, match=message):
         load(folder, lora=LoRAConfig(**settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mixtral", r"lora.dropout is 0.1, which is not possible for .*mixtral'"),
+        ("mamba", r"lora.target_modules is 'all-linear', which is not possible for .*mamba': .*'out_proj'"),
+    ],
+)
+def test_what_peft_refuses_is_named_by_its_setting(tmp_path, name, message):
+    with pytest.raises(ValueError, match=message):
+        load(folder_of(tmp_path, name), lora=LoRAConfig(r=2, dropout=0.1))
 
 
 @torch.no_grad()

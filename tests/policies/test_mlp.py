@@ -15,7 +15,7 @@ from lrl.functional.distributions import Gaussian
 from lrl.models.networks import RunningNorm, RunningWhitening, mlp
 from lrl.policies.mlp import MLPPolicy
 from lrl.training import gradient_module
-from lrl.types import RandomKeys, SamplingConfig
+from lrl.types import NativeTurn, RandomKeys, SamplingConfig
 
 
 def network(observation_space, action_space, **settings):
@@ -221,6 +221,18 @@ def test_values_of_many_turns_are_those_of_each(monkeypatch):
     batch = batch_of(policy.act([BOX.sample() for _ in range(50)], [()] * 50, keys(50)))
     monkeypatch.setattr(gradient_module, "_CHUNK", 8)
     torch.testing.assert_close(gradient_module.values_of(policy, batch), policy.evaluate(batch).values)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16-true", "16-true"])
+@torch.no_grad()
+def test_sampled_and_demonstrated_actions_are_not_rounded_to_sixteen_bits(dtype):
+    policy = network(*SPACES["box"], initial_log_std=-0.3).to(dtype)
+    seen = [BOX.sample() for _ in range(50)]
+    decisions = policy.act(seen, [()] * 50, keys(50))
+    off = (policy.evaluate(batch_of(decisions)).logprobs - decisions.logprobs).abs().max()
+    assert off < 1e-5, f"{float(off):.1e} nats"
+    told = policy.encode_turns([NativeTurn(seen[0], np.float32([0.7, 1.999]))])["clipped_action"]
+    assert torch.equal(told, torch.tensor([[0.7, 1.999]])), told
 
 
 @torch.no_grad()
