@@ -194,13 +194,19 @@ class PromptedSearchModule(PolicyModule):
         """Connect the policy, and start the search.
 
         Raises:
-            ValueError: the data module is of another kind, or there are several devices.
+            ValueError: the data module is of another kind, there are several devices, or numbers have 16 bits.
         """
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, SearchDataModule):
             raise ValueError(f"data is a {type(data).__name__}; it must be a SearchDataModule.")
         if self.trainer.world_size > 1:
             raise ValueError(f"trainer.devices is {self.trainer.world_size}; a search runs on 1.")
+        precision = str(self.trainer.precision)
+        if not precision.startswith(("32", "64")):
+            raise ValueError(
+                f"trainer.precision is {precision}, which would round the parameters that the searcher proposes; it "
+                "must be 32-true or 64-true."
+            )
         super().setup(stage)
         if stage != "fit":
             return

@@ -80,9 +80,10 @@ _TOP = ("model", "data", "trainer", "config", "ckpt_path", "run_directory", "pus
 """Keys at the top of a configuration."""
 _STOCK_PARTS = {"callbacks": "trainer.callbacks", "loggers": "trainer.logger", "profilers": "trainer.profiler"}
 """Keys by the folder of Lightning that holds their classes."""
+_WRONG_CLASS = "Not a valid subclass of"
 _NO_REASON = (
     "Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path",
-    "Expected a <class 'NoneType'>",
+    "Expected a <class 'NoneType'>", "Subclass types expect one of", "a class path (str)", "a dict with",
 )  # fmt: skip
 """First words of the lines around the reason in a report of jsonargparse."""
 
@@ -100,7 +101,8 @@ def stock_part(error: BaseException) -> str | None:
     Its callbacks, loggers and profilers raise a ``RuntimeError`` or an ``AttributeError`` where they do not fit a run.
     """
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    own = [file for file in files if "torch" not in file.parts]  # an attribute of a module is looked up there
+    # An attribute of a module is looked up in torch, and some callbacks do their work in lightning.fabric.
+    own = [file for file in files if not {"torch", "fabric"} & set(file.parts)]
     folder = own[-1].parent if own else Path()
     return _STOCK_PARTS.get(folder.name) if folder.parent.parts[-2:] == ("lightning", "pytorch") else None
 
@@ -142,7 +144,10 @@ def in_a_sentence(message: str) -> str:
     if "Union subtypes" not in message:
         return re.sub(r"^\[Errno \d+\] ", "", " ".join(message.split())) + suggestion(message)
     lines = [line.strip(" -") for line in message.splitlines()]
-    reason = next((line for line in lines if line and not line.startswith(_NO_REASON)), " ".join(lines))
+    reasons = [line for line in lines if line and not line.startswith(_NO_REASON)]
+    reason = next(iter(reasons), " ".join(lines))
+    if reason.startswith(_WRONG_CLASS):  # said of a list of classes too, of which one raised an error of its own
+        reason = next((line for line in reasons if not line.startswith((_WRONG_CLASS, "Expected a"))), reason)
     keys = ".".join(_PARSER_KEY.findall(message.split(reason)[0]))
     wrong_value = _wrong_value(keys, lines, reason)
     if wrong_value:

@@ -23,6 +23,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.callbacks.collect import VectorEnvRollouts
 from lrl.callbacks.evaluation_table import HeldOutTable
 from lrl.callbacks.export import ExportModel
 from lrl.cli.error_messages import sentence_of
@@ -192,7 +193,7 @@ class LRLCLI(LightningCLI):
         if resumed:
             config.ckpt_path = str(checkpoint_file(Path(resumed), "ckpt_path"))
             check_ours(Path(config.ckpt_path))
-        check_settings(config.trainer)
+        check_settings(config.trainer, self.subcommand)
         if isinstance(config.trainer.logger, Namespace):
             config.trainer.logger = [config.trainer.logger]
         loggers = config.trainer.logger if isinstance(config.trainer.logger, list) else []
@@ -259,12 +260,22 @@ class LRLCLI(LightningCLI):
                 callback.run_directory, callback.lengths = directory, lengths
 
 
-def check_settings(trainer: Namespace) -> None:
-    """Refuse settings of the trainer that lrl would ignore, and make room for one that takes a callback away.
+_LIMITS = {
+    "fit": ("limit_train_batches", "max_epochs", "max_steps"),
+    "validate": ("limit_val_batches",),
+    "test": ("limit_test_batches",),
+    "predict": ("limit_predict_batches",),
+}
+"""Settings of the trainer with which a subcommand would do nothing if they were 0."""
+
+
+def check_settings(trainer: Namespace, subcommand: str | None) -> None:
+    """Refuse settings of the trainer that lrl would ignore, and complete the list of callbacks.
 
     Args:
         trainer: the configuration of the trainer; ``callbacks`` lose :class:`CollectionCheckpoint` where
-            ``enable_checkpointing`` is false.
+            ``enable_checkpointing`` is false, and get :class:`VectorEnvRollouts` where it is missing.
+        subcommand: what is run; None trains.
 
     Raises:
         ValueError: there is one.
@@ -276,11 +287,23 @@ def check_settings(trainer: Namespace) -> None:
         )
     if trainer.barebones:
         raise ValueError("trainer.barebones is true; it must be false, a run of lrl logs and keeps checkpoints.")
-    if trainer.limit_train_batches == 0:
-        raise ValueError("trainer.limit_train_batches is 0; it must be positive, nothing would be trained.")
-    if trainer.enable_checkpointing is False and isinstance(trainer.callbacks, list):
-        name = CollectionCheckpoint.__name__
-        trainer.callbacks = [part for part in trainer.callbacks if part.class_path.rpartition(".")[2] != name]
+    for name in _LIMITS[subcommand or "fit"]:
+        if trainer[name] == 0:
+            done = "trained" if subcommand in (None, "fit") else "evaluated"
+            raise ValueError(f"trainer.{name} is 0; it must not be 0, nothing would be {done}.")
+    given = trainer.callbacks
+    callbacks = given if isinstance(given, list) else [] if given is None else [given]
+    if trainer.enable_checkpointing is False:
+        callbacks = [part for part in callbacks if not _is_a(part, CollectionCheckpoint)]
+    if not any(_is_a(part, VectorEnvRollouts) for part in callbacks):  # a list replaces that of the base configuration
+        path = f"{VectorEnvRollouts.__module__}.{VectorEnvRollouts.__name__}"
+        callbacks = [*callbacks, Namespace(class_path=path, init_args=Namespace())]
+    trainer.callbacks = callbacks
+
+
+def _is_a(part: Namespace, kind: type) -> bool:
+    """Return whether the configuration of a callback names a class."""
+    return part.class_path.rpartition(".")[2] == kind.__name__
 
 
 def check_installed(class_path: str) -> None:
@@ -309,8 +332,9 @@ def log_to(logger: Namespace, path: Path) -> None:
         logger.dict_kwargs = named | dict(logger.get("dict_kwargs") or {})
     elif kind == "MLFlowLogger":
         settings.run_name = settings.run_name or path.name
-        if not settings.tracking_uri:  # else the server has it
-            settings.save_dir = str(path / "mlruns")
+        if not settings.tracking_uri:  # else the server has it; MLflow 3 refuses a folder, Lightning's default
+            settings.tracking_uri = f"sqlite:///{path.absolute() / 'mlflow.db'}"
+            settings.artifact_location = settings.artifact_location or str(path.absolute() / "artifacts")
     elif "save_dir" in settings:
         settings.save_dir = str(path)
     if kind == "WandbLogger":

@@ -4,13 +4,35 @@ from __future__ import annotations
 
 import ast
 import re
+from datetime import timedelta
 from enum import Enum
 from typing import Any
 
 from jsonargparse import Namespace
+from jsonargparse.typing import register_type
 from lightning.pytorch.cli import LightningArgumentParser
 
 _TEXT_OR_NONE = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\bNone\b""")
+
+_DURATION = re.compile(r"(?:(\d+) days?, |(\d+):)?(\d+):(\d+):(\d+(?:\.\d+)?)")
+
+
+def duration(text: str) -> timedelta:
+    """Return a duration that is written as Lightning or Python does: ``DD:HH:MM:SS`` or ``D days, HH:MM:SS``.
+
+    jsonargparse 4.53 ignores what follows the third number: it takes the first form without its seconds.
+
+    Raises:
+        ValueError: the text is something else.
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"a duration must be written as DD:HH:MM:SS or HH:MM:SS, not as {text!r}.")
+    days, hours, minutes, seconds = found[1] or found[2] or 0, *found.groups()[2:]
+    return timedelta(days=float(days), hours=float(hours), minutes=float(minutes), seconds=float(seconds))
+
+
+register_type(timedelta, deserializer=duration)
 
 
 class RunParser(LightningArgumentParser):

@@ -376,6 +376,12 @@ class GradientModule(PolicyModule, ABC):
         elif gradient_clip_val:
             nn.utils.clip_grads_with_norm_(weights, gradient_clip_val, norm)
 
+    def on_train_epoch_end(self) -> None:
+        """Log once per collection; one that a limit such as ``max_steps`` ended early is measured here."""
+        if self.trainer.fit_loop.epoch_loop.batch_progress.current.ready < self.trainer.num_training_batches:
+            self._measure_update()
+        super().on_train_epoch_end()
+
     def publish_training(self) -> None:
         """Log what training recorded since the last row."""
         self.publish(self.flush() | {"train/skipped_steps": float(self.finite_steps.flush())})

@@ -93,6 +93,10 @@ WORKS = {
         lambda run: rows(run) == 1,
     ),
     "Timer": (callback("Timer", duration="00:01:00:00"), lambda run: timer_of(run)["interval"] == "step"),
+    "a list in place of the default callbacks": (
+        ["--trainer.callbacks=[ModelCheckpoint]"],
+        lambda run: rows(run) == 2 and saved(run) == ALL[1:] and "transcripts.txt" not in names(run),
+    ),
     "a single logger": (
         [*flag("logger", "CSVLogger"), *flag("logger.save_dir", "elsewhere")],
         lambda run: trained(run) and not (run.parent / "elsewhere").exists(),
@@ -100,6 +104,15 @@ WORKS = {
 }  # fmt: skip
 SWEEP = {
     "plain": ([], trained),
+    "a figure of a collection that max_steps ends": (
+        [*flag("max_steps", 3), *flag("check_val_every_n_epoch", 2),
+         *callback("EarlyStopping", monitor="train/update_kl")],
+        lambda run: rows(run) == 1 and steps(run) == 3,
+    ),
+    "a duration with days": (
+        callback("ModelCheckpoint", train_time_interval="01:00:00:30"),
+        lambda run: saved(run) == ["last.ckpt"] and interval_of(run) == "1 day, 0:00:30",
+    ),
     "fast_dev_run of two": (flag("fast_dev_run", 2), lambda run: not {"checkpoints", "metrics.csv"} & names(run)),
     "max_steps": (flag("max_steps", 3), lambda run: steps(run) == 3),
     "max_time": (
@@ -221,9 +234,18 @@ REFUSED_SWEEP = {
         "trainer.limit_val_batches is 0.5; it must be 0 or 1, what is held out is one batch: data.validation.episodes "
         "sets its size.",
     ),
-    "limit_train_batches": (
-        flag("limit_train_batches", 0),
-        "trainer.limit_train_batches is 0; it must be positive, nothing would be trained.",
+    **{
+        name: (flag(name, 0), f"trainer.{name} is 0; it must not be 0, nothing would be trained.")
+        for name in ("limit_train_batches", "max_epochs", "max_steps")
+    },
+    "SpikeDetection": (
+        [*callback("SpikeDetection", warmup=1, finite_only=True), "--model.init_args.vf_coef=0"],
+        "trainer.callbacks: Training spike detected in batch ",
+    ),
+    "a duration in words": (
+        callback("ModelCheckpoint", train_time_interval="an hour"),
+        "trainer.callbacks.train_time_interval: Not of type timedelta: a duration must be written as DD:HH:MM:SS or "
+        "HH:MM:SS, not as 'an hour'.",
     ),
     "endless": (
         [*flag("max_epochs", -1), *flag("max_time", "00:00:00:01")],
@@ -257,6 +279,11 @@ def timer_of(run):
     return timer["init_args"]
 
 
+def interval_of(run):
+    (kept,) = [part for part in config(run)["callbacks"] if part["class_path"].endswith("ModelCheckpoint")]
+    return kept["init_args"]["train_time_interval"]
+
+
 def cases(always, sweep):
     swept = [pytest.param(*case, id=name, marks=pytest.mark.reference) for name, case in sweep.items()]
     return [*(pytest.param(*case, id=name) for name, case in always.items()), *swept]
@@ -275,6 +302,27 @@ def test_what_cannot_have_its_effect_is_refused_in_a_sentence(words, sentence, t
     done, _ = fit(tmp_path, *words)
     *_, last = done.stderr.splitlines()
     assert done.returncode == 2 and last.startswith(f"lrl: {sentence}") and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("command", "limit"), [("validate", "val"), ("test", "test"), ("predict", "predict")])
+def test_an_evaluation_of_nothing_is_refused(command, limit, tmp_path):
+    flags = flag(f"limit_{limit}_batches", 0)
+    words = ["python", "-m", "lrl", command, *words_of("ppo"), "--run_directory", str(tmp_path / "run"), *flags]
+    done = run_words(words)
+    sentence = f"trainer.limit_{limit}_batches is 0; it must not be 0, nothing would be evaluated."
+    assert done.returncode == 2 and done.stderr.splitlines()[-1] == f"lrl: {sentence}"
+
+
+def test_a_search_refuses_16_bits(tmp_path):
+    words = ["--config", "configs/cartpole/props.yaml", *TRAINER, *flag("precision", "bf16-true")]
+    done = run_words(["python", "-m", "lrl", "fit", *words, "--run_directory", str(tmp_path / "run")])
+    assert done.returncode == 2 and "lrl: trainer.precision is bf16-true, which would round" in done.stderr
+
+
+def test_the_error_of_a_logger_is_reported_as_it_says_it(packages, tmp_path):
+    packages["mlflow.tracking"].MlflowClient.side_effect = RuntimeError("this server is closed")
+    done, _ = fit(tmp_path, *flag("logger", "MLFlowLogger"))
+    assert done.returncode == 2 and "this server is closed" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -370,8 +418,9 @@ def packages(monkeypatch):
 def test_mlflow_gets_metrics_and_the_configuration_under_the_name_of_the_run(packages, tmp_path):
     done, run = fit(tmp_path, *flag("logger", "MLFlowLogger"))
     assert done.returncode == 0, done.stderr
-    packages["mlflow.tracking"].MlflowClient.assert_called_once_with(f"file:{run / 'mlruns'}")
+    packages["mlflow.tracking"].MlflowClient.assert_called_once_with(f"sqlite:///{run / 'mlflow.db'}")
     client = packages["mlflow.tracking"].MlflowClient.return_value
+    client.get_experiment_by_name.assert_called_once()
     assert client.create_run.call_args.kwargs["tags"] == {"mlflow.runName": "run"}
     batches = [call.kwargs for call in client.log_batch.call_args_list]
     metrics = [metric for batch in batches for metric in batch.get("metrics", ())]
