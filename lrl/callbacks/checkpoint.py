@@ -137,8 +137,12 @@ class CollectionCheckpoint(Checkpoint):
         value = float(trainer.callback_metrics[self.monitor])
         better = self.best is None or (value > self.best if self.mode == "max" else value < self.best)
         if better:
-            self.best = value
-            self.write(trainer, "best.ckpt")
+            before, self.best = self.best, value  # best.ckpt holds its own value
+            try:
+                self.write(trainer, "best.ckpt")
+            except Exception:
+                self.best = before  # a run that resumes after this error has no better file
+                raise
 
     def _is_overdue(self, since: float) -> bool:
         """Return whether ``every_minutes`` have passed since a time (``time.monotonic``) and since the last writing."""

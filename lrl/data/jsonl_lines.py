@@ -126,7 +126,7 @@ class JsonlFile:
         """Raise what is wrong with a line as ``ValueError`` with its number."""
         try:
             yield
-        except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.path}, line {number}: it must be a JSON object, {error}.") from error
         except LookupError as error:
             raise ValueError(f"{self.path}, line {number}: {error.args[0]}.") from error

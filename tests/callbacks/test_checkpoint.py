@@ -27,3 +27,15 @@ def test_a_monitored_metric_leaves_the_best_checkpoint_beside_the_last(tmp_path)
 def test_an_unknown_metric_raises_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="the checkpoint's monitor is 'val/no_such'; it must be one of"):
         fit(tmp_path, CollectionCheckpoint(monitor="val/no_such"))
+
+
+def test_a_best_checkpoint_that_cannot_be_written_does_not_count_as_written(tmp_path, monkeypatch):
+    checkpoint = CollectionCheckpoint(monitor="val/return")
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(CollectionCheckpoint, "write", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        fit(tmp_path, checkpoint)
+    assert checkpoint.best is None

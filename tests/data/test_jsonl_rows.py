@@ -231,6 +231,7 @@ def test_lines_are_selected_by_a_seed_and_read_when_they_are_shown(tmp_path):
         ({"observation": ORIGINAL["observation"]}, "it has no action; it has observation"),
         (b"[1, 2", "it must be a JSON object"),
         (b"3", "it must be a JSON object"),
+        pytest.param(b"[" * 100_000, "it must be a JSON object", id="deep"),
         (b"\xff\xfe", "it must be a JSON object"),
     ],
 )
