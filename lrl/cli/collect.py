@@ -215,6 +215,10 @@ def record(policy: Actor, env: GymnasiumEnvs, arguments: argparse.Namespace) -> 
         )
 
 
+class _EndedBySignal(SystemExit):
+    """Ends the program, unlike an environment that calls ``sys.exit``."""
+
+
 @contextmanager
 def _exit_on_sigterm() -> Iterator[None]:
     """Exit by an exception when a scheduler ends the program, so that the episodes that were played are kept."""
@@ -223,7 +227,7 @@ def _exit_on_sigterm() -> Iterator[None]:
     def leave(number: int, _: object) -> None:
         if os.getpid() != process:  # an environment in a process of its own
             os._exit(128 + number)
-        raise SystemExit(128 + number)
+        raise _EndedBySignal(128 + number)
 
     former = signal.signal(signal.SIGTERM, leave)
     try:

@@ -53,6 +53,10 @@ class SpaceFormat(ABC):
         return plain_numbers(text.strip())
 
 
+_MAX_NAMES = 1_000_000
+"""Number of elements of a Discrete that can be named."""
+
+
 class DiscreteFormat(SpaceFormat):
     """Format of a Discrete space: one name per element.
 
@@ -61,10 +65,12 @@ class DiscreteFormat(SpaceFormat):
         names: Names in the order of the space; None selects the numbers themselves.
 
     Raises:
-        ValueError: If there is not exactly one name per element, or a name occurs twice.
+        ValueError: If there is not exactly one name per element, a name occurs twice, or there are too many elements.
     """
 
     def __init__(self, space: spaces.Discrete, names: Sequence[str] | None = None) -> None:
+        if space.n > _MAX_NAMES:
+            raise ValueError(f"a space has {space.n} elements; a Discrete must have at most {_MAX_NAMES}.")
         numbers = range(int(space.start), int(space.start) + int(space.n))
         self.texts = tuple(names) if names is not None else tuple(map(str, numbers))
         if len(self.texts) != len(numbers) or len(set(self.texts)) != len(numbers):

@@ -13,6 +13,7 @@ from gymnasium.vector import VectorEnv
 
 from lrl.codecs.codec import TextCodec
 from lrl.data.advice import Advisor
+from lrl.envs.boundary import close_env
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.minari_storage import DatasetWriter
 from lrl.envs.native import NativeStep
@@ -150,7 +151,7 @@ def collect(
     """
     advice = None if advisor is None else Advisor(advisor, policy)
     native = env.make_native()
-    native.close()
+    close_env(native)
     if random_share or policy.response_format is not None:
         policy = NoisyActor(policy, random_share)
     with DatasetWriter(dataset_id, native.observation_space, native.action_space, native.spec) as writer:

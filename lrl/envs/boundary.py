@@ -36,13 +36,29 @@ class EnvironmentFailedError(ValueError):
 
 def shown(value: Any) -> str:
     """Return a value on one line of at most 60 characters, for an error message."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # The class of the value is an environment's own.
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def failure(name: str, seed: Any, step: int, problem: str) -> EnvironmentFailedError:
     """Return the error for a problem at one step; step 0 is the reset."""
     return EnvironmentFailedError(f"{name} (episode seed {seed}, step {step}): {problem}.")
+
+
+def close_env(env: gym.Env) -> None:
+    """Close a native environment. An error is a warning, because nothing depends on the environment any more."""
+    try:
+        env.close()
+    except Exception as error:
+        logging.getLogger("lrl").warning("%s: close raised %s.", _name(env), reason_of(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error's type and its message, on one line without a full stop."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.') or 'no reason given'}"
 
 
 @final
@@ -68,8 +84,7 @@ class CheckedEnv(gym.Wrapper):
         self, env: gym.Env, reset_options: Mapping[str, Any] | None = None, checks_finite: bool = False
     ) -> None:
         super().__init__(env)
-        spec = env.unwrapped.spec
-        self.name = type(env.unwrapped).__name__ if spec is None else spec.id
+        self.name = _name(env)
         self._space, self._reset_options = env.observation_space, dict(reset_options or {})
         self._checks_finite = checks_finite
         self._seed: int | None = None
@@ -82,7 +97,7 @@ class CheckedEnv(gym.Wrapper):
         given = {name: value for name, value in (options or {}).items() if name not in OWN_OPTIONS}
         try:
             outcome: Any = self.env.reset(seed=seed, options=(self._reset_options | given) or None)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._raised("reset", error)
         if not (isinstance(outcome, tuple) and len(outcome) == 2):
             self._fail(f"reset returned {shown(outcome)}; it must return (observation, info)")
@@ -96,7 +111,7 @@ class CheckedEnv(gym.Wrapper):
         self._step += 1
         try:
             outcome: Any = self.env.step(action)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._raised("step", error)
         if outcome.__class__ is not tuple or len(outcome) != 5:
             must = "it must return (observation, reward, terminated, truncated, info)"
@@ -108,9 +123,15 @@ class CheckedEnv(gym.Wrapper):
             terminated = self._flag("terminated", terminated)
         if truncated.__class__ is not bool:
             truncated = self._flag("truncated", truncated)
-        if not isinstance(info, dict):
-            self._fail(f"info is {shown(info)}; it must be a dictionary")
+        if info.__class__ is not dict:
+            if not isinstance(info, Mapping):
+                self._fail(f"info is {shown(info)}; it must be a dictionary")
+            info = dict(info)
         return self._observation(observation), reward, terminated, truncated, info
+
+    def close(self) -> None:
+        """Close the environment; see :func:`close_env`."""
+        close_env(self.env)
 
     def reported(self, info: Mapping[str, Any]) -> tuple[bool | None, dict[str, float]]:
         """Read the entries of the last step's ``info`` that lrl uses.
@@ -180,7 +201,7 @@ class CheckedEnv(gym.Wrapper):
         else:
             try:
                 array = np.asarray(value)
-            except ValueError:  # Sequences of different lengths.
+            except Exception:  # Sequences of different lengths, or a class whose conversion fails.
                 array = np.asarray(None)
             if array.dtype.kind not in "bfiu":
                 self._fail(f"{key} is {shown(value)}; it must be an array of numbers")
@@ -213,18 +234,30 @@ class CheckedEnv(gym.Wrapper):
     def _fail(self, problem: str) -> NoReturn:
         raise failure(self.name, self._seed, self._step, problem)
 
-    def _raised(self, method: str, error: Exception) -> NoReturn:
-        """Raise one sentence for an error of the environment, or the error itself if it is one of lrl's."""
-        if isinstance(error, (EnvironmentFailedError, InvalidActionError)):
+    def _raised(self, method: str, error: Exception | SystemExit) -> NoReturn:
+        """Raise one sentence for an error of the environment, or the error itself if it is one of lrl's.
+
+        Subclasses of ``SystemExit`` come from handlers of signals.
+        """
+        of_signal = isinstance(error, SystemExit) and type(error) is not SystemExit
+        if of_signal or isinstance(error, (EnvironmentFailedError, InvalidActionError)):
             raise error
-        reason = " ".join(str(error).split()).rstrip(".") or "no reason given"
-        raise failure(self.name, self._seed, self._step, f"{method} raised {type(error).__name__}: {reason}") from error
+        raise failure(self.name, self._seed, self._step, f"{method} raised {reason_of(error)}") from error
+
+
+def _name(env: gym.Env) -> str:
+    """Return the registered name of an environment, or else that of its class."""
+    spec = env.unwrapped.spec
+    return type(env.unwrapped).__name__ if spec is None else spec.id
 
 
 def _number(value: Any) -> float | None:
     """Return a real number, or the one number in an array, as a float; None for anything else."""
     if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
     if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "bfiu":
         return float(value.item())
     return None
@@ -244,12 +277,15 @@ def _not_finite(space: gym.Space, values: Any, key: str) -> str | None:
     elif isinstance(space, spaces.Tuple):
         parts = ((part, values[index], f"{key}[{index}]") for index, part in enumerate(space.spaces))
     elif isinstance(space, spaces.Box) and space.dtype.kind == "f":
-        finite = np.isfinite(values)
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(np.asarray(values, dtype=space.dtype))
         if finite.all():
             return None
         place = tuple(int(index) for index in np.argwhere(~finite)[0])
         index = f"[{', '.join(map(str, place))}]" if place else ""
-        return f"{key}{index} is {float(np.asarray(values)[place])}; {_NOT_FINITE}"
+        value = float(np.asarray(values)[place])
+        problem = f", which {space.dtype} cannot represent" if math.isfinite(value) else f"; {_NOT_FINITE}"
+        return f"{key}{index} is {value}{problem}"
     else:
         return None
     return next((found for part in parts if (found := _not_finite(*part)) is not None), None)

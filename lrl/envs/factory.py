@@ -17,6 +17,7 @@ from gymnasium.vector import VectorEnv
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.registry import codec_for
+from lrl.envs.boundary import close_env, reason_of, shown
 from lrl.envs.mujoco_warnings import redirect_mujoco_warnings
 from lrl.envs.native import NativeEnv, SuccessAt
 from lrl.envs.processes import OnDeath, SupervisedAsyncVectorEnv
@@ -146,7 +147,7 @@ class GymnasiumEnvs(EnvFactory):
         if self._codec is None:
             env = self.make_native()
             self._codec = codec_for(env, self.numbers)
-            env.close()
+            close_env(env)
         return self._codec
 
     def with_codec(self, codec: TextCodec) -> GymnasiumEnvs:
@@ -177,7 +178,7 @@ class GymnasiumEnvs(EnvFactory):
         """Create one native environment with its time limit, without text.
 
         Raises:
-            ValueError: If the environment is not registered or does not accept ``kwargs``.
+            ValueError: If the environment is not registered, cannot be created or does not accept ``kwargs``.
         """
         return _make_native(self.id, self.kwargs, self.max_episode_steps)
 
@@ -200,7 +201,7 @@ class GymnasiumEnvs(EnvFactory):
             raise ValueError(f"num_envs is {num_envs}; it must be at least 1.")
         env = self.make_native()  # Raises one error for an invalid setting, instead of one per process.
         self._warn_without_time_limit(env)
-        env.close()
+        close_env(env)
         native = functools.partial(_make_native, self.id, self.kwargs, self.max_episode_steps)
         measure = (self.success_return, self.reset_options)
         if response_format is None:
@@ -250,9 +251,16 @@ def _make_native(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | No
     if any(name in str(spec.entry_point) for name in ("mujoco", "physics")):
         redirect_mujoco_warnings()
     try:
-        return gym.make(spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **kwargs)
-    except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(f"env.kwargs is {dict(kwargs)}, which {id} does not accept: {error}") from error
+        env = gym.make(spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **kwargs)
+    except Exception as error:
+        if kwargs and isinstance(error, (TypeError, KeyError, ValueError)):
+            raise ValueError(f"env.kwargs is {dict(kwargs)}, which {id} does not accept: {error}") from error
+        raise ValueError(f"env.id is {id!r}, which cannot be created ({reason_of(error)}).") from error
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name, None)
+        if not isinstance(space, gym.Space):
+            raise ValueError(f"env.id is {id!r}, whose {name} is {shown(space)}; it must be a space of Gymnasium.")
+    return env
 
 
 def _make_wrapped(wrapper: Callable[..., gym.Env], make_native: Callable[[], gym.Env], *settings: Any) -> gym.Env:

@@ -57,7 +57,8 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
             reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
             raise ValueError(
                 f"env.vectorization is 'async', but {name!r} cannot be created in another process ({reason}); register "
-                "it in a module, name it module:id, and give kwargs that can be pickled, or set vectorization to sync."
+                "it in a module, name it module:id, give kwargs that can be pickled, and start a script's work under "
+                "if __name__ == '__main__', or set vectorization to sync."
             ) from error
         self.parent_pipes: list[Any] = [WorkerPipe(self, index, pipe) for index, pipe in enumerate(self.parent_pipes)]
 

@@ -78,7 +78,8 @@ class SeparateEnvs(SyncVectorEnv):
     def _batch(self) -> Any:
         """Return the current observations in arrays of their own, which later steps do not change."""
         space = self.single_observation_space
-        return concatenate(space, self._env_obs, create_empty_array(space, self.num_envs, fn=np.empty))
+        with np.errstate(over="ignore"):  # What float32 cannot represent becomes infinite, and is reported.
+            return concatenate(space, self._env_obs, create_empty_array(space, self.num_envs, fn=np.empty))
 
     def _empty(self) -> Any:
         return empty_observation(self.single_observation_space)

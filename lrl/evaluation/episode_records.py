@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from lrl.codecs.codec import TextCodec
+from lrl.envs.boundary import close_env, shown
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.text import text_of
 from lrl.policies.actor import Actor
@@ -105,7 +106,7 @@ def render_modes(env_factory: EnvFactory) -> tuple[str, ...]:
     if not isinstance(env_factory, GymnasiumEnvs):
         return ()
     env = env_factory.make_native()
-    env.close()
+    close_env(env)
     return tuple(env.metadata.get("render_modes") or ())
 
 
@@ -129,7 +130,7 @@ def film(
     turns = list(watch_episode(policy, env_factory, index, seed, sampling, "rgb_array"))
     assert isinstance(env_factory, GymnasiumEnvs)
     env = env_factory.make_native()
-    env.close()
+    close_env(env)
     write_video([np.asarray(turn.picture) for turn in turns], path, env.metadata.get("render_fps", 10))
     return len(turns)
 
@@ -176,25 +177,28 @@ def _render(envs: VectorEnv, render_mode: str | None) -> Picture:
     """Render the only environment.
 
     Raises:
-        ValueError: this machine cannot render it.
+        ValueError: this machine cannot render it, or it renders no array.
     """
     if render_mode is None:
         return None
     if "DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")  # without a screen; MuJoCo reads it before the first frame
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    name = getattr(envs, "name", "the environment")
     try:
         with warnings.catch_warnings(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             pictures: Any = envs.render()
-            return pictures[0]
+            picture = pictures[0]
     except Exception as error:  # MuJoCo, GLFW, EGL and pygame each raise their own
         reason = " ".join(str(error).split())[:120]
-        name = envs.spec.id if envs.spec else "the environment"
         raise ValueError(
             f"{name} cannot be rendered on this machine ({type(error).__name__}: {reason}); "
             "MuJoCo needs a screen, or EGL or OSMesa and MUJOCO_GL=egl or osmesa."
         ) from error
+    if render_mode == "rgb_array" and not isinstance(picture, np.ndarray):
+        raise ValueError(f"{name} rendered {shown(picture)} as rgb_array; it must be an array of pixels.")
+    return picture
 
 
 def _codec(policy: Actor) -> TextCodec:

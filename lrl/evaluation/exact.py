@@ -10,6 +10,7 @@ import numpy as np
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.codecs.grid import Desc, FrozenLakeCodec, get_desc
+from lrl.envs.boundary import close_env
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.tabular import TransitionTable, optimal_q, optimal_success, reachable_states, success_probability
 from lrl.policies.actor import Actor
@@ -173,7 +174,7 @@ def lakes_of(envs: EnvFactory, num_maps: int = 1, seed: int = 10_000) -> list[La
         if desc not in lakes:
             table = TransitionTable.from_gymnasium(native.unwrapped.P)  # pyright: ignore[reportAttributeAccessIssue]
             lakes[desc] = Lake(desc=desc, table=table, steps=steps)
-    native.close()
+    close_env(native)
     return list(lakes.values())
 
 

@@ -115,7 +115,8 @@ class ActionHead(nn.Module):
         if self.log_std is None:
             choices = sampling_logprobs(outputs, sampling)
             actions = sample_tokens(choices, token_bits(keys, 1)[:, 0].to(outputs.device))
-            return actions.cpu().numpy() + int(self.space.start), actions, choices.gather(-1, actions[:, None])
+            native = (actions.cpu().numpy() + int(self.space.start)).astype(self.space.dtype)
+            return native, actions, choices.gather(-1, actions[:, None])
         if sampling.temperature == 0:
             actions, logprobs = outputs, torch.zeros_like(outputs[:, :1])
         else:

@@ -12,6 +12,7 @@ from lrl.codecs.codec import TextCodec
 from lrl.codecs.grid import FrozenLakeCodec
 from lrl.codecs.registry import codec_for
 from lrl.codecs.spaces import SpaceCodec
+from lrl.envs.boundary import close_env
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.policies.linear import LinearPolicy
 from lrl.policies.searched import SearchedPolicy
@@ -46,7 +47,7 @@ def task_in_words(policy: SearchedPolicy, env: EnvFactory, max_steps: int | None
         world = facts.render(cap, known_start=not env.reset_options)
     if isinstance(codec.unwrapped, FrozenLakeCodec):
         context = codec.context(native)  # rows and columns are those of the map of any episode
-    wrapped.close()
+    close_env(wrapped)
     return world, policy_in_words(policy, codec, context)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +16,8 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.policies.baselines.fixed import RandomActor
 from lrl.policies.mlp import MLPPolicy
-from lrl.types import Decisions
+from lrl.rollouts.runner import EnvRunner
+from lrl.types import Decisions, RandomKeys
 
 POINT = spaces.Box(-1, 1, (2,), np.float32)
 SEED = 5
@@ -104,6 +106,27 @@ class Unpicklable(OddEnv):
         self.lock = __import__("threading").Lock()
 
 
+class Exiting(OddEnv):
+    """Ends the program, as a game does whose window is closed."""
+
+    def step(self, action):
+        raise SystemExit(0)
+
+
+class BrokenClose(OddEnv):
+    """Cannot be closed."""
+
+    def close(self):
+        raise OSError("the socket\n is gone")
+
+
+class WithoutRepr:
+    """Cannot be shown."""
+
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+
 class ChangingInReset(OddEnv):
     """Observes one number more in its second episode."""
 
@@ -149,6 +172,9 @@ PLAYED = {
     "truncated array": {"truncated": np.array([True])},
     "info with arrays": {"info": {"x": np.zeros(3), "reward_parts": np.ones(3), "reward_name": "sum", "map": {"a": 1}}},
     "success None": {"info": {"success": None, "is_success": np.array([1.0])}},
+    "info that is no dict": {"info": MappingProxyType({"x": 1})},
+    "info with a large integer": {"info": {"x": 10**400}},
+    "actions of int8": {"actions": spaces.Discrete(2, dtype=np.int8)},
     "Box actions": {"actions": spaces.Box(-1, 1, (2,), np.float32)},
 }
 """Arguments of an :class:`OddEnv` by name; all of them are played."""
@@ -156,6 +182,7 @@ PLAYED = {
 REFUSED = {
     "reward None": ({"reward": None}, 1, "reward is None; it must be a number"),
     "reward NaN": ({"reward": np.float32("nan")}, 1, "reward is nan; it must be finite"),
+    "reward beyond float64": ({"reward": 10**400}, 1, "reward is inf; it must be finite"),
     "reward text": ({"reward": "1"}, 1, "reward is '1'; it must be a number"),
     "reward of two": ({"reward": np.ones(2)}, 1, r"reward is array\(\[1., 1.\]\); it must be a number"),
     "terminated None": ({"terminated": None}, 1, "terminated is None; it must be true or false"),
@@ -170,6 +197,16 @@ REFUSED = {
         },
         1,
         r"observation\['camera'\]\[1, 0\] is nan; it must be finite",
+    ),
+    "beyond float32": (
+        {"observation": np.array([1e300, 0])},
+        1,
+        r"observation\[0\] is (1e\+300, which float32 cannot represent|inf; it must be finite)",
+    ),
+    "tensor with gradient": (
+        {"observation": torch.zeros(2, requires_grad=True)},
+        1,
+        r"observation is tensor\(.*\); it must be an array of numbers",
     ),
     "wrong shape": ({"observation": np.zeros(3)}, 1, r"observation has shape \(3,\); it must have shape \(2,\)"),
     "ragged": (
@@ -200,6 +237,8 @@ REFUSED = {
     "success NaN": ({"info": {"success": np.nan}}, 1, r"info\['success'\] is nan; it must be true or false"),
     "success text": ({"info": {"success": "false"}}, 1, r"info\['success'\] is 'false'; it must be true or false"),
     "success array": ({"info": {"is_success": np.ones(2)}}, 1, r"info\['is_success'\] is array.*true or false"),
+    "success large": ({"info": {"success": 10**400}}, 1, r"info\['success'\] is 10+\.\.\.; it must be true or false"),
+    "success without text": ({"info": {"success": WithoutRepr()}}, 1, r"info\['success'\] is a WithoutRepr; it must"),
     "success dict": ({"info": {"success": {"all": True}}}, 1, r"info\['success'\] is {'all': True}; it must be true"),
 }
 """Arguments of an :class:`OddEnv`, the step that is refused, and a pattern of what the sentence says."""
@@ -208,6 +247,7 @@ KINDS = {
     "raises in step": (Raising, {}, 2, "step raised KeyError: 'joint'"),
     "raises in reset": (Raising, {"in_reset": True}, 0, "reset raised RuntimeError: the simulator is gone"),
     "reset without options": (WithoutOptions, {}, 0, "reset raised TypeError: .*'options'"),
+    "ends the program": (Exiting, {}, 1, "step raised SystemExit: 0"),
     "four values": (OldApi, {}, 1, "step raised ValueError: not enough values to unpack"),
 }
 """Class, arguments, step and pattern of environments whose methods are odd."""
@@ -301,6 +341,61 @@ def test_copies_with_different_spaces_are_refused(odd):
     ChangingSpace.made = 0
     with pytest.raises(ValueError, match="whose copies have different spaces"):
         play(odd(ChangingSpace), text=False)
+
+
+@pytest.mark.parametrize("text", [True, False], ids=["text", "native"])
+def test_an_environment_that_cannot_be_closed_is_played_with_a_warning(odd, text, caplog):
+    """An error in close was a traceback, and the results were lost."""
+    envs = odd(BrokenClose)
+    assert len(play(envs, text)) == 2
+    assert {record.getMessage() for record in caplog.records} == {
+        f"{envs.id}: close raised OSError: the socket is gone."
+    }
+
+
+class EndedBySignal(SystemExit):
+    """What a handler of a signal raises."""
+
+
+def test_a_signal_during_a_step_is_no_failure_of_the_environment(odd):
+    class Interrupted(OddEnv):
+        def step(self, action):
+            raise EndedBySignal(143)
+
+    with pytest.raises(EndedBySignal):
+        play(odd(Interrupted), text=False)
+
+
+CREATED = {
+    "raises": (RuntimeError("no\n simulator"), r"which cannot be created \(RuntimeError: no simulator\)\."),
+    "misses a package": (
+        ModuleNotFoundError("No module named 'x'"),
+        r"which cannot be created \(ModuleNotFoundError: No mod",
+    ),
+    "has no spaces": (None, "whose observation_space is None; it must be a space of Gymnasium"),
+}
+
+
+@pytest.mark.parametrize("name", CREATED)
+def test_an_environment_that_cannot_be_created_is_one_sentence(odd, name):
+    """All but TypeError, KeyError and ValueError were tracebacks."""
+    error, problem = CREATED[name]
+
+    class Broken(OddEnv):
+        def __init__(self):
+            if error is not None:
+                raise error
+
+    envs = odd(Broken)
+    with pytest.raises(ValueError, match=f"^env.id is '{envs.id}', {problem}"):
+        envs.make(1, None)
+
+
+def test_a_discrete_space_that_is_too_large_to_be_named_is_refused(odd):
+    """Naming all elements took all memory."""
+    envs = odd(kwargs={"space": spaces.Discrete(2**60)})
+    with pytest.raises(ValueError, match=f"env is '{envs.id}': .*1152921504606846976 elements; .* at most 1000000"):
+        envs.make(1, None)
 
 
 @pytest.mark.parametrize("text", [True, False], ids=["text", "native"])
@@ -401,6 +496,25 @@ def test_a_success_on_the_way_outlasts_invalid_responses(odd):
         assert envs.step(("0",))[4]["success"].tolist() == [True]
         *_, terminated, _, infos = envs.step(("nonsense",))
         assert terminated[0] and infos["success"].tolist() == [expected]
+
+
+@pytest.mark.parametrize("text", [True, False], ids=["text", "native"])
+@pytest.mark.parametrize("success_at", ["last_step", "any_step"])
+def test_success_of_an_episode_that_max_turns_cuts_is_that_of_its_turns(odd, success_at, text):
+    for successes in ([0, 1, 0], [1, 0, 0], [0, 0, 1]):
+        factory = odd(Succeeding, kwargs={"successes": successes}, success_at=success_at)
+        policy: Any = RandomActor(response_format="direct") if text else NativeActor(factory.spaces[1])
+        if text:
+            policy.connect(factory.codec)
+        runner, row = EnvRunner(policy, factory.make(1, policy.response_format)), np.array([0])
+        runner.reset(row, row)
+        for turn in range(2):
+            keys = RandomKeys(seed=0, purpose="rollout", collection=0, env=row, turn=row + turn)
+            step = runner.turn(keys, max_turns=2)
+        assert step.truncated[0] and not step.terminated[0] and runner.ended[0]
+        expected = successes[1] if success_at == "last_step" else max(successes[:2])
+        assert step.infos["success"].tolist() == [bool(expected)]
+        runner.envs.close()
 
 
 def test_success_at_has_two_values():

@@ -3,6 +3,8 @@
 import os
 import signal
 import threading
+from typing import Any
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.processes import EnvironmentFailedError
+from lrl.evaluation.episodes import evaluate_policy
+from lrl.policies.baselines.fixed import RandomActor
 
 RESPONSES = ("LEFT", "DOWN", "RIGHT", "UP")
 
@@ -74,6 +78,28 @@ def test_an_error_in_an_environment_raises_with_environment_and_seed():
     with pytest.raises(EnvironmentFailedError, match=failed):
         env.step(np.array([0, 99]))
     assert not any(process.is_alive() for process in env.processes)
+
+
+@pytest.mark.slow
+def test_an_idle_copy_in_a_process_is_neither_reset_nor_stepped():
+    envs = GymnasiumEnvs("CartPole-v1", vectorization="async")
+    sent, make = [], envs.make
+
+    def recording(num_envs, response_format):
+        vectorized: Any = make(num_envs, response_format)
+        for pipe in vectorized.parent_pipes:
+            send = pipe._pipe.send
+            pipe._pipe = Mock(wraps=pipe._pipe)
+            pipe._pipe.send.side_effect = lambda message, send=send: (sent.append(message[0]), send(message))
+        return vectorized
+
+    envs.make = recording
+    policy = RandomActor(response_format="direct")
+    policy.connect(envs.codec)
+    results = evaluate_policy(policy, envs, 2, 5, 2)
+    assert results.lengths[0] != results.lengths[1]
+    assert [sent.count("reset"), sent.count("step")] == [2, results.lengths.sum()]
+    assert "reset-noop" not in sent
 
 
 class Locked(gym.Env):

@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 from lrl.envs.batched.classic_control import CartPole, MountainCar, MountainCarContinuous
 from lrl.envs.batched.dynamics import Dynamics, DynamicsEnv, DynamicsVectorEnv
 from lrl.envs.batched.tables import TableDynamics
-from lrl.envs.boundary import CheckedEnv
+from lrl.envs.boundary import CheckedEnv, close_env
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.separate import SeparateEnvs
 from lrl.envs.tabular import TransitionTable
@@ -51,11 +51,11 @@ def make_batched(factory: EnvFactory, num_envs: int) -> VectorEnv:
     env = factory.make_native()
     dynamics = None if factory.reset_options else _dynamics(env.unwrapped, factory.kwargs)
     if dynamics is None:
-        env.close()
+        close_env(env)
         make = functools.partial(_make_checked, factory)
         return SeparateEnvs([make] * num_envs, factory.id, collects_infos=False)
     limit = None if env.spec is None else env.spec.max_episode_steps
-    env.close()
+    close_env(env)
     envs = DynamicsVectorEnv(dynamics, num_envs, limit)
     envs.name = factory.id
     return envs
