@@ -23,7 +23,7 @@ _PLACEHOLDER = "none"
 _SECRET = 8
 """A shorter API key is no secret, but a placeholder for a server without keys, and may be part of other words."""
 _MOST_TOKENS = 10**9
-"""A larger number of tokens is taken for a server's mistake; the response is used all the same."""
+"""A larger number of tokens is taken for a server's mistake and ignored; the response is used."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Legal name of an environment variable."""
 _KEY_LENGTH = 16

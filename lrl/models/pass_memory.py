@@ -21,7 +21,7 @@ _LIMIT = 2**30
 
 
 class PassMemory(NamedTuple):
-    """What a pass may take, and what its parts take, in bytes."""
+    """Limit of the memory of a forward pass, and the memory that its parts need, in bytes."""
 
     limit: int
     per_token: int

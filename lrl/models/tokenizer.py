@@ -238,9 +238,7 @@ class ChatTokenizer:
         return [self.encode_prompt(template, codec, *turn, max_prompt_tokens) for turn in turns]
 
     def _is_ordinary(self, text: str) -> bool:
-        """Return whether a message is not empty, and has neither outer whitespace, which some templates strip, nor
-        control tokens.
-        """
+        """Return whether a message has text, but no control tokens and no outer whitespace (templates may strip it)."""
         return text == text.strip() != "" and not self._controls.are_in(text)
 
     def _frame(self, template: PromptTemplate, codec: TextCodec) -> PromptFrame | None:

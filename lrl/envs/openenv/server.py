@@ -139,8 +139,8 @@ def make_app(envs: GymnasiumEnvs, max_sessions: int = 64, origins: Collection[st
     Args:
         envs: Factory of the environments.
         max_sessions: Number of WebSockets that may be open at a time.
-        origins: Web pages that may play, such as ``https://example.org``. All other requests of web pages are refused:
-            otherwise any page that is open in a browser on this machine could play a server that listens on it.
+        origins: Web pages that may play, such as ``https://example.org``. Other web pages get status 403: otherwise
+            any page that is open in a browser on this machine could play a server that listens on it.
 
     Raises:
         ValueError: If an environment cannot be created, or lrl[openenv] is not installed.
@@ -158,7 +158,7 @@ def make_app(envs: GymnasiumEnvs, max_sessions: int = 64, origins: Collection[st
 
 
 class _KnownOrigins:
-    """ASGI middleware that refuses what a browser sends for a web page (header ``Origin``) that is not listed."""
+    """ASGI middleware that rejects requests of web pages (header ``Origin``) that are not listed."""
 
     def __init__(self, app: ASGIApp, origins: frozenset[str]) -> None:
         self.app, self.origins = app, origins
