@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
@@ -117,7 +118,9 @@ def _reason(path: Path, error: sqlite3.Error | OSError) -> str:
     code, number = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF, getattr(error, "errno", None)
     if code == sqlite3.SQLITE_FULL or number in (errno.ENOSPC, errno.EDQUOT):
         return ", whose disk is full; free some space, and the same command resumes"
-    cannot_open = code == sqlite3.SQLITE_CANTOPEN and not path.is_dir()
+    cannot_open = code == sqlite3.SQLITE_CANTOPEN and not os.path.isdir(
+        path
+    )  # for Path.is_dir() a name may be too long
     if cannot_open or code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM) or number in (errno.EACCES, errno.EROFS):
         return ", which cannot be written; it and its folder must be writable, as every new response is added"
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

@@ -71,12 +71,13 @@ class ChatEndpoint:
             import openai
         except ImportError as error:
             raise ValueError("api_url needs the package openai; install the extra, 'lrl[serve]'.") from error
-        direct = openai.DefaultHttpxClient(trust_env=False) if is_loopback(self.api_url) else None
-        if direct is not None:
-            weakref.finalize(self, direct.close)  # openai closes only what it made itself
+        client = openai.DefaultHttpxClient(
+            trust_env=not is_loopback(self.api_url), event_hooks={"response": [_read_as_utf8]}
+        )
+        weakref.finalize(self, client.close)  # openai closes only what it made itself
         # Each request brings its own key, so that the client does not hold it.
         return openai.OpenAI(
-            api_key=_PLACEHOLDER, base_url=self.api_url, timeout=self.timeout, max_retries=0, http_client=direct
+            api_key=_PLACEHOLDER, base_url=self.api_url, timeout=self.timeout, max_retries=0, http_client=client
         )
 
     def _key(self) -> str:
@@ -118,7 +119,7 @@ class ChatEndpoint:
         except openai.APIStatusError as error:
             message, code = _message_of(error)
             shown, headers = self.redact(message)[:_SHOWN], error.response.headers
-            return failure_of_status(error.status_code, headers, shown, code), (0, 0)
+            return failure_of_status(error.status_code, headers, shown, code, error.response.text), (0, 0)
         except openai.APIConnectionError as error:
             return Failure(reason=self.redact(f"no connection, {error.__cause__ or error}")), (0, 0)
 
@@ -148,8 +149,18 @@ class ChatEndpoint:
 
     def redact(self, text: str) -> str:
         """Return a text without the API key, which a server may repeat, and without halves of surrogate pairs."""
-        key, text = self._key(), text.encode("utf-8", "replace").decode("utf-8")  # no file takes such a half
+        key, text = self._key(), without_surrogates(text)
         return text.replace(key, "<API key>") if len(key) >= _SECRET else text
+
+
+def without_surrogates(text: str) -> str:
+    """Return a text with a question mark for each half of a surrogate pair, which no file and no request can hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _read_as_utf8(response: Any) -> None:
+    """Decode a response of ``httpx`` as UTF-8, like all JSON, whatever its header names: some codecs give no text."""
+    response.encoding = "utf-8"
 
 
 def _count(usage: Any, name: str) -> int:

@@ -15,13 +15,15 @@ from lrl.ranges import NonNegativeInt, PositiveFloat, check_fields
 _TRANSIENT = (408, 409, 425, 429)
 """Statuses of requests that may succeed later, besides those of the server's own errors (500 and above)."""
 
+_MOST_DOUBLINGS = 1000
+"""After so many retries the delay no longer doubles; a larger power of 2 would be no number."""
 _TOO_LONG = re.compile(
-    r"context_length_exceeded|exceed_context_size|context (?:length|size|window)|maximum model length"
+    r"context[_ ]?(?:length|size|window)|maximum model length"
     r"|(?:prompt|input|request)[\w ]{0,40} too (?:long|large)|input token count|too many (?:input )?tokens"
     r"|max_new_tokens. must be <=",
     re.IGNORECASE,
 )
-"""How servers say that a conversation is too long: OpenAI, vLLM, llama.cpp, Anthropic, Gemini, Mistral, TGI."""
+"""How OpenAI, vLLM, llama.cpp, Anthropic, Gemini, Mistral, TGI and LiteLLM say that a conversation is too long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class RetryConfig:
             request: a number that names the request, so that requests that fail together return apart.
         """
         uniform = float(counter_hash("chat retry", request, retry) >> 11) * 2.0**-53
-        backoff = min(self.max_delay, self.base_delay * 2.0**retry) * (0.5 + 0.5 * uniform)
+        backoff = min(self.max_delay, self.base_delay * 2.0 ** min(retry, _MOST_DOUBLINGS)) * (0.5 + 0.5 * uniform)
         return max(backoff, retry_after or 0.0)
 
 
@@ -75,7 +77,9 @@ class Failure:
     """Seconds that the server asks to wait; None where it does not ask."""
 
 
-def failure_of_status(status: int, headers: Mapping[str, str], reason: str, code: str | None = None) -> Failure:
+def failure_of_status(
+    status: int, headers: Mapping[str, str], reason: str, code: str | None = None, body: str = ""
+) -> Failure:
     """Describe a response with an HTTP status that is not a success.
 
     Args:
@@ -83,9 +87,10 @@ def failure_of_status(status: int, headers: Mapping[str, str], reason: str, code
         headers: of the response, found by lower-case names.
         reason: what the server says.
         code: the error's name in OpenAI's API, such as ``insufficient_quota``, which no waiting mends.
+        body: the whole body; a gateway may put the message of the server behind it anywhere.
     """
     transient = (status in _TRANSIENT or status >= 500) and code != "insufficient_quota"
-    too_long = status in (400, 413, 422) and bool(_TOO_LONG.search(f"{code} {reason}"))
+    too_long = status == 413 or (status in (400, 422) and bool(_TOO_LONG.search(f"{code} {reason} {body}")))
     return Failure(
         reason=f"{status}: {reason}" if reason else str(status),
         transient=transient,

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from lrl.models.chat import ChatModel, Completion, ConversationTooLongError, Message
 from lrl.models.chat_cache import CompletionCache, request_key
-from lrl.models.chat_endpoint import ChatEndpoint
+from lrl.models.chat_endpoint import ChatEndpoint, without_surrogates
 from lrl.models.chat_retries import Failure, RetryConfig
 from lrl.ranges import NonNegativeFloat, PositiveInt, check_arguments, check_fields
 from lrl.types import SamplingConfig
@@ -175,7 +175,7 @@ class ServedChatModel(ChatModel):
         """Return everything that is sent, except the API key."""
         body: dict[str, Any] = {
             "model": self.name,
-            "messages": [dict(message) for message in messages],
+            "messages": [{name: without_surrogates(text) for name, text in message.items()} for message in messages],
             "temperature": sampling.temperature,
             self.max_tokens_field: sampling.max_new_tokens,
             "seed": int(seed),

@@ -124,16 +124,21 @@ def aggregate(label: str, runs: Sequence[Series], statistic: Literal["mean", "iq
 def group_runs(arguments: Iterable[str]) -> dict[str, list[Path]]:
     """Group runs by label; an argument is ``label=directory``, or a directory, which is labelled by its parent's name.
 
-    A directory may be a pattern such as ``runs/a/*``, which a shell does not expand behind ``label=``.
+    A directory may be a pattern such as ``runs/a/*``, which a shell does not expand behind ``label=``. The name of a
+    directory may contain an equals sign: of all possible labels, the shortest whose directory exists is taken.
 
     Raises:
         ValueError: no run is given, or a run does not exist.
     """
     groups: dict[str, list[Path]] = {}
     for argument in arguments:
-        label, _, name = argument.rpartition("=")
-        found = [name] if Path(name).exists() else sorted(glob.glob(name))
-        if not found:
+        parts = argument.split("=")
+        for place in range(len(parts)):
+            label, name = "=".join(parts[:place]), "=".join(parts[place:])
+            found = [name] if Path(name).exists() else sorted(glob.glob(name))
+            if found:
+                break
+        else:
             raise ValueError(
                 f"run is {name!r}, which does not exist; it must be a run directory, a metrics.csv, or a pattern."
             )

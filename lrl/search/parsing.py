@@ -14,8 +14,8 @@ _MINUS = dict.fromkeys(map(ord, "−–‒﹣－"), "-")  # noqa: RUF001 (models
 _NUMBER = r"[+-]?+(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?+\d++)?+"
 _MARKS = r"[\s`*\"'_]*+"
 _ALONE = (
-    rf"(?!,\d|{_MARKS}(?:[-=]>|[→⇒±=^×]|[-+/]\s*+<?+[\d.]|to\s++<?+[-+\d.])"
-    r"|[\s`*\"'_]*\*\s*+<?+[\d.])"  # a product, unlike the end of bold text
+    rf"(?!,\d|{_MARKS}(?:[-=]>|[→⇒±=^×]|(?:\+/)?+[-+/]\s*+<?+\.?+\d|to\s++<?+[-+\d.])"
+    r"|[\s`*\"'_]*\*\s*+<?+\.?+\d)"  # a product, unlike the end of bold text
 )
 """Not behind a number: a decimal comma, a sum, a range or a change from one value to another (``1.0 -> 1.5``)."""
 _ASSIGNMENT = re.compile(

@@ -129,3 +129,5 @@ def test_a_folder_that_cannot_be_made_says_so(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"c.sqlite', whose folder cannot be made"):
         CompletionCache(tmp_path / "file" / "c.sqlite")
+    with pytest.raises(ValueError, match=r"xxx', which cannot be written"):
+        CompletionCache(tmp_path / ("x" * 300))

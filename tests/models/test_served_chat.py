@@ -15,6 +15,7 @@ from lrl.models.served_chat import Prices, ServedChatModel, estimated_tokens
 from lrl.types import SamplingConfig
 
 SAMPLING = SamplingConfig(temperature=0.5, max_new_tokens=7)
+GATEWAY = b'{"error": {"message": "Provider returned error", "metadata": {"raw": "maximum context length is 8192"}}}'
 KEY = "sk-stand-in-0123456789"
 
 
@@ -192,6 +193,7 @@ def test_delays_double_up_to_a_maximum_with_jitter_that_is_the_same_in_every_run
     assert delays == [config.delay(retry, None, 42) for retry in range(5)]
     assert all(most / 2 <= delay < most for delay, most in zip(delays, (1, 2, 4, 5, 5), strict=True))
     assert delays != [config.delay(retry, None, 43) for retry in range(5)]
+    assert config.delay(2000, None, 42) <= 5
 
 
 def test_the_server_may_ask_for_a_longer_pause(server):
@@ -251,6 +253,19 @@ def test_halves_of_surrogate_pairs_lose_no_response(server, tmp_path):
     assert (completion.text, completion.finish_reason) == ("up ?", "stop ?") and len(server.bodies) == 1
 
 
+def test_halves_of_surrogate_pairs_are_sent_as_question_marks(server):
+    model_of(server).complete(say("go \ud83d"), SAMPLING, [1])
+    assert server.bodies[0]["messages"][-1]["content"] == "go ?"
+
+
+@pytest.mark.parametrize("charset", ["hex", "rot13", "utf-16", "undefined", "no such codec"])
+@pytest.mark.parametrize("code", [200, 503])
+def test_a_response_is_utf8_whatever_its_header_says(server, charset, code):
+    server.faults = [Fault(code, {"Content-Type": f"application/json; charset={charset}"})]
+    assert texts(model_of(server).complete(say("g\xf6"), SAMPLING, [1])) == ["g\xf6 1 0.5"]
+    assert len(server.bodies) == (1 if code == 200 else 2)
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -285,6 +300,10 @@ def test_it_stops_in_one_sentence(server, fault, said):
         (status(400, "The input token count (99) exceeds the maximum number of tokens allowed (64)."), True),
         (status(422, "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000"), True),
         (status(413, "Request too large for gpt-oss on tokens per minute"), True),
+        (status(413, "Payload Too Large"), True),
+        (status(400, "litellm.ContextWindowExceededError"), True),
+        (status(400, 300 * "the prompt " + "exceeds the maximum context length"), True),
+        (Fault(400, {}, lambda _: GATEWAY), True),
         (status(400, "top_k is unknown"), False),
         (status(404, "no such model with this context length"), False),
     ],

@@ -90,6 +90,9 @@ def test_runs_are_labelled_by_argument_or_folder(tmp_path: Path) -> None:
     assert group_runs([f"mine={tmp_path}/grpo/*", f"{tmp_path}/g*/seed[1]"]) == {"mine": runs, "grpo": runs[1:]}
     odd = write_run(tmp_path / "a" / "lr[1]", [0.1])
     assert group_runs([f"mine={odd}"]) == {"mine": [odd]}, "a name is a name before it is a pattern"
+    equal = write_run(tmp_path / "lr=0.1" / "x", [0.1])
+    assert group_runs([str(equal)]) == {"lr=0.1": [equal]}
+    assert group_runs([f"a={equal}", f"b={equal.parent}/*"]) == {"a": [equal], "b": [equal]}
     for missing in ("no/where", "no/where/*"):
         with pytest.raises(ValueError, match=f"run is {missing!r}, which does not exist".replace("*", r"\*")):
             group_runs([f"a={missing}"])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import JSONResponse
+    from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
     from starlette.websockets import WebSocket
 
@@ -74,43 +74,44 @@ class OpenEnvServer:
         finally:
             self.num_sessions -= 1
 
-    async def health(self, request: Request) -> JSONResponse:
+    async def health(self, request: Request) -> Response:
         """Report that the server runs."""
         return _json({"status": "healthy"})
 
-    async def metadata(self, request: Request) -> JSONResponse:
+    async def metadata(self, request: Request) -> Response:
         """Describe the environment."""
         return _json({"name": self._envs.id, "description": self._envs.codec.description, "version": _VERSION})
 
-    async def schema(self, request: Request) -> JSONResponse:
+    async def schema(self, request: Request) -> Response:
         """Return the JSON schemas of actions, observations and state."""
         schemas = {"action": action_schema(self._envs.codec), "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA}
         return _json(schemas | {"reset_observation": OBSERVATION_SCHEMA})
 
-    async def state(self, request: Request) -> JSONResponse:
+    async def state(self, request: Request) -> Response:
         """Return the state of the shared environment."""
         return _json(self._shared.state)
 
-    async def reset(self, request: Request) -> JSONResponse:
+    async def reset(self, request: Request) -> Response:
         """Start an episode of the shared environment."""
         return await self._respond(request, lambda body: self._shared.reset(body))
 
-    async def step(self, request: Request) -> JSONResponse:
+    async def step(self, request: Request) -> Response:
         """Take an action in the shared environment."""
         return await self._respond(request, lambda body: self._shared.step(_action(body)))
 
-    async def tools(self, request: Request) -> JSONResponse:
+    async def tools(self, request: Request) -> Response:
         """Report that the environment has no tools, as JSON-RPC does."""
         body = await _body(request)
+        name = body.get("id") if isinstance(body, dict) else None
         error = {"code": -32601, "message": "the environment has no tools; it is played by /ws"}
-        return _json({"jsonrpc": "2.0", "id": body.get("id") if isinstance(body, dict) else None, "error": error})
+        return _json({"jsonrpc": "2.0", "id": name if isinstance(name, (str, int)) else None, "error": error})
 
-    async def openapi(self, request: Request) -> JSONResponse:
+    async def openapi(self, request: Request) -> Response:
         """List the routes."""
         found = {f"/{name}": {verb: {"responses": {"200": {"description": "OK"}}}} for name, verb, _ in self.routes()}
         return _json({"openapi": "3.1.0", "info": {"title": self._envs.id, "version": _VERSION}, "paths": found})
 
-    def routes(self) -> list[tuple[str, str, Callable[[Request], Awaitable[JSONResponse]]]]:
+    def routes(self) -> list[tuple[str, str, Callable[[Request], Awaitable[Response]]]]:
         """Return path, method and handler of each HTTP route."""
         return [
             ("health", "get", self.health),
@@ -123,7 +124,7 @@ class OpenEnvServer:
             ("openapi.json", "get", self.openapi),
         ]
 
-    async def _respond(self, request: Request, ask: Callable[[Any], dict[str, Any]]) -> JSONResponse:
+    async def _respond(self, request: Request, ask: Callable[[Any], dict[str, Any]]) -> Response:
         body = await _body(request)
         try:
             if not isinstance(body, dict):
@@ -165,14 +166,13 @@ class _KnownOrigins:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or respond with status 403."""
-        from starlette.responses import JSONResponse
         from starlette.websockets import WebSocketClose
 
         origins = {value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"origin"}
         app: ASGIApp = self.app
         if origins - self.origins:
             reason = f"the web page {min(origins)} may not play; lrl serve_env --origins lists those that may"
-            app = WebSocketClose(1008) if scope["type"] == "websocket" else JSONResponse({"detail": reason}, 403)
+            app = WebSocketClose(1008) if scope["type"] == "websocket" else _json({"detail": reason}, 403)
         await app(scope, receive, send)
 
 
@@ -238,22 +238,27 @@ async def _body(request: Request) -> Any:
     """Return the JSON of a body; None where it is none.
 
     Raises:
-        HTTPException: the body has more than :data:`MAX_MESSAGE` bytes, of which no more are read.
+        HTTPException: the body has more than :data:`MAX_MESSAGE` bytes, of which no more are read, or its client
+            has closed the connection.
     """
     from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
 
     raw = bytearray()
-    async for part in request.stream():
-        raw += part
-        if len(raw) > MAX_MESSAGE:
-            raise HTTPException(413, f"the body has more than {MAX_MESSAGE} bytes", {"Connection": "close"})
+    try:
+        async for part in request.stream():
+            raw += part
+            if len(raw) > MAX_MESSAGE:
+                raise HTTPException(413, f"the body has more than {MAX_MESSAGE} bytes", {"Connection": "close"})
+    except ClientDisconnect:
+        raise HTTPException(400, "the client closed the connection within the body") from None
     try:
         return json.loads(raw) if raw else {}
     except (ValueError, RecursionError):
         return None
 
 
-def _json(content: Any, status: int = 200) -> JSONResponse:
-    from starlette.responses import JSONResponse
+def _json(content: Any, status: int = 200) -> Response:
+    from starlette.responses import Response
 
-    return JSONResponse(content, status)
+    return Response(json.dumps(content), status, media_type="application/json")

@@ -1,6 +1,7 @@
 """Tests of the server: its messages, its routes and its errors."""
 
 import json
+import socket
 import urllib.error
 import urllib.request
 
@@ -128,6 +129,9 @@ def test_the_routes_over_http():
         assert get("step", {"action": {"text": "LEFT"}})["reward"] == 0.0
         assert get("state")["step_count"] == 1
         assert get("mcp", {"id": 4})["id"] == 4
+        assert get("mcp", {"id": "\ud800"})["id"] == "\ud800"
+        for no_id in ({"id": float("nan")}, {"id": ["\ud800"]}, []):
+            assert get("mcp", no_id)["id"] is None
         assert {"/reset", "/step", "/state"} <= set(get("openapi.json")["paths"])
         for path, body in (("step", {"action": "LEFT"}), ("step", {"action": {"text": 1}}), ("reset", [])):
             with pytest.raises(urllib.error.HTTPError, match="422"):
@@ -192,3 +196,13 @@ def test_without_the_extra_it_is_one_sentence(monkeypatch):
         ValueError, match=r"OpenEnv needs uvicorn, which is not installed; pip install 'lrl\[openenv\]'"
     ):
         server.make_app(GymnasiumEnvs("FrozenLake-v1"))
+
+
+def test_a_client_that_leaves_within_its_body_leaves_no_traceback(capfd):
+    with serving(GymnasiumEnvs("FrozenLake-v1")) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(b"POST /step HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        with urllib.request.urlopen(f"{url}/health", timeout=10) as response:
+            assert response.status == 200
+    assert "Traceback" not in capfd.readouterr().err
