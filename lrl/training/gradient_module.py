@@ -181,15 +181,15 @@ class GradientModule(PolicyModule, ABC):
         self._check_target_kl(tokens.metrics.get("train/approx_kl"))
         return loss
 
-    def _passes(self, batch: TurnBatch) -> list[Tensor]:
-        """Divide a minibatch among passes of bounded memory, each forward and backward.
+    def _passes(self, batch: TurnBatch, gradient: bool = True) -> list[Tensor]:
+        """Divide a minibatch among passes of bounded memory, each forward and, with ``gradient``, backward.
 
         Dropout and whole distributions need one pass, and so do sharded weights: ranks must make equally many.
         """
         sharded = self._trainer is not None and shards_parameters(self.trainer.strategy)
         if self.dropout_seed is not None or self.policy.needs_distribution or sharded:
             return [torch.arange(len(batch), device=batch.response_mask.device)]
-        return self.policy.passes(batch, gradient=True)
+        return self.policy.passes(batch, gradient)
 
     @property
     def _trained(self) -> list[nn.Parameter]:
@@ -262,8 +262,8 @@ class GradientModule(PolicyModule, ABC):
         """Record ``train/update_kl`` after the last minibatch of a collection; all ranks must call it.
 
         It is ``r - 1 - log r`` at the sampled tokens, as ``train/approx_kl``, but by the weights that the next
-        collection is sampled with: before the first optimiser step of a collection that one is 0. One pass without
-        gradient over a sample of the turns, no more than a minibatch has.
+        collection is sampled with: before the first optimiser step of a collection that one is 0. It is evaluated
+        without gradient on a sample of the turns, no more than a minibatch has, in passes of bounded memory.
         """
         data = self.run_data
         if not isinstance(data, RolloutDataModule):
@@ -273,9 +273,10 @@ class GradientModule(PolicyModule, ABC):
             if len(sample) == 0:
                 no_op_loss(self.policy, sample)
                 return
-            policy = self.policy.evaluate(sample)
-        log_ratio = (policy.logprobs - sample.old_logprobs)[sample.response_mask]
-        self.record("train/update_kl", log_ratio.exp() - 1 - log_ratio)
+            for turns in self._passes(sample, gradient=False):
+                part = sample[turns]
+                log_ratio = (self.policy.evaluate(part).logprobs - part.old_logprobs)[part.response_mask]
+                self.record("train/update_kl", log_ratio.exp() - 1 - log_ratio)
 
     # -- weights ----------------------------------------------------------------------------------------------------
 

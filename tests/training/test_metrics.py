@@ -155,6 +155,27 @@ def test_after_the_only_minibatch_the_update_is_measured_by_the_new_weights(tmp_
     assert row["train/update_kl"] > 1e-4
 
 
+def test_the_update_is_measured_in_passes_of_bounded_memory(tmp_path, monkeypatch):
+    """The memory of one pass, as an update's, must not grow with the length of its turns."""
+    module, data = grpo(save_tiny_model(tmp_path / "tiny")), rollout_data("prompts", num_epochs=1, num_minibatches=1)
+    evaluate, sizes = module.policy.evaluate, []
+
+    def counted(batch, *args):
+        sizes.append(len(batch) if not torch.is_grad_enabled() else 0)
+        return evaluate(batch, *args)
+
+    module.policy.evaluate = counted
+    monkeypatch.setattr("lrl.models.pass_memory._LIMIT", 2**16)
+    trainer = make_trainer(tmp_path, max_epochs=1)
+    trainer.fit(module, datamodule=data)
+    assert sum(sizes) == len(data.minibatch(0)) and 0 < max(sizes) < sum(sizes)
+    turns = data.minibatch(0)
+    with torch.no_grad():
+        log_ratio = (evaluate(turns).logprobs - turns.old_logprobs)[turns.response_mask]
+    ((_, row),) = trainer.logger.rows
+    assert row["train/update_kl"] == pytest.approx(float((log_ratio.exp() - 1 - log_ratio).mean()), rel=1e-4)
+
+
 def test_the_ratio_error_is_that_of_the_first_minibatch_and_its_maximum_has_a_name_of_its_own(tmp_path):
     module, data = network(tmp_path), rollout_data("network", num_epochs=2, num_minibatches=2)
     trainer = make_trainer(tmp_path, max_epochs=2)
