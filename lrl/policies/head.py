@@ -150,11 +150,16 @@ class HeadPolicy(Policy):
         """Return the token ids of one native observation.
 
         Raises:
-            ValueError: there are more than ``max_text_tokens``.
+            ValueError: there are more than ``max_text_tokens``, or none.
         """
         assert self.codec is not None
         text = observation if isinstance(observation, str) else self.codec.observation_to_text(observation)
         ids = self.language_model.tokenizer.encode_observation(text)
+        if not ids:
+            raise ValueError(
+                f"an observation has the text {text!r}, of which the tokenizer of {self.language_model.config.name!r} "
+                "makes no tokens; model.policy is a HeadPolicy and needs at least one."
+            )
         if len(ids) > self.max_text_tokens:
             raise ValueError(
                 f"policy.max_text_tokens is {self.max_text_tokens}; an observation takes {len(ids)}: {text[:60]!r}..."

@@ -133,6 +133,8 @@ def test_it_reads_the_codecs_text_and_nothing_else(folder):
     short = policy_on("box", folder, max_text_tokens=3)
     with pytest.raises(ValueError, match="policy.max_text_tokens is 3; an observation takes"):
         short.act(seen_in("box", 2), [()] * 2, keys(2))
+    with pytest.raises(ValueError, match="an observation has the text '', of which the tokenizer of .* makes no token"):
+        policy.encode_observation("")
 
 
 def trained(policy):
