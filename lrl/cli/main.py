@@ -270,7 +270,7 @@ _LIMITS = {
 
 
 def check_settings(trainer: Namespace, subcommand: str | None) -> None:
-    """Refuse settings of the trainer that lrl would ignore, and complete the list of callbacks.
+    """Raise for settings of the trainer that lrl would ignore, and complete the list of callbacks.
 
     Args:
         trainer: the configuration of the trainer; ``callbacks`` lose :class:`CollectionCheckpoint` where
@@ -332,7 +332,7 @@ def log_to(logger: Namespace, path: Path) -> None:
         logger.dict_kwargs = named | dict(logger.get("dict_kwargs") or {})
     elif kind == "MLFlowLogger":
         settings.run_name = settings.run_name or path.name
-        if not settings.tracking_uri:  # else the server has it; MLflow 3 refuses a folder, Lightning's default
+        if not settings.tracking_uri:  # else the server has it; MLflow 3 raises for a folder, Lightning's default
             settings.tracking_uri = f"sqlite:///{path.absolute() / 'mlflow.db'}"
             settings.artifact_location = settings.artifact_location or str(path.absolute() / "artifacts")
     elif "save_dir" in settings:

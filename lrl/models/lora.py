@@ -33,7 +33,7 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
     lora = config.lora
     assert lora is not None
     wanted, saved = _layers(model, lora)
-    tied = _tied_layers(model)
+    tied, linear = _tied_layers(model), _linear(model)
     if tied & set(wanted):
         raise ValueError(
             f"lora.target_modules names {sorted(tied & set(wanted))}, whose weights are tied: merging would add the "
@@ -58,8 +58,9 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
             wrapped = peft.get_peft_model(model, adapters)  # adapters on 16 bits are float32
         except ValueError as error:
             key = "dropout" if "lora_dropout" in str(error) else "target_modules"
+            others = f" It must name other layers; there are {', '.join(linear)}." if key == "target_modules" else ""
             raise ValueError(
-                f"lora.{key} is {getattr(lora, key)!r}, which is not possible for {config.name!r}: {error}"
+                f"lora.{key} is {getattr(lora, key)!r}, which is not possible for {config.name!r}: {error}{others}"
             ) from error
     _check_ranks(wrapped, lora)
     if config.added_tokens and (frozen := frozen_embeddings(wrapped)):
@@ -180,11 +181,11 @@ def _layers(model: nn.Module, lora: LoRAConfig) -> tuple[list[str], list[str]]:
     wanted = [lora.target_modules] if isinstance(lora.target_modules, str) else list(lora.target_modules)
     saved = list(lora.modules_to_save or [])
     every = {name.rsplit(".", 1)[-1]: type(part).__name__ for name, part in model.named_modules()}
-    linear = sorted(name for name, kind in every.items() if "Linear" in kind or "Conv1D" in kind)
     for name in [*wanted, *saved]:
         if name != "all-linear" and name not in every:
             key = "modules_to_save" if name in saved else "target_modules"
-            raise ValueError(f"lora.{key} names {name!r}, which no layer is called; there are {', '.join(linear)}.")
+            names = ", ".join(_linear(model))
+            raise ValueError(f"lora.{key} names {name!r}, which no layer is called; there are {names}.")
     for path in _not_linear(model):
         name = path.rsplit(".", 1)[-1]
         if name in wanted:
@@ -193,6 +194,12 @@ def _layers(model: nn.Module, lora: LoRAConfig) -> tuple[list[str], list[str]]:
                 "weights, so that an adapter cannot be added; it may be in lora.modules_to_save."
             )
     return wanted, saved
+
+
+def _linear(model: nn.Module) -> list[str]:
+    """Return the names of linear layers, without those of the modules around them, sorted."""
+    kinds = {name.rsplit(".", 1)[-1]: type(part).__name__ for name, part in model.named_modules()}
+    return sorted(name for name, kind in kinds.items() if "Linear" in kind or "Conv1D" in kind)
 
 
 def _tied_layers(model: Any) -> set[str]:

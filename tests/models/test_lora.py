@@ -68,7 +68,11 @@ def test_layers_and_ranks_that_do_not_exist_are_named(folder, settings, message)
     ("name", "message"),
     [
         ("mixtral", r"lora.dropout is 0.1, which is not possible for .*mixtral'"),
-        ("mamba", r"lora.target_modules is 'all-linear', which is not possible for .*mamba': .*'out_proj'"),
+        (
+            "mamba",
+            r"lora.target_modules is 'all-linear', which is not possible for .*mamba': .*'out_proj'.*"
+            r"name other layers; there are dt_proj, in_proj, lm_head, out_proj, x_proj\.$",
+        ),
     ],
 )
 def test_what_peft_refuses_is_named_by_its_setting(tmp_path, name, message):
