@@ -212,7 +212,7 @@ class ServedChatModel(ChatModel):
                 or not sent again.
 
         Raises:
-            ValueError: the request failed for good.
+            ValueError: the request failed for good, or the response cannot be written to the cache.
         """
         if stop.is_set():
             return None
@@ -232,7 +232,11 @@ class ServedChatModel(ChatModel):
             retry += 1
             self._count(retries=1)
             outcome = self._send(body)
-        return outcome if self.cache is None else self.cache.add(key, self.name, outcome)
+        try:
+            return outcome if self.cache is None else self.cache.add(key, self.name, outcome)
+        except ValueError:  # no response can be kept, so that no other one is to be paid
+            stop.set()
+            raise
 
     def _send(self, body: Mapping[str, Any]) -> Completion | Failure:
         with self._slots:

@@ -455,6 +455,16 @@ def test_responses_that_came_before_the_end_are_kept(server, tmp_path):
     assert model.usage.cached == 2 and len(server.bodies) == 5
 
 
+def test_no_further_response_is_paid_for_where_none_can_be_kept(server, tmp_path):
+    model = model_of(server, cache=str(tmp_path / "c.sqlite"))
+    model.complete(say("first"), SAMPLING, [1])
+    model.cache._connection.execute("PRAGMA max_page_count = 1")
+    server.respond = lambda body: "long " * 9999
+    with pytest.raises(ValueError, match="whose disk is full"):
+        model.complete(say(*map(str, range(20))), SAMPLING, range(20))
+    assert len(server.bodies) == 2
+
+
 def test_the_sentence_says_what_is_kept(server, tmp_path):
     server.faults, file = [None, *[status(500)] * 9], tmp_path / "responses.sqlite"
     with pytest.raises(ValueError, match=r"; 1 responses are kept in '.*responses.sqlite', and the same command resum"):
