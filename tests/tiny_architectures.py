@@ -49,6 +49,9 @@ ONE_EXPERT = {"num_local_experts": 2, "num_experts_per_tok": 1}
 GPT = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 512}
 MPT = {"d_model": 16, "n_heads": 2, "n_layers": 2, "expansion_ratio": 2, "max_seq_len": 512}
 CHUNKED = {"attention_chunk_size": 4, "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]}
+GEMMA3N = {"sliding_window": 4, "layer_types": KINDS, "intermediate_size": [16, 32], "num_kv_shared_layers": 0}
+GEMMA3N |= {"vocab_size_per_layer_input": len(WORDS), "hidden_size_per_layer_input": 8, "laurel_rank": 4}
+GEMMA3N |= {"altup_num_inputs": 2, "activation_sparsity_pattern": [0.0, 0.0]}
 NAMED = """gemma phi phi3 gpt_neox olmo2 cohere stablelm granite glm smollm3 nemotron biogpt persimmon helium
 bitnet arcee diffllama seed_oss ernie4_5 rwkv hunyuan_v1_dense"""
 MORE = {
@@ -72,6 +75,7 @@ MORE = {
     "starcoder2": ("starcoder2", {"sliding_window": None}),
     "gpt_oss": ("gpt_oss", ONE_EXPERT | {"sliding_window": 4, "layer_types": KINDS}),
     "exaone4": ("exaone4", {"sliding_window": 4, "layer_types": KINDS}),
+    "gemma3n": ("gemma3n_text", GEMMA3N),
     "cohere2": ("cohere2", {"sliding_window": 4, "layer_types": KINDS}),
     **{name: (name, {}) for name in NAMED.split()},
 }

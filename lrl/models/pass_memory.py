@@ -7,7 +7,7 @@ needs, and logits; it is meant to be right within a factor of two.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -50,10 +50,11 @@ def pass_memory(model: Any, width: int, logits: bool, gradient: bool, recomputed
     """
     config, words = bare(model).config.get_text_config(), bare(model).get_input_embeddings().weight
     hidden, vocabulary = config.hidden_size, bare(model).get_output_embeddings().weight.shape[0]
-    inner = [getattr(config, name, None) for name in ("intermediate_size", "ffn_dim", "n_inner")]
+    names = "intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size"
+    sizes = [size for name in names if (size := getattr(config, name, None))]
+    inner = [max(size) if isinstance(size, Sequence) else size for size in sizes]  # Gemma 3n has one for each layer
     experts = getattr(config, "num_experts_per_tok", None) or 1
-    inner.append(getattr(config, "moe_intermediate_size", None))
-    layer = 10 * hidden + 4 * max((experts * size for size in inner if size), default=4 * hidden)
+    layer = 10 * hidden + 4 * max((experts * size for size in inner), default=4 * hidden)
     if kernel_of(model) == "eager":
         layer += 3 * getattr(config, "num_attention_heads", 1) * width
     numbers = layer + 2 * width  # masks, of which some are boolean

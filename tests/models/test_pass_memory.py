@@ -3,7 +3,9 @@
 import pytest
 import torch
 from settings import made
-from tiny_runs import make_trainer, ppo, rollout_data, save_tiny_model, text_policy
+from tiny_architectures import GEMMA3N
+from tiny_runs import architecture, make_trainer, ppo, rollout_data, save_tiny_model, text_policy
+from transformers import AutoModelForCausalLM
 
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.algorithms.trpo import TRPOModule
@@ -54,6 +56,14 @@ def module_of(kind, folder, algorithm=PPOValueHeadModule, **settings):
     module.configure_model()
     policy.double()
     return module, env
+
+
+def test_the_largest_layer_counts_where_layers_have_sizes_of_their_own():
+    model = AutoModelForCausalLM.from_config(architecture("gemma3n_text", **GEMMA3N))
+    assert model.config.intermediate_size == [16, 32]
+    several = pass_memory.pass_memory(model, 8, True, True, False)
+    model.config.intermediate_size = 32
+    assert several == pass_memory.pass_memory(model, 8, True, True, False)
 
 
 def rollout_of(module, env, groups=5):
