@@ -34,7 +34,7 @@ from lrl.models.pass_memory import divide_turns, pass_memory
 from lrl.models.prefill import head_inputs
 from lrl.models.prompt_sharing import Layout, lay_out, lay_out_alone
 from lrl.models.response_trees import lay_out_distinct, lay_out_trees
-from lrl.models.sharing_check import check_sharing
+from lrl.models.sharing_check import check_sharing, numbers_positions_from_zero
 from lrl.models.token_logprobs import AT_ONCE, can_chunk, head_logits, token_logprobs, without_logits
 from lrl.models.tokenizer import ChatTokenizer
 from lrl.models.turn_texts import Turns, continued, turns_of
@@ -72,7 +72,11 @@ class LanguageModel(nn.Module):
         self.chunks = False
 
     def configure(self) -> None:
-        """Load tokenizer and weights, and attach adapters; a second call does nothing."""
+        """Load tokenizer and weights, and attach adapters; a second call does nothing.
+
+        Raises:
+            ValueError: the model is not available, or it cannot be used as it is configured.
+        """
         if self.model is not None:
             return
         check_available(self.config.name)
@@ -110,8 +114,17 @@ class LanguageModel(nn.Module):
         return self._tokenizer
 
     def _check_attention(self) -> tuple[bool, bool]:
-        """Return whether turns may share rows, and whether prompts may be padded on the left before a KV cache."""
+        """Return whether turns may share rows, and whether prompts may be padded on the left before a KV cache.
+
+        Raises:
+            ValueError: the model numbers positions in another way than layouts do.
+        """
         self._set_kernel(self.model)
+        if not numbers_positions_from_zero(self.model, self.device):
+            raise ValueError(
+                f"language_model.name is {self.config.name!r}, a {self.model.config.model_type}, which does not number "
+                "the positions of a text 0, 1, ...; it must be a model that does, or its numbers would be wrong."
+            )
         attention = attention_of(self.model)
         if attention != "full" or self.kernel not in ("sdpa", "eager"):
             return False, attention != "other"
