@@ -234,7 +234,7 @@ class ServedChatModel(ChatModel):
             outcome = self._send(body)
         try:
             return outcome if self.cache is None else self.cache.add(key, self.name, outcome)
-        except ValueError:  # no response can be kept, so that no other one is to be paid
+        except ValueError:  # no further request is sent, because its response could not be kept
             stop.set()
             raise
 

@@ -299,10 +299,14 @@ def test_a_command_that_a_signal_ends_keeps_what_was_played(datasets, caplog, mo
         yield lambda: os.kill(os.getpid(), number) if next(ended) == 3 else None
 
     former = signal.getsignal(signal.SIGTERM)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore SIGINT
     monkeypatch.setattr("lrl.cli.progress_bar.progress_bar", ended_after_three)
     words = ["--policy", "random", "--env_id", "CartPole-v1", "--dataset_id", "lrl/test-v0", "--episodes", "50"]
-    with pytest.raises(SystemExit, match=str(status)):
-        collect_script.main("lrl collect", words)
+    try:
+        with pytest.raises(SystemExit, match=str(status)):
+            collect_script.main("lrl collect", words)
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
     assert len(rows_of("lrl/test-unfinished-v0")) == 3 and "3 episodes of what was played can be" in caplog.text
     assert signal.getsignal(signal.SIGTERM) is former
 
