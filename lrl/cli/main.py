@@ -158,6 +158,16 @@ class LRLCLI(LightningCLI):
         known = LightningCLI.subcommands()
         return {name: known[name] for name in known if name in self._words} or known
 
+    def after_fit(self) -> None:
+        """Report a resumed run that had nothing left to train."""
+        checkpoint = self._get(self.config, "ckpt_path")
+        if checkpoint and not self._begun:
+            logging.getLogger("lrl").warning(
+                "nothing was trained: ckpt_path is %s, whose run had already reached a limit such as "
+                "trainer.max_epochs; raise the limit to continue it.",
+                checkpoint,
+            )
+
     @property
     def _begun(self) -> bool:
         """Return whether the run directory holds more than the records of a launch."""

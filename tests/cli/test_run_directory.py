@@ -175,6 +175,8 @@ def test_a_checkpoint_is_resumed_in_its_own_directory_and_in_no_other_that_exist
     assert launch("fit", "--run_directory", run)[0] == 0
     before = rows_of(run)
     last = run / "checkpoints" / "last.ckpt"
+    status, out, said = launch("fit", "--run_directory", tmp_path / "finished", "--ckpt_path", last)
+    assert status == 0 and "nothing was trained" in out + said
     command = ["fit", "--ckpt_path", last, "--trainer.max_epochs", "2", "--run_directory"]
     assert launch(*command, run)[0] == 0
     assert rows_of(run)[: len(before)] == before and len(rows_of(run)) == 2 * len(before)
