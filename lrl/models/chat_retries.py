@@ -87,7 +87,7 @@ def failure_of_status(
         headers: of the response, found by lower-case names.
         reason: what the server says.
         code: the error's name in OpenAI's API, such as ``insufficient_quota``, which no waiting mends.
-        body: the whole body; a gateway may put the message of the server behind it anywhere.
+        body: the whole body; a gateway may place the message of the server anywhere in it.
     """
     transient = (status in _TRANSIENT or status >= 500) and code != "insufficient_quota"
     too_long = status == 413 or (status in (400, 422) and bool(_TOO_LONG.search(f"{code} {reason} {body}")))
