@@ -1,9 +1,10 @@
-"""Eleven short runs and the SHA-256 of their final weights: proof that a change of structure changed no behaviour.
+"""Short runs and the SHA-256 of their final weights: proof that a change of structure changed no behaviour.
 
     python tests/recorded_runs.py                      # this checkout
     python tests/recorded_runs.py --baseline COMMIT    # that commit first, then this checkout, then both compared
 
-Every algorithm and every kind of policy occurs, DDP with two ranks, and a run that is resumed. Each command comes from
+Every algorithm that trains a policy and every kind of policy occurs, two searches, DDP with two ranks, and a run that
+is resumed. Each command comes from
 the checkout that is run, so that keys of the configuration may move. All run on one thread.
 """
 
@@ -24,6 +25,10 @@ SMALL = ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2", "--dat
 RL = [*SMALL, "--data.init_args.num_epochs=2", "--data.init_args.num_minibatches=2"]
 HORIZON = ["--data.init_args.num_envs=4", "--data.init_args.num_steps=32"]
 BABYAI = [*RL, "--model.init_args.init_from=null", "--data.init_args.num_groups=4"]
+NUMBERS = ["--model.init_args.init_from=null", "--data.init_args.num_groups=2", "--data.init_args.max_turns=5"]
+SFT_NUMBERS = [
+    f"--data.init_args.{source}.init_args.num_functions=7" for source in ("demonstrations", "validation_demonstrations")
+]
 TWO_RANKS = ["--trainer.devices=2", "--trainer.accelerator=cpu", "--trainer.strategy=ddp"]
 
 RUNS: Mapping[str, list[str]] = {
@@ -38,6 +43,12 @@ RUNS: Mapping[str, list[str]] = {
     "trpo_text": ["frozen_lake/trpo_text", *SMALL, "--data.init_args.group_size=4"],
     "trpo_head": ["cartpole/trpo_head", *SMALL, *HORIZON],
     "trpo_mlp": ["half_cheetah/trpo_mlp", *SMALL, *HORIZON],
+    "grpo_scoring": ["frozen_lake/grpo_scoring", *RL, "--data.init_args.group_size=4"],
+    "grpo_numbers": ["half_cheetah/grpo_online", *RL, *NUMBERS],
+    "reinforce_pp": ["frozen_lake/reinforce_pp", *RL, "--data.init_args.group_size=4"],
+    "sft_numbers": ["synthetic/sft", *SFT_NUMBERS],
+    "search": ["cartpole/search", "--data.init_args.num_iterations=5", "--trainer.max_epochs=5"],
+    "props": ["cartpole/props", "--data.init_args.num_iterations=3", "--trainer.max_epochs=23"],
     "two_ranks": ["cartpole/ppo_mlp", *RL, *HORIZON, *TWO_RANKS],
     "resumed": ["cartpole/ppo_mlp", *RL, *HORIZON, "--trainer.max_epochs=4"],
 }
