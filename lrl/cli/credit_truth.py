@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
     from lrl.evaluation.tabular_rollouts import TOKENS
     from lrl.reports.credit_scores import credit_table, draw_scores
     from lrl.reports.credit_truth import TruthConfig, measure
-    from lrl.reports.results import result_text
+    from lrl.reports.table import result_text
     from lrl.whole_file import write_whole
 
     names = ("num_groups", "group_size", "seeds", "gamma", "gae_lambda")

@@ -16,8 +16,9 @@ from typing import Any
 from lrl.cli.arguments import command_parser, labelled_number, subcommand
 from lrl.reports.documentation import documentation_pages, fill_tables
 from lrl.reports.notebook import filled_notebook
-from lrl.reports.results import draw_picture, final_values, kept_results, pictures, read_result, result_text, summarise
+from lrl.reports.results import draw_picture, final_values, kept_results, pictures, summarise
 from lrl.reports.seed_intervals import check_bounds, with_earlier_runs
+from lrl.reports.table import read_result, result_text
 from lrl.whole_file import write_whole
 
 RESULTS, PICTURES = Path("assets/results"), Path("assets/pictures")

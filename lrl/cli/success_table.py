@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrl.cli.arguments import command_parser, fabric_of, subcommand
-from lrl.reports.results import environments_table
+from lrl.reports.table import environments_table
 
 if TYPE_CHECKING:
     from lrl.evaluation.checkpoint import Loaded

@@ -40,6 +40,8 @@ class RolloutDataModule(RunDataModule):
         seed: of everything random in the run.
     """
 
+    collects = True
+
     def __init__(
         self,
         env: EnvFactory,

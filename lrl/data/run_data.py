@@ -65,6 +65,8 @@ class RunDataModule(ClockedDataModule, ABC):
     """
 
     num_epochs = num_minibatches = 1
+    collects = False
+    """Whether each Lightning epoch trains on data that were collected for it."""
 
     def __init__(self, env: EnvFactory, validation: ValidationConfig, seed: int, *clocks: str) -> None:
         super().__init__(seed, *clocks)

@@ -27,6 +27,8 @@ class SearchDataModule(RunDataModule):
         seed: of everything random in the run.
     """
 
+    collects = True
+
     def __init__(
         self,
         env: EnvFactory,

@@ -10,7 +10,6 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from lrl.envs.batched.dynamics import reset_arguments
 from lrl.envs.boundary import empty_observation
 
 
@@ -101,3 +100,26 @@ def _column(values: list[Any]) -> np.ndarray:
     for row, value in enumerate(values):
         column[row] = value
     return column
+
+
+def reset_arguments(
+    num_envs: int, seed: int | list[int | None] | None, options: dict[str, Any] | None
+) -> tuple[np.ndarray, list[int | None]]:
+    """Return which copies are reset, bool ``(copy,)``, and the seed of each.
+
+    Args:
+        num_envs: Number of copies.
+        seed: See :meth:`DynamicsVectorEnv.reset`.
+        options: See :meth:`DynamicsVectorEnv.reset`.
+
+    Raises:
+        ValueError: If there is a list of seeds of another length.
+    """
+    if seed is None or isinstance(seed, (int, np.integer)):
+        seeds = [None if seed is None else int(seed) + row for row in range(num_envs)]
+    else:
+        seeds = [None if one is None else int(one) for one in seed]
+    if len(seeds) != num_envs:
+        raise ValueError(f"seed is a list of {len(seeds)} numbers; there must be one for each of {num_envs}.")
+    mask = (options or {}).get("reset_mask")
+    return np.ones(num_envs, dtype=bool) if mask is None else mask, seeds

@@ -10,7 +10,6 @@ import yaml
 
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
-from lrl.envs.openenv.factory import OpenEnvEnvs
 from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint
 from lrl.functional.trainable_state import drop_frozen, frozen_parameter_names
 from lrl.moved_names import current_config
@@ -183,8 +182,7 @@ def load_baseline(name: str, env_factory: EnvFactory) -> Loaded:
 
 def env_id(env_factory: EnvFactory) -> str:
     """Return the registered name of an environment, its URL, or the class name of its factory."""
-    named = isinstance(env_factory, (GymnasiumEnvs, OpenEnvEnvs))
-    return env_factory.id if named else type(env_factory).__name__
+    return getattr(env_factory, "id", type(env_factory).__name__)
 
 
 def last_checkpoint(path: Path) -> Path:

@@ -34,16 +34,10 @@ import yaml
 from lrl.reports.benchmark_tables import benchmark_table, comparisons_table, text_cost_table
 from lrl.reports.credit_scores import credit_table
 from lrl.reports.rephrased_table import rephrased_table
-from lrl.reports.results import (
-    baselines_table,
-    environments_table,
-    figure_text,
-    learning_table,
-    minutes_text,
-    seeds_text,
-)
+from lrl.reports.results import baselines_table, figure_text, learning_table, minutes_text, seeds_text
 from lrl.reports.source_lines import definition_line
 from lrl.reports.synthetic_table import synthetic_table
+from lrl.reports.table import environments_table
 
 if TYPE_CHECKING:
     from lrl.reports.search_records import Records

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from lrl.reports.plots import metrics_file
-from lrl.reports.results import read_result
 from lrl.reports.seed_intervals import bounds_of
+from lrl.reports.table import read_result
 
 DEFAULT_METRIC = "val/exact_success"
 """The metric that is read where none is named and no kept result names one."""

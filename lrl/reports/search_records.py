@@ -12,7 +12,7 @@ import numpy as np
 
 from lrl.evaluation.parameter_search import SearchRun
 from lrl.reports.plots import Series
-from lrl.reports.results import result_text
+from lrl.reports.table import result_text
 from lrl.whole_file import write_whole
 
 Records = Mapping[SearchRun, dict[str, Any] | None]

@@ -21,9 +21,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.plugins import AsyncCheckpointIO
 from torch import Tensor
 
-from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.data.run_data import ClockedDataModule
-from lrl.data.search import SearchDataModule
 from lrl.functional.distributed import all_gather_objects, value_of_this_rank
 from lrl.training.deferred_signals import DeferredSignals, requeue_signals
 from lrl.training.interruption import Interruption
@@ -259,7 +257,7 @@ def _check_overfit(trainer: Any) -> None:
     batches: float = trainer.overfit_batches
     if not batches:
         return
-    if isinstance(getattr(trainer, "datamodule", None), (RolloutDataModule, SearchDataModule)):
+    if getattr(getattr(trainer, "datamodule", None), "collects", False):
         raise ValueError(
             f"trainer.overfit_batches is {batches}; it must be 0, every collection is made anew: "
             "trainer.limit_train_batches limits the minibatches of one."

@@ -5,18 +5,9 @@ import numpy as np
 import pytest
 
 from lrl.reports.benchmark_tables import benchmark_table
-from lrl.reports.results import (
-    command_of,
-    environments_table,
-    final_values,
-    first_episode,
-    learning_table,
-    read_result,
-    result_curve,
-    result_text,
-    summarise,
-)
+from lrl.reports.results import command_of, final_values, first_episode, learning_table, result_curve, summarise
 from lrl.reports.seed_intervals import config_digest, with_earlier_runs
+from lrl.reports.table import environments_table, read_result, result_text
 
 
 def run_directory(folder, seed, values, minutes="1.50", options=""):

@@ -15,6 +15,8 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from lrl.envs.separate import reset_arguments
+
 _BLOCK = 64
 """Number of steps for which the random numbers of a copy are sampled together."""
 
@@ -93,29 +95,6 @@ class DynamicsEnv(gym.Env):
         noise = self.dynamics.noise(self.np_random, 1)
         self._states, rewards, terminated = self.dynamics.step(self._states, np.asarray(action)[None], noise)
         return self.dynamics.observe(self._states)[0], float(rewards[0]), bool(terminated[0]), False, {}
-
-
-def reset_arguments(
-    num_envs: int, seed: int | list[int | None] | None, options: dict[str, Any] | None
-) -> tuple[np.ndarray, list[int | None]]:
-    """Return which copies are reset, bool ``(copy,)``, and the seed of each.
-
-    Args:
-        num_envs: Number of copies.
-        seed: See :meth:`DynamicsVectorEnv.reset`.
-        options: See :meth:`DynamicsVectorEnv.reset`.
-
-    Raises:
-        ValueError: If there is a list of seeds of another length.
-    """
-    if seed is None or isinstance(seed, (int, np.integer)):
-        seeds = [None if seed is None else int(seed) + row for row in range(num_envs)]
-    else:
-        seeds = [None if one is None else int(one) for one in seed]
-    if len(seeds) != num_envs:
-        raise ValueError(f"seed is a list of {len(seeds)} numbers; there must be one for each of {num_envs}.")
-    mask = (options or {}).get("reset_mask")
-    return np.ones(num_envs, dtype=bool) if mask is None else mask, seeds
 
 
 class DynamicsVectorEnv(VectorEnv):
