@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrl.codecs.grid import FrozenLakeCodec, render_map
-from lrl.models.tokenizer import CHATML
+from lrl.codecs.toy_text import FrozenLakeCodec, render_map
+from lrl.lm.tokenizer import CHATML
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import Message
 

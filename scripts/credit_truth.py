@@ -1,8 +1,8 @@
-"""Compare estimated advantages with the exact ones on FrozenLake: the same as ``lrl credit_truth``."""
+"""Compare estimated advantages with the exact ones on FrozenLake."""
 
 import sys
 
-from lrl.cli.credit_truth import main
+from results.credit_truth import main
 
 if __name__ == "__main__":
     main("credit_truth.py", sys.argv[1:])

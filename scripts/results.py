@@ -1,8 +1,8 @@
-"""Write the documentation's tables and figures from kept results: the same as ``lrl results``."""
+"""Write the documentation's tables and figures from kept results."""
 
 import sys
 
-from lrl.cli.results import main
+from results.command import main
 
 if __name__ == "__main__":
     main("results.py", sys.argv[1:])

@@ -2,7 +2,7 @@
 
 import sys
 
-from lrl.cli.search_table import main
+from lrl.search.table_command import main
 
 if __name__ == "__main__":
     main("search_table.py", sys.argv[1:])

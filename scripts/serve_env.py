@@ -2,7 +2,7 @@
 
 import sys
 
-from lrl.cli.serve_env import main
+from lrl.openenv.command import main
 
 if __name__ == "__main__":
     main("serve_env.py", sys.argv[1:])

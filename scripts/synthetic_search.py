@@ -2,7 +2,7 @@
 
 import sys
 
-from lrl.cli.synthetic_search import main
+from lrl.search.synthetic_command import main
 
 if __name__ == "__main__":
     main("synthetic_search.py", sys.argv[1:])

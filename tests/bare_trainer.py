@@ -3,7 +3,7 @@
 import lightning as L
 from tiny_runs import Rows
 
-from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.training.checkpoint import CollectionCheckpoint
 
 
 def trainer_of(root, *callbacks, **settings):

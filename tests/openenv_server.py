@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.openenv.server import listen, make_app, make_server
+from lrl.openenv.server import listen, make_app, make_server
 
 
 @contextlib.contextmanager

@@ -7,19 +7,16 @@ import bare_trainer
 import lightning as L
 from commands import run_command
 
-from lrl.algorithms.prompted_search import PromptedSearchModule
-from lrl.callbacks.checkpoint import CollectionCheckpoint
-from lrl.data.search import SearchDataModule
-from lrl.data.validation import ValidationConfig
+from lrl.chat.model import ChatModel, Completion
+from lrl.data.run_data import ValidationConfig
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.models.chat import ChatModel, Completion
-from lrl.policies.linear import LinearPolicy
-from lrl.search.cmaes import CMAES
-from lrl.search.history import HistoryConfig
+from lrl.search.module import PromptedSearchModule, SearchDataModule
+from lrl.search.policies import LinearPolicy
 from lrl.search.prompted import PromptedSearcher
-from lrl.search.prompts import SearchPrompt
-from lrl.search.random_search import RandomSearch
+from lrl.search.prompts import HistoryConfig, SearchPrompt
+from lrl.search.searchers import CMAES, RandomSearch
 from lrl.search.stand_in import HillClimbingChatModel
+from lrl.training.checkpoint import CollectionCheckpoint
 
 PLUS = {"prompt": SearchPrompt(describe_environment=True), "history": HistoryConfig(trajectories=2)}
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from lrl.models.language_model import LanguageModel, LanguageModelConfig
+from lrl.lm.config import LanguageModelConfig
+from lrl.lm.model import LanguageModel
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]

@@ -12,9 +12,9 @@ from commands import run_command, run_words
 from openenv_server import serving_process
 
 from lrl.cli.main import LRLCLI
-from lrl.data.demonstrations.minari import MinariDemonstrations
-from lrl.data.demonstrations.synthetic import SyntheticHistories
-from lrl.envs.frozen_lake.expert_rows import RandomMapRows
+from lrl.data.minari import MinariDemonstrations
+from lrl.envs.frozen_lake_rows import RandomMapRows
+from lrl.search.synthetic import SyntheticHistories
 
 PAGES = ("README.md", "configs/README.md", *sorted(str(page) for page in Path("docs").rglob("*.md")))
 SHORT = "--trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.limit_val_batches 0"
@@ -110,7 +110,8 @@ def run_shortened(command, datasets):
 
     def made(self):
         parsed = self.config["fit"]
-        assert parsed.model.class_path.startswith("lrl.algorithms.") and parsed.data.class_path.startswith("lrl.data.")
+        assert parsed.model.class_path.startswith(("lrl.algorithms.", "lrl.search."))
+        assert parsed.data.class_path.startswith(("lrl.data.", "lrl.search."))
         assert parsed.trainer.use_distributed_sampler is False
         assert parsed.data.init_args.seed == parsed.seed_everything == 0
         make(self)

@@ -23,28 +23,26 @@ from tiny_runs import (
     save_tiny_model,
 )
 
-from lrl.callbacks.checkpoint import CollectionCheckpoint
-from lrl.data.demonstrations.data_module import DemonstrationsDataModule
-from lrl.data.demonstrations.sources import ExpertDemonstrations
+from lrl.data.demonstrations import DemonstrationsDataModule
 from lrl.data.rollout_buffer import RolloutDataModule
-from lrl.data.search import SearchDataModule
+from lrl.data.sources import ExpertDemonstrations
 from lrl.data.transitions import TransitionsDataModule
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake.expert_rows import ExpertQRows
-from lrl.envs.openenv.factory import OpenEnvEnvs
+from lrl.envs.frozen_lake_rows import ExpertQRows
 from lrl.envs.prompt_env import PromptEnvs
-from lrl.models.language_model import LanguageModelConfig
-from lrl.models.model_config import LoRAConfig
-from lrl.models.value_head import ValueHeadConfig
+from lrl.lm.config import LanguageModelConfig, LoRAConfig
+from lrl.lm.heads import ValueHeadConfig
+from lrl.openenv.factory import OpenEnvEnvs
 from lrl.policies.head import HeadPolicy
-from lrl.policies.linear import LinearPolicy
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.scoring import ScoringPolicy
-from lrl.policies.tabular import TabularPolicy
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.ranges import PositiveInt
 from lrl.rewards.expert_q import QGapReward
+from lrl.search.module import SearchDataModule
+from lrl.search.policies import LinearPolicy, TabularPolicy
+from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.resume import FREE_SETTINGS, _described, check_settings, settings_of
 from lrl.types import PastTurn, SamplingConfig
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny_runs import PARTS, demonstrations, make_trainer, network, rollout_data, save_tiny_model, sft
 
-from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.training.checkpoint import CollectionCheckpoint
 
 EPOCHS = 4
 

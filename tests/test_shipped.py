@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-import lrl.shipped
+import lrl.files
 from lrl.cli.run_directory import commit
-from lrl.shipped import resolve, resolve_config
+from lrl.files import resolve, resolve_config
 
-ROOT = Path(lrl.shipped.__file__).parents[1]
+ROOT = Path(lrl.files.__file__).parents[1]
 LAKE = str(ROOT / "configs" / "frozen_lake" / "grpo.yaml")
-CALLBACKS = "lrl.callbacks.collect.VectorEnvRollouts", "lrl.callbacks.checkpoint.CollectionCheckpoint"
+CALLBACKS = "lrl.training.collect.VectorEnvRollouts", "lrl.training.checkpoint.CollectionCheckpoint"
 SHORT = {
     "--trainer.max_epochs": "1",
     "--trainer.limit_val_batches": "0",
@@ -68,7 +68,7 @@ def test_files_of_the_users_own_win(tmp_path, monkeypatch):
 
 def test_an_installed_package_has_no_commit_of_the_repository_around_it(monkeypatch):
     assert commit() != "unknown"
-    monkeypatch.setattr(lrl.shipped, "_PACKAGE", ROOT / "tests" / "site-packages" / "lrl")
+    monkeypatch.setattr(lrl.files, "_PACKAGE", ROOT / "tests" / "site-packages" / "lrl")
     assert commit() == "unknown"
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from lrl.cli.evaluate import main as evaluate
-from lrl.models.language_model import LanguageModel, LanguageModelConfig
-from lrl.models.loading import fingerprint
-from lrl.models.model_files import SMOLLM2, cached
+from lrl.lm.config import LanguageModelConfig
+from lrl.lm.files import SMOLLM2, cached
+from lrl.lm.loading import fingerprint
+from lrl.lm.model import LanguageModel
 
 pytestmark = pytest.mark.pretrained
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]

@@ -3,9 +3,9 @@
 import pytest
 from tiny_runs import demonstrations, grpo, make_trainer, ppo, rollout_data, save_tiny_model, sft, trpo
 
-from lrl.callbacks.checkpoint import CollectionCheckpoint
-from lrl.data.validation import ValidationConfig
-from lrl.evaluation.results import EpisodeResults
+from lrl.data.run_data import ValidationConfig
+from lrl.evaluation.episodes import EpisodeResults
+from lrl.training.checkpoint import CollectionCheckpoint
 
 LOGGED = {"fit": "val/return", "validate": "val/return", "test": "test/return", "predict": "predict/return"}
 ALGORITHMS = {"sft": sft, "grpo": grpo, "ppo": ppo, "trpo": trpo}

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lrl.codecs.codec import InvalidActionError
-from lrl.codecs.grid import FrozenLakeCodec, render_map
-from lrl.models.tokenizer import ChatTokenizer
+from lrl.codecs.toy_text import FrozenLakeCodec, render_map
+from lrl.lm.tokenizer import ChatTokenizer
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.types import PastTurn

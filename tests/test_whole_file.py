@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from lrl.whole_file import write_whole
+from lrl.files import write_whole
 
 
 def test_a_file_is_replaced_at_the_end_with_its_permissions(tmp_path):

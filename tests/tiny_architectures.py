@@ -7,11 +7,12 @@ import numpy as np
 import torch
 from tiny_runs import WORDS, batch_of, sampled_values, save_tiny_model
 
-from lrl.codecs.grid import FrozenLakeCodec, render_map
+from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.functional.masking import selected_logprobs
-from lrl.models.decode_loop import DecodeLoop
-from lrl.models.language_model import LanguageModel, LanguageModelConfig, LoRAConfig
-from lrl.models.value_head import ValueHeadConfig
+from lrl.lm.config import LanguageModelConfig, LoRAConfig
+from lrl.lm.decoding import DecodeLoop
+from lrl.lm.heads import ValueHeadConfig
+from lrl.lm.model import LanguageModel
 from lrl.policies.head import HeadPolicy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.policies.text import TextPolicy

@@ -14,18 +14,17 @@ from lightning.pytorch.loggers import Logger
 from settings import made
 
 from lrl.algorithms.grpo import GRPOModule
-from lrl.callbacks.checkpoint import CollectionCheckpoint
-from lrl.callbacks.collect import VectorEnvRollouts
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake.expert_rows import ExpertQRows
+from lrl.envs.frozen_lake_rows import ExpertQRows
 from lrl.envs.prompt_env import PromptEnvs
-from lrl.models.language_model import LanguageModelConfig
+from lrl.lm.config import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.rewards.expert_q import QGapReward
-from lrl.turn_batch import TurnBatch
-from lrl.types import SamplingConfig
+from lrl.training.checkpoint import CollectionCheckpoint
+from lrl.training.collect import VectorEnvRollouts
+from lrl.types import SamplingConfig, TurnBatch
 
 SPECIAL, ACTIONS = ["<pad>", "<unk>", "<|im_start|>", "<|im_end|>"], ["LEFT", "DOWN", "RIGHT", "UP"]
 WORDS = [*SPECIAL, "system", "user", "assistant", *ACTIONS, *"ASFHG0123"]
@@ -39,7 +38,7 @@ def save_tiny_model(folder, kind="llama", **changes):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    from lrl.models.tokenizer import CHATML
+    from lrl.lm.tokenizer import CHATML
 
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -148,7 +147,7 @@ def grpo(folder, history=0, temperature=1.0, model=None, **changes):
 def ppo(folder, history=0, **changes):
     """PPO with nested credit, a value head and a reference, in episodes that go on."""
     from lrl.algorithms.ppo import PPOValueHeadModule
-    from lrl.models.value_head import ValueHeadConfig
+    from lrl.lm.heads import ValueHeadConfig
 
     policy = text_policy(folder, history, value_head=ValueHeadConfig(hidden_sizes=(8,), init_seed=0))
     settings = {"lr": 1e-2, "kl_coef": 0.1, "kl_target": 0.01, "ent_coef": 0.01, "schedule": "linear"}
@@ -167,7 +166,7 @@ def network(folder, **changes):
 def trpo(folder, model=None, value_iterations=25, **changes):
     """TRPO of what writes, in episodes that go on."""
     from lrl.algorithms.trpo import TRPOModule
-    from lrl.models.value_head import ValueHeadConfig
+    from lrl.lm.heads import ValueHeadConfig
     from lrl.training.value_fit import ValueFit
 
     policy = text_policy(folder, value_head=ValueHeadConfig(hidden_sizes=(8,), init_seed=0), **model or {})
@@ -188,8 +187,8 @@ def sft(folder, value_head=None, **changes):
 
 def demonstrations():
     """The best action of each of FrozenLake's eleven states."""
-    from lrl.data.demonstrations.data_module import DemonstrationsDataModule
-    from lrl.data.demonstrations.sources import ExpertDemonstrations
+    from lrl.data.demonstrations import DemonstrationsDataModule
+    from lrl.data.sources import ExpertDemonstrations
 
     return made(
         DemonstrationsDataModule, ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"), batch_size=4

@@ -10,6 +10,7 @@ A name that no file or more than one file defines is a warning, and so an error 
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,8 +22,6 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 from sphinx.application import Sphinx
 from sphinx.util.docutils import ReferenceRole
-
-from lrl.reports.source_lines import definition_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,6 +61,26 @@ def page_of(path: str, line: int, depth: int) -> str:
 @cache
 def _lines(path: str) -> dict[str, int]:
     return definition_lines(ROOT / path)
+
+
+def definition_lines(file: Path) -> dict[str, int]:
+    """Return every dotted name that a Python file defines, with the number of its line."""
+    lines: dict[str, int] = {}
+    _collect(ast.parse(file.read_text(encoding="utf-8")).body, "", lines)
+    return lines
+
+
+def _collect(body: list[ast.stmt], prefix: str, lines: dict[str, int]) -> None:
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            lines.setdefault(prefix + node.name, node.lineno)
+            if isinstance(node, ast.ClassDef):
+                _collect(node.body, f"{prefix}{node.name}.", lines)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    lines.setdefault(prefix + target.id, node.lineno)
 
 
 def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:

@@ -31,17 +31,14 @@ import torch
 from torch import Tensor
 
 from lrl.functional.advantages import group_advantages
-from lrl.functional.kl import kl_estimate
-from lrl.functional.losses import clipped_surrogate, ratio_metrics
+from lrl.functional.losses import clipped_surrogate, kl_estimate, ratio_metrics
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
-from lrl.training.credit import check_episodes
+from lrl.training.credit import GroupCreditConfig, check_episodes
 from lrl.training.gradient_module import GradientModule
-from lrl.training.group_credit import GroupCreditConfig
 from lrl.training.kl_coefficient import KLConfig
 from lrl.training.optimizer import OptimizerConfig
-from lrl.turn_batch import TurnBatch
-from lrl.types import Credit, Evaluation, Rollout, TokenLoss
+from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 
 
 class GRPOModule(GradientModule):

@@ -57,8 +57,7 @@ from lrl.training.gradient_module import GradientModule
 from lrl.training.kl_coefficient import AdaptiveKLConfig, KLCoefficient
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.value_fit import ValueFit, check_separate_critic, check_whole_weights, fit_values
-from lrl.turn_batch import TurnBatch
-from lrl.types import Credit, Evaluation, Rollout, TokenLoss
+from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,8 +30,7 @@ from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
 from lrl.training.credit import check_episodes
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig
-from lrl.turn_batch import TurnBatch
-from lrl.types import Credit, Evaluation, Rollout, TokenLoss
+from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 
 
 class REINFORCEPlusPlusModule(GradientModule):

@@ -13,7 +13,7 @@ z-scores of inputs and rewards, Adam 1e-3, weight decay 1e-4, batches of 2048, a
 2. The weights of the epoch with the lowest ``val/loss`` are kept as ``best.ckpt``, which ``LearnedReward`` reads first.
 3. Ensembles: members differ in their initial weights and share their batches. Their losses are added, so that each
    member is trained as if it were alone.
-4. Initial weights are orthogonal (:func:`lrl.models.networks.mlp`).
+4. Initial weights are orthogonal (:func:`lrl.lm.networks.mlp`).
 5. Dropout follows from the run's seed and the batch's place in the run, so that a resumed run drops the same.
 6. The default optimiser decouples the weight decay (AdamW); ``half_cheetah/reward_model.yaml`` has the original's Adam.
 """
@@ -28,9 +28,9 @@ from torch import Tensor
 
 from lrl.data.transitions import Split, TransitionsDataModule
 from lrl.functional.random import seeded, seeds
-from lrl.models.networks import seeded_init
-from lrl.models.reward_model import RewardModel
+from lrl.lm.networks import seeded_init
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
+from lrl.rewards.reward_model import RewardModel
 from lrl.training.metrics import MetricMeans
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.run_module import RunModule
@@ -40,7 +40,7 @@ _CHUNK = 2**14
 
 
 class RewardModelModule(RunModule):
-    """Trains a :class:`~lrl.models.reward_model.RewardModel` on the transitions of a data set.
+    """Trains a :class:`~lrl.rewards.reward_model.RewardModel` on the transitions of a data set.
 
     Args:
         hidden_sizes: of each network.
@@ -152,7 +152,7 @@ class RewardModelModule(RunModule):
         self._data.tick(batch_idx)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what :func:`~lrl.models.reward_model.load_reward_model` builds the networks from."""
+        """Add what :func:`~lrl.rewards.reward_model.load_reward_model` builds the networks from."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["lrl"]["reward_model"] = self.model.about
 

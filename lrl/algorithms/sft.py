@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from lrl.data.demonstrations.data_module import DemonstrationsDataModule
-from lrl.evaluation.results import EpisodeResults
+from lrl.data.demonstrations import DemonstrationsDataModule
+from lrl.evaluation.episodes import EpisodeResults
 from lrl.functional.distributed import unsharded
 from lrl.functional.distributions import Gaussian
 from lrl.functional.random import seeds
@@ -39,8 +39,7 @@ from lrl.ranges import PositiveInt, check_arguments
 from lrl.training.gradient_module import GradientModule
 from lrl.training.metrics import MetricMeans
 from lrl.training.optimizer import OptimizerConfig
-from lrl.turn_batch import TurnBatch
-from lrl.types import Evaluation, TokenLoss
+from lrl.types import Evaluation, TokenLoss, TurnBatch
 
 _CHUNK = 4096
 """Demonstrations that running statistics learn from at a time."""

@@ -67,8 +67,7 @@ from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig, Schedule, learning_rate_factor
 from lrl.training.trust_region_checks import check_run, check_trainable
 from lrl.training.value_fit import ValueFit, fit_values
-from lrl.turn_batch import TurnBatch
-from lrl.types import Credit, Distribution, Evaluation, Rollout, TokenLoss
+from lrl.types import Credit, Distribution, Evaluation, Rollout, TokenLoss, TurnBatch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,17 +82,17 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{arguments.dataset_id}: {collected.episodes} episodes, {collected.steps} steps")
         print(f"return {means['return']:.4g}, success {means['success_rate']:.3f} of {arguments.episodes} played")
     if arguments.jsonl is not None:
-        from lrl.data.demonstrations.jsonl import write_jsonl
+        from lrl.data.jsonl import write_jsonl
 
         lines = write_jsonl(arguments.dataset_id, env, arguments.jsonl, arguments.digits)
         print(f"{arguments.jsonl}: {lines} lines")
     if arguments.ranges:
-        from lrl.data.number_ranges import observation_ranges
+        from lrl.data.minari_writer import observation_ranges
 
         ranges = observation_ranges(arguments.dataset_id)
         print(f"numbers: {{kind: integers, ranges: {_yaml(ranges)}}}")
     if arguments.statistics:
-        from lrl.data.number_ranges import observation_statistics
+        from lrl.data.minari_writer import observation_statistics
 
         statistics = observation_statistics(arguments.dataset_id)
         print(f"numbers: {{kind: normalised, statistics: {_yaml(statistics)}}}")
@@ -138,7 +138,7 @@ def load(arguments: argparse.Namespace) -> tuple[Actor | None, GymnasiumEnvs]:
     Raises:
         ValueError: ``--policy`` is neither a baseline nor a path, or the environment is not known.
     """
-    from lrl.evaluation.checkpoint import BASELINES, load_baseline, load_policy, saved_numbers, training_env
+    from lrl.evaluation.load import BASELINES, load_baseline, load_policy, saved_numbers, training_env
 
     name: str | None = arguments.policy
     check_env_arguments(arguments)
@@ -166,7 +166,7 @@ def load_advisor(name: str | None, env: GymnasiumEnvs) -> Actor | None:
         ValueError: it is neither ``expert`` nor a path, or cannot act in the environment.
     """
     from lrl.codecs.numbers import NumberFormat
-    from lrl.evaluation.checkpoint import load_baseline, load_policy, saved_numbers
+    from lrl.evaluation.load import load_baseline, load_policy, saved_numbers
     from lrl.policies.head import HeadPolicy
 
     if name is None:
@@ -192,7 +192,7 @@ def limited(env: GymnasiumEnvs, arguments: argparse.Namespace) -> GymnasiumEnvs:
 
 def record(policy: Actor, env: GymnasiumEnvs, arguments: argparse.Namespace) -> Collected:
     """Play and record all episodes, with a progress bar."""
-    from lrl.cli.progress_bar import progress_bar
+    from lrl.cli.quiet import progress_bar
     from lrl.cli.run_directory import commit
     from lrl.data.minari_writer import collect
 

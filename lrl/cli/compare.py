@@ -17,9 +17,8 @@ import math
 from pathlib import Path
 
 from lrl.cli.arguments import command_parser, subcommand
-from lrl.reports.comparison import POWER, Comparison, compare
-from lrl.reports.run_figures import common_metric, read_figures
-from lrl.reports.seed_intervals import MIN_SEEDS
+from lrl.evaluation.comparison import POWER, Comparison, common_metric, compare, read_figures
+from lrl.evaluation.statistics import MIN_SEEDS
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:

@@ -13,13 +13,11 @@ import traceback
 import typing
 from argparse import ArgumentError
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from pathlib import Path
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lrl.moved_names import MOVED_CLASSES, moved_key
 from lrl.ranges import RANGES
 
 _SYNONYMS: dict[str, tuple[str, ...]] = {
@@ -137,10 +135,6 @@ def in_a_sentence(message: str) -> str:
     Args:
         message: of any of :func:`user_errors`.
     """
-    for owner in _OWNER.finditer(message):
-        if owner[1] in MOVED_CLASSES:
-            keys = ".".join(_PARSER_KEY.findall(message[: owner.start()]))
-            return f"{keys}: {owner[1]} is now {MOVED_CLASSES[owner[1]]}; write the new class_path."
     if "Union subtypes" not in message:
         return re.sub(r"^\[Errno \d+\] ", "", " ".join(message.split())) + suggestion(message)
     lines = [line.strip(" -") for line in message.splitlines()]
@@ -158,8 +152,6 @@ def in_a_sentence(message: str) -> str:
 
 def _wrong_value(key: str, lines: list[str], reason: str) -> str:
     """Return the sentence for a value out of its range or not among its names, as :mod:`lrl.ranges` writes it."""
-    if reason.startswith("Unable to load config ") and moved_key(key):  # one value where there is a group of them now
-        return f"{key} is {reason.removeprefix('Unable to load config ')}; it is now {moved_key(key)}."
     found = re.match(r"Expected a typing.Literal\[(.*)\]\. Got value: (.*)", reason)
     if found is not None:
         return f"{key} is {found[2]!r}; it must be one of {found[1].replace(chr(39), '')}."
@@ -204,7 +196,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def suggestion(report: str) -> str:
-    """Return ``; did you mean 'lr'?`` or ``; it is now ...`` for a key that jsonargparse rejects, else an empty text.
+    """Return ``; did you mean 'lr'?`` for a key that jsonargparse rejects, else an empty text.
 
     Args:
         report: of jsonargparse, whole: it names the class that rejects a key some lines before the key.
@@ -213,24 +205,13 @@ def suggestion(report: str) -> str:
         found = pattern.search(report)
         if found is None:
             continue
-        before = report[: found.start()]
         *path, key = [*(found.groupdict().get("group") or "").split("."), *found["key"].split(".")]
         path = [part.lower() for part in path if part and part != "init_args"]
-        owners = _OWNER.findall(before)
-        parts = ".".join([*_PARSER_KEY.findall(before), *path, key]).split(".")
-        full = ".".join(part for part, _ in groupby(parts))  # a report may name the group twice
-        new = moved_key(full) or moved_key(full.removesuffix(".class_path"))
-        if new is not None and (not owners or _has_part_of(new, owners[-1])):
-            return f"; it is now {new}"
+        owners = _OWNER.findall(report[: found.start()])
         known = _keys(owners[-1] if owners else None, path)
         near = nearest(key, known)
         return f"; did you mean {known[near]!r}?" if near else ""
     return ""
-
-
-def _has_part_of(key: str, owner: str) -> bool:
-    """Return whether a part of a key is an argument of a class: not every algorithm has every group of settings."""
-    return not set(key.split(".")).isdisjoint(_arguments(_imported(owner)))
 
 
 def _keys(owner: str | None, path: Sequence[str]) -> dict[str, str]:

@@ -20,19 +20,22 @@ from lrl.cli.arguments import (
     add_env_arguments,
     add_env_url_argument,
     add_fabric_arguments,
+    add_model_arguments,
     check_env_arguments,
+    check_model_arguments,
     command_parser,
     envs_at,
     fabric_of,
+    load_untrained,
     subcommand,
+    with_retries,
 )
-from lrl.cli.model_arguments import add_model_arguments, check_model_arguments, load_untrained, with_retries
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-    from lrl.evaluation.checkpoint import Loaded
-    from lrl.evaluation.results import EpisodeResults
+    from lrl.evaluation.episodes import EpisodeResults
+    from lrl.evaluation.load import Loaded
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
@@ -77,7 +80,7 @@ def run_on_device(fabric: Fabric, arguments: argparse.Namespace) -> None:
     if arguments.success_at is not None:
         loaded = loaded._replace(env_factory=loaded.env_factory.with_success_at(arguments.success_at))
     if arguments.merge_adapters:
-        from lrl.models.merging import merge_adapters_of
+        from lrl.lm.merging import merge_adapters_of
 
         merge_adapters_of(loaded.policy, str(arguments.checkpoint or arguments.policy or arguments.model))
     loaded = with_retries(loaded, arguments)
@@ -89,9 +92,8 @@ def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> N
     """Play the policy and the baselines, print the table, and write what the options ask for."""
     from rich.console import Console
 
-    from lrl.evaluation.checkpoint import load_baseline
-    from lrl.evaluation.served import usage_line, usage_report
-    from lrl.reports.table import results_table, write_json
+    from lrl.evaluation.load import load_baseline, usage_line, usage_report
+    from lrl.evaluation.report import results_table, write_json
 
     subject = "trained" if arguments.checkpoint else "model" if arguments.model else arguments.policy
     rows = {subject: play(fabric, loaded, arguments)}
@@ -172,7 +174,7 @@ def load(arguments: argparse.Namespace) -> Loaded:
     Raises:
         ValueError: options contradict each other, or something cannot be loaded.
     """
-    from lrl.evaluation.checkpoint import load_baseline, load_policy, saved_numbers
+    from lrl.evaluation.load import load_baseline, load_policy, saved_numbers
 
     check_subject(arguments)
     if arguments.checkpoint is not None:
@@ -205,7 +207,7 @@ def check_subject(arguments: argparse.Namespace) -> None:
 
 def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> EpisodeResults:
     """Play this device's share of the episodes with a progress bar, and return those of all devices."""
-    from lrl.cli.progress_bar import progress_bar
+    from lrl.cli.quiet import progress_bar
     from lrl.evaluation.episodes import evaluate_policy, gather
 
     policy = loaded.policy.to(fabric.device)

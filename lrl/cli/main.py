@@ -22,38 +22,31 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 
-from lrl.callbacks.checkpoint import CollectionCheckpoint
-from lrl.callbacks.collect import VectorEnvRollouts
-from lrl.callbacks.evaluation_table import HeldOutTable
-from lrl.callbacks.export import ExportModel
 from lrl.cli.error_messages import sentence_of
 from lrl.cli.quiet import silence_libraries
 from lrl.cli.run_directory import RunDirectory, experiment_name
 from lrl.cli.run_parser import RunParser
-from lrl.evaluation.checkpoint import checkpoint_file
+from lrl.evaluation.load import checkpoint_file
+from lrl.files import resolve_config, shipped
 from lrl.functional.distributed import read_checkpoint
 from lrl.ranges import check_seed
-from lrl.shipped import resolve_config, shipped
+from lrl.training.checkpoint import CollectionCheckpoint
+from lrl.training.collect import VectorEnvRollouts
+from lrl.training.export import ExportModel
+from lrl.training.progress import HeldOutTable
 from lrl.training.run_module import RunModule
 
 for _name in (
     *("algorithms.grpo", "algorithms.ppo", "algorithms.reinforce_pp", "algorithms.reward_model", "algorithms.sft"),
-    *("algorithms.prompted_search", "algorithms.trpo"),
-    *("callbacks.checkpoint", "callbacks.collect", "callbacks.exact_success", "callbacks.export"),
-    *("callbacks.group_statistics", "callbacks.policy_picture", "callbacks.progress", "callbacks.search_pictures"),
-    *("callbacks.training_returns", "callbacks.transcripts"),
-    *("data.demonstrations.concat", "data.demonstrations.data_module", "data.demonstrations.jsonl"),
-    "data.demonstrations.synthetic",
-    *("data.jsonl_rows", "data.minari_rows"),
-    *("data.rollout_buffer", "data.search", "data.transitions"),
-    "evaluation.policy_chat",
-    *("envs.factory", "envs.frozen_lake.csv_file", "envs.frozen_lake.expert_rows", "envs.prompt_env"),
-    "envs.openenv.factory",
-    *("models.local_chat", "models.served_chat"),
-    *("policies.head", "policies.linear", "policies.mlp", "policies.scoring", "policies.tabular", "policies.text"),
-    *("rewards.behaviour_cloning", "rewards.clone_likelihood", "rewards.expert_q", "rewards.format", "rewards.learned"),
-    *("search.augmented_random_search", "search.cmaes", "search.cross_entropy", "search.prompted"),
-    *("search.random_search", "search.stand_in"),
+    *("algorithms.trpo", "chat.local", "chat.served"),
+    *("data.demonstrations", "data.jsonl", "data.minari", "data.rollout_buffer", "data.rows", "data.sources"),
+    *("data.transitions", "envs.factory", "envs.frozen_lake_rows", "envs.prompt_env", "openenv.factory"),
+    *("policies.head", "policies.mlp", "policies.scoring", "policies.text"),
+    *("rewards.behaviour_cloning", "rewards.clone_likelihood", "rewards.expert_q", "rewards.format"),
+    *("rewards.learned", "search.in_context", "search.module", "search.networks", "search.pictures"),
+    *("search.policies", "search.prompted", "search.searchers", "search.stand_in", "search.synthetic"),
+    *("training.checkpoint", "training.collect", "training.export", "training.pictures", "training.progress"),
+    "training.transcripts",
 ):  # so that configurations can name classes without their module
     importlib.import_module(f"lrl.{_name}")
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lrl.cli.arguments import command_parser, subcommand
 
 if TYPE_CHECKING:
-    from lrl.models.model_config import LanguageModelConfig
+    from lrl.lm.config import LanguageModelConfig
 
 _TYPES = ("float32", "bfloat16", "float16")
 
@@ -45,8 +45,8 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
         ValueError: there is nothing to merge, or the folder or the repository cannot be written.
     """
-    from lrl.callbacks.export import create_repo, upload
-    from lrl.models.merging import check_new_folder, save_merged
+    from lrl.lm.merging import check_new_folder, save_merged
+    from lrl.training.export import create_repo, upload
 
     folder, repo_id = arguments.output_dir, arguments.push_to_hub
     check_new_folder(folder, "--output_dir")
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 Source = tuple[Any, Path, Callable[[Path], None], "LanguageModelConfig"]
-"""The first arguments of :func:`lrl.models.merging.save_merged`."""
+"""The first arguments of :func:`lrl.lm.merging.save_merged`."""
 
 
 def of_checkpoint(arguments: argparse.Namespace, folder: Path) -> Source:
@@ -73,7 +73,7 @@ def of_checkpoint(arguments: argparse.Namespace, folder: Path) -> Source:
     Raises:
         ValueError: there is none, or no value head where one is asked for.
     """
-    from lrl.evaluation.checkpoint import load_weights
+    from lrl.evaluation.load import load_weights
 
     policy = load_weights(arguments.checkpoint)
     kind = type(policy).__name__
@@ -98,7 +98,7 @@ def of_checkpoint(arguments: argparse.Namespace, folder: Path) -> Source:
 
 def of_peft(arguments: argparse.Namespace, folder: Path) -> Source:
     """Load the adapter of ``--peft_model_id`` on its base."""
-    from lrl.models.peft_folder import load_adapter
+    from lrl.lm.export import load_adapter
 
     loaded = load_adapter(arguments.peft_model_id)
     return loaded.model, folder, loaded.tokenizer.save_pretrained, loaded.config

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from lrl.cli.arguments import command_parser, labelled_number, subcommand
-from lrl.reports.plots import CLOCKS, aggregate, draw_curves, group_runs, read_series
+from lrl.evaluation.pictures import CLOCKS, aggregate, draw_curves, group_runs, read_series
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:

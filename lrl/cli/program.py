@@ -24,15 +24,19 @@ COMMANDS = {
     "plot": "draw a logged metric of runs, with a 95% interval over seeds",
     "compare": "compare runs with baseline runs, paired by seed",
     "run_seeds": "train one experiment on several seeds that follow a rule",
-    "results": "summarise runs as JSON, and write the documentation's tables and figures from the summaries",
     "zero_shot": "evaluate an untrained language model in several environments, beside random actions",
     "success_table": "evaluate policies in several environments, and print a Markdown table",
     "search_table": "search for small policies on the tasks of ProPS, beside its published figures",
     "synthetic_search": "write histories to learn searching from, or compare searchers on held-out functions",
-    "credit_truth": "compare estimated advantages with the exact ones on FrozenLake",
     "expert_q": "write the Q-values of a FrozenLake expert as CSV",
 }
-"""The other subcommands; each is the module of :mod:`lrl.cli` with its name."""
+"""The other subcommands; each is a module of :mod:`lrl.cli` with its name, unless it is in :data:`MODULES`."""
+MODULES = {
+    "search_table": "lrl.search.table_command",
+    "serve_env": "lrl.openenv.command",
+    "synthetic_search": "lrl.search.synthetic_command",
+}
+"""The module of each subcommand that is defined outside :mod:`lrl.cli`."""
 
 _HEAD = """usage: lrl {fit,validate,test,predict} --config <env>/<algorithm>.yaml [options]
        lrl COMMAND [options]
@@ -68,7 +72,7 @@ def main() -> None:
 
         sys.stdout.write(f"lrl {version('lrl')}\n")
     elif words[0] in COMMANDS:
-        importlib.import_module(f"lrl.cli.{words[0]}").main(f"lrl {words[0]}", words[1:])
+        importlib.import_module(MODULES.get(words[0], f"lrl.cli.{words[0]}")).main(f"lrl {words[0]}", words[1:])
     elif words[0] in TRAINER_COMMANDS or words[0].startswith("-"):
         started = time.monotonic()
         from lrl.cli.main import run

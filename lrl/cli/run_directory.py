@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from lrl.files import checkout
 from lrl.functional.distributed import read_checkpoint
-from lrl.shipped import checkout
 
 _VARIABLE = "LRL_RUN_DIRECTORY"
 _RECORDS = (

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lrl.cli.arguments import command_parser, exit_on_user_error
-from lrl.evaluation.seeds import run_seeds
+from lrl.evaluation.statistics import run_seeds
 
 
 def main(prog: str, args: Sequence[str]) -> None:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrl.cli.arguments import command_parser, fabric_of, subcommand
-from lrl.reports.table import environments_table
+from lrl.evaluation.report import environments_table
 
 if TYPE_CHECKING:
-    from lrl.evaluation.checkpoint import Loaded
+    from lrl.evaluation.load import Loaded
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def evaluate_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Evaluate every policy in every environment, printing each line of the table when it is known."""
-    from lrl.models.merging import merge_adapters_of
+    from lrl.lm.merging import merge_adapters_of
 
     rows: list[dict[str, Any]] = []
     settings = list(dict.fromkeys(name for env_kwargs in arguments.env_kwargs for name in env_kwargs))
@@ -77,7 +77,7 @@ def evaluate_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def write_report(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """Write the figures with the command, the commit and the machine as JSON."""
     from lrl.cli.run_directory import commit
-    from lrl.reports.table import write_json
+    from lrl.evaluation.report import write_json
 
     command = f"python -m lrl success_table {shlex.join(arguments.words)}"
     about = {"command": command, "commit": commit(), "machine": arguments.machine}
@@ -110,7 +110,7 @@ def row(
         arguments: the parsed command line.
     """
     from lrl.evaluation.episodes import evaluate_policy
-    from lrl.models.merging import merge_adapters_of
+    from lrl.lm.merging import merge_adapters_of
 
     label, path = subject
     fabric = fabric_of(arguments)
@@ -129,7 +129,7 @@ def row(
 def load(subject: str, env_id: str, env_kwargs: dict[str, Any], arguments: argparse.Namespace) -> Loaded:
     """Load one policy in one environment."""
     from lrl.envs.factory import GymnasiumEnvs
-    from lrl.evaluation.checkpoint import load_baseline, load_policy, saved_numbers
+    from lrl.evaluation.load import load_baseline, load_policy, saved_numbers
 
     if arguments.policy:
         return load_baseline(subject, GymnasiumEnvs(env_id, env_kwargs))

@@ -17,16 +17,19 @@ from typing import TYPE_CHECKING
 from lrl.cli.arguments import (
     add_env_arguments,
     add_env_url_argument,
+    add_model_arguments,
     check_env_arguments,
+    check_model_arguments,
     command_parser,
     envs_at,
+    load_untrained,
     subcommand,
+    with_retries,
 )
-from lrl.cli.model_arguments import add_model_arguments, check_model_arguments, load_untrained, with_retries
 
 if TYPE_CHECKING:
-    from lrl.evaluation.checkpoint import Loaded
     from lrl.evaluation.episode_records import WatchedTurn
+    from lrl.evaluation.load import Loaded
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
@@ -101,7 +104,7 @@ def show(turn: WatchedTurn, arguments: argparse.Namespace) -> None:
 
 def load(arguments: argparse.Namespace) -> Loaded:
     """Load the policy and the environment that the options name."""
-    from lrl.evaluation.checkpoint import Loaded, env_id, load_baseline, load_policy, saved_numbers
+    from lrl.evaluation.load import Loaded, env_id, load_baseline, load_policy, saved_numbers
 
     check_model_arguments(arguments)
     if arguments.model is not None:
@@ -114,7 +117,7 @@ def load(arguments: argparse.Namespace) -> Loaded:
     env = envs_at(arguments)
     if arguments.policy is not None:
         return with_retries(load_baseline(arguments.policy, env), arguments)
-    from lrl.cli.human import HumanActor
+    from lrl.policies.baselines import HumanActor
 
     actor = HumanActor("direct")
     actor.connect(env.codec)

@@ -19,7 +19,7 @@ from lrl.cli.arguments import command_parser, subcommand
 from lrl.envs.factory import GymnasiumEnvs
 
 if TYPE_CHECKING:
-    from lrl.evaluation.checkpoint import Loaded
+    from lrl.evaluation.load import Loaded
 
 POLICIES = {
     "random": None,
@@ -52,7 +52,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> None:
     """Evaluate what the report lacks, and write it after each row."""
-    from lrl.reports.table import write_json
+    from lrl.evaluation.report import write_json
 
     report = read_report(arguments)
     settings = {name: getattr(arguments, name) for name in ("model", "dtype", "episodes", "seed", "max_new_tokens")}
@@ -104,7 +104,7 @@ def evaluated(label: str, env_id: str, env_kwargs: dict[str, Any], arguments: ar
 
 def loaded(label: str, envs: GymnasiumEnvs, arguments: argparse.Namespace) -> Loaded:
     """Load the policy of a label."""
-    from lrl.evaluation.checkpoint import load_baseline, load_model
+    from lrl.evaluation.load import load_baseline, load_model
 
     settings = POLICIES[label]
     if settings is None:

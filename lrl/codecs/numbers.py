@@ -3,23 +3,303 @@
 from __future__ import annotations
 
 import math
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import chain
 from numbers import Real
+from typing import Any
 
 import numpy as np
 import yaml
 from numpy.typing import ArrayLike
 
-from lrl.codecs.number_codecs import (
-    BinCodec,
-    DecimalCodec,
-    ExactBinCodec,
-    ExactDecimalCodec,
-    NumberCodec,
-    Range,
-    is_valid_range,
-)
+from lrl.codecs.codec import InvalidActionError
+
+# Text formats of number vectors: decimals, normalised decimals, or integers from 0 to 999 that divide a range.
+
+NUM_BINS = 1000
+"""Number of bins of a range: 0 represents its lower bound, 999 its upper bound."""
+
+_CLIP = 10.0
+"""Number of standard deviations that normalised numbers are clipped to."""
+
+_DECIMAL = re.compile(r"-?[0-9]{1,309}(\.[0-9]{1,15})?")
+"""Allows 309 digits, which the largest number of 64 bits has."""
+_EXACT_DECIMAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,15})?")
+"""Allows 20 digits, because 64-bit integers have up to 20."""
+_BIN = re.compile(r"0|[1-9][0-9]{0,2}")
+_DIGITS = 15
+"""Largest number of digits after the decimal point that codecs read."""
+
+NUMBER = re.compile(r"(?<![\w.])[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?![\w.])")
+"""Matches a number as programs write it."""
+
+Range = tuple[float, float]
+"""Lower and upper bound."""
+
+
+class NumberCodec(ABC):
+    """Abstract base class that converts vectors of ``size`` numbers to texts and back."""
+
+    size: int
+    pattern = r"-?[0-9]{1,20}(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?"
+    """Regular expression of finite numbers that :meth:`decode` reads, after :func:`plain_numbers` at the latest."""
+    bounded = False
+    """Whether every text of this pattern stands for a number in bounds."""
+
+    @abstractmethod
+    def encode(self, values: Sequence[float]) -> list[str]:
+        """Convert each number to text.
+
+        Args:
+            values: The numbers, ``(dimension,)``.
+
+        Returns:
+            One text per number.
+        """
+
+    def encode_rows(self, rows: np.ndarray, before: Sequence[str]) -> list[str]:
+        """Write many vectors, each as one text.
+
+        Args:
+            rows: The numbers, ``(row, dimension)``.
+            before: What precedes each number of a row, ``dimension`` texts.
+        """
+        return ["".join(chain(*zip(before, self.encode(row)))) for row in rows.tolist()]
+
+    @abstractmethod
+    def decode(self, texts: Sequence[str]) -> np.ndarray:
+        """Parse one number per text.
+
+        Returns:
+            The numbers, ``(dimension,)``: float64, or Python integers (dtype object) for exact codecs.
+
+        Raises:
+            InvalidActionError: If a text is not a number in this format.
+        """
+
+
+class DecimalCodec(NumberCodec):
+    """Writes decimals such as ``-0.125``. A round trip is exact to half of the last digit.
+
+    Args:
+        size: The number of dimensions.
+        precision: The number of digits after the decimal point.
+    """
+
+    def __init__(self, size: int, precision: int = 3) -> None:
+        self.size, self.precision = size, precision
+        self._form = f"%.{precision}f"
+        self._zeros = {self._form % -0.0: self._form % 0.0}
+
+    def encode(self, values: Sequence[float]) -> list[str]:
+        """Write each number; non-finite ones as ``inf``, ``-inf`` or ``nan``, and zero without a sign."""
+        form, zeros = self._form, self._zeros
+        return [zeros.get(text, text) for text in [form % value for value in values]]
+
+    def encode_rows(self, rows: np.ndarray, before: Sequence[str]) -> list[str]:
+        """Write many vectors with one format per row; see :meth:`NumberCodec.encode_rows`."""
+        form = "".join(text.replace("%", "%%") + self._form for text in before)
+        if any("-" in text for text in before):  # the minus of zero could not be found
+            return super().encode_rows(rows, before)
+        (minus_zero, zero), *_ = self._zeros.items()
+        return [(form % tuple(row)).replace(minus_zero, zero) for row in rows.tolist()]
+
+    def decode(self, texts: Sequence[str]) -> np.ndarray:
+        """Parse finite decimals with any number of digits; float64 ``(dimension,)``."""
+        numbers = [float(text) for text in _matched(_DECIMAL, texts)]
+        for number, text in zip(numbers, texts, strict=True):
+            if math.isinf(number):
+                raise InvalidActionError(f"{text[:20]!r}.. is beyond the largest number of 64 bits")
+        return np.array(numbers)
+
+
+class ExactDecimalCodec(DecimalCodec):
+    """Writes integers of up to 64 bits as decimals, exactly, which float64 cannot represent."""
+
+    def encode(self, values: Sequence[float]) -> list[str]:
+        """Write each integer with zeros after the decimal point."""
+        zeros = (self._form % 0)[1:]
+        return [f"{value}{zeros}" if isinstance(value, int) else self._form % value for value in values]
+
+    def encode_rows(self, rows: np.ndarray, before: Sequence[str]) -> list[str]:
+        """Write many vectors one after the other; see :meth:`NumberCodec.encode_rows`."""
+        return NumberCodec.encode_rows(self, rows, before)
+
+    def decode(self, texts: Sequence[str]) -> np.ndarray:
+        """Parse decimals and round them half to even; Python integers ``(dimension,)``."""
+        return np.array([round(Fraction(text)) for text in _matched(_EXACT_DECIMAL, texts)], dtype=object)
+
+
+class NormalisedCodec(DecimalCodec):
+    """Writes decimals minus their mean and divided by their standard deviation, clipped to 10 deviations.
+
+    Args:
+        mean: The mean of each dimension, ``(dimension,)``.
+        deviation: The standard deviation of each dimension, ``(dimension,)``.
+        precision: The number of digits after the decimal point.
+    """
+
+    pattern = r"-?[0-9]{1,20}\.[0-9]+"  # without a point it could be meant as an integer from 0 to 999
+
+    def __init__(self, mean: ArrayLike, deviation: ArrayLike, precision: int = 3) -> None:
+        self.mean, self.deviation = np.asarray(mean, dtype=np.float64), np.asarray(deviation, dtype=np.float64)
+        super().__init__(len(self.mean), precision)
+
+    def encode(self, values: Sequence[float]) -> list[str]:
+        """Normalise and write each number; NaN is written as ``nan``."""
+        return super().encode(self._normalise(values).tolist())
+
+    def encode_rows(self, rows: np.ndarray, before: Sequence[str]) -> list[str]:
+        """Normalise and write many vectors; see :meth:`NumberCodec.encode_rows`."""
+        return DecimalCodec(self.size, self.precision).encode_rows(self._normalise(rows), before)
+
+    def _normalise(self, values: ArrayLike) -> np.ndarray:
+        """Return normalised numbers, float64 ``(..., dimension)``."""
+        return np.clip((np.asarray(values, dtype=np.float64) - self.mean) / self.deviation, -_CLIP, _CLIP)
+
+    def decode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the numbers whose normalised values are given; float64 ``(dimension,)``."""
+        return super().decode(texts) * self.deviation + self.mean
+
+
+class BinCodec(NumberCodec):
+    """Writes the nearest of 1000 equidistant values between two bounds as an integer from ``0`` to ``999``.
+
+    A round trip is exact to half a bin, ``(high - low) / 999 / 2``. Values out of bounds are clipped.
+
+    Args:
+        low: Values that 0 represents, ``(dimension,)``.
+        high: Values that 999 represents, ``(dimension,)``.
+        role: ``observation`` or ``action``, for error messages.
+
+    Raises:
+        ValueError: If a range or its width is not finite.
+    """
+
+    pattern, bounded = _BIN.pattern, True
+
+    def __init__(self, low: ArrayLike, high: ArrayLike, role: str = "numbers") -> None:
+        self.low, self.high = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
+        self.size = len(self.low)
+        # Python numbers represent 64-bit bounds exactly.
+        self._ranges: list[Range] = list(zip(np.asarray(low).tolist(), np.asarray(high).tolist(), strict=True))
+        for index, (least, most) in enumerate(self._ranges):
+            if not is_valid_range(least, most):
+                raise ValueError(
+                    f"{role}: dimension {index} goes from {least} to {most}, which integers cannot represent; "
+                    f"{_suggestion(role)}."
+                )
+
+    def encode(self, values: Sequence[float]) -> list[str]:
+        """Write the bin of each number; NaN is written as ``nan``."""
+        positions = np.clip(self._positions(values), 0, NUM_BINS - 1)
+        return ["nan" if math.isnan(position) else str(round(position)) for position in positions.tolist()]
+
+    def encode_rows(self, rows: np.ndarray, before: Sequence[str]) -> list[str]:
+        """Write many vectors with one format per row; see :meth:`NumberCodec.encode_rows`."""
+        if np.isnan(rows).any():
+            return super().encode_rows(rows, before)
+        form = "".join(text.replace("%", "%%") + "%d" for text in before)
+        bins = np.rint(np.clip(self._positions(rows), 0, NUM_BINS - 1)).astype(np.int64)  # rounds half to even
+        return [form % tuple(row) for row in bins.tolist()]
+
+    def _positions(self, values: Any) -> np.ndarray:
+        """Return the positions of numbers on the scale from 0 to 999, not rounded, float64 ``(..., dimension)``."""
+        return (np.asarray(values, dtype=np.float64) - self.low) * self._scale
+
+    @cached_property
+    def _scale(self) -> np.ndarray:
+        return (NUM_BINS - 1) / (self.high - self.low)
+
+    def decode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the values that bins represent; float64 ``(dimension,)``.
+
+        The weighted sum returns the bounds themselves for 0 and 999, without rounding errors that would leave a Box.
+        """
+        weight = np.array(self._bins(texts)) / (NUM_BINS - 1)
+        return self.low * (1 - weight) + self.high * weight
+
+    @staticmethod
+    def _bins(texts: Sequence[str]) -> list[int]:
+        for text in texts:
+            if not _BIN.fullmatch(text):
+                raise InvalidActionError(f"{text[:20]!r} is not an integer from 0 to {NUM_BINS - 1}")
+        return [int(text) for text in texts]
+
+
+class ExactBinCodec(BinCodec):
+    """A :class:`BinCodec` for integers of up to 64 bits, computed exactly, which float64 could not.
+
+    A round trip is exact if the range is at most 999 wide.
+    """
+
+    def encode_rows(self, rows: np.ndarray, before: Sequence[str]) -> list[str]:
+        """Write many vectors one after the other; see :meth:`NumberCodec.encode_rows`."""
+        return NumberCodec.encode_rows(self, rows, before)
+
+    def _positions(self, values: Any) -> np.ndarray:
+        pairs = zip(values, self._ranges, strict=True)
+        return np.array(
+            [(value - low) * (NUM_BINS - 1) / (high - low) for value, (low, high) in pairs], dtype=np.float64
+        )
+
+    def decode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the integers nearest to the values that bins represent; Python integers ``(dimension,)``."""
+        pairs = zip(self._bins(texts), self._ranges, strict=True)
+        values = [Fraction(low) + (Fraction(high) - Fraction(low)) * bin / (NUM_BINS - 1) for bin, (low, high) in pairs]
+        return np.array([round(value) for value in values], dtype=object)
+
+
+def plain_numbers(text: str) -> str:
+    """Write each number in a text without plus sign or exponent, with at most 15 digits after the point."""
+    return NUMBER.sub(lambda found: _plain_number(found[0]), text)
+
+
+def _plain_number(number: str) -> str:
+    if _EXACT_DECIMAL.fullmatch(number):
+        return number  # the exact digits of integers of 64 bits
+    value = float(number)
+    return f"{value:.{_DIGITS}f}".rstrip("0").rstrip(".") if math.isfinite(value) else number
+
+
+def split_numbers(text: str, size: int, separator: str = ",") -> list[str]:
+    """Split a text at commas, or at another separator, and strip blanks.
+
+    Raises:
+        InvalidActionError: If there are not ``size`` items.
+    """
+    items = [item.strip(" ") for item in text.split(separator)]
+    if len(items) != size:
+        form = "numbers separated by commas" if separator == "," else "lines"
+        raise InvalidActionError(f"there must be {size} {form}, not {len(items)}")
+    return items
+
+
+def _matched(pattern: re.Pattern[str], texts: Sequence[str]) -> Sequence[str]:
+    for text in texts:
+        if not pattern.fullmatch(text):
+            raise InvalidActionError(f"{text[:20]!r} is not a decimal number")
+    return texts
+
+
+def is_valid_range(low: float, high: float) -> bool:
+    """Return whether integers can represent the numbers from ``low`` to ``high``: the range is finite, not empty."""
+    return low < high and math.isfinite(float(high) - float(low))
+
+
+def _suggestion(role: str) -> str:
+    """Return how to configure a dimension that integers cannot represent."""
+    if role.startswith("action"):
+        return "numbers.kind must be decimals"
+    path = role.partition(" ")[2]
+    ranges = f"{{{path}: one [low, high] per dimension}}" if path else "one [low, high] per dimension"
+    return f"set numbers.ranges to {ranges}, or numbers.kind to decimals"
+
 
 Ranges = Sequence[Range] | Mapping[str, Sequence[Range]]
 """One range per dimension of a Box, or a list of ranges per Box of a Dict or Tuple, by path."""

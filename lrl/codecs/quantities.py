@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from lrl.codecs.number_codecs import NUM_BINS, Range
-from lrl.codecs.numbers import NumberFormat
+from lrl.codecs.numbers import NUM_BINS, NumberFormat, Range
 
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 

@@ -9,11 +9,10 @@ import gymnasium as gym
 
 from lrl.codecs.babyai import BabyAICodec
 from lrl.codecs.codec import TextCodec
-from lrl.codecs.grid import FrozenLakeCodec, is_slippery
 from lrl.codecs.known_environments import ENVIRONMENT_METADATA
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.spaces import SpaceCodec
-from lrl.codecs.toy_text import CliffWalkingCodec, TaxiCodec
+from lrl.codecs.toy_text import CliffWalkingCodec, FrozenLakeCodec, TaxiCodec, is_slippery
 
 T = TypeVar("T")
 

@@ -12,9 +12,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike
 
-from lrl.codecs.clipping import clip_to_box
-from lrl.codecs.codec import InvalidActionError
-from lrl.codecs.number_codecs import NormalisedCodec, NumberCodec, plain_numbers, split_numbers
+from lrl.codecs.codec import InvalidActionError, clip_to_box
+from lrl.codecs.numbers import NormalisedCodec, NumberCodec, plain_numbers, split_numbers
 
 
 class SpaceFormat(ABC):
@@ -197,7 +196,7 @@ class BoxFormat(SpaceFormat):
         """Parse one number per dimension, after its name if names are given; the array has the space's shape.
 
         Values outside the bounds are returned as they are, without casting to the space's dtype. The environment
-        wrapper clips them (:mod:`lrl.codecs.clipping`).
+        wrapper clips them (:mod:`lrl.codecs.codec`).
         """
         texts = split_numbers(text, self._numbers.size, self._separator)
         if self._names is not None:

@@ -12,8 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
-from lrl.codecs.number_codecs import NormalisedCodec, Range
-from lrl.codecs.numbers import NumberFormat, Ranges
+from lrl.codecs.numbers import NormalisedCodec, NumberFormat, Range, Ranges
 from lrl.codecs.quantities import Quantity, describe_box, describe_quantities
 from lrl.codecs.space_formats import (
     BoxFormat,

@@ -3,26 +3,79 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from lrl.codecs.codec import TextCodec
-from lrl.data.advice import Advisor
+from lrl.codecs.numbers import Range, Ranges
+from lrl.codecs.space_formats import flatten
 from lrl.envs.boundary import close_env
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.envs.minari_reader import DatasetReader
 from lrl.envs.minari_storage import DatasetWriter
 from lrl.envs.native import NativeStep
-from lrl.evaluation.episodes import evaluate_policy
-from lrl.evaluation.results import EpisodeResults
+from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
 from lrl.policies.actor import Actor
-from lrl.policies.baselines.random_actions import NoisyActor
+from lrl.policies.baselines import ExpertActor, NoisyActor
+from lrl.prompts.response_format import get_response_format
 from lrl.rollouts.runner import Step
-from lrl.types import SamplingConfig
+from lrl.types import RandomKeys, SamplingConfig
+
+# Advice of an expert in the states that another policy reaches, which DAgger (arXiv:1011.0686) learns from.
+
+
+@final
+class Advisor:
+    """Asks an actor what it would do in states that another one is in. Its advice is greedy.
+
+    Args:
+        actor: connected and configured. It acts natively and reads native observations, or is an
+            :class:`~lrl.policies.baselines.ExpertActor`, which reads the text that the policy is shown.
+        policy: the actor that plays.
+
+    Raises:
+        ValueError: the advisor is neither, or the policy is not shown what the advisor reads.
+    """
+
+    def __init__(self, actor: Actor, policy: Actor) -> None:
+        if actor.response_format is not None and not isinstance(actor, ExpertActor):
+            raise ValueError(
+                f"--advisor is a {type(actor).__name__}, which responds in text; it must be expert, or a run that acts "
+                "natively."
+            )
+        if actor.response_format is not None and policy.response_format is None:
+            raise ValueError("--advisor is expert, but --policy acts natively; it must be a run that acts natively.")
+        self.actor = actor
+
+    def prepare(self, envs: VectorEnv) -> None:
+        """Make the environments show what the advisor needs."""
+        self.actor.prepare(envs)
+
+    def advise(self, shown: Sequence[Any], native: Sequence[Any], episodes: np.ndarray, turn: np.ndarray) -> list[Any]:
+        """Return the advisor's native actions.
+
+        Args:
+            shown: what the policy observed, one per row.
+            native: the native observations of the same states.
+            episodes: indices of the episodes, int64 ``(row,)``.
+            turn: indices of the turns in them, int64 ``(row,)``.
+        """
+        actor, codec = self.actor, self.actor.codec
+        assert codec is not None, "connect() comes first"
+        observations = native if actor.response_format is None else shown
+        keys = RandomKeys(seed=0, purpose="advice", collection=0, env=episodes, turn=turn)
+        actions = actor.act(observations, [()] * len(observations), keys, actor.sampling_at(0.0)).actions
+        if actor.response_format is None:
+            return list(actions)
+        extract = get_response_format(actor.response_format).extract
+        return [codec.text_to_action(extract(response)) for response in actions]
+
 
 _CHUNK = 64
 """Number of episodes that are written together."""
@@ -43,7 +96,7 @@ class RecordedEpisode:
     truncations: list[bool] = field(default_factory=list)
     success: bool = False
     random_steps: list[int] = field(default_factory=list)
-    """Steps whose action :class:`~lrl.policies.baselines.random_actions.NoisyActor` sampled at random."""
+    """Steps whose action :class:`~lrl.policies.baselines.NoisyActor` sampled at random."""
     advised: list[str | None] = field(default_factory=list)
     """Text of the action that the policy chose in each random step; None if it was not legal or is not known."""
     advised_actions: list[Any] = field(default_factory=list)
@@ -267,3 +320,87 @@ def _metadata(
         "reset_options": env.reset_options,
     }
     return {"algorithm_name": about["policy"], "description": description, "lrl": ours}
+
+
+# Ranges and statistics of the numbers in a data set, which observation texts are scaled or normalised by.
+
+
+def observation_ranges(dataset_id: str) -> Ranges:
+    """Return the least and the greatest value of every observed number, for ``env.numbers.ranges``.
+
+    A configuration saves them with the policy, so that training and evaluation scale numbers in the same way.
+
+    Args:
+        dataset_id: Minari's name of a local data set.
+
+    Returns:
+        One ``(low, high)`` per dimension of a Box; a number that never changes gets a margin of 0.5. For a Dict or
+        Tuple a list of these for each Box, by its key.
+
+    Raises:
+        ValueError: the data set is missing, empty or damaged, or its observations hold no Box.
+    """
+    bounds: dict[str, np.ndarray] = {}
+    for path, values in _observed_numbers(dataset_id):
+        low, negated_high = bounds.setdefault(path, np.full((2, values.shape[1]), np.inf))
+        np.minimum(low, values.min(0), out=low)
+        np.minimum(negated_high, -values.max(0).astype(np.float64), out=negated_high)
+    return _by_key({path: _with_margin(low, -negated_high) for path, (low, negated_high) in bounds.items()})
+
+
+def observation_statistics(dataset_id: str) -> Ranges:
+    """Return mean and standard deviation of every observed number, for ``env.numbers.statistics``.
+
+    Args:
+        dataset_id: Minari's name of a local data set; one of random actions takes the place of a warm-up.
+
+    Returns:
+        One ``(mean, deviation)`` per dimension of a Box; the deviation of a number that never changes is 1. For a Dict
+        or Tuple a list of these for each Box, by its key.
+
+    Raises:
+        ValueError: the data set is missing, empty or damaged, or its observations hold no Box.
+    """
+    merged: dict[str, tuple[int, np.ndarray, np.ndarray]] = {}
+    for path, values in _observed_numbers(dataset_id):
+        values = values.astype(np.float64)
+        count, mean, squares = merged.get(path, (0, np.zeros(values.shape[1]), np.zeros(values.shape[1])))
+        own_mean, total = values.mean(0), count + len(values)
+        shift = own_mean - mean  # Chan et al., 1979
+        squares = squares + ((values - own_mean) ** 2).sum(0) + shift**2 * count * len(values) / total
+        merged[path] = (total, mean + shift * len(values) / total, squares)
+    return _by_key({path: _with_deviation(*one) for path, one in merged.items()})
+
+
+_CONSTANT = 1e-9
+"""Standard deviation, as a share of the mean, up to which a number never changes: rounding leaves some."""
+
+
+def _observed_numbers(dataset_id: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the observed numbers of each episode and Box, by its path, ``(step, dimension)``."""
+    reader = DatasetReader(dataset_id)
+    space = reader.observation_space
+    boxes = [path for path, leaf in flatten(space, space) if isinstance(leaf, spaces.Box)]
+    if not boxes:
+        raise ValueError(f"dataset_id is {dataset_id!r}, observed as {space}; it must be a Box, or hold one.")
+    for index in range(len(reader.lengths)):
+        steps = [dict(flatten(space, observation)) for observation in reader.episode(index).observations]
+        for path in boxes:
+            yield path, np.reshape([step[path] for step in steps], (len(steps), -1))
+
+
+def _by_key(pairs: dict[str, list[Range]]) -> Ranges:
+    """Return the pairs of a Box, whose path is empty, without a key."""
+    return pairs.get("", pairs)
+
+
+def _with_margin(low: np.ndarray, high: np.ndarray) -> list[Range]:
+    """Return ``(low, high)`` per dimension, with a margin of 0.5 where both are equal; arrays are ``(dimension,)``."""
+    constant = low == high
+    return [*zip((low - 0.5 * constant).tolist(), (high + 0.5 * constant).tolist(), strict=True)]
+
+
+def _with_deviation(count: int, mean: np.ndarray, squares: np.ndarray) -> list[Range]:
+    """Return ``(mean, deviation)`` per dimension from a sum of squared deviations; arrays are ``(dimension,)``."""
+    deviation = np.sqrt(squares / count)
+    return [*zip(mean.tolist(), np.where(deviation > _CONSTANT * np.abs(mean), deviation, 1.0).tolist(), strict=True)]

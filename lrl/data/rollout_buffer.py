@@ -7,20 +7,18 @@ from typing import Any
 
 import torch
 
-from lrl.data.run_data import MinibatchLoader, RunDataModule
-from lrl.data.validation import ValidationConfig
+from lrl.data.run_data import MinibatchLoader, RunDataModule, ValidationConfig
 from lrl.envs.factory import EnvFactory
 from lrl.functional.distributed import all_gather_objects, redistribute_lists, value_of_this_rank
 from lrl.functional.random import permutation
 from lrl.ranges import PositiveInt, check_arguments
-from lrl.turn_batch import TurnBatch
-from lrl.types import Rollout
+from lrl.types import Rollout, TurnBatch
 
 
 class RolloutDataModule(RunDataModule):
-    """Streams online rollouts as minibatches of turns (:class:`~lrl.turn_batch.TurnBatch`).
+    """Streams online rollouts as minibatches of turns (:class:`~lrl.types.TurnBatch`).
 
-    One Lightning epoch is one collection: :class:`lrl.callbacks.collect.VectorEnvRollouts` fills the buffer, then
+    One Lightning epoch is one collection: :class:`lrl.training.collect.VectorEnvRollouts` fills the buffer, then
     ``num_epochs`` passes are made over it, each cut into exactly ``num_minibatches`` minibatches.
 
     Args:

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 from lrl.data.run_data import ClockedDataModule, MinibatchLoader
 from lrl.envs.minari_reader import DatasetReader, download
 from lrl.functional.random import permutation
-from lrl.models.reward_model import space_to_dict, transition_vectors
 from lrl.ranges import HalfOpenUnitInterval, OpenUnitInterval, PositiveInt, check_arguments
+from lrl.rewards.reward_model import space_to_dict, transition_vectors
 
 Split = Literal["train", "validation", "test"]
 
@@ -26,7 +26,7 @@ _MISSING = 0.01
 class TransitionsDataModule(ClockedDataModule):
     """Streams pairs of inputs ``(row, size)`` and rewards ``(row,)``; one Lightning epoch is one pass over them.
 
-    Inputs are observations and actions side by side (:func:`~lrl.models.reward_model.transition_vectors`). They are
+    Inputs are observations and actions side by side (:func:`~lrl.rewards.reward_model.transition_vectors`). They are
     kept in memory as float32: a million of HalfCheetah take 96 MB. All steps count, random ones included.
 
     Episodes are held out whole: neighbouring steps are so alike that held-out steps of training episodes would measure

@@ -4,29 +4,29 @@ import gymnasium as gym
 
 gym.register(
     id="lrl/FrozenLakeRandomMaps-v0",
-    entry_point="lrl.envs.frozen_lake.maps:RandomMapsEnv",
+    entry_point="lrl.envs.frozen_lake:RandomMapsEnv",
     max_episode_steps=100,
     reward_threshold=0.70,
 )
 
 gym.register(
     id="lrl/HalfCheetah-v5",
-    entry_point="lrl.envs.physics:half_cheetah",
+    entry_point="lrl.envs.mujoco:half_cheetah",
     max_episode_steps=1000,
     reward_threshold=4800.0,
     kwargs={"gravity": 1.0, "friction": 1.0},
 )
 
-for _name, _module, _kind, _limit, _threshold in (
-    ("Maze3x3", "maze", "Maze", 200, 0.96),
-    ("Nim", "nim", "Nim", None, None),
-    ("Navigation", "navigation", "Navigation", 1000, 4000.0),
-    ("Pong", "pong", "Pong", 1000, 3.0),
+for _name, _kind, _limit, _threshold in (
+    ("Maze3x3", "Maze", 200, 0.96),
+    ("Nim", "Nim", None, None),
+    ("Navigation", "Navigation", 1000, 4000.0),
+    ("Pong", "Pong", 1000, 3.0),
 ):
     gym.register(
         id=f"lrl/{_name}-v0",
-        entry_point=f"lrl.envs.batched.{_module}:{_kind}Env",
-        vector_entry_point=f"lrl.envs.batched.{_module}:{_kind}VectorEnv",
+        entry_point=f"lrl.search.environments:{_kind}Env",
+        vector_entry_point=f"lrl.search.environments:{_kind}VectorEnv",
         max_episode_steps=_limit,
         reward_threshold=_threshold,
     )
@@ -46,6 +46,6 @@ for _name, _tasks, _split in (
 ):
     gym.register(
         id=f"lrl/BabyAI-{_name}Local-v0",
-        entry_point="lrl.envs.babyai.levels:LocalLevel",
+        entry_point="lrl.envs.babyai:LocalLevel",
         kwargs={"tasks": _tasks, "split": _split},
     )

@@ -18,10 +18,9 @@ from lrl.codecs.codec import TextCodec
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.registry import codec_for
 from lrl.envs.boundary import close_env, reason_of, shown
-from lrl.envs.mujoco_warnings import redirect_mujoco_warnings
+from lrl.envs.mujoco import redirect_mujoco_warnings
 from lrl.envs.native import NativeEnv, SuccessAt
-from lrl.envs.processes import OnDeath, SupervisedAsyncVectorEnv
-from lrl.envs.separate import SeparateEnvs
+from lrl.envs.processes import OnDeath, SeparateEnvs, SupervisedAsyncVectorEnv
 from lrl.envs.text import TextEnv
 from lrl.ranges import PositiveInt, check_arguments
 

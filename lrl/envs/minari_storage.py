@@ -24,7 +24,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from lrl.envs.minari_spaces import stack_samples, to_minari_space
+from lrl.envs.minari_columns import stack_samples, to_minari_space
 
 if TYPE_CHECKING:
     from minari.dataset.minari_storage import MinariStorage

@@ -7,18 +7,190 @@ rounding in batches of other shapes: with the embedded model that changes 1.5e-8
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from gymnasium.vector import VectorEnv
+from torch import Tensor
+from torchmetrics import Metric
 
 from lrl.envs.factory import EnvFactory
-from lrl.evaluation.results import EpisodeResults, EpisodeStep
+from lrl.envs.native import SuccessAt
+from lrl.evaluation.statistics import bootstrap_interval, interquartile_mean, ratio_interval, wilson_interval
 from lrl.policies.actor import Actor
-from lrl.policies.response_cache import ResponseCache
+from lrl.policies.retrying import ResponseCache
 from lrl.ranges import check_seed
 from lrl.rollouts.runner import EnvRunner, Step
 from lrl.types import RandomKeys, SamplingConfig
+
+# Results of evaluation episodes, their means and their intervals.
+
+EpisodeStep = tuple[np.ndarray, Step]
+"""A step, and the row of each of its episodes in the evaluation's index, int64 ``(row,)``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeResults:
+    """Holds the results of N episodes in the order of their seeds; arrays are ``(episode,)``."""
+
+    seed: int
+    """Seed of episode 0; episode ``i`` was reset with ``seed + i``."""
+    index: np.ndarray
+    """Indices of the episodes, int64."""
+    returns: np.ndarray
+    """Undiscounted returns, penalties for invalid actions included, float64."""
+    lengths: np.ndarray
+    """Number of turns, int64."""
+    successes: np.ndarray
+    """Whether the environment called the episode a success, bool; false where it does not judge episodes."""
+    invalid_actions: np.ndarray
+    """Number of turns without a legal action, int64."""
+    seconds: float
+    """Wall-clock time of acting and stepping."""
+    has_success: bool = True
+    """Whether the environment judges episodes at all: rows of a data set without Q-values do not."""
+    success_at: SuccessAt = "last_step"
+    """Whether the last step or any step of an episode decided on its success."""
+
+    @classmethod
+    def of(
+        cls, seed: int, index: np.ndarray, steps: Iterable[EpisodeStep], success_at: SuccessAt = "last_step"
+    ) -> EpisodeResults:
+        """Add up the steps of episodes.
+
+        Args:
+            seed: seed of episode 0.
+            index: indices of the episodes, int64 ``(episode,)``.
+            steps: see :func:`lrl.evaluation.episodes.play_episodes`.
+            success_at: which steps the environments decide by.
+        """
+        started, has_success = time.perf_counter(), False
+        returns, lengths = np.zeros(len(index)), np.zeros(len(index), dtype=np.int64)
+        successes, invalid_actions = np.zeros(len(index), dtype=bool), np.zeros(len(index), dtype=np.int64)
+        for rows, step in steps:
+            returns[rows], lengths[rows] = step.episode_return, step.turn + 1
+            successes[rows] = step.infos.get("success", False)
+            has_success |= "success" in step.infos
+            invalid_actions[rows] += ~np.asarray(step.infos.get("action_valid", True), dtype=bool)
+        return cls(
+            seed=seed,
+            index=index,
+            returns=returns,
+            lengths=lengths,
+            successes=successes,
+            invalid_actions=invalid_actions,
+            seconds=time.perf_counter() - started,
+            has_success=has_success,
+            success_at=success_at,
+        )
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def to(self, device: torch.device | str) -> EpisodeResults:
+        """Return itself: Lightning moves what ``predict_step`` returns, and these arrays live on the CPU."""
+        return self
+
+    @property
+    def env_steps_per_second(self) -> float:
+        """Turns per second of wall-clock time."""
+        return float(self.lengths.sum() / max(self.seconds, 1e-9))
+
+    @property
+    def success_rule(self) -> str:
+        """Which steps decided on success, in words; empty if the environment does not judge episodes."""
+        return f"success at {'any' if self.success_at == 'any_step' else 'the last'} step" if self.has_success else ""
+
+    def means(self) -> dict[str, float]:
+        """Return the metrics of :class:`EpisodeMetrics` over these episodes."""
+        metrics = EpisodeMetrics(sync_on_compute=False)
+        metrics.update(self)
+        return {name: float(value) for name, value in metrics.compute().items()}
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Return the 95% intervals of :meth:`means`: Wilson's for success, a bootstrap over episodes for the others.
+
+        The bounds of an environment's returns are not known, and a bootstrap stays within the observed returns.
+        """
+        success = {"success_rate": wilson_interval(int(self.successes.sum()), len(self))} if self.has_success else {}
+        return {
+            "return": bootstrap_interval(self.returns),
+            "length": bootstrap_interval(self.lengths),
+            **success,
+            "invalid_action_rate": ratio_interval(self.invalid_actions, self.lengths),
+        }
+
+    def report(self, env_id: str, policy: str) -> dict[str, Any]:
+        """Return everything under the names of the JSON file; what does not exist is None, or ``[None, None]``."""
+        means, intervals = self.means(), self.intervals()
+        return {
+            "env_id": env_id,
+            "policy": policy,
+            "episodes": len(self),
+            "seed": self.seed,
+            "return_mean": means["return"],
+            "return_ci95": [None if np.isnan(bound) else bound for bound in intervals["return"]],
+            "return_iqm": float(interquartile_mean(self.returns)),
+            "length_mean": means["length"],
+            "success_at": self.success_at if self.has_success else None,
+            "success_rate": means.get("success_rate"),
+            "success_ci95": list(intervals.get("success_rate", (None, None))),
+            "invalid_action_rate": means["invalid_action_rate"],
+            "env_steps_per_second": self.env_steps_per_second,
+            "per_episode": [self._episode(row) for row in range(len(self))],
+        }
+
+    def _episode(self, row: int) -> dict[str, Any]:
+        metrics = self.returns[row], self.lengths[row], self.successes[row], self.invalid_actions[row]
+        named = zip(("return", "length", "success", "invalid_actions"), metrics, strict=True)
+        figures = {name: value.item() for name, value in named if name != "success" or self.has_success}
+        return {"seed": int(self.seed + self.index[row])} | figures
+
+
+class EpisodeMetrics(Metric):
+    """Computes mean return and length, success rate if there is one, and the rate of turns without a legal action.
+
+    Args:
+        options: arguments of :class:`torchmetrics.Metric`; ``sync_on_compute=False`` uses this rank's episodes only.
+    """
+
+    full_state_update = False
+    episodes: Tensor
+    returns: Tensor
+    turns: Tensor
+    judged: Tensor
+    successes: Tensor
+    invalid_actions: Tensor
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name in ("episodes", "returns", "turns", "judged", "successes", "invalid_actions"):
+            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, results: EpisodeResults) -> None:
+        """Add episodes that were played to their end, or none."""
+        self.episodes = self.episodes + len(results)
+        self.returns = self.returns + float(results.returns.sum())
+        self.turns = self.turns + int(results.lengths.sum())
+        self.judged = self.judged + len(results) * results.has_success
+        self.successes = self.successes + int(results.successes.sum())
+        self.invalid_actions = self.invalid_actions + int(results.invalid_actions.sum())
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return ``return``, ``length``, ``success_rate`` and ``invalid_action_rate``, each a float64 scalar ``()``.
+
+        There is no ``success_rate`` if the environment judged no episode.
+        """
+        return {
+            "return": self.returns / self.episodes,
+            "length": self.turns / self.episodes,
+            **({"success_rate": self.successes / self.judged} if self.judged else {}),
+            "invalid_action_rate": self.invalid_actions / self.turns,
+        }
 
 
 def evaluate_policy(

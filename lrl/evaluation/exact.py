@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
-from lrl.codecs.grid import Desc, FrozenLakeCodec, get_desc
+from lrl.codecs.toy_text import Desc, FrozenLakeCodec, get_desc
 from lrl.envs.boundary import close_env
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.tabular import TransitionTable, optimal_q, optimal_success, reachable_states, success_probability

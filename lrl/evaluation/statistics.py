@@ -5,8 +5,19 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
 import math
-from collections.abc import Callable
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -146,3 +157,172 @@ def _mean(values: np.ndarray, axis: int) -> np.ndarray:
 
 def _ratio(above: np.ndarray, below: np.ndarray, axis: int) -> np.ndarray:
     return above.sum(axis=axis) / below.sum(axis=axis)
+
+
+# Seeds of headline results, which follow from a fixed rule, so that none is chosen by its result.
+
+
+def headline_seed(index: int) -> int:
+    """Return the seed with this index: the first 32 bits of the SHA-256 of ``lrl-<index>``, in [0, 2**32)."""
+    return int.from_bytes(hashlib.sha256(f"lrl-{index}".encode()).digest()[:4], "big")
+
+
+def run_seeds(config: str, count: int, folder: Path, jobs: int = 1, options: Sequence[str] = ()) -> list[Path]:
+    """Train one experiment on the first ``count`` headline seeds, each run in a process with one thread.
+
+    Finished runs of this experiment are skipped, so that an interrupted series can be continued.
+
+    Args:
+        config: configuration file of the experiment.
+        count: number of seeds, at least 1.
+        folder: folder of the run directories, ``seed<number>`` for each seed.
+        jobs: number of parallel processes, at least 1.
+        options: further options of ``lrl fit``, in which ``{seed}`` is replaced by the seed; so each run can start from
+            the weights of an earlier run on the same seed.
+
+    Returns:
+        The run directories, ordered by the index of their seeds.
+
+    Raises:
+        ValueError: ``count`` or ``jobs`` is below 1, a run directory holds another or an unfinished experiment, or a
+            run failed; the other runs are finished first.
+    """
+    for name, value in (("count", count), ("jobs", jobs)):
+        if value < 1:
+            raise ValueError(f"--{name} is {value}; it must be at least 1.")
+    seeds = [headline_seed(index) for index in range(count)]
+    runs = [folder / f"seed{seed}" for seed in seeds]
+    shared = [
+        ["fit", "--config", config, *(option.replace("{seed}", str(seed)) for option in options)] for seed in seeds
+    ]
+    arguments = [
+        [*command, "--seed_everything", str(seed), "--run_directory", str(run)]
+        for command, seed, run in zip(shared, seeds, runs, strict=True)
+    ]
+    todo = [command for command, run in zip(arguments, runs, strict=True) if not _is_finished(run, command)]
+    with ThreadPoolExecutor(jobs) as pool:
+        errors = [error for error in pool.map(_fit, todo) if error]
+    if errors:
+        raise ValueError(f"{len(errors)} of {count} runs failed; the first error is: {errors[0]}")
+    return runs
+
+
+def _is_finished(run: Path, arguments: Sequence[str]) -> bool:
+    """Return whether the run directory holds the finished run of this command.
+
+    Raises:
+        ValueError: it holds anything else, which is left unchanged.
+    """
+    if not run.exists():
+        return False
+    files = {name: run / name for name in ("command.txt", "run.log")}
+    command, log = (file.read_text(encoding="utf-8") if file.is_file() else "" for file in files.values())
+    written = shlex.join(arguments), " ".join(arguments)  # older versions wrote no quotes
+    if command.strip().endswith(written) and "finished after" in log:
+        return True
+    raise ValueError(
+        f"--folder holds {str(run)!r}, a run that has not finished or has another command; remove it or use another "
+        "folder."
+    )
+
+
+def _fit(arguments: Sequence[str]) -> str:
+    """Train with one seed; return the last line of the error output if it failed, else an empty text."""
+    command = [sys.executable, "-m", "lrl", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
+    environment["OMP_NUM_THREADS"] = "1"
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if not result.returncode:
+        return ""
+    return (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
+
+
+# Intervals over the seeds of one experiment, which stay within the bounds of the metric.
+
+MIN_SEEDS = 5
+"""Minimum number of seeds for an interval; with fewer, the value of each seed is reported."""
+
+_RATES = ("_rate", "_success", "_success_of_optimum", "_fraction")
+"""Endings of the names of metrics that lie in [0, 1]."""
+
+
+def bounds_of(result: dict[str, Any]) -> tuple[float, float] | None:
+    """Return the smallest and the largest possible value of a result's metric; None if it is unbounded.
+
+    Rates lie in [0, 1]; the bounds of a return are stored in the result, under ``bounds``.
+    """
+    if result["metric"].endswith(_RATES):
+        return 0.0, 1.0
+    return tuple(result["bounds"]) if "bounds" in result else None
+
+
+def check_bounds(result: dict[str, Any], values: np.ndarray) -> None:
+    """Raise if a final value lies outside the bounds of the metric.
+
+    Args:
+        result: a result, with its metric and bounds.
+        values: final value of each run, ``(run,)``.
+
+    Raises:
+        ValueError: a value is out of bounds.
+    """
+    bounds = bounds_of(result)
+    if bounds is not None and not ((bounds[0] <= values) & (values <= bounds[1])).all():
+        raise ValueError(
+            f"--bounds is {bounds[0]:g} {bounds[1]:g}, but {result['metric']} ends between {values.min():g} and"
+            f" {values.max():g}; the final value of every run must be in between."
+        )
+
+
+def spread(values: np.ndarray, bounds: tuple[float, float] | None) -> str:
+    """Return the 95% interval of the mean over seeds as text, or the value of each seed if there are fewer than five.
+
+    Args:
+        values: final value of each seed, ``(seed,)``.
+        bounds: bounds of the metric, for which a bootstrap interval is used; None uses Student's interval.
+    """
+    if len(values) < MIN_SEEDS:
+        return ", ".join(f"{value:.3f}" for value in values)
+    low, high = t_interval(values) if bounds is None else bootstrap_interval(values)
+    return f"{low:.3f} to {high:.3f}"
+
+
+def without_seed(text: str, seed: str | int) -> str:
+    """Return a text in which the seed of a run, a number of its own, is ``{seed}``, as in ``lrl run_seeds``.
+
+    A run may start from an earlier run on its seed, whose directory has the seed in its name.
+    """
+    return re.sub(rf"(?<!\d){seed}(?!\d)", "{seed}", text)
+
+
+def config_digest(config: dict[str, Any]) -> str:
+    """Return a hash of a run's resolved configuration without its seed and paths, as 12 hexadecimal digits."""
+    config = copy.deepcopy(config)
+    start, seed = config.get("model", {}).get("init_args", {}), config.get("seed_everything", "")
+    if isinstance(start.get("init_from"), str):
+        start["init_from"] = without_seed(start["init_from"], seed)
+    for key in ("seed_everything", "run_directory", "ckpt_path", "config"):
+        config.pop(key, None)
+    for key in ("logger", "default_root_dir"):
+        config.get("trainer", {}).pop(key, None)
+    config.get("data", {}).get("init_args", {}).pop("seed", None)
+    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def with_earlier_runs(result: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """Return ``result`` with the runs of ``earlier`` on other seeds added, ordered by seed.
+
+    Raises:
+        ValueError: the two have different commands, configurations or metrics.
+    """
+    for key in ("command", "metric", "drawn"):
+        if result[key] != earlier[key]:
+            raise ValueError(f"--add: the {key} was {earlier[key]!r} and is {result[key]!r}; it must be the same.")
+    configs = {run.get("config") for run in (*result["runs"], *earlier["runs"])}
+    if len(configs) > 1:
+        raise ValueError(
+            "--add: the configuration has changed since the file was written; it must be written from all runs."
+        )
+    seeds = {run["seed"] for run in result["runs"]}
+    runs = [*result["runs"], *(run for run in earlier["runs"] if run["seed"] not in seeds)]
+    return result | {"runs": sorted(runs, key=lambda run: run["seed"])}

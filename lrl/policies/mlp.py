@@ -10,12 +10,11 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from lrl.models.action_heads import ActionHead, check_spaces, vector_size, vectors
-from lrl.models.networks import RunningNorm, at_least_float32, mlp, seeded_init, value_view
+from lrl.lm.heads import ActionHead, check_spaces, vector_size, vectors
+from lrl.lm.networks import RunningNorm, at_least_float32, mlp, seeded_init, value_view
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveFloat, check_arguments
-from lrl.turn_batch import Inputs, TurnBatch
-from lrl.types import Decisions, Evaluation, History, NativeTurn, RandomKeys, SamplingConfig
+from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, RandomKeys, SamplingConfig, TurnBatch
 
 
 @final

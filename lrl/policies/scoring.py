@@ -18,26 +18,17 @@ from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.functional.distributions import Categorical
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_bits
-from lrl.models.attention import compute_dtype
-from lrl.models.candidate_scoring import (
-    Normalisation,
-    Prefixes,
-    candidate_logprobs,
-    check_distinct,
-    divisors,
-    prefix_sums,
-)
-from lrl.models.forward import without_gradient
-from lrl.models.language_model import LanguageModelConfig
-from lrl.models.padding import pad_prompts
-from lrl.models.sampling import sample_tokens, sampling_logprobs
-from lrl.models.value_head import ValueHead, ValueHeadConfig
-from lrl.policies.policy import Policy
-from lrl.policies.trunk import LanguageModelTrunk
+from lrl.lm.attention import compute_dtype
+from lrl.lm.candidates import Normalisation, Prefixes, candidate_logprobs, check_distinct, divisors, prefix_sums
+from lrl.lm.config import LanguageModelConfig
+from lrl.lm.forward import without_gradient
+from lrl.lm.heads import ValueHead, ValueHeadConfig
+from lrl.lm.layouts import pad_prompts
+from lrl.lm.logprobs import sample_tokens, sampling_logprobs
+from lrl.policies.policy import LanguageModelTrunk, Policy
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
-from lrl.turn_batch import TurnBatch
-from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig
+from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
 
 @final

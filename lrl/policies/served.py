@@ -12,8 +12,8 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from lrl.chat.model import ChatModel, Message
 from lrl.functional.random import counter_hash, seeds
-from lrl.models.chat import ChatModel, Message
 from lrl.policies.actor import Actor
 from lrl.policies.retrying import InvalidRetryConfig, TurnCounts
 from lrl.prompts.response_format import get_response_format

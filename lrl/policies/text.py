@@ -13,19 +13,15 @@ from lrl.codecs.codec import InvalidActionError
 from lrl.functional.distributions import Categorical
 from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_bits
-from lrl.models.decode_loop import DecodeLoop
-from lrl.models.forward import without_gradient
-from lrl.models.generator import Generator
-from lrl.models.language_model import LanguageModelConfig
-from lrl.models.padding import pad_prompts
-from lrl.models.prompt_sharing import Layout
-from lrl.models.value_head import ValueHead, ValueHeadConfig
-from lrl.policies.policy import Policy
-from lrl.policies.trunk import LanguageModelTrunk
+from lrl.lm.config import LanguageModelConfig
+from lrl.lm.decoding import DecodeLoop, Generator
+from lrl.lm.forward import without_gradient
+from lrl.lm.heads import ValueHead, ValueHeadConfig
+from lrl.lm.layouts import Layout, pad_prompts
+from lrl.policies.policy import LanguageModelTrunk, Policy
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
-from lrl.turn_batch import TurnBatch
-from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig
+from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
 
 @final
@@ -158,7 +154,7 @@ class TextPolicy(Policy):
     def _teacher_forced(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
         """Compute log-probabilities ``(turn, token)`` as :meth:`evaluate` does, of a few turns at a time.
 
-        Called inside :func:`~lrl.models.forward.without_gradient`, as :meth:`_logprobs` is.
+        Called inside :func:`~lrl.lm.forward.without_gradient`, as :meth:`_logprobs` is.
 
         Args:
             inputs: prompts and responses, each ``(turn, ...)``.

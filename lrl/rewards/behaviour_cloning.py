@@ -12,8 +12,7 @@ import numpy as np
 
 from lrl.codecs.codec import TextCodec
 from lrl.ranges import PositiveFloat, check_arguments
-from lrl.rewards.reward import NativeAction, Reward
-from lrl.rewards.row import Row
+from lrl.rewards.reward import NativeAction, Reward, Row
 
 
 class _DistanceReward(Reward):

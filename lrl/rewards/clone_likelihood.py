@@ -3,16 +3,149 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
+import torch
+import yaml
 from gymnasium import spaces
+from torch import Tensor, nn
 
 from lrl.codecs.codec import TextCodec
-from lrl.models.cloned_network import ClonedNetwork, cloned_network_file, load_cloned_network
+from lrl.functional.distributed import find_checkpoint, read_checkpoint
+from lrl.lm.heads import ActionHead
+from lrl.lm.networks import RunningNorm, mlp, seeded_init
 from lrl.ranges import NonNegativeFloat, check_arguments
-from lrl.rewards.network import NetworkReward
+from lrl.rewards.learned import NetworkReward
+
+# The actor of a network that was cloned from demonstrations, read from the checkpoint of its run.
+
+_PREFIX = "policy."
+"""What the names of a policy's weights begin with in the checkpoint of a run."""
+_SETTINGS = (
+    "hidden_sizes",
+    "activation",
+    "normalise_observations",
+    "observation_clip",
+    "shared_value_network",
+    "critic",
+)
+"""Arguments of the policy that say what its actor is."""
+
+
+class ClonedNetwork(nn.Module):
+    """The actor of an :class:`~lrl.policies.mlp.MLPPolicy`: normalisation, network and action head.
+
+    Args:
+        settings: arguments of the policy.
+        weights: its weights by name.
+        action_space: Discrete or Box.
+
+    Raises:
+        ValueError: the weights are those of another action space.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], weights: Mapping[str, Tensor], action_space: gym.Space) -> None:
+        super().__init__()
+        self.head = ActionHead(action_space, 0.0)
+        layers = [weight.shape for name, weight in weights.items() if name.startswith("actor.") and weight.ndim == 2]
+        self.size, outputs = layers[0][1], layers[-1][0]
+        valued = settings["critic"] and settings["shared_value_network"]
+        kind = "vectors" if "head.log_std" in weights else "integers"
+        if outputs - valued != self.head.size or self.head.is_box != (kind == "vectors"):
+            raise ValueError(f"its actions are {kind} with {outputs - valued} outputs; they must be of {action_space}.")
+        self.actor = mlp((self.size, *settings["hidden_sizes"], outputs), settings["activation"])
+        normalised = settings["normalise_observations"]
+        self.norm = RunningNorm(self.size, settings["observation_clip"]) if normalised else nn.Identity()
+        own = ("actor.", "norm.", "head.")
+        self.load_state_dict({name: weight for name, weight in weights.items() if name.startswith(own)})
+
+    @torch.no_grad()
+    def log_likelihoods(self, observations: Sequence[Any], actions: Sequence[Any], min_std: float = 0.0) -> np.ndarray:
+        """Return how likely the clone's distribution makes native actions, float64 ``(row,)``.
+
+        The log-probability of a Discrete action. Of a Box the log-density per dimension, without its constant, around
+        the clone's greedy action: the mean of ``-1/2 ((action - greedy) / std)^2``.
+
+        Args:
+            observations: native observations, vectors ``(row, size)``.
+            actions: native actions, ``(row,)``.
+            min_std: least standard deviation of a dimension of a Box.
+
+        Raises:
+            ValueError: observations are not vectors of the size that the network reads.
+        """
+        first = np.asarray(observations[0])
+        if first.shape != (self.size,) or first.dtype.kind not in "biuf":
+            raise ValueError(
+                f"the clone reads vectors of {self.size} numbers; an observation is {str(observations[0])[:60]!r}."
+            )
+        seen = torch.as_tensor(np.asarray(observations, dtype=np.float32))
+        with torch.autocast("cpu", enabled=False):  # a rollout may be played in 16 bits
+            outputs = self.actor(self.norm(seen))[:, : self.head.size]
+        if self.head.log_std is None:
+            distribution = self.head.distribution(outputs)
+            return self.head.logprobs_of(distribution, self.head.encode(actions))[:, 0].double().numpy()
+        space = self.head.space
+        greedy = np.clip(outputs.double().numpy(), space.low.reshape(-1), space.high.reshape(-1))
+        std = np.maximum(self.head.log_std.double().exp().numpy(), min_std)
+        taken = np.asarray(actions, dtype=np.float64).reshape(len(actions), -1)
+        return -0.5 * np.square((taken - greedy) / std).mean(1)
+
+
+def cloned_network_file(path: str | Path, key: str = "path") -> Path:
+    """Return the checkpoint that is meant by a path: of a run directory ``last.ckpt``.
+
+    Args:
+        path: a checkpoint or a run directory.
+        key: what the configuration calls it.
+
+    Raises:
+        ValueError: there is no checkpoint.
+    """
+    advice = "clone a network with `lrl fit --config half_cheetah/clone_mlp.yaml`"
+    return find_checkpoint(path, ("last.ckpt",), key, advice)
+
+
+def load_cloned_network(
+    path: str | Path, action_space: spaces.Box | spaces.Discrete, key: str = "path"
+) -> ClonedNetwork:
+    """Load a cloned network on the CPU, without gradients.
+
+    Args:
+        path: a checkpoint of an :class:`~lrl.policies.mlp.MLPPolicy`, or its run directory.
+        action_space: Discrete or Box.
+        key: what the configuration calls the path.
+
+    Raises:
+        ValueError: there is no checkpoint, it is damaged or of another policy, or acts in another space.
+    """
+    checkpoint: Any = read_checkpoint(cloned_network_file(path, key))
+    policy = _policy_config(checkpoint)
+    settings = policy.get("init_args", {})
+    if not policy.get("class_path", "").endswith(".MLPPolicy") or any(name not in settings for name in _SETTINGS):
+        raise ValueError(f"{key} is {str(path)!r}, which holds no MLPPolicy; it must be a run of clone_mlp.yaml.")
+    weights = {
+        name.removeprefix(_PREFIX): weight
+        for name, weight in checkpoint["state_dict"].items()
+        if name.startswith(_PREFIX)
+    }
+    try:
+        with seeded_init(0):  # the random numbers of the run stay as they are
+            network = ClonedNetwork(settings, weights, action_space)
+    except ValueError as error:
+        raise ValueError(f"{key} is {str(path)!r}, which does not fit the environment: {error}") from error
+    return network.eval().requires_grad_(False)
+
+
+def _policy_config(checkpoint: Any) -> Mapping[str, Any]:
+    """Return the policy of the configuration that a checkpoint holds; empty if it holds none."""
+    text = checkpoint.get("lrl", {}).get("config", "") if isinstance(checkpoint, dict) else ""
+    config = yaml.safe_load(text) or {}
+    return config.get("model", {}).get("init_args", {}).get("policy") or {}
 
 
 class CloneLikelihoodReward(NetworkReward):

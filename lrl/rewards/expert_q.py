@@ -13,8 +13,7 @@ import numpy as np
 
 from lrl.codecs.codec import TextCodec
 from lrl.ranges import PositiveFloat, check_arguments
-from lrl.rewards.reward import NativeAction, Reward
-from lrl.rewards.row import Row
+from lrl.rewards.reward import NativeAction, Reward, Row
 
 _EQUAL_VALUES_TOLERANCE = 1e-9
 """Spread of Q-values up to which all are considered equal, as value iteration leaves small residuals."""

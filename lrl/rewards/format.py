@@ -9,8 +9,7 @@ import numpy as np
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.prompts.response_format import ResponseFormat, get_response_format
-from lrl.rewards.reward import NativeAction, Reward
-from lrl.rewards.row import Row
+from lrl.rewards.reward import NativeAction, Reward, Row
 
 _CLOSING_TAG = re.compile(r"</\w+>$")
 

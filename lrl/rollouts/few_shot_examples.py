@@ -9,7 +9,7 @@ from lrl.envs.minari_reader import DatasetReader, download
 from lrl.envs.text import text_of
 from lrl.functional.random import counter_hash, permutation, seeds
 from lrl.policies.actor import Actor
-from lrl.policies.baselines.fixed import ExpertActor
+from lrl.policies.baselines import ExpertActor
 from lrl.prompts.response_format import get_response_format
 from lrl.rollouts.runner import EnvRunner
 from lrl.types import PastTurn, RandomKeys

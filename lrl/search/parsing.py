@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from lrl.search.space import ParameterSpace
+from lrl.search.searcher import ParameterSpace
 
 _MINUS = dict.fromkeys(map(ord, "−–‒﹣－"), "-")  # noqa: RUF001 (models write them for a minus)
 # Every quantifier over characters that may repeat is possessive, and no two in a row match the same character: the

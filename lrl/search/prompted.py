@@ -10,15 +10,21 @@ from typing import Any, Literal, final
 
 import numpy as np
 
+from lrl.chat.model import ChatModel, Completion, ConversationTooLongError, Message
 from lrl.functional.random import seeds
-from lrl.models.chat import ChatModel, Completion, ConversationTooLongError, Message
 from lrl.ranges import PositiveInt, check_arguments
-from lrl.search.history import Entry, HistoryConfig, render_reply, same_parameters
-from lrl.search.integers import integer_space, read_integers
 from lrl.search.parsing import ProposalError, parse_parameters
-from lrl.search.prompts import SearchPrompt, TaskText
-from lrl.search.searcher import Searcher, Trial
-from lrl.search.space import ParameterSpace
+from lrl.search.prompts import (
+    Entry,
+    HistoryConfig,
+    SearchPrompt,
+    TaskText,
+    integer_space,
+    read_integers,
+    render_reply,
+    same_parameters,
+)
+from lrl.search.searcher import ParameterSpace, Searcher, Trial
 from lrl.types import SamplingConfig
 
 _METRICS: tuple[str, ...] = (

@@ -8,7 +8,7 @@ from typing import final
 
 import numpy as np
 
-from lrl.models.chat import ChatModel, Completion, Message
+from lrl.chat.model import ChatModel, Completion, Message
 from lrl.ranges import ClosedUnitInterval, PositiveFloat, check_arguments
 from lrl.types import SamplingConfig
 

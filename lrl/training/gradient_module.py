@@ -15,18 +15,16 @@ from torch.autograd.function import once_differentiable
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.functional.distributed import shards_parameters
 from lrl.functional.losses import normalise
-from lrl.models.liger import fuse_kernels
-from lrl.models.loading import fingerprint
-from lrl.models.networks import at_least_float32
+from lrl.lm.liger import fuse_kernels
+from lrl.lm.loading import fingerprint
+from lrl.lm.networks import at_least_float32
 from lrl.policies.policy import Policy
-from lrl.training.adapters import lora_alpha, start_from
 from lrl.training.finite import FiniteSteps, gradient_norm, whole_number
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.policy_module import PolicyModule
 from lrl.training.resume import check_start
-from lrl.training.weights import shard_weights
-from lrl.turn_batch import TurnBatch
-from lrl.types import Credit, Evaluation, Rollout, TokenLoss
+from lrl.training.weights import lora_alpha, shard_weights, start_from
+from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 
 _CHUNK = 256
 """Turns that a value network reads at a time."""

@@ -16,7 +16,7 @@ class KLConfig:
     coef: NonNegativeFloat = 0.0
     """Weight; 0 keeps no reference policy."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """How GRPO estimates the divergence from sampled tokens (:func:`lrl.functional.kl.kl_estimate`)."""
+    """How GRPO estimates the divergence from sampled tokens (:func:`lrl.functional.losses.kl_estimate`)."""
 
     def __post_init__(self) -> None:
         check_fields(self, "model.kl")

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from lrl.data.run_data import RunDataModule
-from lrl.evaluation.episodes import evaluate_policy, gather
-from lrl.evaluation.results import EpisodeMetrics, EpisodeResults
-from lrl.functional.distributed import unsharded
-from lrl.functional.trainable_state import drop_frozen, frozen_parameter_names
+from lrl.evaluation.episodes import EpisodeMetrics, EpisodeResults, evaluate_policy, gather
+from lrl.functional.distributed import drop_frozen, frozen_parameter_names, unsharded
 from lrl.policies.policy import Policy
 from lrl.rollouts.few_shot_examples import add_examples, wants_examples
 from lrl.training.resume import check_fingerprint

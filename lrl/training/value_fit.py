@@ -14,7 +14,7 @@ from lrl.functional.random import permutation
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, check_fields
 from lrl.training.gradient_module import GradientModule
-from lrl.turn_batch import TurnBatch
+from lrl.types import TurnBatch
 
 _DEFAULTS = {"iterations": 25, "lr": 1e-3, "num_epochs": 10, "num_minibatches": 16}
 

@@ -19,9 +19,10 @@ from benchmarks.timing import Comparison, alternate, finish, quiet
 from transformers import GenerationConfig
 
 from lrl.functional.random import token_bits
-from lrl.models.decode_loop import decode
-from lrl.models.language_model import LanguageModel, LanguageModelConfig
-from lrl.models.loading import load_base
+from lrl.lm.config import LanguageModelConfig
+from lrl.lm.decoding import decode
+from lrl.lm.loading import load_base
+from lrl.lm.model import LanguageModel
 from lrl.types import RandomKeys, SamplingConfig
 
 SHAPES = {"4 prompts, groups of 8": (4, 8), "32 prompts": (32, 1)}

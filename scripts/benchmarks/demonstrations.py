@@ -22,11 +22,11 @@ import numpy as np
 from benchmarks.timing import provenance, quiet
 
 from lrl.codecs.numbers import NumberFormat
-from lrl.data.demonstrations.data_module import DemonstrationsDataModule
-from lrl.data.demonstrations.minari import MinariDemonstrations
+from lrl.data.demonstrations import DemonstrationsDataModule
+from lrl.data.minari import MinariDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.minari_storage import DatasetWriter
-from lrl.models.language_model import LanguageModelConfig
+from lrl.lm.config import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.types import SamplingConfig

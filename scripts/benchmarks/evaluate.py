@@ -17,9 +17,8 @@ import torch
 from benchmarks.timing import Comparison, alternate, finish, quiet
 
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.evaluation.episodes import evaluate_policy
-from lrl.evaluation.results import EpisodeResults
-from lrl.models.language_model import LanguageModelConfig
+from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
+from lrl.lm.config import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.types import History, PastTurn, SamplingConfig

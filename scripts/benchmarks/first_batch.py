@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lrl.algorithms.grpo import GRPOModule
-from lrl.models.attention import SOUND
-from lrl.turn_batch import TurnBatch
+from lrl.lm.attention import SOUND
+from lrl.types import TurnBatch
 
 LENGTH = 0.1
 """How much farther from 1 than TRL's the length of a gradient in 16 bits may be: a wrong factor would change it."""

@@ -55,8 +55,8 @@ def _measure(name: str, fisher: Any, turns: int) -> Any:
 def _policy(name: str) -> tuple[Any, Any]:
     from lrl.codecs.numbers import NumberFormat
     from lrl.envs.factory import GymnasiumEnvs
-    from lrl.models.language_model import LanguageModelConfig
-    from lrl.models.value_head import ValueHeadConfig
+    from lrl.lm.config import LanguageModelConfig
+    from lrl.lm.heads import ValueHeadConfig
     from lrl.policies.head import HeadPolicy
     from lrl.policies.mlp import MLPPolicy
     from lrl.policies.text import TextPolicy
@@ -80,8 +80,7 @@ def _policy(name: str) -> tuple[Any, Any]:
 
 
 def _batch(module: Any, env: Any, turns: int) -> Any:
-    from lrl.rollouts.episodes import CollectionPlan
-    from lrl.rollouts.fixed_horizon import FixedHorizonCollector
+    from lrl.rollouts.collectors import CollectionPlan, FixedHorizonCollector
 
     plan = CollectionPlan(seed=0, collection=0, num_groups=10, group_size=1, num_steps=turns // 10)
     envs = env.make(10, module.policy.response_format)

@@ -23,21 +23,18 @@ from benchmarks.first_batch import compare_first_batch
 from benchmarks.timing import Comparison, alternate, finish, quiet, write
 
 from lrl.algorithms.grpo import GRPOModule
-from lrl.callbacks.collect import VectorEnvRollouts
 from lrl.codecs.codec import TextCodec
-from lrl.codecs.grid import FrozenLakeCodec, render_map
+from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.data.rollout_buffer import RolloutDataModule
-from lrl.envs.frozen_lake.maps import named_map
-from lrl.envs.prompt_env import PromptEnvs
-from lrl.envs.rows import RowSource
-from lrl.models.language_model import LanguageModelConfig
-from lrl.models.loading import load_base
-from lrl.models.model_config import LoRAConfig
+from lrl.envs.frozen_lake import named_map
+from lrl.envs.prompt_env import PromptEnvs, RowSource
+from lrl.lm.config import LanguageModelConfig, LoRAConfig
+from lrl.lm.loading import load_base
 from lrl.policies.text import TextPolicy
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
-from lrl.rewards.reward import Reward
-from lrl.rewards.row import Row
+from lrl.rewards.reward import Reward, Row
+from lrl.training.collect import VectorEnvRollouts
 from lrl.training.kl_coefficient import KLConfig
 from lrl.training.optimizer import OptimizerConfig
 from lrl.types import PastTurn, SamplingConfig

@@ -91,7 +91,7 @@ def _measure(repeats: int, frozen: bool) -> tuple[dict[str, list[float]], dict[s
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from lrl.functional.trust_region import conjugate_gradient
-    from lrl.rollouts.episodes import CollectionPlan
+    from lrl.rollouts.collectors import CollectionPlan
 
     module, envs, collector = _built(frozen)
     watch, rollouts, updates = Stopwatch(), defaultdict(list), defaultdict(list)
@@ -134,8 +134,7 @@ def _built(frozen: bool) -> tuple[Any, Any, Any]:
     import lrl.policies.head  # noqa: F401  (so that the configuration can name its class)
     from lrl.algorithms.trpo import TRPOModule
     from lrl.envs.factory import EnvFactory
-    from lrl.rollouts.episodes import CollectionPlan
-    from lrl.rollouts.fixed_horizon import FixedHorizonCollector
+    from lrl.rollouts.collectors import CollectionPlan, FixedHorizonCollector
 
     content = yaml.safe_load(Path(CONFIG).read_text())
     content["model"]["init_args"]["policy"]["init_args"] |= {"freeze_trunk": frozen, "init_seed": 0}

@@ -17,12 +17,11 @@ from benchmarks.timing import Comparison, alternate, finish, quiet
 from torch import Tensor
 
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.evaluation.episodes import evaluate_policy
-from lrl.evaluation.results import EpisodeResults
-from lrl.models.attention import compute_dtype
-from lrl.models.candidate_scoring import candidate_logprobs
-from lrl.models.language_model import LanguageModelConfig
-from lrl.models.padding import pad_prompts
+from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
+from lrl.lm.attention import compute_dtype
+from lrl.lm.candidates import candidate_logprobs
+from lrl.lm.config import LanguageModelConfig
+from lrl.lm.layouts import pad_prompts
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.types import RandomKeys

@@ -17,10 +17,9 @@ import numpy as np
 from benchmarks.timing import provenance, quiet
 from gymnasium.vector import VectorEnv
 
-from lrl.envs.batched.make import make_batched
-from lrl.evaluation.parameter_search import make_policy
-from lrl.policies.searched import SearchedPolicy
-from lrl.rollouts.parameter_rollouts import play_parameters, proposal_seeds
+from lrl.search.experiments import make_policy
+from lrl.search.policies import SearchedPolicy
+from lrl.search.rollouts import make_batched, play_parameters, proposal_seeds
 from lrl.search.tasks import TASKS, SearchTask
 
 BAR = 100_000

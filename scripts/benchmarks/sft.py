@@ -20,19 +20,18 @@ from benchmarks.timing import Comparison, alternate, finish, quiet
 
 from lrl.algorithms.sft import SFTModule
 from lrl.codecs.codec import TextCodec
-from lrl.codecs.grid import FrozenLakeCodec, render_map
-from lrl.data.demonstrations.data_module import DemonstrationsDataModule
-from lrl.data.demonstrations.sources import Demonstrations
-from lrl.data.demonstrations.tokens import collate_demonstrations
+from lrl.codecs.toy_text import FrozenLakeCodec, render_map
+from lrl.data.demonstration_tokens import collate_demonstrations
+from lrl.data.demonstrations import DemonstrationsDataModule
+from lrl.data.sources import Demonstrations
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.models.language_model import LanguageModelConfig
+from lrl.lm.config import LanguageModelConfig
 from lrl.policies.policy import Policy
 from lrl.policies.text import TextPolicy
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.training.optimizer import OptimizerConfig
-from lrl.turn_batch import TurnBatch
-from lrl.types import Demonstration, SamplingConfig
+from lrl.types import Demonstration, SamplingConfig, TurnBatch
 
 LR, MAX_GRAD_NORM = 1e-6, 1.0
 THINK = get_response_format("think_answer")

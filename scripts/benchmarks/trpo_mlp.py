@@ -23,7 +23,7 @@ import torch
 from benchmarks.timing import Comparison, alternate, finish, provenance, quiet
 from benchmarks.whole_runs import WholeRuns
 
-from lrl.evaluation.seeds import headline_seed
+from lrl.evaluation.statistics import headline_seed
 
 CONFIG = "configs/half_cheetah/trpo_mlp.yaml"
 
@@ -100,7 +100,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def _theirs(both: Both, options: argparse.Namespace) -> None:
-    """Run sb3-contrib on the seeds of :mod:`lrl.evaluation.seeds`; the JSON file is complete after each of them."""
+    """Run sb3-contrib on the headline seeds; the JSON file is complete after each of them."""
     torch.set_num_threads(1)
     seeds, minutes = [headline_seed(index) for index in range(options.theirs_only)], list[float]()
     for done, seed in enumerate(seeds, 1):

@@ -7,11 +7,11 @@ import torch
 from settings import made
 from tiny_runs import FLOAT64, demonstrations, grpo, make_trainer, rollout_data, save_tiny_model, sft
 
-from lrl.codecs.grid import render_map
-from lrl.data.demonstrations.data_module import DemonstrationsDataModule
-from lrl.data.demonstrations.jsonl import JsonlDemonstrations
+from lrl.codecs.toy_text import render_map
+from lrl.data.demonstrations import DemonstrationsDataModule
+from lrl.data.jsonl import JsonlDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.models.language_model import LanguageModelConfig, LoRAConfig
+from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts.template import PromptTemplate
 

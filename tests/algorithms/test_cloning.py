@@ -16,19 +16,19 @@ from torch.nn.parallel import DistributedDataParallel
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.algorithms.sft import SFTModule
 from lrl.codecs.numbers import NumberFormat
-from lrl.data.demonstrations.data_module import DemonstrationsDataModule
-from lrl.data.demonstrations.minari import MinariDemonstrations
-from lrl.data.demonstrations.sources import ExpertDemonstrations
-from lrl.data.demonstrations.tokens import demonstrations_batch
+from lrl.data.demonstration_tokens import demonstrations_batch
+from lrl.data.demonstrations import DemonstrationsDataModule
+from lrl.data.minari import MinariDemonstrations
 from lrl.data.minari_writer import collect
 from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.data.sources import ExpertDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake.expert_rows import ExpertQRows
-from lrl.evaluation.checkpoint import load_baseline
+from lrl.envs.frozen_lake_rows import ExpertQRows
 from lrl.evaluation.episodes import evaluate_policy
+from lrl.evaluation.load import load_baseline
 from lrl.functional.distributions import Gaussian
-from lrl.models.action_heads import ActionHead, ObservationCriticConfig
-from lrl.models.language_model import LanguageModelConfig
+from lrl.lm.config import LanguageModelConfig
+from lrl.lm.heads import ActionHead, ObservationCriticConfig
 from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
 from lrl.types import NativeTurn, SamplingConfig
@@ -268,7 +268,7 @@ def test_a_frozen_trunk_reads_each_text_once(folder, tmp_path, monkeypatch):
         return states(self, inputs, reference)
 
     monkeypatch.setattr(HeadPolicy, "_states", noted)
-    monkeypatch.setattr("lrl.models.text_states.place_matters", lambda *_: False)
+    monkeypatch.setattr("lrl.policies.head.place_matters", lambda *_: False)
     module, source = sft(policy), data("box")
     fit(module, tmp_path, source, max_epochs=3)
     texts = {tuple(policy.encode_observation(row)) for row in stored("box")[0]}

@@ -12,20 +12,17 @@ from settings import made
 
 import lrl.algorithms.grpo
 from lrl.algorithms.grpo import GRPOModule
-from lrl.callbacks.collect import VectorEnvRollouts
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.data.rollout_buffer import RolloutDataModule
-from lrl.envs.prompt_env import PromptEnvs
-from lrl.envs.rows import RowSource
+from lrl.envs.prompt_env import PromptEnvs, RowSource
 from lrl.functional.advantages import group_advantages
-from lrl.models.language_model import LanguageModelConfig, LoRAConfig
+from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
-from lrl.rewards.reward import Reward
-from lrl.rewards.row import Row
-from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
-from lrl.turn_batch import TurnBatch
-from lrl.types import RandomKeys, SamplingConfig
+from lrl.rewards.reward import Reward, Row
+from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector
+from lrl.training.collect import VectorEnvRollouts
+from lrl.types import RandomKeys, SamplingConfig, TurnBatch
 
 MAX_NEW_TOKENS = 12
 

@@ -13,17 +13,14 @@ from lrl.algorithms.grpo import GRPOModule
 from lrl.codecs.spaces import SpaceCodec
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.prompt_env import PromptEnvs
-from lrl.envs.rows import RowSource
+from lrl.envs.prompt_env import PromptEnvs, RowSource
 from lrl.envs.text import AdvisedObservation
-from lrl.functional.advantages import group_advantages
-from lrl.functional.step_groups import grouped_gae, step_advantages, turn_numbers
+from lrl.functional.advantages import group_advantages, grouped_gae, step_advantages, turn_numbers
 from lrl.policies.mlp import MLPPolicy
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward
-from lrl.rewards.row import Row
-from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
-from lrl.rollouts.stacking import observation_key
-from lrl.training.group_credit import GroupCreditConfig
+from lrl.rewards.reward import Row
+from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector, observation_key
+from lrl.training.credit import GroupCreditConfig
 
 LAKE = GymnasiumEnvs("FrozenLake-v1", kwargs={"desc": ["SFF", "HFG"], "is_slippery": False})
 

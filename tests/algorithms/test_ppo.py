@@ -16,22 +16,21 @@ from tiny_runs import demonstrations, make_trainer, ppo, rollout_data, save_tiny
 from lrl.algorithms import ppo as ppo_file
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.algorithms.sft import SFTModule
-from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.evaluation.checkpoint import load_policy
 from lrl.evaluation.episodes import evaluate_policy
+from lrl.evaluation.load import load_policy
 from lrl.functional.losses import value_loss
-from lrl.models.language_model import LanguageModelConfig, LoRAConfig
-from lrl.models.value_head import ValueHeadConfig
+from lrl.lm.config import LanguageModelConfig, LoRAConfig
+from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts.template import PromptTemplate
-from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
+from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector
+from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.value_fit import ValueFit
 from lrl.training.weights import initial_weights, take_weights
-from lrl.turn_batch import TurnBatch
-from lrl.types import Evaluation, SamplingConfig
+from lrl.types import Evaluation, SamplingConfig, TurnBatch
 
 LAKE = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=8)
 

@@ -9,8 +9,7 @@ from tiny_runs import make_trainer, rollout_data, save_tiny_model, text_policy
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.algorithms.reinforce_pp import REINFORCEPlusPlusModule
-from lrl.turn_batch import TurnBatch
-from lrl.types import Evaluation, Rollout
+from lrl.types import Evaluation, Rollout, TurnBatch
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ from settings import made
 from tiny_runs import demonstrations
 
 from lrl.algorithms.reward_model import RewardModelModule, r2
-from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.data.transitions import TransitionsDataModule
 from lrl.envs.minari_storage import DatasetWriter
-from lrl.evaluation.checkpoint import load_policy
-from lrl.models.reward_model import load_reward_model
+from lrl.evaluation.load import load_policy
 from lrl.rewards.learned import LearnedReward
-from lrl.rewards.row import Row
+from lrl.rewards.reward import Row
+from lrl.rewards.reward_model import load_reward_model
+from lrl.training.checkpoint import CollectionCheckpoint
 
 BOX = spaces.Box(-np.inf, np.inf, (3,))
 SMALL = {"hidden_sizes": (16, 16), "dropout": 0.2}

@@ -12,12 +12,12 @@ from sft_runs import SaveInside, logged, weights
 from tiny_runs import rollout_data, save_tiny_model, text_policy
 
 from lrl.algorithms.sft import SFTModule
-from lrl.data.demonstrations.data_module import DemonstrationsDataModule
-from lrl.data.demonstrations.sources import ExpertDemonstrations
+from lrl.data.demonstrations import DemonstrationsDataModule
+from lrl.data.sources import ExpertDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake.expert_rows import ExpertQRows
+from lrl.envs.frozen_lake_rows import ExpertQRows
 from lrl.evaluation.exact import exact_evaluation, lakes_of
-from lrl.models.language_model import LoRAConfig
+from lrl.lm.config import LoRAConfig
 
 
 @pytest.fixture(scope="module")

@@ -12,19 +12,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lrl.algorithms import trpo
 from lrl.algorithms.trpo import NaturalGradientConfig, TRPOModule
-from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.codecs.numbers import NumberFormat
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.functional.distributions import Categorical
 from lrl.functional.trust_region import flatten
-from lrl.models.language_model import LanguageModelConfig, LoRAConfig
-from lrl.models.value_head import ValueHeadConfig
+from lrl.lm.config import LanguageModelConfig, LoRAConfig
+from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.head import HeadPolicy, ObservationCriticConfig
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts.template import PromptTemplate
-from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
+from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector
+from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.gradient_module import values_of
 from lrl.training.value_fit import ValueFit, fit_values
 

@@ -13,7 +13,8 @@ import torch
 import lrl.cli.evaluate as evaluate_command
 from lrl.cli.arguments import fabric_of
 from lrl.cli.main import _seed
-from lrl.policies.baselines.fixed import ConstantActor
+from lrl.cli.program import MODULES
+from lrl.policies.baselines import ConstantActor
 
 SCRIPT = str(Path(__file__).parents[2] / "scripts" / "evaluate.py")
 
@@ -94,7 +95,7 @@ SEEDED = {
 @pytest.mark.parametrize("command", SEEDED)
 def test_a_seed_out_of_range_is_one_sentence(command, seed, capsys):
     """It was a traceback of Gymnasium's or an OverflowError."""
-    main = importlib.import_module(f"lrl.cli.{command}").main
+    main = importlib.import_module(MODULES.get(command, f"lrl.cli.{command}")).main
     with pytest.raises(SystemExit) as end:
         main(f"lrl {command}", [*SEEDED[command], f"--seed={seed}"])
     assert end.value.code == 2

@@ -3,7 +3,6 @@
 import argparse
 import errno
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,8 @@ from safetensors import SafetensorError
 
 import lrl.cli.main
 from lrl.cli.arguments import exit_on_user_error
-from lrl.cli.error_messages import in_a_sentence, nearest, suggestion
+from lrl.cli.error_messages import nearest, suggestion
 from lrl.cli.main import check_wandb_login
-from lrl.moved_names import MOVED_CLASSES, MOVED_KEYS
 
 
 @pytest.mark.parametrize(
@@ -44,66 +42,13 @@ def test_a_misspelt_setting_of_a_group_is_looked_for_in_the_group(report, meant)
     assert suggestion(owner + report) == f"; did you mean {meant!r}?"
 
 
-def test_a_class_path_that_has_moved_is_named(tmp_path, capsys, monkeypatch):
-    text = Path("configs/frozen_lake/grpo.yaml").read_text()
-    old = tmp_path / "old.yaml"
-    monkeypatch.setattr(sys, "argv", ["lrl"])
-    for now, before, key in (
-        ("lrl.callbacks.exact_success.ExactSuccess", "lrl.callbacks.evaluation.ExactSuccess", "trainer.callbacks"),
-        ("class_path: ExpertQRows", "class_path: lrl.envs.frozen_lake_rows.ExpertQRows", "data.env.rows"),
-        ("class_path: RolloutDataModule", "class_path: lrl.data.rollouts.RolloutDataModule", "data"),
-    ):
-        assert now in text
-        old.write_text(text.replace(now, before))
-        with pytest.raises(SystemExit):
-            lrl.cli.main.run(["fit", "--config", str(old)])
-        path = before.removeprefix("class_path: ")
-        expected = f"lrl: {key}: {path} is now {MOVED_CLASSES[path]}; write the new class_path.\n"
-        assert capsys.readouterr().err == expected
-
-
 @pytest.mark.parametrize(
-    ("old", "new", "report"),
-    [
-        ("model.init_args.lrr", "model.init_args.optimizer.lr", "Option 'lrr' is not accepted"),
-        ("model.init_args.rate.lrr", "model.init_args.lr", "Group 'rate' does not accept option 'lrr'"),
-    ],
+    ("owner", "meant"),
+    [("grpo.GRPOModule", "; did you mean 'optimizer.lr'?"), ("trpo.TRPOModule", "; did you mean 'value_fit.lr'?")],
 )
-def test_a_key_that_has_moved_is_named(old, new, report, monkeypatch):
-    monkeypatch.setitem(MOVED_KEYS, old, new)
-    assert suggestion(f'Parser key "model":\n  {report}') == f"; it is now {new}"
-    assert suggestion(f'Parser key "data":\n  {report}') == ""
-
-
-def test_a_new_place_that_a_class_does_not_have_is_not_named():
-    report = (
-        "Parser key \"model\":\n  Problem with given class_path 'lrl.algorithms.{}':\n    Option 'lr' is not accepted"
-    )
-    assert suggestion(report.format("grpo.GRPOModule")) == "; it is now model.init_args.optimizer.lr"
-    assert "now" not in suggestion(report.format("trpo.TRPOModule"))
-
-
-@pytest.mark.parametrize(
-    ("lines", "sentence"),
-    [
-        (
-            "Parser key \"credit\":\nUnable to load config 'nested'",
-            "model.credit is 'nested'; it is now model.init_args.credit.kind.",
-        ),
-        (
-            "Subclasses are disabled for OptimizerConfig, thus 'torch.optim.Adam' is not accepted as class_path. Only "
-            "the class_path of OptimizerConfig itself is accepted.",
-            "model: Subclasses are disabled for OptimizerConfig, thus 'torch.optim.Adam' is not accepted as "
-            "class_path; it is now model.init_args.optimizer.factory",
-        ),
-    ],
-)
-def test_a_value_where_a_group_is_now_is_explained(lines, sentence):
-    owner = "Problem with given class_path 'lrl.algorithms.ppo.PPOValueHeadModule':"
-    assert (
-        in_a_sentence(f'Parser key "model":\nDoes not validate against any of the Union subtypes\n{owner}\n{lines}')
-        == sentence
-    )
+def test_a_setting_of_a_group_is_suggested_where_the_class_has_that_group(owner, meant):
+    report = f"Parser key \"model\":\n  Problem with given class_path 'lrl.algorithms.{owner}':\n    "
+    assert suggestion(f"{report}Option 'lr' is not accepted") == meant
 
 
 def test_a_misspelt_setting_of_the_trainer_in_a_config_is_looked_for_in_the_trainer():

@@ -13,11 +13,11 @@ from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 import lrl.cli.main
-import lrl.shipped
-from lrl.callbacks.export import ExportModel
+import lrl.files
 from lrl.cli.main import LRLCLI, base_config, check_ours, set_data_parallel_size
 from lrl.cli.run_directory import RunDirectory, experiment_name
-from lrl.evaluation.checkpoint import checkpoint_file
+from lrl.evaluation.load import checkpoint_file
+from lrl.training.export import ExportModel
 
 OVERLAYS = sorted(Path("configs/overlays").glob("*.yaml"))
 
@@ -156,8 +156,8 @@ def test_chat_models_and_callbacks_are_named_without_their_module():
     callback = ("--trainer.callbacks+", "TrainingReturns", "--trainer.callbacks.max_episodes", "9")
     parsed = parse(*words, "assets/tiny-lm", *callback)
     chat_model, last = parsed.model.init_args.searcher.init_args.chat_model, parsed.trainer.callbacks[-1]
-    assert chat_model.class_path == "lrl.models.local_chat.LocalChatModel"
-    assert last.class_path == "lrl.callbacks.training_returns.TrainingReturns" and last.init_args.max_episodes == 9
+    assert chat_model.class_path == "lrl.chat.local.LocalChatModel"
+    assert last.class_path == "lrl.search.networks.TrainingReturns" and last.init_args.max_episodes == 9
 
 
 def test_the_seed_reaches_the_data():
@@ -185,7 +185,7 @@ def test_an_accelerator_that_is_not_here_is_named(monkeypatch):
 
 
 def test_a_missing_base_is_an_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(lrl.shipped, "_PACKAGE", tmp_path / "lrl")
+    monkeypatch.setattr(lrl.files, "_PACKAGE", tmp_path / "lrl")
     with pytest.raises(ValueError, match=r"base\.yaml is missing"):
         base_config()
 
@@ -238,8 +238,8 @@ def test_a_checkpoint_of_ours_is_accepted(tmp_path):
 
 SHORT = ("--config", "configs/frozen_lake/grpo.yaml", "--data.init_args.validation.episodes", "2")
 SIZES = ("--trainer.max_epochs", "1", "--data.init_args.num_epochs", "1", "--data.init_args.group_size", "2")
-QUIET = ("--trainer.callbacks", "[{class_path: lrl.callbacks.collect.VectorEnvRollouts}, "
-         "{class_path: lrl.callbacks.checkpoint.CollectionCheckpoint}]")  # fmt: skip
+QUIET = ("--trainer.callbacks", "[{class_path: lrl.training.collect.VectorEnvRollouts}, "
+         "{class_path: lrl.training.checkpoint.CollectionCheckpoint}]")  # fmt: skip
 WANDB = ("--config", "configs/frozen_lake/sft.yaml", "--config", "configs/overlays/wandb.yaml",
          "--trainer.logger.project", "lakes", "--trainer.logger.entity", "ours", "--trainer.max_epochs=1",
          "--trainer.limit_val_batches=0", "--trainer.accelerator=cpu")  # fmt: skip

@@ -18,7 +18,7 @@ import pytest
 from chat_server import ChatServer, garbage, status
 
 from lrl.cli import evaluate, watch
-from lrl.cli.model_arguments import with_retries
+from lrl.cli.arguments import with_retries
 
 KEY = "sk-stand-in-0123456789"
 ACTIONS = ("LEFT", "DOWN", "RIGHT", "UP")

@@ -6,7 +6,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.codecs.clipping import clip_to_box, clip_to_space
+from lrl.codecs.codec import clip_to_box, clip_to_space
 from lrl.codecs.spaces import SpaceCodec
 
 WHOLE = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from lrl.codecs.codec import InvalidActionError
-from lrl.codecs.grid import FrozenLakeCodec, render_map
+from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.prompts.response_format import RESPONSE_FORMATS
 
 

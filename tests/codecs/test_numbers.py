@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lrl.codecs.codec import InvalidActionError
-from lrl.codecs.number_codecs import BinCodec, DecimalCodec, NormalisedCodec, split_numbers
-from lrl.codecs.numbers import NumberFormat
+from lrl.codecs.numbers import BinCodec, DecimalCodec, NormalisedCodec, NumberFormat, split_numbers
 
 BOUNDS = st.tuples(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
 

@@ -4,7 +4,7 @@ import gymnasium as gym
 import pytest
 from gymnasium.envs.registration import registry
 
-from lrl.codecs.mujoco_bodies import BODIES
+from lrl.codecs.known_environments import BODIES
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.quantities import Quantity, describe_quantities
 from lrl.codecs.registry import codec_for

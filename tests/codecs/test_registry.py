@@ -3,8 +3,8 @@
 import gymnasium as gym
 import pytest
 
-from lrl.codecs.grid import FrozenLakeCodec
 from lrl.codecs.registry import codec_for
+from lrl.codecs.toy_text import FrozenLakeCodec
 
 
 @pytest.mark.parametrize("env_id", ["FrozenLake-v1", "FrozenLake8x8-v1"])

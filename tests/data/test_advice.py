@@ -14,19 +14,19 @@ from network_runs import KEYS, network, save_run
 
 from lrl.cli.collect import load_advisor, main
 from lrl.codecs.numbers import NumberFormat
-from lrl.data.demonstrations.concat import ConcatDemonstrations
-from lrl.data.demonstrations.jsonl import JsonlDemonstrations, write_jsonl
-from lrl.data.demonstrations.minari import MinariDemonstrations
-from lrl.data.minari_rows import MinariRows
+from lrl.data.jsonl import JsonlDemonstrations, write_jsonl
+from lrl.data.minari import MinariDemonstrations
 from lrl.data.minari_writer import collect
+from lrl.data.rows import MinariRows
+from lrl.data.sources import ConcatDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.minari_reader import DatasetReader
 from lrl.envs.minari_storage import DatasetWriter, dataset_path
 from lrl.envs.text import AdvisedObservation, text_of
-from lrl.evaluation.checkpoint import load_baseline
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.models.language_model import LanguageModelConfig
-from lrl.policies.baselines.fixed import FixedActor
+from lrl.evaluation.load import load_baseline
+from lrl.lm.config import LanguageModelConfig
+from lrl.policies.baselines import FixedActor
 from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.text import TextPolicy

@@ -12,12 +12,12 @@ from tiny_runs import save_tiny_model
 
 from lrl.cli.collect import main
 from lrl.codecs.numbers import NumberFormat
-from lrl.data.demonstrations.minari import MinariDemonstrations
+from lrl.data.minari import MinariDemonstrations
 from lrl.data.minari_writer import collect
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.minari_reader import DatasetReader
-from lrl.evaluation.checkpoint import load_policy
-from lrl.models.language_model import LanguageModelConfig
+from lrl.evaluation.load import load_policy
+from lrl.lm.config import LanguageModelConfig
 from lrl.policies.head import HeadPolicy
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate

@@ -8,9 +8,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.spaces import SpaceCodec
-from lrl.data.demonstrations.jsonl import write_jsonl
-from lrl.data.jsonl_lines import parse_action, parse_observation
-from lrl.data.jsonl_rows import JsonlRows
+from lrl.data.jsonl import parse_action, parse_observation, write_jsonl
+from lrl.data.rows import JsonlRows
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.minari_storage import DatasetWriter
 from lrl.envs.prompt_env import PromptEnvs
@@ -284,7 +283,7 @@ def test_a_line_that_is_recognised_by_its_form_can_be_parsed_and_is_not_clipped(
 
 def test_only_lines_of_another_form_are_parsed_at_the_start(tmp_path, monkeypatch):
     parsed = []
-    monkeypatch.setattr("lrl.data.jsonl_rows.parse_observation", lambda *_: parsed.append(1) or ("", None))
+    monkeypatch.setattr("lrl.data.rows.parse_observation", lambda *_: parsed.append(1) or ("", None))
     rows_of(tmp_path, *[ORIGINAL] * 50, ORIGINAL | {"observation": ".5,0,0"})
     assert len(parsed) == 1
 

@@ -6,20 +6,20 @@ import pytest
 from settings import made
 from tiny_runs import make_trainer
 
-import lrl.data.minari_rows as module
+import lrl.data.rows as module
 from lrl.algorithms.grpo import GRPOModule
 from lrl.codecs.numbers import NumberFormat
-from lrl.data.demonstrations.minari import MinariDemonstrations
-from lrl.data.demonstrations.sources import ExpertDemonstrations
-from lrl.data.minari_rows import MinariRows
+from lrl.data.minari import MinariDemonstrations
 from lrl.data.minari_writer import collect
 from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.data.rows import MinariRows
+from lrl.data.sources import ExpertDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.minari_reader import DatasetReader
 from lrl.envs.minari_storage import DatasetWriter
 from lrl.envs.prompt_env import PromptEnvs
-from lrl.evaluation.checkpoint import load_baseline
-from lrl.models.language_model import LanguageModelConfig
+from lrl.evaluation.load import load_baseline
+from lrl.lm.config import LanguageModelConfig
 from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.text import TextPolicy

@@ -22,16 +22,14 @@ from commands import run_words
 from lrl.cli import collect as collect_script
 from lrl.codecs.numbers import NumberFormat
 from lrl.data import minari_writer as writer_module
-from lrl.data.demonstrations.jsonl import write_jsonl
-from lrl.data.minari_writer import collect
-from lrl.data.number_ranges import observation_ranges, observation_statistics
+from lrl.data.jsonl import write_jsonl
+from lrl.data.minari_writer import collect, observation_ranges, observation_statistics
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.minari_reader import DatasetReader
 from lrl.envs.minari_storage import DatasetWriter
 from lrl.envs.text import TextEnv
-from lrl.evaluation.checkpoint import load_baseline
-from lrl.policies.baselines.fixed import FixedActor
-from lrl.policies.baselines.random_actions import NoisyActor
+from lrl.evaluation.load import load_baseline
+from lrl.policies.baselines import FixedActor, NoisyActor
 from lrl.types import PastTurn, RandomKeys
 
 LAKES = GymnasiumEnvs("lrl/FrozenLakeRandomMaps-v0")
@@ -300,7 +298,7 @@ def test_a_command_that_a_signal_ends_keeps_what_was_played(datasets, caplog, mo
 
     former = signal.getsignal(signal.SIGTERM)
     interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore SIGINT
-    monkeypatch.setattr("lrl.cli.progress_bar.progress_bar", ended_after_three)
+    monkeypatch.setattr("lrl.cli.quiet.progress_bar", ended_after_three)
     words = ["--policy", "random", "--env_id", "CartPole-v1", "--dataset_id", "lrl/test-v0", "--episodes", "50"]
     try:
         with pytest.raises(SystemExit, match=str(status)):
@@ -378,7 +376,7 @@ def test_a_full_disk_leaves_the_former_json_lines_as_they_were(datasets, tmp_pat
     path.write_text("former\n", encoding="utf-8")
     with monkeypatch.context() as patch:
         if failing == "write":
-            patch.setattr("lrl.data.demonstrations.jsonl.json.dumps", failing_from(json.dumps, 5))
+            patch.setattr("lrl.data.jsonl.json.dumps", failing_from(json.dumps, 5))
         else:
             patch.setattr(*{"fsync": (os, "fsync"), "replace": (Path, "replace")}[failing], full_disk)
         with pytest.raises(OSError, match="No space left on device: '.*lines.jsonl'"):

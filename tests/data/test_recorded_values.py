@@ -6,14 +6,13 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 from lrl.codecs.codec import NamedActionsCodec
-from lrl.codecs.grid import FrozenLakeCodec
 from lrl.codecs.space_formats import MultiDiscreteFormat
 from lrl.codecs.spaces import SpaceCodec
-from lrl.codecs.toy_text import CliffWalkingCodec, TaxiCodec
-from lrl.data.demonstrations.jsonl import write_jsonl
-from lrl.data.demonstrations.minari import MinariDemonstrations
-from lrl.data.minari_rows import MinariRows
-from lrl.data.number_ranges import observation_statistics
+from lrl.codecs.toy_text import CliffWalkingCodec, FrozenLakeCodec, TaxiCodec
+from lrl.data.jsonl import write_jsonl
+from lrl.data.minari import MinariDemonstrations
+from lrl.data.minari_writer import observation_statistics
+from lrl.data.rows import MinariRows
 from lrl.data.transitions import TransitionsDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.minari_reader import DatasetReader

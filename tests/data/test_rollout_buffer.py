@@ -7,10 +7,10 @@ import pytest
 import torch
 from settings import made
 
-from lrl.callbacks.collect import VectorEnvRollouts
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.turn_batch import TurnBatch
+from lrl.training.collect import VectorEnvRollouts
+from lrl.types import TurnBatch
 
 
 def data(**changes):

@@ -28,12 +28,12 @@ from tiny_runs import (
 )
 
 from lrl.algorithms.ppo import PPOValueHeadModule
-from lrl.callbacks.checkpoint import CollectionCheckpoint, checkpoint_folder
-from lrl.callbacks.export import ExportModel
-from lrl.models.language_model import LanguageModelConfig, LoRAConfig
-from lrl.models.value_head import ValueHeadConfig
+from lrl.lm.config import LanguageModelConfig, LoRAConfig
+from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts.template import PromptTemplate
+from lrl.training.checkpoint import CollectionCheckpoint, checkpoint_folder
+from lrl.training.export import ExportModel
 
 WORLD_SIZE = 2
 TIMEOUT = datetime.timedelta(seconds=30)

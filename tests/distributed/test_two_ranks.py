@@ -11,8 +11,8 @@ from ranks import COLLECTIONS, SIZES
 from safetensors.torch import load_file
 from tiny_runs import FEW_ITERATIONS, FLOAT64, grpo, make_trainer, ppo, rollout_data, save_tiny_model, trpo
 
-from lrl.callbacks.checkpoint import CollectionCheckpoint
 from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint
+from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.weights import initial_weights
 
 pytestmark = pytest.mark.distributed

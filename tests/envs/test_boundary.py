@@ -14,7 +14,7 @@ from gymnasium import spaces
 from lrl.envs.boundary import EnvironmentFailedError
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.policies.baselines.fixed import RandomActor
+from lrl.policies.baselines import RandomActor
 from lrl.policies.mlp import MLPPolicy
 from lrl.rollouts.runner import EnvRunner
 from lrl.types import Decisions, RandomKeys

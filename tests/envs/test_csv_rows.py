@@ -8,12 +8,19 @@ import pytest
 import yaml
 
 from lrl.cli.expert_q import main
-from lrl.envs.frozen_lake.csv_file import COLUMNS, Q_COLUMNS, CsvRows, generate_records, parse_rendering, write_csv
-from lrl.envs.frozen_lake.expert_rows import ExpertQRows
+from lrl.envs.frozen_lake_rows import (
+    COLUMNS,
+    Q_COLUMNS,
+    CsvRows,
+    ExpertQRows,
+    generate_records,
+    parse_rendering,
+    write_csv,
+)
 from lrl.envs.prompt_env import PromptEnv
+from lrl.files import shipped
 from lrl.rewards.expert_q import NormalizedAdvantageReward
 from lrl.rewards.format import FormatReward
-from lrl.shipped import shipped
 
 ESC = "\x1b[41m"
 ORIGINAL = {

@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from lrl.codecs.mujoco import mujoco_observation
+from lrl.codecs.known_environments import mujoco_observation
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.registry import codec_for
 from lrl.envs.factory import GymnasiumEnvs

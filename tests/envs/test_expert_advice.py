@@ -3,10 +3,10 @@
 import gymnasium as gym
 import pytest
 
-from lrl.envs.expert_advice import expert_action
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.evaluation.checkpoint import load_baseline
+from lrl.envs.text import expert_action
 from lrl.evaluation.episodes import evaluate_policy
+from lrl.evaluation.load import load_baseline
 
 
 def returns(name, id, episodes, **settings):

@@ -13,7 +13,7 @@ import pytest
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.processes import EnvironmentFailedError
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.policies.baselines.fixed import RandomActor
+from lrl.policies.baselines import RandomActor
 
 RESPONSES = ("LEFT", "DOWN", "RIGHT", "UP")
 

@@ -5,15 +5,14 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from lrl.codecs.grid import FrozenLakeCodec
 from lrl.codecs.spaces import SpaceCodec
-from lrl.envs.frozen_lake.expert_rows import ExpertQRows, RandomMapRows
-from lrl.envs.prompt_env import PromptEnvs
-from lrl.envs.rows import EpisodeRows, RowSource
+from lrl.codecs.toy_text import FrozenLakeCodec
+from lrl.envs.frozen_lake_rows import ExpertQRows, RandomMapRows
+from lrl.envs.prompt_env import EpisodeRows, PromptEnvs, RowSource
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward, BoundedCloningReward
 from lrl.rewards.expert_q import NormalizedAdvantageReward, OptimalActionReward
 from lrl.rewards.format import ClosingTagFormatReward, FormatReward, InvalidActionReward
-from lrl.rewards.row import Row
+from lrl.rewards.reward import Row
 from lrl.types import PastTurn
 
 

@@ -6,8 +6,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.codecs.registry import codec_for
+from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.envs.native import NativeEnv
 from lrl.envs.text import TextEnv
 

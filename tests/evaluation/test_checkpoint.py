@@ -10,10 +10,10 @@ from commands import run_words
 
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.evaluation.checkpoint import Loaded, load_baseline, load_model, load_policy, saved_numbers
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.models.language_model import LanguageModelConfig, LoRAConfig
-from lrl.models.merging import merge_adapters_of
+from lrl.evaluation.load import Loaded, load_baseline, load_model, load_policy, saved_numbers
+from lrl.lm.config import LanguageModelConfig, LoRAConfig
+from lrl.lm.merging import merge_adapters_of
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.types import SamplingConfig
@@ -94,7 +94,7 @@ def test_merged_adapters_play_alike(tmp_path: Path, tiny_model: str) -> None:
 def test_merging_reaches_the_command_line(tmp_path: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_checkpoint(tmp_path, tiny_model, lora=True)
     merged: list[Any] = []
-    monkeypatch.setattr("lrl.models.merging.merge_adapters_of", lambda *told: merged.append(told[1]))
+    monkeypatch.setattr("lrl.lm.merging.merge_adapters_of", lambda *told: merged.append(told[1]))
     options = ["--checkpoint", str(tmp_path), "--episodes", "1", "--merge_adapters"]
     assert run_words(["python", "-m", "lrl", "evaluate", *options]).returncode == 0
     assert run_words(["python", "-m", "lrl", "success_table", *options, "--env_id", "FrozenLake-v1"]).returncode == 0

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
-from lrl.evaluation.checkpoint import load_baseline
 from lrl.evaluation.episode_records import film, watch_episode, write_video
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.policies.baselines.fixed import FixedActor
+from lrl.evaluation.load import load_baseline
+from lrl.policies.baselines import FixedActor
 from lrl.policies.mlp import MLPPolicy
 
 SEED = 20

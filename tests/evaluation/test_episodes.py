@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from lrl.codecs.grid import FrozenLakeCodec
+from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
-from lrl.evaluation.episodes import evaluate_policy, merge
-from lrl.evaluation.results import EpisodeResults
-from lrl.policies.baselines.fixed import FixedActor, RandomActor
+from lrl.evaluation.episodes import EpisodeResults, evaluate_policy, merge
+from lrl.policies.baselines import FixedActor, RandomActor
 from lrl.types import Decisions, History, PastTurn, RandomKeys, SamplingConfig
 
 

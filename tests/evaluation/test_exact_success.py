@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from lrl.codecs.openenv import OpenEnvCodec
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake.maps import map_split
-from lrl.envs.openenv.served import action_schema
+from lrl.envs.frozen_lake import map_split
 from lrl.envs.tabular import success_probability
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of, wrong_states
-from lrl.policies.baselines.fixed import ConstantActor, ExpertActor, FixedActor, RandomActor
+from lrl.openenv.codec import OpenEnvCodec
+from lrl.openenv.server import action_schema
+from lrl.policies.baselines import ConstantActor, ExpertActor, FixedActor, RandomActor
 from lrl.policies.mlp import MLPPolicy
-from lrl.policies.tabular import TabularPolicy
+from lrl.search.policies import TabularPolicy
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
 LAKE = GymnasiumEnvs("FrozenLake-v1")

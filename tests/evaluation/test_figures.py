@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from lrl.reports.results import kept_results, pictures
+from results.summaries import kept_results, pictures
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "assets" / "figures.ipynb"

@@ -8,12 +8,11 @@ import pytest
 from lrl.cli.evaluate import main
 from lrl.codecs.babyai import BabyAICodec
 from lrl.codecs.codec import InvalidActionError
-from lrl.codecs.grid import FrozenLakeCodec
-from lrl.codecs.rephrased import Phrasing, RephrasedCodec
+from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.evaluation.checkpoint import load_model
 from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of
-from lrl.evaluation.rephrased import read_phrasings, rephrased
+from lrl.evaluation.load import load_model
+from lrl.evaluation.rephrased import Phrasing, RephrasedCodec, read_phrasings, rephrased
 from lrl.types import PastTurn, RandomKeys
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")

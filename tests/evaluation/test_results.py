@@ -8,9 +8,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from lrl.evaluation.episodes import merge
-from lrl.evaluation.results import EpisodeMetrics, EpisodeResults
-from lrl.reports.table import results_table
+from lrl.evaluation.episodes import EpisodeMetrics, EpisodeResults, merge
+from lrl.evaluation.report import results_table
 
 
 def results(*episodes):

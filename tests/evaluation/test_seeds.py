@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from lrl.evaluation import seeds
-from lrl.evaluation.seeds import headline_seed, run_seeds
+from lrl.evaluation import statistics as seeds
+from lrl.evaluation.statistics import headline_seed, run_seeds
 
 
 def test_headline_seeds_are_the_first_bits_of_a_hash():

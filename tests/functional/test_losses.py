@@ -7,8 +7,7 @@ import torch
 
 from lrl.functional.advantages import group_advantages
 from lrl.functional.distributions import Categorical
-from lrl.functional.kl import kl_estimate
-from lrl.functional.losses import clipped_surrogate, normalise
+from lrl.functional.losses import clipped_surrogate, kl_estimate, normalise
 from lrl.functional.masking import selected_logprobs
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tiny_runs import on_two_ranks
 
-from lrl.functional.advantages import group_advantages
-from lrl.functional.step_groups import (
+from lrl.functional.advantages import (
     discounted_returns,
+    group_advantages,
     grouped_gae,
     grouped_values,
     shared_states,

@@ -5,11 +5,11 @@ import pytest
 import torch
 from tiny_runs import save_tiny_model, text_policy
 
-from lrl.codecs.grid import FrozenLakeCodec
+from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.models.language_model import LanguageModelConfig
-from lrl.models.value_head import ValueHeadConfig
+from lrl.lm.config import LanguageModelConfig
+from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.actor import Actor
 from lrl.policies.head import HeadPolicy
 from lrl.policies.scoring import ScoringPolicy

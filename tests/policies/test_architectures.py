@@ -22,9 +22,9 @@ from tiny_architectures import (
 )
 from tiny_runs import batch_of, sampled_values
 
-from lrl.models.candidate_scoring import Prefixes
-from lrl.models.decode_loop import DecodeLoop
-from lrl.models.language_model import LoRAConfig
+from lrl.lm.candidates import Prefixes
+from lrl.lm.config import LoRAConfig
+from lrl.lm.decoding import DecodeLoop
 from lrl.types import SamplingConfig
 
 

@@ -12,7 +12,7 @@ from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.codecs.numbers import NumberFormat
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.models.language_model import LanguageModelConfig, LoRAConfig
+from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.policies.head import HeadPolicy, ObservationCriticConfig
 from lrl.training.weights import take_weights
 from lrl.types import RandomKeys, SamplingConfig

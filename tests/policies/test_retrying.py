@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from lrl.codecs.grid import FrozenLakeCodec
+from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.evaluation.checkpoint import Loaded
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.evaluation.served import usage_line, usage_report
+from lrl.evaluation.load import Loaded, usage_line, usage_report
 from lrl.policies.actor import Actor
 from lrl.policies.retrying import InvalidRetryConfig, RetryingActor
 from lrl.prompts.template import PromptTemplate

@@ -7,13 +7,13 @@ import pytest
 import torch
 from tiny_runs import batch_of, save_tiny_model
 
-from lrl.codecs.grid import FrozenLakeCodec, render_map
 from lrl.codecs.numbers import NumberFormat
+from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.models.candidate_scoring import Prefixes
-from lrl.models.language_model import LanguageModelConfig, LoRAConfig
-from lrl.models.value_head import ValueHeadConfig
+from lrl.lm.candidates import Prefixes
+from lrl.lm.config import LanguageModelConfig, LoRAConfig
+from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.types import PastTurn, RandomKeys, SamplingConfig

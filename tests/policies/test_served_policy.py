@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from chat_server import ChatServer, empty, status, truncated
 
-from lrl.codecs.grid import FrozenLakeCodec
+from lrl.chat.local import LocalChatModel
+from lrl.chat.model import Completion
+from lrl.chat.served import Prices, ServedChatModel
+from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.evaluation.served import load_served, usage_line
-from lrl.models.chat import Completion
-from lrl.models.language_model import LanguageModelConfig
-from lrl.models.local_chat import LocalChatModel
-from lrl.models.served_chat import Prices, ServedChatModel
+from lrl.evaluation.load import load_served, usage_line
+from lrl.lm.config import LanguageModelConfig
 from lrl.policies.served import InvalidRetryConfig, ServedPolicy
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate

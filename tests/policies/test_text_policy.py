@@ -9,13 +9,12 @@ import pytest
 import torch
 from tiny_runs import save_tiny_model, text_policy
 
-from lrl.codecs.grid import FrozenLakeCodec, render_map
+from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.models.language_model import LoRAConfig
+from lrl.lm.config import LoRAConfig
 from lrl.prompts.response_format import get_response_format
-from lrl.rollouts.episodes import CollectionPlan, EpisodeCollector
-from lrl.turn_batch import TurnBatch
-from lrl.types import PastTurn, RandomKeys, SamplingConfig
+from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector
+from lrl.types import PastTurn, RandomKeys, SamplingConfig, TurnBatch
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
 OBSERVATIONS = [render_map(state, MAP) for state in (0, 1, 0, 4, 0, 1)]
@@ -268,7 +267,7 @@ def test_evaluation_may_sample_otherwise_than_training(folder):
 
 @pytest.mark.parametrize("changes", [{"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.9}])
 def test_training_samples_from_the_whole_distribution(folder, changes):
-    from lrl.models.language_model import LanguageModelConfig
+    from lrl.lm.config import LanguageModelConfig
     from lrl.policies.text import TextPolicy
     from lrl.prompts.template import PromptTemplate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lrl.codecs.grid import FrozenLakeCodec
+from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.prompts.template import HIDDEN_RESPONSE, PromptTemplate
 from lrl.types import PastTurn
 

@@ -9,11 +9,10 @@ from settings import made
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.functional.advantages import group_advantages
-from lrl.models.language_model import LanguageModelConfig
+from lrl.lm.config import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
-from lrl.turn_batch import TurnBatch
-from lrl.types import SamplingConfig
+from lrl.types import SamplingConfig, TurnBatch
 
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")]
 

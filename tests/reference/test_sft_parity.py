@@ -5,8 +5,8 @@ import torch
 from settings import made
 
 from lrl.algorithms.sft import SFTModule
-from lrl.data.demonstrations.tokens import collate_demonstrations
-from lrl.models.language_model import LanguageModelConfig
+from lrl.data.demonstration_tokens import collate_demonstrations
+from lrl.lm.config import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.types import SamplingConfig

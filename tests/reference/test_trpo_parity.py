@@ -15,7 +15,7 @@ from settings import made
 from lrl.algorithms.trpo import TRPOModule
 from lrl.functional.trust_region import conjugate_gradient
 from lrl.policies.mlp import MLPPolicy
-from lrl.turn_batch import TurnBatch
+from lrl.types import TurnBatch
 
 pytestmark = pytest.mark.reference
 

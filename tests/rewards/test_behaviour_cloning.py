@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from lrl.codecs.grid import FrozenLakeCodec
+from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward, BoundedCloningReward
-from lrl.rewards.row import Row
+from lrl.rewards.reward import Row
 
 PUSH = Row(observation="", action=np.array([0.5, -0.5], dtype=np.float32))
 STEP = Row(observation="", action=2)

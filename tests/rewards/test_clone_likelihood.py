@@ -8,13 +8,12 @@ import torch
 import yaml
 from gymnasium import spaces
 
-from lrl.codecs.grid import FrozenLakeCodec
 from lrl.codecs.spaces import SpaceCodec
+from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.policies.mlp import MLPPolicy
 from lrl.rewards.clone_likelihood import CloneLikelihoodReward
-from lrl.rewards.row import Row
-from lrl.turn_batch import TurnBatch
-from lrl.types import NativeTurn, RandomKeys
+from lrl.rewards.reward import Row
+from lrl.types import NativeTurn, RandomKeys, TurnBatch
 
 SEEN, PUSH = spaces.Box(-np.inf, np.inf, (3,), np.float64), spaces.Box(-1.0, 1.0, (2,))
 STEP = spaces.Discrete(3)

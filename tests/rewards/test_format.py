@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from lrl.codecs.codec import TextCodec
-from lrl.codecs.grid import FrozenLakeCodec
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.spaces import EnvironmentMetadata, SpaceCodec
+from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.rewards.format import ClosingTagFormatReward, FormatReward
-from lrl.rewards.row import Row
+from lrl.rewards.reward import Row
 
 ROW = Row(observation="", action=0)
 MOTORS = gym.spaces.Box(-1, 1, (3,), np.float32)

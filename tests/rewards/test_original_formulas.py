@@ -12,16 +12,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from lrl.codecs.clipping import clip_to_space
-from lrl.codecs.codec import InvalidActionError
-from lrl.codecs.grid import FrozenLakeCodec
+from lrl.codecs.codec import InvalidActionError, clip_to_space
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.spaces import SpaceCodec
+from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.prompts.response_format import get_response_format
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward
 from lrl.rewards.expert_q import NormalizedAdvantageReward
 from lrl.rewards.format import ClosingTagFormatReward, FormatReward
-from lrl.rewards.row import Row
+from lrl.rewards.reward import Row
 
 MOTORS = gym.spaces.Box(-1, 1, (2,), np.float32)
 EXPERT = np.array([0.5, -0.5], np.float32)

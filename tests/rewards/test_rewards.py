@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from lrl.codecs.grid import FrozenLakeCodec
+from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.rewards.expert_q import NormalizedAdvantageReward, OptimalActionReward, QGapReward
 from lrl.rewards.format import FormatReward, InvalidActionReward
-from lrl.rewards.reward import Reward
-from lrl.rewards.row import Row
+from lrl.rewards.reward import Reward, Row
 
 ROW = Row(observation="", q_values=(0.1, 0.5, 0.3, 0.46), action=1)
 FLAT = Row(observation="", q_values=(0.2, 0.2, 0.2, 0.2), action=2)

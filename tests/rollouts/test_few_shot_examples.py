@@ -4,16 +4,15 @@ import re
 
 import pytest
 
-from lrl.codecs.grid import FrozenLakeCodec
 from lrl.codecs.numbers import NumberFormat
-from lrl.data.minari_rows import MinariRows
+from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.data.minari_writer import collect
+from lrl.data.rows import MinariRows
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.minari_reader import DatasetReader
 from lrl.envs.prompt_env import PromptEnvs
-from lrl.evaluation.checkpoint import load_baseline
-from lrl.policies.baselines.experts import expert_for
-from lrl.policies.baselines.fixed import ExpertActor
+from lrl.evaluation.load import load_baseline
+from lrl.policies.baselines import ExpertActor, expert_for
 from lrl.prompts.template import PromptTemplate
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward
 from lrl.rewards.format import ClosingTagFormatReward
@@ -143,7 +142,7 @@ def test_a_model_without_training_is_shown_turns_of_a_data_set(dataset, monkeypa
 
     seen = []
     monkeypatch.setattr(evaluate, "load_model", lambda name, env, prompt, **other: seen.append(prompt), raising=False)
-    monkeypatch.setattr("lrl.evaluation.checkpoint.load_model", lambda name, env, prompt, **other: seen.append(prompt))
+    monkeypatch.setattr("lrl.evaluation.load.load_model", lambda name, env, prompt, **other: seen.append(prompt))
     line = ["--model", "x", "--env_id", "Pendulum-v1", "--num_examples", "2", "--examples_from", dataset]
     evaluate.load(evaluate.make_parser("lrl").parse_args(line))
     assert seen == [{"response_format": "think_answer", "num_examples": 2, "examples_from": dataset}]

@@ -8,10 +8,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.functional.random import seeds
-from lrl.policies.baselines.fixed import RandomActor
+from lrl.policies.baselines import RandomActor
 from lrl.policies.mlp import MLPPolicy
-from lrl.rollouts.episodes import CollectionPlan
-from lrl.rollouts.fixed_horizon import FixedHorizonCollector
+from lrl.rollouts.collectors import CollectionPlan, FixedHorizonCollector
 
 SEED = 5
 

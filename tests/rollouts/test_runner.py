@@ -95,6 +95,6 @@ def test_a_limit_of_turns_truncates_what_has_not_terminated():
 
 def test_nothing_else_steps_vectorised_environments():
     """But the search for parameters, whose bar of 100,000 steps per second leaves no time for turns of text."""
-    rollouts = Path(lrl.__file__).parent / "rollouts"
-    stepping = {path for path in rollouts.parent.rglob("*.py") if "envs.step(" in path.read_text()}
-    assert stepping == {rollouts / "runner.py", rollouts / "parameter_rollouts.py"}
+    package = Path(lrl.__file__).parent
+    stepping = {path for path in package.rglob("*.py") if "envs.step(" in path.read_text()}
+    assert stepping == {package / "rollouts" / "runner.py", package / "search" / "rollouts.py"}

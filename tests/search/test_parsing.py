@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from lrl.search.parsing import ProposalError, parse_parameters
-from lrl.search.space import ParameterSpace
+from lrl.search.searcher import ParameterSpace
 
 THREE = ParameterSpace(size=3)
 TABLE = ParameterSpace(size=3, actions=(0, 1, 2))

@@ -6,12 +6,10 @@ import logging
 import numpy as np
 import pytest
 
-from lrl.models.chat import ChatModel, Completion, ConversationTooLongError
-from lrl.search.history import HistoryConfig
+from lrl.chat.model import ChatModel, Completion, ConversationTooLongError
 from lrl.search.prompted import PromptedSearcher
-from lrl.search.prompts import SearchPrompt
-from lrl.search.searcher import Trial
-from lrl.search.space import ParameterSpace
+from lrl.search.prompts import HistoryConfig, SearchPrompt
+from lrl.search.searcher import ParameterSpace, Trial
 from lrl.search.stand_in import HillClimbingChatModel
 from lrl.types import SamplingConfig
 

@@ -7,11 +7,10 @@ from gymnasium import spaces
 from lrl.codecs.spaces import EnvironmentMetadata, SpaceCodec
 from lrl.codecs.toy_text import CliffWalkingCodec
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.policies.described import environment_in_words, policy_in_words
-from lrl.policies.linear import LinearPolicy
-from lrl.policies.tabular import TabularPolicy
+from lrl.search.described import environment_in_words, policy_in_words
+from lrl.search.policies import LinearPolicy, TabularPolicy
 from lrl.search.prompts import SearchPrompt, TaskText
-from lrl.search.space import ParameterSpace
+from lrl.search.searcher import ParameterSpace
 
 REAL, TABLE = ParameterSpace(size=3), ParameterSpace(size=2, actions=(0, 1, 2))
 TASK = TaskText(environment="A pole stands on a cart.", policy="it is linear.")

@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from lrl.search.augmented_random_search import AugmentedRandomSearch
-from lrl.search.cmaes import CMAES
-from lrl.search.cross_entropy import CrossEntropyMethod
-from lrl.search.random_search import RandomSearch
-from lrl.search.relaxation import Relaxation
-from lrl.search.searcher import Trial
-from lrl.search.space import ParameterSpace
+from lrl.search.searcher import ParameterSpace, Trial
+from lrl.search.searchers import CMAES, AugmentedRandomSearch, CrossEntropyMethod, RandomSearch, Relaxation
 
 SEARCHERS = {"random": RandomSearch, "cross-entropy": CrossEntropyMethod, "CMA-ES": CMAES, "ARS": AugmentedRandomSearch}
 REAL = ParameterSpace(size=8)

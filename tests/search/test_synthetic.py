@@ -8,19 +8,36 @@ import numpy as np
 import pytest
 from search_runs import train_to_search
 
-from lrl.data.demonstrations.synthetic import SyntheticHistories
-from lrl.evaluation.synthetic_search import compare_searchers, search_function
-from lrl.models.chat import ChatModel, Completion
-from lrl.search.cmaes import CMAES
-from lrl.search.history import Entry, HistoryConfig
-from lrl.search.integers import from_integers, integer_space, ranks, read_integers, to_integers
+from lrl.chat.model import ChatModel, Completion
 from lrl.search.parsing import ProposalError
 from lrl.search.prompted import PromptedSearcher
-from lrl.search.prompts import integer_prompt
-from lrl.search.random_search import RandomSearch
-from lrl.search.space import ParameterSpace
-from lrl.search.synthetic import KINDS, REAL_KINDS, REAL_SIZES, TABLE_KINDS, TABLE_SIZES, TableFunction, sample_function
-from lrl.search.teaching import TeacherConfig, change, demonstrations, teach
+from lrl.search.prompts import (
+    Entry,
+    HistoryConfig,
+    from_integers,
+    integer_prompt,
+    integer_space,
+    ranks,
+    read_integers,
+    to_integers,
+)
+from lrl.search.searcher import ParameterSpace
+from lrl.search.searchers import CMAES, RandomSearch
+from lrl.search.synthetic import (
+    KINDS,
+    REAL_KINDS,
+    REAL_SIZES,
+    TABLE_KINDS,
+    TABLE_SIZES,
+    SyntheticHistories,
+    TableFunction,
+    TeacherConfig,
+    change,
+    demonstrations,
+    sample_function,
+    teach,
+)
+from lrl.search.synthetic_comparison import compare_searchers, search_function
 
 
 def test_parameters_are_counted_in_tenths_from_the_lower_end():
@@ -245,7 +262,7 @@ def test_the_searcher_writes_and_reads_integers():
 
 
 def test_checkpoints_are_not_selected_on_the_functions_that_searchers_are_compared_on(tmp_path):
-    from lrl.cli.synthetic_search import main
+    from lrl.search.synthetic_command import main
 
     compared = {row["prompt"] for row in demonstrations(0, range(2), TeacherConfig(), held_out=True)}
     made = {row.observation for row in SyntheticHistories(2, held_out=True).load(None, None)}
@@ -269,7 +286,7 @@ def test_checkpoints_are_not_selected_on_the_functions_that_searchers_are_compar
     ],
 )
 def test_options_that_would_be_ignored_are_one_sentence(options, said, capsys):
-    from lrl.cli.synthetic_search import main
+    from lrl.search.synthetic_command import main
 
     with pytest.raises(SystemExit) as stop:
         main("lrl synthetic_search", options.split())
@@ -280,7 +297,7 @@ def test_options_that_would_be_ignored_are_one_sentence(options, said, capsys):
 def test_the_command_writes_what_a_run_learns_from_and_compares_it(tmp_path, monkeypatch, capsys):
     import sys
 
-    from lrl.cli.synthetic_search import main
+    from lrl.search.synthetic_command import main
 
     main("x", f"--write {tmp_path}/histories.jsonl --functions 8".split())
     rows = [json.loads(line) for line in (tmp_path / "histories.jsonl").read_text().splitlines()]

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from lrl.envs.batched.dynamics import DynamicsVectorEnv
-from lrl.envs.batched.make import make_batched
-from lrl.evaluation.parameter_search import make_policy
-from lrl.rollouts.parameter_rollouts import play_parameters
+from lrl.search.batched import DynamicsVectorEnv
+from lrl.search.experiments import make_policy
+from lrl.search.rollouts import make_batched, play_parameters
 from lrl.search.tasks import TASKS
 
 RANKS = [3, 5, 10, 22, 18, 36, 108, 16, 48, 9, 11, 9, 18, 18, 10]

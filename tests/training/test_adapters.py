@@ -5,13 +5,12 @@ import torch
 import yaml
 from tiny_runs import grpo, make_trainer, rollout_data, save_tiny_model
 
-from lrl.callbacks.checkpoint import CollectionCheckpoint
-from lrl.evaluation.checkpoint import _load_weights
+from lrl.evaluation.load import _load_weights
 from lrl.functional.distributed import read_checkpoint
-from lrl.models.export import save_pretrained
-from lrl.models.language_model import LoRAConfig
-from lrl.training.adapters import merge_adapters
-from lrl.training.weights import initial_weights, take_weights
+from lrl.lm.config import LoRAConfig
+from lrl.lm.export import save_pretrained
+from lrl.training.checkpoint import CollectionCheckpoint
+from lrl.training.weights import initial_weights, merge_adapters, take_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft under transformers 5
 IDS = torch.arange(20)[None]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_runs import demonstrations, grpo, make_trainer, network, rollout_data, save_tiny_model, sft, trpo
 
-from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.training.checkpoint import CollectionCheckpoint
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_runs import demonstrations, make_trainer, module_of, rollout_data, save_tiny_model, sft
 
-from lrl.callbacks.checkpoint import CollectionCheckpoint
+from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.interruption import Interruption
 
 STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}
@@ -162,7 +162,7 @@ def test_a_validation_between_minibatches_is_not_left_out_by_a_run_that_goes_on(
 def test_short_collections_leave_checkpoints_of_their_ends_only(folder, tmp_path, monkeypatch):
     """Any number of devices can go on from these."""
     clock = iter(range(10**6))
-    monkeypatch.setattr("lrl.callbacks.checkpoint.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    monkeypatch.setattr("lrl.training.checkpoint.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     with pytest.raises(KilledError):
         fit(folder, "network", tmp_path, Fall(3), every_minutes=3.5 / 60)
     saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["loops"]["fit_loop"]

@@ -165,7 +165,7 @@ def test_the_update_is_measured_in_passes_of_bounded_memory(tmp_path, monkeypatc
         return evaluate(batch, *args)
 
     module.policy.evaluate = counted
-    monkeypatch.setattr("lrl.models.pass_memory._LIMIT", 2**16)
+    monkeypatch.setattr("lrl.lm.forward._LIMIT", 2**16)
     trainer = make_trainer(tmp_path, max_epochs=1)
     trainer.fit(module, datamodule=data)
     assert sum(sizes) == len(data.minibatch(0)) and 0 < max(sizes) < sum(sizes)

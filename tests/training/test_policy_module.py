@@ -9,10 +9,10 @@ from settings import made
 from tiny_runs import demonstrations, grpo, make_trainer, rollout_data, save_tiny_model, sft, text_policy
 
 from lrl.algorithms.ppo import PPOValueHeadModule
-from lrl.callbacks.checkpoint import CollectionCheckpoint
-from lrl.models.language_model import LoRAConfig
-from lrl.models.value_head import ValueHeadConfig
+from lrl.lm.config import LoRAConfig
+from lrl.lm.heads import ValueHeadConfig
 from lrl.rollouts.few_shot_examples import draw_examples
+from lrl.training.checkpoint import CollectionCheckpoint
 
 LORA = {"lora": LoRAConfig(r=2, alpha=4)}
 WIDE = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32}

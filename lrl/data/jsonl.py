@@ -1,0 +1,429 @@
+"""Demonstrations in JSON Lines files: one object per line with an observation and an action or a response."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from array import array
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, final
+
+import gymnasium as gym
+import numpy as np
+
+from lrl.codecs.codec import InvalidActionError, TextCodec, clip_to_space
+from lrl.codecs.numbers import NUMBER
+from lrl.data.minari import MinariDemonstrations
+from lrl.data.sources import Demonstrations, LazyDemonstrations
+from lrl.envs.factory import EnvFactory
+from lrl.files import write_whole
+from lrl.functional.random import permutation
+from lrl.policies.policy import Policy
+from lrl.ranges import PositiveInt, check_arguments
+from lrl.types import Demonstration, NativeTurn
+
+# Lines of JSON Lines files: where they are in a file, and how observations and actions are parsed from them.
+
+_ACTION_TAGS = re.compile(r"^\s*<action>|</action>\s*$")
+_KEYS = {"observation", "action"}
+_MAX_KNOWN = 10_000
+"""Number of different actions that are remembered while a file is checked."""
+_BIN = re.compile(r"0|[1-9][0-9]{0,2}")
+_INTEGER = re.compile(r"\s*-?[0-9]{1,18}\s*", re.ASCII)
+_OBSERVATION_TAGS = re.compile(r"^\s*<observation>|</observation>\s*$")
+
+
+class JsonlFile:
+    """File with one JSON object per line, whose lines are read when they are needed.
+
+    Args:
+        path: Path of the file.
+        key: Configuration key of what reads it, for error messages.
+        num_lines: Number of lines to use, of those that are not empty; None uses all. A larger number adds to the same
+            lines.
+        seed: Seed of the selection.
+
+    Raises:
+        ValueError: If the file is missing, empty or has too few lines.
+    """
+
+    def __init__(self, path: str, key: str, num_lines: int | None = None, seed: int = 0) -> None:
+        self.path = path
+        lines = self._find_lines(key)
+        if not len(lines):
+            raise ValueError(f"{key}.path is {path!r}, which is empty; it must hold JSON objects.")
+        if (num_lines or 1) > len(lines):
+            raise ValueError(
+                f"{key}.num_rows is {num_lines}, but {path!r} holds {len(lines)}; it must be at most that."
+            )
+        self._lines = lines[np.sort(permutation(len(lines), "lines", seed)[:num_lines])]
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the file's content and of the selection of lines."""
+        digest = hashlib.sha256(self._lines.tobytes())
+        with Path(self.path).open("rb") as file:
+            while part := file.read(2**20):
+                digest.update(part)
+        return digest.hexdigest()
+
+    def _find_lines(self, key: str) -> np.ndarray:
+        """Return number, first byte and length of each line that is not empty, int64 ``(line, 3)``."""
+        lines, start = array("q"), 0
+        try:
+            with Path(self.path).open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        lines.extend((number, start, len(line)))
+                    start += len(line)
+        except OSError as error:
+            raise ValueError(f"{key}.path is {self.path!r}, which cannot be read: {error}.") from error
+        return np.array(lines, dtype=np.int64).reshape(-1, 3)
+
+    @contextmanager
+    def record(self, index: int) -> Iterator[dict[str, Any]]:
+        """Give the object of a selected line; what is raised about it becomes ``ValueError`` with the line's number."""
+        number, start, length = self._lines[range(len(self))[index]].tolist()
+        with Path(self.path).open("rb") as file, self._readable_errors(number):
+            file.seek(start)
+            yield json.loads(file.read(length))
+
+    def check(self, codec: TextCodec, space: gym.Space, parse: Callable[[dict[str, Any]], object], *keys: str) -> None:
+        """Parse every selected line once, and log how many actions are clipped.
+
+        Lines of plain numbers and names are recognised by their form, which is faster.
+
+        Args:
+            codec: Codec of the environment.
+            space: Native action space.
+            parse: Parses the object of a line, and raises ``LookupError`` for what the environment does not write.
+            keys: Keys that a line may have in place of ``action``.
+
+        Raises:
+            ValueError: If a line cannot be parsed.
+        """
+        clipped, first, known = 0, 0, set[str]()
+        with Path(self.path).open("rb") as file:
+            for number, start, length in self._lines.tolist():
+                file.seek(start)
+                line = file.read(length)
+                with self._readable_errors(number):
+                    record = json.loads(line)
+                    if _is_readable(codec, record, known):
+                        continue
+                    parse(record)
+                    if "action" not in record:
+                        continue
+                    if parse_action(codec, record, space, *keys)[1]:
+                        clipped, first = clipped + 1, first or number
+                    elif len(known) < _MAX_KNOWN:
+                        known.add(record["action"])
+        if clipped:
+            message = "%s: %d of %d actions are out of the bounds of %s and are clipped; the first is in line %d."
+            logging.getLogger("lrl").warning(message, self.path, clipped, len(self), space, first)
+
+    @contextmanager
+    def _readable_errors(self, number: int) -> Iterator[None]:
+        """Raise what is wrong with a line as ``ValueError`` with its number."""
+        try:
+            yield
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, TypeError, AttributeError) as error:
+            raise ValueError(f"{self.path}, line {number}: it must be a JSON object, {error}.") from error
+        except LookupError as error:
+            raise ValueError(f"{self.path}, line {number}: {error.args[0]}.") from error
+
+
+def _is_readable(codec: TextCodec, record: Any, known: Set[str]) -> bool:
+    """Return whether the codec surely reads a line; False if that takes long to know.
+
+    Args:
+        codec: Codec of the environment.
+        record: Object of the line.
+        known: Actions that were parsed before and are in bounds.
+    """
+    if not (isinstance(record, dict) and record.keys() == _KEYS):
+        return False
+    observation, action = record["observation"], record["action"]
+    if not (isinstance(observation, str) and isinstance(action, str)):
+        return False
+    if not codec.reads_observation(observation.removeprefix("<observation>").removesuffix("</observation>")):
+        return False
+    return action in known or codec.reads_action(action.removeprefix("<action>").removesuffix("</action>"))
+
+
+def parse_observation(codec: TextCodec, record: dict[str, Any], space: gym.Space) -> tuple[str, Any]:
+    """Return the observation of a line as the environment writes it, and its native value.
+
+    Args:
+        codec: Codec of the environment.
+        record: Object of the line; the observation may have ``<observation>`` tags or not.
+        space: Native observation space.
+
+    Returns:
+        The text, with tags where the environment writes them, and the native observation. Of codecs that cannot parse
+        observations the text is that of the file, and the observation None.
+
+    Raises:
+        LookupError: If there is no such text, or it is none that the environment writes.
+    """
+    given = text_of(record, "observation")
+    bare = _OBSERVATION_TAGS.sub("", given)
+    text = f"<observation>{bare}</observation>" if codec.tags_observations else bare
+    try:
+        observation = _parse(codec.text_to_observation, codec.plain_observation, bare)
+    except ValueError as error:
+        raise LookupError(f"observation is {given!r}, which the environment does not write: {error}") from error
+    if observation is None:
+        return text, None
+    written = codec.observation_to_text(observation)
+    if written != text:
+        _check_scale("observation", given, space, observation)
+    return written, observation
+
+
+def parse_action(codec: TextCodec, record: dict[str, Any], space: gym.Space, *keys: str) -> tuple[Any, int]:
+    """Return the native action of a line, clipped to its space, and how many of its numbers were clipped.
+
+    Args:
+        codec: Codec of the environment.
+        record: Object of the line; the action may have ``<action>`` tags or not, and an action that is a word may be
+            given by its number in the action space.
+        space: Native action space.
+        keys: Keys that the line may have in place of ``action``, for the error message.
+
+    Raises:
+        LookupError: If there is no such text, or it is no legal action.
+    """
+    text = text_of(record, "action", *keys)
+    try:
+        action = _parse_action(codec, text)
+    except InvalidActionError as error:
+        raise LookupError(f"action is {text!r}; {error}") from error
+    if codec.action_to_text(action) not in (text, f"<action>{_ACTION_TAGS.sub('', text)}</action>"):
+        _check_scale("action", text, space, action)
+    clipped, count = clip_to_space(space, action)
+    return clipped, count or 0
+
+
+def _parse_action(codec: TextCodec, text: str) -> Any:
+    bare = _ACTION_TAGS.sub("", text)
+    words = codec.action_texts
+    if words is None:  # codecs of numbers write tags
+        return _parse(lambda plain: codec.text_to_action(f"<action>{plain}</action>"), codec.plain_action, bare)
+    if _INTEGER.fullmatch(bare) and bare not in words and int(bare) in map(codec.text_to_action, words):
+        return int(bare)
+    with suppress(InvalidActionError):
+        return codec.text_to_action(text)
+    return codec.text_to_action(bare)
+
+
+def _parse(read: Callable[[str], Any], plain: Callable[[str], str], text: str) -> Any:
+    """Read a text as the environment writes it, or else as another program does, so that ``1e-05`` is read as well."""
+    with suppress(ValueError):
+        return read(text)
+    return read(plain(text))
+
+
+def _check_scale(key: str, text: str, space: gym.Space, value: Any) -> None:
+    """Raise if integers from 0 to 999, which stand for values between two bounds, were read as these values.
+
+    Args:
+        key: ``observation`` or ``action``.
+        text: Text of the file.
+        space: Native space.
+        value: Value that was read, before it is clipped.
+
+    Raises:
+        LookupError: If the text holds such integers only, and some are out of bounds.
+    """
+    _, clipped = clip_to_space(space, value)
+    if clipped and all(_BIN.fullmatch(number) for number in NUMBER.findall(text)):
+        raise LookupError(
+            f"{key} is {text!r}, integers out of the bounds of the {key} space; if they stand for values from 0, the "
+            "lowest, to 999, the highest, env.numbers.kind must be integers"
+        )
+
+
+def text_of(record: dict[str, Any], *keys: str) -> str:
+    """Return the text under the first of ``keys`` that a line has; raise ``LookupError`` if it has none."""
+    for key in keys:
+        if key in record:
+            if not isinstance(record[key], str):
+                raise LookupError(f"{key} is {record[key]!r}; it must be a text")
+            return record[key]
+    raise LookupError(f"it has no {' or '.join(keys)}; it has {', '.join(record) or 'nothing'}")
+
+
+_CACHED = 2**15
+"""Number of demonstrations that are kept in memory."""
+
+
+class JsonlDemonstrations(Demonstrations):
+    """Demonstrates the actions or responses of a file with one JSON object per line.
+
+    A line has an ``observation``, with or without ``<observation>`` tags, which is shown as the environment writes it,
+    to the precision of the file; or a ``prompt``, whose text is not changed. It has an ``action``, with or without
+    ``<action>`` tags, which is written in the policy's format with an optional ``reasoning``; or a ``response``, whose
+    text is not changed. If actions are words, an action may also be given by its number in the action space. So the
+    files of the original experiment, ``{"observation": ..., "action": ...}``, can be read. A policy that acts natively
+    learns from lines whose observations are numbers. Prompts have no history, since lines do not say to which episode
+    they belong. All lines are checked at the start and read when they are needed.
+
+    Args:
+        path: the file.
+        num_rows: number of lines to use; null uses all. A larger number adds to the same lines.
+        seed: seed of the selection.
+    """
+
+    has_native_turns = True
+
+    def __init__(self, path: str, num_rows: PositiveInt | None = None, seed: int = 0) -> None:
+        check_arguments(JsonlDemonstrations.__init__, locals(), "demonstrations")
+        self.path, self.num_rows, self.seed = path, num_rows, seed
+        self._spaces: tuple[gym.Space, gym.Space] | None = None
+
+    def validate(self, env: EnvFactory) -> None:
+        """Take the native spaces of the environment, which observations and actions must fit."""
+        self._spaces = env.spaces
+
+    def check_held_out(self, training: Demonstrations) -> None:
+        """Raise if the training demonstrations are of the same file.
+
+        Raises:
+            ValueError: they are.
+        """
+        for source in training.sources:
+            if isinstance(source, JsonlDemonstrations) and Path(source.path).resolve() == Path(self.path).resolve():
+                raise ValueError(
+                    f"data.validation_demonstrations.path is {self.path!r}, which data.demonstrations read as well; it "
+                    "must be another file."
+                )
+
+    def load(self, codec: TextCodec, policy: Policy) -> JsonlTurns:
+        """Return one demonstration per selected line as a lazy sequence, native if the policy acts natively.
+
+        Raises:
+            ValueError: the file is missing, empty or too small, a line is not such an object, or it has an observation
+                or action that is not of the environment.
+        """
+        assert self._spaces is not None, "validate() comes first"
+        file = JsonlFile(self.path, "demonstrations", self.num_rows, self.seed)
+        turns = JsonlTurns(file, codec, policy, self._spaces)
+        file.check(codec, self._spaces[1], turns.parse, "response")
+        return turns
+
+
+@final
+class JsonlTurns(LazyDemonstrations):
+    """Lazy sequence of the demonstrations in a file; those that were read last are kept in memory.
+
+    Args:
+        file: the selected lines.
+        codec: codec of the environment.
+        policy: formats responses, or acts natively.
+        native_spaces: native observation space, and action space, to whose bounds actions are clipped.
+    """
+
+    def __init__(
+        self, file: JsonlFile, codec: TextCodec, policy: Policy, native_spaces: tuple[gym.Space, gym.Space]
+    ) -> None:
+        self._file, self._codec, self._policy, self._spaces = file, codec, policy, native_spaces
+        self.parse = self._native if policy.response_format is None else self._text
+        """Function from a line's object to its demonstration; it raises ``LookupError`` for a wrong line."""
+        self._cache: dict[int, Demonstration] = {}
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+    def demonstration(self, index: int) -> Demonstration:
+        """Return the demonstration of a line."""
+        found = self._cache.get(index)
+        if found is None:
+            with self._file.record(index) as record:
+                found = self.parse(record)
+            if len(self._cache) >= _CACHED:
+                self._cache.pop(next(iter(self._cache)))
+            self._cache[index] = found
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the file's content, and which of its lines are demonstrated."""
+        return self._file.fingerprint
+
+    def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
+        """Return every index once, int64 ``(turn,)``."""
+        return permutation(len(self), "demonstrations", seed, epoch)
+
+    def _text(self, record: dict[str, Any]) -> Demonstration:
+        """Return the demonstration of a line as the policy's prompts and responses are written."""
+        if "observation" in record:
+            observation, _ = parse_observation(self._codec, record, self._spaces[0])
+        else:
+            observation = text_of(record, "observation", "prompt")
+        if "response" in record:
+            return Demonstration(observation, text_of(record, "response"))
+        action, _ = parse_action(self._codec, record, self._spaces[1], "response")
+        reasoning = text_of(record, "reasoning") if record.get("reasoning") is not None else ""
+        return Demonstration(observation, self._policy.write(self._codec.action_to_text(action), reasoning))
+
+    def _native(self, record: dict[str, Any]) -> Demonstration:
+        """Return the demonstration of a line as native observation and action."""
+        observations, actions = self._spaces
+        text, observation = parse_observation(self._codec, record, observations)
+        if observation is None:
+            name = type(self._policy).__name__
+            raise LookupError(f"observation is {text!r}, which a {name} cannot read; use a TextPolicy")
+        return Demonstration(native=NativeTurn(observation, parse_action(self._codec, record, actions)[0]))
+
+
+def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path, digits: bool = False) -> int:
+    """Convert a Minari data set to a file that :class:`JsonlDemonstrations` reads, in the original's format.
+
+    A line is ``{"observation": "<observation>..</observation>", "action": "<action>..</action>"}``. Steps at which a
+    random action was inserted while collecting are left out, as a line cannot be marked as no demonstration.
+
+    Args:
+        dataset_id: Minari's name of the data set.
+        env: the environment of the data set, whose codec writes the texts.
+        path: the file; missing folders are created, and a former file is replaced when all lines are written.
+        digits: whether an action that is a word is written as its number in the action space, as the original does.
+
+    Returns:
+        The number of lines.
+
+    Raises:
+        ValueError: the data set is missing, empty, damaged or of another environment, or was collected with an advisor;
+            or ``digits`` is true and actions are no words.
+        OSError: the file cannot be written.
+    """
+    if digits and env.codec.action_texts is None:
+        raise ValueError("--digits is given, but the actions of the environment are numbers; leave it out.")
+    source = MinariDemonstrations(dataset_id, split="all")
+    source.prepare_data()
+    source.validate(env)
+    reader, codec, lines = source.reader, env.codec, 0
+    reader.check_own_actions("--dataset_id")
+    with write_whole(path) as file:
+        for index in range(len(reader.lengths)):
+            episode = reader.episode(index)
+            for step in reader.demonstrated_steps(index).tolist():
+                observation = codec.observation_to_text(episode.observation(step), episode.context)
+                action = episode.action(step)
+                texts = {"observation": observation if codec.tags_observations else _tagged("observation", observation)}
+                action = str(int(action)) if digits else codec.action_to_text(action)
+                texts["action"] = action if codec.action_texts is None else _tagged("action", action)
+                file.write(json.dumps(texts) + "\n")
+                lines += 1
+    return lines
+
+
+def _tagged(tag: str, text: str) -> str:
+    return f"<{tag}>{text}</{tag}>"

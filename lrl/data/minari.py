@@ -1,0 +1,414 @@
+"""Demonstrations from Minari data sets: which data set, which of its episodes, and how they are shown."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, final
+
+import numpy as np
+
+from lrl.codecs.codec import InvalidActionError, TextCodec, clip_to_space
+from lrl.data.augmentation import Augmentation
+from lrl.data.sources import Demonstrations, LazyDemonstrations, Reasoning
+from lrl.envs.factory import EnvFactory
+from lrl.envs.minari_reader import DatasetReader, StoredEpisode, download
+from lrl.functional.random import counter_hash, permutation
+from lrl.policies.policy import Policy
+from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
+from lrl.types import Demonstration, NativeTurn, PastTurn
+
+# The steps of a Minari data set as lazy sequences of demonstrations: native, or written as text.
+
+_BLOCK = 2**15
+"""Number of demonstrations that are shuffled together; about twice as many are kept in memory."""
+
+
+class _Episode(NamedTuple):
+    """Holds an episode as it is demonstrated, after a transformation if it is a copy."""
+
+    observations: Sequence[Any]
+    actions: Sequence[Any]
+    """As they were taken, one per observation."""
+    advised: dict[int, Any]
+    """Advised actions by step."""
+    context: Any
+    """Context of the codec."""
+
+
+class MinariTurns(LazyDemonstrations):
+    """Abstract sequence of the steps of some episodes, which are read from disk when needed and cached for a while.
+
+    Args:
+        source: the data set, its reasoning and its augmentation.
+        codec: codec of the environment.
+        policy: formats responses and gives the length of the history.
+        episodes: indices of the episodes, int64 ``(episode,)``.
+        steps: number of steps of each, int64 ``(episode,)``.
+    """
+
+    def __init__(
+        self, source: MinariDemonstrations, codec: TextCodec, policy: Policy, episodes: np.ndarray, steps: np.ndarray
+    ) -> None:
+        self._source, self._codec, self._policy = source, codec, policy
+        self._num_originals = len(episodes)
+        self.episodes = np.tile(episodes, source.copies)
+        self._starts = np.concatenate([[0], np.cumsum(np.tile(steps, source.copies))])
+        self._bounds: list[int] = self._starts.tolist()  # a list is faster to search for one index
+        self._cache: dict[int, Sequence[Demonstration]] = {}
+        self._num_cached = 0
+
+    @abstractmethod
+    def _demonstrate(self, episode: _Episode, steps: list[int], key: tuple[int, ...]) -> Sequence[Demonstration]:
+        """Return the demonstrations of some steps of an episode.
+
+        Args:
+            episode: all its steps.
+            steps: those that are demonstrated.
+            key: of the random choices for this episode.
+        """
+
+    def __len__(self) -> int:
+        return self._bounds[-1]
+
+    def demonstration(self, index: int) -> Demonstration:
+        """Return one demonstration, reading its episode if it is not cached."""
+        number = bisect_right(self._bounds, index) - 1
+        return self._demonstrations(number)[index - self._bounds[number]]
+
+    def _demonstrations(self, number: int) -> Sequence[Demonstration]:
+        """Return those of an episode, from a cache that drops the least recently used episode."""
+        found = self._cache.pop(number, None)
+        if found is None:
+            found = self._read(int(self.episodes[number]), number // self._num_originals)
+            self._num_cached += len(found)
+        self._cache[number] = found
+        while self._num_cached > 2 * _BLOCK and len(self._cache) > 1:
+            self._num_cached -= len(self._cache.pop(next(iter(self._cache))))
+        return found
+
+    def _read(self, index: int, copy: int) -> Sequence[Demonstration]:
+        """Read one episode, and transform it if ``copy`` is not 0."""
+        source, codec = self._source, self._codec
+        stored = source.reader.episode(index)
+        steps = source.reader.demonstrated_steps(index, source.advised).tolist()
+        try:
+            advice = self._advice(index, stored) if source.advised else {}
+            observations, num_steps = stored.observations, len(stored.actions)
+            actions = [*stored.actions, *advice.values()]
+            if copy and source.augmentation is not None:
+                rng = np.random.default_rng([source.seed, index, copy])
+                observations, actions = source.augmentation.augment(observations, actions, rng)
+            advised = dict(zip(advice, actions[num_steps:], strict=True))
+            episode = _Episode(observations, actions[:num_steps], advised, stored.context)
+            return self._demonstrate(episode, steps, (source.seed, index, copy) if copy else (source.seed, index))
+        except (ValueError, LookupError, TypeError) as error:  # raised by a codec for data that it does not know
+            raise ValueError(
+                f"demonstrations.dataset_id is {source.dataset_id!r}, whose episode {index} cannot be written as "
+                f"text by {type(codec).__name__}: {error}"
+            ) from error
+
+    def _advice(self, index: int, stored: StoredEpisode) -> dict[int, Any]:
+        """Return the native actions that were advised, by step."""
+        texts = self._source.reader.advised_actions(index)
+        space = self._source.reader.action_space
+        advised = {step: clip_to_space(space, self._codec.text_to_action(text))[0] for step, text in texts.items()}
+        return advised | stored.advised_actions
+
+    @property
+    def fingerprint(self) -> str:
+        """State of the data set's files, and which of its steps are demonstrated in which words."""
+        source = self._source
+        files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.reader.files]
+        selected = [self.episodes.tolist(), self._starts.tolist(), source.seed, source.copies, source.advised]
+        augmentation = source.augmentation and (type(source.augmentation).__name__, vars(source.augmentation))
+        return repr((source.dataset_id, files, selected, source.reasoning.texts, augmentation))
+
+    def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
+        """Return every index once, int64 ``(turn,)``: episodes are shuffled, then steps within blocks of episodes."""
+        order = permutation(len(self.episodes), "episodes", seed, epoch)
+        block_of = (np.cumsum(np.diff(self._starts)[order]) - 1) // _BLOCK
+        blocks = []
+        for number in np.unique(block_of).tolist():
+            rows = np.concatenate([np.arange(*self._starts[e : e + 2]) for e in order[block_of == number]])
+            blocks.append(rows[permutation(len(rows), "demonstrations", seed, epoch, number)])
+        return np.concatenate(blocks)
+
+
+@final
+class TextTurns(MinariTurns):
+    """Demonstrates the steps as text: the observation, the response in the policy's format, and the turns before."""
+
+    def _demonstrate(self, episode: _Episode, steps: list[int], key: tuple[int, ...]) -> list[Demonstration]:
+        codec, policy, num_steps = self._codec, self._policy, len(episode.actions)
+        assert policy.prompt is not None
+        history = policy.prompt.history
+        random_bits = counter_hash("demonstration", *key, np.arange(num_steps)).tolist()
+        texts = codec.observations_to_texts(episode.observations, episode.context)
+        action_texts = codec.actions_to_texts([*episode.actions, *episode.advised.values()])
+        write = partial(self._source.reasoning.write_response, policy, codec)
+        rows = zip(texts, action_texts[:num_steps], random_bits, strict=True)
+        turns = [PastTurn(text, write(text, action_text, bits)) for text, action_text, bits in rows]
+        advised = {
+            step: write(texts[step], action_text, random_bits[step])
+            for step, action_text in zip(episode.advised, action_texts[num_steps:], strict=True)
+        }
+        return [
+            Demonstration(
+                turns[step].observation,
+                advised.get(step, turns[step].response),
+                tuple(turns[max(0, step - history) : step]),
+            )
+            for step in steps
+        ]
+
+
+@final
+class NativeTurns(MinariTurns):
+    """Demonstrates the steps as native observations and actions; no text is written."""
+
+    def _demonstrate(self, episode: _Episode, steps: list[int], key: tuple[int, ...]) -> list[Demonstration]:
+        turns = (
+            NativeTurn(episode.observations[step], episode.advised.get(step, episode.actions[step])) for step in steps
+        )
+        return [Demonstration(native=turn) for turn in turns]
+
+
+# Selection of the episodes and steps of a Minari data set, the same for demonstrations and for rows of prompts.
+
+Split = Literal["train", "validation", "all"]
+"""``train`` and ``validation`` have no episode in common; ``all`` uses both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSelection:
+    """Describes which part of a data set is used; equal settings select equal episodes, whatever they are used for."""
+
+    key: str
+    """Configuration key of the data set, at which error messages start."""
+    split: Split = "train"
+    validation_share: float = 0.1
+    """Fraction of episodes in the validation split, at least one of two or more."""
+    num_episodes: int | None = None
+    """Number of episodes of the split; None selects all. A larger number adds to the same episodes."""
+    num_rows: int | None = None
+    """Number of steps of the split, of whole episodes except the last; None selects all."""
+    min_return: float | None = None
+    """Lowest undiscounted return of an episode of the split; None selects all."""
+    seed: int = 0
+    """Seed of the split and the selection."""
+
+    def __post_init__(self) -> None:
+        if self.num_episodes is not None and self.num_rows is not None:
+            raise ValueError(f"{self.key}.num_episodes and {self.key}.num_rows are both set; one must be null.")
+
+    def select(self, reader: DatasetReader, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the selected episodes and their numbers of steps, each int64 ``(episode,)``.
+
+        Args:
+            reader: The data set.
+            steps: Number of steps of each episode that can be used, int64 ``(episode,)``.
+
+        Raises:
+            ValueError: If the split has fewer episodes or steps, or none with this return.
+        """
+        episodes = self._with_min_return(reader, self._split(len(steps)))
+        episodes = episodes[steps[episodes] > 0]
+        steps = steps[episodes]
+        self._check_size(reader.dataset_id, steps)
+        if self.num_rows is None:
+            return episodes[: self.num_episodes], steps[: self.num_episodes]
+        steps = np.clip(self.num_rows - (np.cumsum(steps) - steps), 0, steps)
+        return episodes[steps > 0], steps[steps > 0]
+
+    def _with_min_return(self, reader: DatasetReader, episodes: np.ndarray) -> np.ndarray:
+        """Return those of some episodes, int64 ``(episode,)``, whose return is at least ``min_return``."""
+        if self.min_return is None or not len(episodes):
+            return episodes
+        returns = reader.returns[episodes]
+        if returns.max() < self.min_return:
+            raise ValueError(
+                f"{self.key}.min_return is {self.min_return:g}, but the returns in the {self.split} split of "
+                f"{reader.dataset_id!r} are {returns.min():.6g} to {returns.max():.6g}; it must be at most "
+                "the greatest."
+            )
+        return episodes[returns >= self.min_return]
+
+    def _check_size(self, dataset_id: str, steps: np.ndarray) -> None:
+        """Raise if more is asked for than the episodes with ``steps``, int64 ``(episode,)``, hold."""
+        available = {"num_episodes": len(steps), "num_rows": int(steps.sum())}
+        above = "" if self.min_return is None else f" with a return of {self.min_return:g} or more"
+        for name, count in available.items():
+            if (getattr(self, name) or 1) > count:
+                raise ValueError(
+                    f"{self.key}.{name} is {getattr(self, name)}, but the {self.split} split of {dataset_id!r} holds "
+                    f"{count}{above}; it must be at most that."
+                )
+
+    def _split(self, num_episodes: int) -> np.ndarray:
+        """Return the episodes of the split in the order in which they are selected, int64 ``(episode,)``."""
+        order = permutation(num_episodes, "split", self.seed)
+        held_out = max(round(self.validation_share * num_episodes), int(self.validation_share > 0 and num_episodes > 1))
+        return {"all": order, "validation": order[:held_out], "train": order[held_out:]}[self.split]
+
+
+class MinariDemonstrations(Demonstrations):
+    """Demonstrates the actions of a Minari data set, each with the prompt that the environment would have shown.
+
+    A data set holds native observations and actions, from which a policy that acts natively learns; for one that
+    responds in text the environment's codec writes them as text, and the prompt's history is that of the episode.
+    Episodes are read lazily. Random actions that were inserted while collecting
+    (``collect.py --random_share``) are not demonstrated but are part of the history. With ``advised`` the action that
+    the policy would have chosen instead is demonstrated, which covers states that mistakes lead to. Of a data set with
+    an advisor (``collect.py --advisor``) only the advised actions are demonstrated (DAgger, arXiv:1011.0686).
+
+    Args:
+        dataset_id: Minari's name of the data set, which is downloaded if it is not local.
+        split: ``train`` and ``validation`` have no episode in common; ``all`` uses both.
+        validation_share: fraction of episodes in the validation split, at least one of two or more.
+        num_episodes: number of episodes of the split to use; null uses all. A larger number adds to the same episodes.
+        num_rows: number of steps of the split to use, of whole episodes except the last; null uses all.
+        min_return: lowest undiscounted return of the episodes to use; null uses all.
+        reasoning: templates of the text before the action, for response formats that ask for one; one is sampled per
+            response, ``{seen}`` is replaced by the codec's summary of the observation, ``{ahead}`` by what stands
+            directly ahead (BabyAI only), ``{action}`` by the action.
+        copies: number of copies of each episode; the first is unchanged, ``augmentation`` transforms the others.
+        augmentation: how the other copies are changed; null if ``copies`` is 1.
+        advised: whether to demonstrate the actions that were advised where others were taken.
+        seed: seed of the split, the selection, the reasoning and the augmentation.
+    """
+
+    has_native_turns = True
+
+    def __init__(
+        self,
+        dataset_id: str,
+        split: Split = "train",
+        validation_share: HalfOpenUnitInterval = 0.1,
+        num_episodes: PositiveInt | None = None,
+        num_rows: PositiveInt | None = None,
+        min_return: float | None = None,
+        reasoning: Sequence[str] = ("I see {seen}, I choose",),
+        copies: PositiveInt = 1,
+        augmentation: Augmentation | None = None,
+        advised: bool = False,
+        seed: int = 0,
+    ) -> None:
+        check_arguments(MinariDemonstrations.__init__, locals(), "demonstrations")
+        if (augmentation is None) != (copies == 1):
+            given = "null" if augmentation is None else type(augmentation).__name__
+            raise ValueError(
+                f"demonstrations.copies is {copies} and augmentation {given}; it must be null with one copy, and only "
+                "then."
+            )
+        self.dataset_id, self.seed, self.reasoning = dataset_id, seed, Reasoning(reasoning)
+        self.selection = EpisodeSelection(
+            key="demonstrations",
+            split=split,
+            validation_share=validation_share,
+            num_episodes=num_episodes,
+            num_rows=num_rows,
+            min_return=min_return,
+            seed=seed,
+        )
+        self.copies, self.augmentation, self.advised = copies, augmentation, advised
+        self._reader: DatasetReader | None = None
+
+    def prepare_data(self) -> None:
+        """Download the data set if it is not local."""
+        download(self.dataset_id)
+
+    @property
+    def reader(self) -> DatasetReader:
+        """The data set, opened once.
+
+        Raises:
+            ValueError: the data set is missing, empty or damaged.
+        """
+        if self._reader is None:
+            self._reader = DatasetReader(self.dataset_id)
+        return self._reader
+
+    def validate(self, env: EnvFactory) -> None:
+        """Raise if the observation or action space differs from that of the environment.
+
+        Raises:
+            ValueError: a space differs, the augmentation is not for such actions, or the data set is missing, empty or
+                damaged.
+        """
+        self.reader.check_spaces(*env.spaces, "demonstrations.dataset_id")
+        if self.augmentation is not None:
+            self.augmentation.connect(env.spaces[1])
+
+    def load(self, codec: TextCodec, policy: Policy) -> MinariTurns:
+        """Return the selected steps as a lazy sequence, native if the policy acts natively.
+
+        Raises:
+            ValueError: the data set is missing, empty, damaged or too small, or the codec cannot write it as text.
+        """
+        if self.advised:
+            self._check_advice(codec)
+        kind = NativeTurns if policy.response_format is None else TextTurns
+        turns = kind(self, codec, policy, *self._select())
+        turns[0]  # reports errors that all episodes have
+        return turns
+
+    def _check_advice(self, codec: TextCodec) -> None:
+        """Raise if the text of an advised action is none of the codec's; log how many are out of bounds."""
+        clipped: dict[str, int] = {}
+        total = 0
+        for index in range(len(self.reader.lengths)):
+            for step, text in self.reader.advised_actions(index).items():
+                try:
+                    if text not in clipped:
+                        action = codec.text_to_action(text)
+                        clipped[text] = clip_to_space(self.reader.action_space, action)[1] or 0
+                    total += clipped[text] > 0
+                except InvalidActionError as error:
+                    raise ValueError(
+                        f"demonstrations.dataset_id is {self.dataset_id!r}, whose episode {index} has {text!r} as the "
+                        f"advised action of step {step}; {error}."
+                    ) from error
+        if total:
+            logging.getLogger("lrl").warning(
+                "dataset_id is %r: %d advised actions are out of the bounds of %s and are clipped.",
+                *(self.dataset_id, total, self.reader.action_space),
+            )
+
+    def check_held_out(self, training: Demonstrations) -> None:
+        """Raise if the training demonstrations include some of these episodes.
+
+        Raises:
+            ValueError: both are of one data set, and an episode is in both.
+        """
+        for source in training.sources:
+            if not (isinstance(source, MinariDemonstrations) and source.dataset_id == self.dataset_id):
+                continue
+            shared = np.intersect1d(self._select()[0], source._select()[0])
+            if len(shared):
+                raise ValueError(
+                    f"data.validation_demonstrations have {len(shared)} episodes of {self.dataset_id!r} in common with "
+                    "data.demonstrations; their splits must be validation and train, with one seed and one "
+                    "validation_share."
+                )
+
+    def _select(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the selected episodes and their numbers of steps, each int64 ``(episode,)``."""
+        reader = self.reader
+        if self.advised and not reader.has_advice:
+            raise ValueError(
+                f"demonstrations.advised is true, but {self.dataset_id!r} holds no advice; it must be false, or the "
+                "data set collected with --advisor, or with --random_share by a policy that responds in text or whose "
+                "actions have names."
+            )
+        counts = reader.num_demonstrated(self.advised)
+        if not self.advised and reader.has_advisor:
+            raise ValueError(
+                f"demonstrations.advised is false, but {self.dataset_id!r} was collected with --advisor, so that only "
+                "its advised actions are demonstrations; it must be true."
+            )
+        return self.selection.select(reader, counts)

@@ -1,0 +1,255 @@
+"""Rows of prompts from Minari data sets: states with the actions that were taken in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, overload
+
+import gymnasium as gym
+import numpy as np
+
+from lrl.codecs.codec import TextCodec, clip_to_space
+from lrl.data.jsonl import JsonlFile, parse_action, parse_observation
+from lrl.data.minari import EpisodeSelection, Split
+from lrl.envs.factory import EnvFactory
+from lrl.envs.minari_reader import DatasetReader, StoredEpisode, download
+from lrl.envs.prompt_env import EnvRows, EpisodeRows
+from lrl.functional.random import permutation
+from lrl.lm.lru_cache import LRUCache
+from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
+from lrl.rewards.reward import Row
+
+_CACHED_BYTES = 2**29
+"""Size of the episodes that are kept in memory: more than a million steps of HalfCheetah."""
+
+
+class MinariRows(EnvRows):
+    """Data set of the steps of a Minari data set, which rewards such as behaviour cloning compare responses with.
+
+    A row is what the environment would show: its codec writes the native observation as text, and the prompt's history
+    is that of the episode. Rows are read when they are shown. Steps at which a random action was inserted while
+    collecting (``collect.py --random_share``) are not rows, but are part of the history.
+
+    Args:
+        dataset_id: Minari's name of the data set, which is downloaded if it is not local.
+        env: The environment of the data set, whose codec writes the texts.
+        split: ``train`` and ``validation`` have no episode in common; ``all`` uses both. Demonstrations with the same
+            settings use the same episodes.
+        validation_share: Fraction of episodes in the validation split, at least one of two or more.
+        num_episodes: Number of episodes of the split to use; null uses all. A larger number adds to the same episodes.
+        num_rows: Number of steps of the split to use, of whole episodes except the last; null uses all.
+        min_return: Lowest undiscounted return of the episodes to use; null uses all.
+        shuffle_actions: Whether each row has the action of another one, which a reward then compares responses with: a
+            control, since such an action says nothing about the state. Rows are read from two episodes each.
+        seed: Seed of the split, the selection and the shuffled actions.
+    """
+
+    def __init__(
+        self,
+        dataset_id: str,
+        env: EnvFactory,
+        split: Split = "train",
+        validation_share: HalfOpenUnitInterval = 0.1,
+        num_episodes: PositiveInt | None = None,
+        num_rows: PositiveInt | None = None,
+        min_return: float | None = None,
+        shuffle_actions: bool = False,
+        seed: int = 0,
+    ) -> None:
+        check_arguments(MinariRows.__init__, locals(), "env.rows")
+        self.dataset_id, self.env, self.shuffle_actions, self.seed = dataset_id, env, shuffle_actions, seed
+        self.selection = EpisodeSelection(
+            key="env.rows",
+            split=split,
+            validation_share=validation_share,
+            num_episodes=num_episodes,
+            num_rows=num_rows,
+            min_return=min_return,
+            seed=seed,
+        )
+
+    def prepare_data(self) -> None:
+        """Download the data set if it is not local."""
+        download(self.dataset_id)
+
+    def rows(self) -> MinariRowSequence:
+        """Return the selected steps as a lazy sequence.
+
+        Raises:
+            ValueError: If the data set is missing, empty, damaged, too small or of another environment, or the codec
+                cannot write it as text.
+        """
+        reader = DatasetReader(self.dataset_id)
+        reader.check_spaces(*self.env.spaces, "env.rows.dataset_id")
+        reader.check_own_actions("env.rows.dataset_id")
+        rows = MinariRowSequence(reader, self.codec, *self.selection.select(reader, reader.num_demonstrated()))
+        if self.shuffle_actions:
+            order = permutation(len(rows), "shuffled actions", self.seed)
+            rows.action_of = np.empty_like(order)
+            rows.action_of[order] = np.roll(order, 1)  # no row keeps its own, unless it is the only one
+        rows[0]  # Reports errors that all rows have.
+        return rows
+
+
+class MinariRowSequence(EpisodeRows):
+    """Lazy sequence of steps of some episodes. Episodes are read when they are needed, and cached without their texts.
+
+    Args:
+        reader: The data set.
+        codec: Codec of the environment.
+        episodes: Indices of the episodes, int64 ``(episode,)``.
+        steps: Number of rows of each, int64 ``(episode,)``.
+
+    Attributes:
+        action_of: The row whose action each row has, int64 ``(row,)``; None for its own.
+    """
+
+    def __init__(self, reader: DatasetReader, codec: TextCodec, episodes: np.ndarray, steps: np.ndarray) -> None:
+        self.reader, self.episodes = reader, episodes
+        self._codec, self._starts = codec, np.concatenate([[0], np.cumsum(steps)])
+        self.action_of: np.ndarray | None = None
+        self._cache: LRUCache[tuple[StoredEpisode, np.ndarray]] = LRUCache(_CACHED_BYTES)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(len(self))[index]]
+        number, step = self._place(index)
+        stored, _ = self._episode(number)
+        observation, action = stored.observation(step), self._action(index)
+        with self._readable_errors(number):
+            text = self._codec.observation_to_text(observation, stored.context)
+        action, _ = clip_to_space(self.reader.action_space, action)
+        return Row(observation=text, action=_native(action), native_observation=_native(observation))
+
+    def _action(self, index: int) -> Any:
+        """Return the native action of a row."""
+        index = range(len(self))[index]
+        number, step = self._place(index if self.action_of is None else int(self.action_of[index]))
+        return self._episode(number)[0].action(step)
+
+    def past_turns(self, index: int, length: int) -> tuple[tuple[str, str], ...]:
+        """Return the texts of the turns before a row; see :meth:`~lrl.envs.prompt_env.EpisodeRows.past_turns`."""
+        number, step = self._place(index)
+        stored, _ = self._episode(number)
+        to_text, action_to_text = self._codec.observation_to_text, self._codec.action_to_text
+        with self._readable_errors(number):
+            return tuple(
+                (to_text(stored.observation(past), stored.context), action_to_text(stored.action(past)))
+                for past in range(max(0, step - length), step)
+            )
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Return the index of a row's episode in the data set, and its step."""
+        index = range(len(self))[index]
+        position = int(np.searchsorted(self._starts, index, side="right")) - 1
+        number = int(self.episodes[position])
+        return number, int(self._episode(number)[1][index - self._starts[position]])
+
+    @contextmanager
+    def _readable_errors(self, number: int) -> Iterator[None]:
+        """Raise what a codec raises for an episode as ``ValueError`` with the name of the data set."""
+        try:
+            yield
+        except (ValueError, LookupError, TypeError) as error:  # Raised by a codec for data that it does not know.
+            raise ValueError(
+                f"env.rows.dataset_id is {self.reader.dataset_id!r}, whose episode {number} cannot be written as text "
+                f"by {type(self._codec).__name__}: {error}"
+            ) from error
+
+    def _episode(self, number: int) -> tuple[StoredEpisode, np.ndarray]:
+        """Return an episode, and the steps of it that are rows, int64 ``(row,)``."""
+        found = self._cache.get(number)
+        if found is None:
+            stored, steps = self.reader.episode(number), self.reader.demonstrated_steps(number)
+            found = stored, steps
+            self._cache.put(number, found, stored.bytes + steps.nbytes)
+        return found
+
+
+def _native(sample: Any) -> Any:
+    """Return a sample of a stored space with plain integers for Discrete spaces, as environments return them."""
+    return int(sample) if isinstance(sample, np.integer) else sample
+
+
+# Rows of prompts from JSON Lines files: one object per line with an observation and an action.
+
+
+class JsonlRows(EnvRows):
+    """Data set of the lines of a file, such as ``{"observation": "<observation>..", "action": "<action>.."}``.
+
+    Texts may have tags or not, and an action that is a word may be given by its number, so the files of the original
+    experiment can be read. All lines are checked at the start and read when they are shown. If the codec can parse
+    observations, they are written again as the environment writes them, and networks can read them, to the precision of
+    the file. Lines do not say to which episode they belong, so prompts have no history.
+
+    Args:
+        path: Path of the file.
+        env: The environment of the observations, whose codec parses and writes the texts.
+        num_rows: Number of lines to use; null uses all. A larger number adds to the same lines.
+        seed: Seed of the selection.
+    """
+
+    def __init__(self, path: str, env: EnvFactory, num_rows: PositiveInt | None = None, seed: int = 0) -> None:
+        check_arguments(JsonlRows.__init__, locals(), "env.rows")
+        self.path, self.env, self.num_rows, self.seed = path, env, num_rows, seed
+
+    def rows(self) -> JsonlRowSequence:
+        """Return the selected lines as a lazy sequence, in the order of the file.
+
+        Raises:
+            ValueError: If the file is missing, empty or too small, or a selected line is not such an object or has an
+                observation or action that is not of the environment.
+        """
+        file = JsonlFile(self.path, "env.rows", self.num_rows, self.seed)
+        rows = JsonlRowSequence(file, self.codec, self.spaces)
+        file.check(self.codec, self.spaces[1], rows.parse)
+        return rows
+
+
+class JsonlRowSequence(Sequence[Row]):
+    """Lazy sequence of lines of a file.
+
+    Args:
+        file: The selected lines.
+        codec: Codec of the environment.
+        native_spaces: Native observation space, and action space, to whose bounds actions are clipped.
+    """
+
+    def __init__(self, file: JsonlFile, codec: TextCodec, native_spaces: tuple[gym.Space, gym.Space]) -> None:
+        self._file, self._codec, self._spaces = file, codec, native_spaces
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(len(self))[index]]
+        with self._file.record(index) as record:
+            return self.parse(record)
+
+    def parse(self, record: dict[str, Any]) -> Row:
+        """Return the row of a line's object.
+
+        Raises:
+            LookupError: If it has no observation or action, or one that is not of the environment.
+        """
+        observations, actions = self._spaces
+        text, observation = parse_observation(self._codec, record, observations)
+        action, _ = parse_action(self._codec, record, actions)
+        return Row(observation=text, action=action, native_observation=observation)

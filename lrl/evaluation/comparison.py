@@ -1,0 +1,286 @@
+"""Two sets of runs compared by pairs with the same seed: the difference, its interval, and what the pairs can detect.
+
+Power is that of the two-sided paired t test (Cohen, Statistical Power Analysis for the Behavioral Sciences, 1988).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import yaml
+
+from lrl.evaluation.pictures import metrics_file
+from lrl.evaluation.report import read_result
+from lrl.evaluation.statistics import MIN_SEEDS, Interval, bootstrap_interval, bounds_of, t_interval
+
+POWER = 0.8
+"""Probability with which a difference is to be detected."""
+
+_ALPHA = 0.05
+_LARGE_SAMPLE = 10_000
+"""Number of pairs above which the t test's power is that of the normal distribution."""
+_NODES = 4096
+"""Points of the numerical integral over the sample's variance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The figures of runs and baseline runs, paired by seed."""
+
+    seeds: np.ndarray
+    """Seeds that both have, sorted, int64 ``(pair,)``."""
+    values: np.ndarray
+    """Figures of the runs, float64 ``(pair,)``."""
+    baseline: np.ndarray
+    """Figures of the baseline runs, float64 ``(pair,)``."""
+    unpaired: tuple[int, ...]
+    """Seeds that only the runs have, sorted; they are left out."""
+    unpaired_baseline: tuple[int, ...]
+    """Seeds that only the baseline has, sorted; they are left out."""
+    bounded: bool
+    """Whether the figure has a least and a greatest value."""
+
+    @property
+    def differences(self) -> np.ndarray:
+        """Return ``values - baseline``, ``(pair,)``."""
+        return self.values - self.baseline
+
+    @property
+    def mean(self) -> float:
+        """Return the mean difference."""
+        return float(self.differences.mean())
+
+    @property
+    def standard_deviation(self) -> float:
+        """Return the standard deviation of the differences; nan for a single pair."""
+        return float(self.differences.std(ddof=1)) if len(self.seeds) > 1 else math.nan
+
+    def interval(self, bootstrap: bool | None = None) -> Interval | None:
+        """Return the 95% interval of the mean difference, or None with fewer than five pairs.
+
+        Bounded figures have a percentile bootstrap over pairs, whose ends are means of observed differences and so
+        never outside the range; with few pairs it is somewhat too narrow. Others have Student's paired interval.
+
+        Args:
+            bootstrap: whether it is a bootstrap; None decides by ``bounded``.
+        """
+        if len(self.seeds) < MIN_SEEDS:
+            return None
+        resampled = self.bounded if bootstrap is None else bootstrap
+        return bootstrap_interval(self.differences) if resampled else t_interval(self.differences)
+
+    def smallest_effect(self) -> float:
+        """Return the smallest difference that this many pairs detect with power .8; nan for a single pair."""
+        if len(self.seeds) < 2:
+            return math.nan
+        return smallest_effect(len(self.seeds)) * self.standard_deviation
+
+    def pairs_needed(self) -> float:
+        """Return the number of pairs that detect the observed mean difference with power .8.
+
+        At least 2; infinite where the mean difference is 0, nan for a single pair.
+        """
+        if len(self.seeds) < 2:
+            return math.nan
+        if self.mean == 0:
+            return math.inf
+        spread = self.standard_deviation
+        return pairs_needed(abs(self.mean) / spread) if spread > 0 else 2
+
+
+def compare(values: Mapping[int, float], baseline: Mapping[int, float], bounded: bool) -> Comparison:
+    """Pair the figures of two sets of runs by seed.
+
+    Args:
+        values: seed to figure of the runs.
+        baseline: seed to figure of the baseline runs.
+        bounded: whether the figure has a least and a greatest value.
+
+    Raises:
+        ValueError: the two have no seed in common.
+    """
+    seeds = sorted(set(values) & set(baseline))
+    if not seeds:
+        ours, theirs = (", ".join(map(str, sorted(side)[:5])) for side in (values, baseline))
+        raise ValueError(f"the runs have seeds {ours} and the baseline {theirs}; at least one seed must be in both.")
+    return Comparison(
+        seeds=np.array(seeds),
+        values=np.array([values[seed] for seed in seeds], dtype=np.float64),
+        baseline=np.array([baseline[seed] for seed in seeds], dtype=np.float64),
+        unpaired=tuple(sorted(set(values) - set(baseline))),
+        unpaired_baseline=tuple(sorted(set(baseline) - set(values))),
+        bounded=bounded,
+    )
+
+
+def power_of_pairs(effect: float, pairs: int) -> float:
+    """Return the power of the two-sided paired t test at level .05.
+
+    Args:
+        effect: mean difference over the standard deviation of the differences.
+        pairs: their number, at least 2.
+    """
+    from scipy.stats import chi2, norm, t
+
+    shift, spread = effect * math.sqrt(pairs), np.ones(1)
+    critical = norm.isf(_ALPHA / 2)
+    if pairs <= _LARGE_SAMPLE:
+        # The noncentral t distribution as a mean over the sample's standard deviation: scipy 1.17's own is nan for some
+        # arguments.
+        critical = t.isf(_ALPHA / 2, pairs - 1)
+        spread = np.sqrt(chi2.ppf((np.arange(_NODES) + 0.5) / _NODES, pairs - 1) / (pairs - 1))
+    return float(np.mean(norm.cdf(shift - critical * spread) + norm.cdf(-shift - critical * spread)))
+
+
+def smallest_effect(pairs: int) -> float:
+    """Return the effect, in standard deviations of the differences, that ``pairs`` pairs detect with power .8."""
+    from scipy.optimize import brentq
+
+    return float(cast(float, brentq(lambda effect: power_of_pairs(effect, pairs) - POWER, 0.0, 30.0)))
+
+
+def pairs_needed(effect: float) -> int:
+    """Return the smallest number of pairs, at least 2, that detect an effect above 0 with power .8.
+
+    Args:
+        effect: mean difference over the standard deviation of the differences.
+    """
+    from scipy.stats import norm
+
+    enough = ((norm.isf(_ALPHA / 2) + norm.isf(1 - POWER)) / effect) ** 2  # with a known standard deviation
+    pairs = max(2, math.ceil(enough))
+    while pairs <= _LARGE_SAMPLE and power_of_pairs(effect, pairs) < POWER:  # estimating it takes about two more
+        pairs += 1
+    return pairs
+
+
+# The seed and one figure of runs, read from run directories or kept results.
+
+DEFAULT_METRIC = "val/exact_success"
+"""The metric that is read where none is named and no kept result names one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFigures:
+    """One figure of several runs: the last value of a metric, or the env steps that a value of it took."""
+
+    by_seed: Mapping[int, float]
+    """Seed to figure."""
+    bounds: tuple[float, float] | None
+    """The least and the greatest value that the figure can take; None where it has no such bounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Curve:
+    values: Sequence[float]
+    env_steps: Sequence[float]
+    """Of each value; empty where the run has no such clock."""
+
+
+def common_metric(paths: Sequence[Path], metric: str | None = None) -> str:
+    """Return ``metric``, or else the metric that all kept results among ``paths`` were made from.
+
+    Raises:
+        ValueError: the kept results have different metrics.
+    """
+    if metric is not None:
+        return metric
+    kept = {str(path): _kept(path)["metric"] for path in paths if path.suffix == ".json"}
+    if len(set(kept.values())) > 1:
+        told = ", ".join(f"{name} has {own}" for name, own in kept.items())
+        raise ValueError(f"the results have different metrics ({told}); name results that have the same metric.")
+    return next(iter(kept.values()), DEFAULT_METRIC)
+
+
+def read_figures(
+    paths: Sequence[Path], metric: str, bounds: tuple[float, float] | None = None, steps_to: float | None = None
+) -> RunFigures:
+    """Read one figure of every run: the last value of a metric.
+
+    Args:
+        paths: run directories, and JSON files of kept results, which hold several runs each.
+        metric: a column of ``metrics.csv``; the metric of kept results, or the one that is drawn of them.
+        bounds: of the metric; None takes those of a rate or of a kept result.
+        steps_to: read the env steps after which the metric is first at least this, instead of its last value.
+
+    Raises:
+        ValueError: a path does not exist or lacks the metric, a run never reaches ``steps_to``, or two runs have the
+            same seed.
+    """
+    curves: dict[int, _Curve] = {}
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"run is {str(path)!r}, which does not exist; name a run directory or a kept result.")
+        if path.suffix == ".json":
+            result = _kept(path)
+            found = [(int(run["seed"]), _kept_curve(path, result, run, metric)) for run in result["runs"]]
+            bounds = bounds or (bounds_of(result) if metric == result["metric"] else None)
+        else:
+            found = [(_seed(path), _logged_curve(path, metric))]
+        for seed, curve in found:
+            if seed in curves:
+                raise ValueError(f"run is {str(path)!r}, whose seed {seed} another run has; name one run per seed.")
+            curves[seed] = curve
+    if steps_to is not None:
+        return RunFigures(by_seed=_steps_to(steps_to, metric, curves), bounds=None)
+    last = {seed: curve.values[-1] for seed, curve in curves.items()}
+    return RunFigures(by_seed=last, bounds=bounds or bounds_of({"metric": metric}))
+
+
+def _steps_to(value: float, metric: str, curves: Mapping[int, _Curve]) -> dict[int, float]:
+    best = {seed: max(curve.values) for seed, curve in curves.items()}
+    worst = min(best, key=lambda seed: best[seed])
+    if not best[worst] >= value:
+        raise ValueError(
+            f"steps_to is {value:g}, but {metric} of seed {worst} reaches {best[worst]:g}; it must be at most that."
+        )
+    without = [seed for seed, curve in curves.items() if len(curve.env_steps) < len(curve.values)]
+    if without:
+        raise ValueError(f"steps_to is {value:g}, but {metric} of seed {without[0]} has no env steps; leave it out.")
+    return {
+        seed: next(steps for steps, one in zip(curve.env_steps, curve.values, strict=True) if one >= value)
+        for seed, curve in curves.items()
+    }
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    """Read a kept result that holds runs."""
+    result = read_result(path)
+    if "metric" not in result or not result.get("runs"):
+        raise ValueError(f"run is {str(path)!r}, which holds no runs with a metric; name the result of training runs.")
+    return result
+
+
+def _kept_curve(path: Path, result: Mapping[str, Any], run: Mapping[str, Any], metric: str) -> _Curve:
+    """Return the metric's curve, or the one that is drawn."""
+    curve = next((run[name] for name in ("curve", "drawn") if metric in run.get(name, {})), None)
+    if curve is None:
+        raise ValueError(f"metric is {metric!r}, but {path} holds {result['metric']!r}; name that metric.")
+    return _Curve(values=[float(value) for value in curve[metric]], env_steps=curve.get("env_steps", []))
+
+
+def _logged_curve(run: Path, metric: str) -> _Curve:
+    """Return a column of ``metrics.csv``."""
+    file = metrics_file(run)
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    logged = [row for row in rows if row.get(metric)]
+    if not logged:
+        names = sorted({name for row in rows for name, value in row.items() if value and "clock/" not in name})
+        raise ValueError(f"metric is {metric!r}, which {file} lacks; it has {', '.join(names) or 'nothing'}.")
+    steps = [float(row["clock/env_steps"]) for row in logged if row.get("clock/env_steps")]
+    return _Curve(values=[float(row[metric]) for row in logged], env_steps=steps)
+
+
+def _seed(run: Path) -> int:
+    """Return the seed of a run directory."""
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise ValueError(f"run is {str(run)!r}, which is not a run directory: it has no config.yaml.")
+    return int(yaml.safe_load(file.read_text(encoding="utf-8"))["seed_everything"])

@@ -1,0 +1,330 @@
+"""Load what is evaluated: the policy of a checkpoint, a language model without training, or a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from lrl.chat.model import ChatModel
+from lrl.codecs.numbers import NumberFormat
+from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.functional.distributed import drop_frozen, frozen_parameter_names, is_sharded_checkpoint, read_checkpoint
+from lrl.policies.actor import Actor
+from lrl.policies.baselines import ConstantActor, ExpertActor, FixedActor, RandomActor
+from lrl.policies.policy import Policy
+from lrl.policies.retrying import InvalidRetryConfig, RetryingActor
+from lrl.policies.served import ServedPolicy
+from lrl.prompts.template import PromptTemplate
+from lrl.rollouts.few_shot_examples import add_examples, wants_examples
+from lrl.types import SamplingConfig
+
+BASELINES = ("random", "constant", "expert")
+"""Names of the policies without weights."""
+
+_PREFIX = "policy."
+
+
+class Loaded(NamedTuple):
+    """Holds a policy that is ready to act, and the environment to evaluate it in."""
+
+    policy: Actor
+    env_factory: EnvFactory
+    info: dict[str, Any]
+    """``name`` and ``env_id``; for a checkpoint also ``env_steps`` and ``config``."""
+
+
+def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Loaded:
+    """Build the policy that a checkpoint was trained with, and load its weights.
+
+    Args:
+        path: a checkpoint, or a run directory, whose last checkpoint is loaded.
+        env_factory: environment to evaluate in; None uses the validation environment of the training run.
+
+    Raises:
+        ValueError: there is no checkpoint, lrl did not write it, or its weights do not fit its configuration.
+    """
+    file, checkpoint, config, policy = _read(path)
+    if env_factory is None:
+        env_factory = _training_env(config["data"]["init_args"], file)
+    policy.connect(env_factory.codec)
+    if policy.response_format is None:
+        policy.connect_spaces(*env_factory.spaces)
+    if wants_examples(policy):  # the examples of its training, in whichever environment it is evaluated
+        add_examples(policy, _build(EnvFactory, config["data"]["init_args"]["env"], file))
+    _fill(policy, checkpoint, file)
+    info = {"name": str(path), "env_id": env_id(env_factory), "config": config}
+    return Loaded(policy.eval(), env_factory, info | {"env_steps": int(checkpoint["lrl"].get("env_steps", 0))})
+
+
+def load_weights(path: str | Path) -> Policy:
+    """Build the policy of a checkpoint and load its weights, without an environment to act in.
+
+    Args:
+        path: a checkpoint, or a run directory, whose last checkpoint is loaded.
+
+    Raises:
+        ValueError: as :func:`load_policy`.
+    """
+    file, checkpoint, config, policy = _read(path)
+    if policy.response_format is None:  # the size of its head depends on the spaces
+        env_factory = _training_env(config["data"]["init_args"], file)
+        policy.connect(env_factory.codec)
+        policy.connect_spaces(*env_factory.spaces)
+    _fill(policy, checkpoint, file)
+    return policy.eval()
+
+
+def _read(path: str | Path) -> tuple[Path, Mapping[str, Any], Mapping[str, Any], Policy]:
+    """Return the file of a checkpoint, what it holds, the configuration of its run, and its policy without weights."""
+    file = checkpoint_file(Path(path))
+    checkpoint = read_checkpoint(file)
+    if "config" not in checkpoint.get("lrl", {}):
+        raise ValueError(f"--checkpoint is {str(path)!r}, which holds no config; give one that lrl wrote.")
+    config = yaml.safe_load(checkpoint["lrl"]["config"])
+    if "policy" not in config["model"]["init_args"]:
+        kind = config["model"]["class_path"].rpartition(".")[2]
+        raise ValueError(f"--checkpoint is {str(path)!r}, a run of {kind}, which holds no policy; give one that does.")
+    return file, checkpoint, config, _build(Policy, config["model"]["init_args"]["policy"], file)
+
+
+def _fill(policy: Policy, checkpoint: Mapping[str, Any], file: Path) -> None:
+    """Load the base and the trained weights of a policy."""
+    policy.configure()
+    _check_base(policy, checkpoint["lrl"], file)
+    _load_weights(policy, checkpoint["state_dict"], file)
+
+
+def saved_numbers(path: str | Path, wanted: str | None = None) -> NumberFormat | None:
+    """Return the number format of a checkpoint's environment, which is the only one that the policy can read.
+
+    Args:
+        path: a checkpoint or a run directory.
+        wanted: the number format that the user asks for, or its kind alone; None accepts the saved one.
+
+    Raises:
+        ValueError: the user asks for another format than the saved one.
+    """
+    saved = _numbers_config(_env_config(_saved_data(checkpoint_file(Path(path)))))
+    numbers = NumberFormat(**saved) if saved else None
+    shown = numbers or NumberFormat()
+    if wanted is not None and wanted != shown.kind and NumberFormat.parse(wanted) != shown:
+        raise ValueError(f"--numbers is {wanted!r}, but the checkpoint was trained with another format; leave it out.")
+    return numbers
+
+
+def training_env(path: str | Path) -> GymnasiumEnvs:
+    """Return the environment that a checkpoint was trained in, by which its episodes can be recorded.
+
+    Raises:
+        ValueError: there is no checkpoint, or it was not trained in a registered environment.
+    """
+    file = checkpoint_file(Path(path), "--policy")
+    config = _saved_data(file).get("env")
+    env = None if config is None else _build(EnvFactory, config, file)
+    if not isinstance(env, GymnasiumEnvs):
+        what = "no environment" if env is None else type(env).__name__
+        raise ValueError(f"--policy is {str(path)!r}, which was trained on {what}; --env_id is needed.")
+    return env
+
+
+def _saved_data(file: Path) -> Mapping[str, Any]:
+    """Return the ``data.init_args`` of a checkpoint's configuration; empty if it has none."""
+    config = yaml.safe_load(read_checkpoint(file, weights=False).get("lrl", {}).get("config", ""))
+    return (config or {}).get("data", {}).get("init_args", {})
+
+
+def load_model(
+    name: str, env_factory: EnvFactory, prompt: Mapping[str, Any], choose: bool = False, **model: Any
+) -> Loaded:
+    """Load a causal language model as a policy, without training.
+
+    Args:
+        name: Hugging Face hub name, folder or GGUF file.
+        env_factory: environment to evaluate in.
+        prompt: fields of :class:`~lrl.prompts.template.PromptTemplate`.
+        choose: whether the model scores the legal actions instead of writing one.
+        model: fields of :class:`~lrl.lm.model.LanguageModelConfig`, and ``max_new_tokens`` of a response.
+
+    Raises:
+        ValueError: ``choose`` where actions are not finitely many or responses are not direct, or the model cannot be
+            loaded.
+    """
+    from lrl.lm.config import LanguageModelConfig
+    from lrl.policies.scoring import ScoringPolicy
+    from lrl.policies.text import TextPolicy
+    from lrl.prompts.template import PromptTemplate
+    from lrl.types import SamplingConfig
+
+    sampling = SamplingConfig(max_new_tokens=model.pop("max_new_tokens", SamplingConfig.max_new_tokens))
+    language_model, template = LanguageModelConfig(name=name, **model), PromptTemplate(**prompt)
+    policy: Policy = (
+        ScoringPolicy(language_model, template) if choose else TextPolicy(language_model, template, sampling)
+    )
+    policy.connect(env_factory.codec)
+    add_examples(policy, env_factory)
+    policy.configure()
+    return Loaded(policy.eval(), env_factory, {"name": name, "env_id": env_id(env_factory)})
+
+
+def load_baseline(name: str, env_factory: EnvFactory) -> Loaded:
+    """Load a policy without weights by its name.
+
+    Raises:
+        ValueError: the name is unknown, or the policy does not exist for this environment.
+    """
+    kinds: dict[str, type[FixedActor]] = {"random": RandomActor, "constant": ConstantActor, "expert": ExpertActor}
+    if name not in kinds:
+        raise ValueError(f"--policy is {name!r}; it must be one of {', '.join(BASELINES)}.")
+    policy = kinds[name]()
+    policy.connect(env_factory.codec)
+    return Loaded(policy, env_factory, {"name": name, "env_id": env_id(env_factory)})
+
+
+def env_id(env_factory: EnvFactory) -> str:
+    """Return the registered name of an environment, its URL, or the class name of its factory."""
+    return getattr(env_factory, "id", type(env_factory).__name__)
+
+
+def last_checkpoint(path: Path) -> Path:
+    """Return the last checkpoint of a run directory, or the path itself if it is no run directory."""
+    last = path / "checkpoints" / "last.ckpt"
+    return last if last.exists() else path
+
+
+def checkpoint_file(path: Path, key: str = "--checkpoint") -> Path:
+    """Return the checkpoint at a path, which may be a run directory.
+
+    Args:
+        path: as the user gave it.
+        key: the setting that it was given by.
+
+    Raises:
+        ValueError: there is no checkpoint.
+    """
+    file = last_checkpoint(path)
+    if file.is_file() or is_sharded_checkpoint(file):
+        return file
+    raise ValueError(f"{key} is {str(path)!r}; it must be a checkpoint, or a run directory that holds one.")
+
+
+def _build(kind: type, config: Mapping[str, Any], file: Path) -> Any:
+    """Instantiate an object from its ``class_path`` and ``init_args``."""
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--object", type=kind)
+    try:
+        return parser.instantiate(parser.parse_object({"object": config}))["object"]
+    except ArgumentError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"--checkpoint is {str(file)!r}, whose {kind.__name__} cannot be built: {reason}") from error
+
+
+def _training_env(data: Mapping[str, Any], file: Path) -> EnvFactory:
+    config = _env_config(data)
+    if config is None:
+        raise ValueError(f"--checkpoint is {str(file)!r}, which was trained without environment; --env_id is needed.")
+    return _build(EnvFactory, config, file)
+
+
+def _env_config(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the configuration of a run's validation environment; older runs have it under ``validation_env``."""
+    return (data.get("validation") or {}).get("env") or data.get("validation_env") or data.get("env")
+
+
+def _numbers_config(env: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the number format in the configuration of an environment, or of the environment that its rows are of."""
+    given = (env or {}).get("init_args") or {}
+    rows = (given.get("rows") or {}).get("init_args") or {}
+    return _numbers_config(rows["env"]) if rows.get("env") else given.get("numbers")
+
+
+def _check_base(policy: Policy, saved: Mapping[str, Any], file: Path) -> None:
+    """Raise if the frozen base model, which is not in the checkpoint, differs from the one that was trained on."""
+    wanted = saved.get("fingerprint", "")
+    if wanted != policy.fingerprint:
+        raise ValueError(
+            f"--checkpoint is {str(file)!r}, trained on base weights {wanted!r}; here are {policy.fingerprint!r}."
+        )
+
+
+def _load_weights(policy: Policy, state: Mapping[str, Any], file: Path) -> None:
+    """Load the trained weights; raise if others than frozen ones are missing, or if there are unknown ones."""
+    given = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
+    own = policy.state_dict()
+    needed = set(drop_frozen(own, frozen_parameter_names(policy)))
+    missing, unknown = sorted(needed - set(given)), sorted(set(given) - set(own))
+    if missing or unknown:
+        raise ValueError(
+            f"--checkpoint is {str(file)!r}, which does not fit: {missing[:3]} are missing, {unknown[:3]} are unknown."
+        )
+    policy.load_state_dict(given, strict=False)
+
+
+# Load a policy that asks a chat model, and describe what was asked.
+
+
+def load_served(
+    chat_model: ChatModel,
+    env_factory: EnvFactory,
+    prompt: Mapping[str, Any],
+    max_new_tokens: int,
+    invalid_retries: InvalidRetryConfig = InvalidRetryConfig(),
+) -> Loaded:
+    """Make a policy of a chat model.
+
+    Args:
+        chat_model: responds.
+        env_factory: environment to evaluate in.
+        prompt: fields of :class:`~lrl.prompts.template.PromptTemplate`.
+        max_new_tokens: maximum number of tokens of a response.
+        invalid_retries: how often a response without a legal action is sampled again.
+
+    Raises:
+        ValueError: the environment has no codec, or no expert for few-shot examples.
+    """
+    sampling = SamplingConfig(max_new_tokens=max_new_tokens)
+    policy = ServedPolicy(chat_model, PromptTemplate(**prompt), sampling, invalid_retries)
+    policy.connect(env_factory.codec)
+    add_examples(policy, env_factory)
+    return Loaded(policy, env_factory, {"name": chat_model.name, "env_id": env_id(env_factory)})
+
+
+def usage_report(loaded: Loaded) -> dict[str, Any]:
+    """Return what was asked, and how it is asked again; empty for policies that take every response as it is."""
+    if not isinstance(loaded.policy, (ServedPolicy, RetryingActor)):
+        return {}
+    return {**loaded.policy.report(), "invalid_retries": asdict(loaded.policy.invalid_retries)}
+
+
+def usage_line(report: Mapping[str, Any]) -> str:
+    """Describe in a line what was asked and what it took.
+
+    Args:
+        report: see :func:`usage_report`.
+    """
+    parts = [
+        f"{report['asked']} prompts, {report['asked_again']} asked again for a legal action "
+        f"({report['further_responses']} further responses), {report['still_invalid']} in vain"
+    ]
+    if "requests" in report:
+        parts.append(requests_line(report))
+    return "; ".join(parts)
+
+
+def requests_line(report: Mapping[str, Any]) -> str:
+    """Describe in a line the requests to a server, and their tokens and cost.
+
+    Args:
+        report: see :meth:`lrl.chat.served.ServedChatModel.report`; what is missing counts 0.
+    """
+    requests, retries, cached = (report.get(name, 0) for name in ("requests", "retries", "cached"))
+    parts = [f"{requests} requests, {retries} of them retries, {cached} prompts known before"]
+    parts.append(f"{report.get('prompt_tokens', 0):,} + {report.get('completion_tokens', 0):,} tokens")
+    if report.get("cost") is not None:
+        parts.append(f"cost {report['cost']:.4g}")
+    return "; ".join(parts)

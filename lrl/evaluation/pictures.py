@@ -1,0 +1,292 @@
+"""Learning curves of logged metrics against env steps, episodes, tokens or minutes, with intervals over seeds."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_bounds, interquartile_mean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from lrl.evaluation.exact import Lake
+
+
+CLOCKS = ("env_steps", "episodes", "tokens", "minutes")
+"""Units of the x axis, which are columns ``clock/<name>`` of ``metrics.csv``."""
+
+_RESAMPLES = 2000
+_LABEL_WIDTH = 60
+"""Maximum number of characters in a line of the legend, so that it fits inside the axes."""
+_EPISODES = {"rollout": "training episodes", "val": "held-out episodes"}
+"""Group of a metric to the episodes that it is measured on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Holds one metric of one run."""
+
+    clock: np.ndarray
+    """Strictly increasing, float64 ``(row,)``."""
+    values: np.ndarray
+    """float64 ``(row,)``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Holds one metric averaged over several runs."""
+
+    label: str
+    num_runs: int
+    clock: np.ndarray
+    """float64 ``(point,)``."""
+    centre: np.ndarray
+    """Mean or interquartile mean over runs, ``(point,)``."""
+    lower: np.ndarray
+    """Lower bound of the 95% interval, ``(point,)``; nan with fewer than five runs."""
+    upper: np.ndarray
+    """Upper bound, ``(point,)``."""
+    runs: np.ndarray
+    """Values of the single runs, ``(run, point)``."""
+
+
+def metrics_file(run: Path) -> Path:
+    """Return the ``metrics.csv`` in a run directory or below it.
+
+    Raises:
+        ValueError: there is no such file, or more than one.
+    """
+    if run.is_file():
+        return run
+    found = [run / "metrics.csv"] if (run / "metrics.csv").exists() else sorted(run.rglob("metrics.csv"))
+    if len(found) != 1:
+        raise ValueError(f"run is {str(run)!r}, which holds {len(found)} files metrics.csv; it must hold one.")
+    return found[0]
+
+
+def read_series(run: Path, metric: str, clock: str = "env_steps") -> Series:
+    """Read one metric of a run; the last of several rows with the same clock is used.
+
+    Raises:
+        ValueError: the metric, which then is listed with those that exist, the clock or the run does not exist.
+    """
+    if clock not in CLOCKS:
+        raise ValueError(f"clock is {clock!r}; it must be one of {', '.join(CLOCKS)}.")
+    file = metrics_file(run)
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    column = f"clock/{clock}"
+    points = {float(r[column]): float(r[metric]) for r in rows if r.get(metric) and r.get(column)}
+    if not points:
+        names = sorted({name for row in rows for name, value in row.items() if value and "clock/" not in name})
+        raise ValueError(f"metric is {metric!r}, which {file} lacks; it has {', '.join(names) or 'nothing'}.")
+    order = sorted(points)
+    return Series(clock=np.array(order), values=np.array([points[at] for at in order]))
+
+
+def aggregate(label: str, runs: Sequence[Series], statistic: Literal["mean", "iqm"] = "iqm") -> Curve:
+    """Average runs, with a 95% percentile bootstrap interval if there are at least five.
+
+    Runs are interpolated linearly to the clock values of all runs, within the range that all runs cover, so that every
+    point averages the same runs.
+
+    Args:
+        label: label of the curve.
+        runs: at least one run.
+        statistic: ``mean`` or ``iqm``, the interquartile mean.
+
+    Raises:
+        ValueError: the statistic is unknown, or the runs have no common range.
+    """
+    if statistic not in ("mean", "iqm"):
+        raise ValueError(f"statistic is {statistic!r}; it must be mean or iqm.")
+    first, last = max(run.clock[0] for run in runs), min(run.clock[-1] for run in runs)
+    clock = np.unique(np.concatenate([run.clock for run in runs]))
+    clock = clock[(clock >= first) & (clock <= last)]
+    if not len(clock):
+        raise ValueError(f"the runs of {label!r} share no range of the clock; they must have different labels.")
+    values = np.stack([np.interp(clock, run.clock, run.values) for run in runs])
+    reduce = np.mean if statistic == "mean" else interquartile_mean
+    lower, upper = np.full((2, len(clock)), np.nan)
+    if len(runs) >= MIN_SEEDS:
+        lower, upper = bootstrap_bounds((values,), reduce, resamples=_RESAMPLES)  # whole runs are resampled
+    centre = reduce(values, axis=0)
+    return Curve(label=label, num_runs=len(runs), clock=clock, centre=centre, lower=lower, upper=upper, runs=values)
+
+
+def group_runs(arguments: Iterable[str]) -> dict[str, list[Path]]:
+    """Group runs by label; an argument is ``label=directory``, or a directory, which is labelled by its parent's name.
+
+    A directory may be a pattern such as ``runs/a/*``, which a shell does not expand behind ``label=``. The name of a
+    directory may contain an equals sign: of all possible labels, the shortest whose directory exists is taken.
+
+    Raises:
+        ValueError: no run is given, or a run does not exist.
+    """
+    groups: dict[str, list[Path]] = {}
+    for argument in arguments:
+        parts = argument.split("=")
+        for place in range(len(parts)):
+            label, name = "=".join(parts[:place]), "=".join(parts[place:])
+            found = [name] if Path(name).exists() else sorted(glob.glob(name))
+            if found:
+                break
+        else:
+            raise ValueError(
+                f"run is {name!r}, which does not exist; it must be a run directory, a metrics.csv, or a pattern."
+            )
+        for run in map(Path, found):
+            groups.setdefault(label or run.resolve().parent.name, []).append(run)
+    if not groups:
+        raise ValueError("no run is given; at least one run directory is needed.")
+    return groups
+
+
+def draw_curves(
+    curves: Sequence[Curve],
+    metric: str,
+    clock: str,
+    path: Path,
+    baselines: Mapping[str, float] | None = None,
+    title: str = "",
+    log: bool = False,
+) -> None:
+    """Draw curves and horizontal baselines to a PNG.
+
+    Args:
+        curves: one line each; with an interval for five runs or more, with a thin line per run for two to four.
+        metric: label of the y axis, a line for each metric that is drawn.
+        clock: label of the x axis.
+        path: the PNG; missing folders are created.
+        baselines: label to height.
+        title: title above the picture.
+        log: whether the x axis is logarithmic and each point has a marker.
+    """
+    figure, axes = new_figure(7, 4.2)
+    axes.set_xscale("log" if log else "linear")
+    for curve in curves:
+        _draw_curve(axes, curve, log)
+    for shade, (label, height) in zip(_greys(len(baselines or {})), (baselines or {}).items(), strict=True):
+        axes.axhline(height, color=shade, linestyle="--", linewidth=1.2, label=f"{label} ({height:,.4g})")
+    if all(0 <= value <= 1 for curve in curves for value in curve.centre):
+        axes.set_ylim(0, 1.04)  # show the full range of a rate
+    axes.set_xlabel(clock.replace("_", " "))
+    axes.set_ylabel("\n".join(map(axis_label, metric.splitlines())))
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=9)
+    save_figure(figure, path)
+
+
+def _draw_curve(axes: Axes, curve: Curve, marked: bool) -> None:
+    marker = "o" if marked or len(curve.clock) < 3 else ""
+    (line,) = axes.plot(curve.clock, curve.centre, label=_legend_label(curve), marker=marker)
+    if curve.num_runs >= MIN_SEEDS:
+        axes.fill_between(curve.clock, curve.lower, curve.upper, color=line.get_color(), alpha=0.2, linewidth=0)
+    elif curve.num_runs > 1:
+        points = "." if marked else ""
+        axes.plot(curve.clock, curve.runs.T, color=line.get_color(), alpha=0.4, linewidth=0.8, marker=points)
+
+
+def axis_label(metric: str) -> str:
+    """Return a metric with the episodes that it is measured on."""
+    group, _, name = metric.partition("/")
+    exact = name.startswith("exact_")  # computed for every state, not measured on episodes
+    return metric if exact or group not in _EPISODES else f"{metric}, {_EPISODES[group]}"
+
+
+def _legend_label(curve: Curve) -> str:
+    text = curve.label if curve.num_runs == 1 else f"{curve.label} ({curve.num_runs} runs)"
+    return textwrap.fill(text, _LABEL_WIDTH)
+
+
+def _greys(count: int) -> list[str]:
+    return [f"{0.2 + 0.5 * index / max(count, 2):.2f}" for index in range(count)]
+
+
+def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
+    """Return a figure of ``width`` x ``height`` inches with one pair of axes; it needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure to a PNG; missing folders are created."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150, format="png")
+
+
+# Pictures of a policy on FrozenLake.
+
+_COLOURS = {"S": "#dbeafe", "F": "#eff6ff", "H": "#334155", "G": "#bbf7d0"}
+_ARROWS = ((-1, 0), (0, 1), (1, 0), (0, -1))
+"""Directions of LEFT, DOWN, RIGHT and UP, as cells to the right and cells down."""
+_BEST, _OTHER = "#1d4ed8", "#94a3b8"
+
+
+def draw_policy(lake: Lake, decisions: np.ndarray, path: Path, title: str = "") -> None:
+    """Draw the map with an arrow for each action, whose length grows with the probability beside it, to a PNG.
+
+    The most probable action is blue. The probability of invalid actions is shown in red.
+
+    Args:
+        lake: the map.
+        decisions: action probabilities ``(state, action)``; the rest of a row's sum to 1 is that of invalid actions.
+        path: the PNG; missing folders are created.
+        title: title above the picture.
+    """
+    rows, columns = len(lake.desc), len(lake.desc[0])
+    figure, axes = new_figure(1.35 * columns, 1.35 * rows + 0.4)
+    axes.set(xlim=(0, columns), ylim=(rows, 0), aspect="equal", xticks=[], yticks=[])
+    axes.set_title(title, fontsize=10)
+    acting = set(lake.states)
+    for state in range(rows * columns):
+        row, column = divmod(state, columns)
+        _draw_cell(axes, column, row, lake.desc[row][column])
+        if state in acting:
+            _draw_decision(axes, column + 0.5, row + 0.5, decisions[state])
+    save_figure(figure, path)
+
+
+def _draw_cell(axes: Axes, column: int, row: int, letter: str) -> None:
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((column, row), 1, 1, facecolor=_COLOURS[letter], edgecolor="white", linewidth=2))
+    colour = "white" if letter == "H" else "#64748b"
+    axes.text(column + 0.06, row + 0.06, letter, ha="left", va="top", fontsize=8, color=colour)
+
+
+def _draw_decision(axes: Axes, x: float, y: float, probabilities: np.ndarray) -> None:
+    best = int(probabilities.argmax())
+    for action, probability in enumerate(probabilities.tolist()):
+        if probability < 0.005:
+            continue
+        right, down = _ARROWS[action]
+        colour, reach = (_BEST if action == best else _OTHER), 0.08 + 0.22 * probability
+        style = {"arrowstyle": "-|>", "color": colour, "linewidth": 1 + 2 * probability, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", xy=(x + right * reach, y + down * reach), xytext=(x, y), arrowprops=style)
+        axes.text(
+            x + right * 0.38,
+            y + down * 0.38,
+            f"{probability:.2f}".lstrip("0"),
+            ha="center",
+            va="center",
+            fontsize=6.5,
+            color=colour,
+        )
+    if probabilities.sum() < 0.995:
+        invalid = f"{1 - probabilities.sum():.2f}".lstrip("0")
+        axes.text(x + 0.44, y - 0.4, f"invalid {invalid}", ha="right", va="top", fontsize=6, color="#dc2626")

@@ -1,0 +1,79 @@
+"""Models and configurations that ship with lrl, found from any folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+_PACKAGE = Path(__file__).parent
+_FOLDERS = ("assets", "configs")
+
+
+def checkout() -> Path | None:
+    """Return the repository that this package is imported from; None if it is installed from a wheel."""
+    return _PACKAGE.parent if (_PACKAGE.parent / "pyproject.toml").is_file() else None
+
+
+def shipped(name: str) -> str | None:
+    """Return the file or folder that ships with lrl as ``assets/...`` or ``configs/...``; None if there is none."""
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or path.parts[:1] not in [(folder,) for folder in _FOLDERS]:
+        return None
+    roots = [root for root in (_PACKAGE / "files", checkout()) if root is not None]
+    return next((str(root / path) for root in roots if (root / path).exists()), None)
+
+
+def resolve(name: str) -> str:
+    """Return ``name`` if it is a file or folder here, else the path of what ships with lrl, else ``name`` unchanged."""
+    return name if Path(name).exists() else shipped(name) or name
+
+
+def resolve_config(name: str) -> str:
+    """Resolve a configuration: ``frozen_lake/grpo.yaml`` is ``configs/frozen_lake/grpo.yaml``; see :func:`resolve`."""
+    if not name.endswith((".yaml", ".yml")) or Path(name).exists():
+        return name
+    return shipped(name) or shipped(str(Path("configs") / name)) or name
+
+
+# Text files that are written completely or not at all.
+
+
+@contextmanager
+def write_whole(path: str | Path, newline: str | None = None) -> Iterator[TextIO]:
+    """Open a text file that takes the place of ``path`` when the ``with`` block ends without an error.
+
+    Until then it lies beside it, so that an error, such as a full disk, leaves the former content as it was. Missing
+    folders are created. What is no regular file, such as a pipe, is written directly.
+
+    Args:
+        path: the file.
+        newline: see :func:`open`.
+
+    Raises:
+        OSError: the file cannot be written; the error names it.
+    """
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        with target.open("w", encoding="utf-8", newline=newline) as file:
+            yield file
+        return
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("w", encoding="utf-8", newline=newline) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # some file systems report a full disk only here
+        if target.exists():
+            shutil.copymode(target, partial)
+        partial.replace(target)
+    except OSError as error:
+        if error.filename not in (None, str(partial)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        partial.unlink(missing_ok=True)

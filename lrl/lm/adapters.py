@@ -1,0 +1,257 @@
+"""Attach low-rank adapters to a causal LM, to all of its layers or to the last ones, and switch between them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from lrl.lm.attention import bare
+from lrl.lm.config import LanguageModelConfig, LoRAConfig
+
+_UNMATCHED = r"The following (rank|alpha)_pattern keys did not match"
+"""peft's warning of patterns that match no module; those of experts, which peft makes itself, match parameters."""
+
+
+def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
+    """Wrap ``model`` with trainable adapters and freeze the base.
+
+    Raises:
+        ValueError: ``target_modules`` match nothing (the message lists the names that exist), or match tied weights;
+            there are fewer layers than ``last_layers``, a key of ``rank_pattern`` matches no adapter, the embeddings of
+            added tokens would stay frozen, or peft cannot adapt the model so, as experts with dropout.
+    """
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    import peft
+
+    lora = config.lora
+    assert lora is not None
+    wanted, saved = _layers(model, lora)
+    tied, linear = _tied_layers(model), _linear(model)
+    if tied & set(wanted):
+        raise ValueError(
+            f"lora.target_modules names {sorted(tied & set(wanted))}, whose weights are tied: merging would add the "
+            "adapter twice; put them into lora.modules_to_save."
+        )
+    adapters = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.r,
+        rank_pattern=dict(lora.rank_pattern),
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        **_places(model, lora, wanted),
+        modules_to_save=saved or None,
+        ensure_weight_tying=bool(tied & set(saved)),
+        fan_in_fan_out=any(type(part).__name__ == "Conv1D" for part in model.modules()),
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft asks transformers for it
+        warnings.filterwarnings("ignore", _UNMATCHED)  # a rank is an error below
+        torch.manual_seed(config.init_seed)
+        try:
+            wrapped = peft.get_peft_model(model, adapters)  # adapters on 16 bits are float32
+        except ValueError as error:
+            key = "dropout" if "lora_dropout" in str(error) else "target_modules"
+            others = f" It must name other layers; there are {', '.join(linear)}." if key == "target_modules" else ""
+            raise ValueError(
+                f"lora.{key} is {getattr(lora, key)!r}, which is not possible for {config.name!r}: {error}{others}"
+            ) from error
+    _check_ranks(wrapped, lora)
+    if config.added_tokens and (frozen := frozen_embeddings(wrapped)):
+        raise ValueError(
+            f"language_model.added_tokens is set and lora.modules_to_save does not name {frozen[0]!r}, so that the new "
+            f"rows would never be trained; it must be [{', '.join(frozen)}]."
+        )
+    return wrapped
+
+
+def frozen_embeddings(model: Any) -> list[str]:
+    """Return the names of those of input and output embeddings that are not trained in full; tied ones are one.
+
+    Args:
+        model: with adapters.
+    """
+    base = bare(model)
+    ends = [base.get_input_embeddings(), base.get_output_embeddings()]
+    names = {part: name.removesuffix(".base_layer").rsplit(".", 1)[-1] for name, part in base.named_modules()}
+    return [names[end] for end in ends if not end.weight.requires_grad]
+
+
+def decoder_layers(model: Any, key: str = "lora.last_layers") -> tuple[str, nn.ModuleList]:
+    """Return the decoder layers of a causal LM, first to last, and the name of their list.
+
+    Args:
+        model: with adapters or without.
+        key: the option that needs them, for the error.
+
+    Raises:
+        ValueError: the model has no list of as many modules as its configuration counts layers.
+    """
+    model = bare(model)
+    count = model.config.get_text_config().num_hidden_layers
+    for name, part in model.named_modules():
+        if isinstance(part, nn.ModuleList) and len(part) == count:
+            return name, part
+    raise ValueError(f"{key} is set; it must be null, the layers of a {type(model).__name__} were not found.")
+
+
+def _places(model: Any, lora: LoRAConfig, wanted: Sequence[str]) -> dict[str, Any]:
+    """Return peft's settings for where adapters go; peft does not take ``all-linear`` for some of the layers.
+
+    Args:
+        model: without adapters.
+        lora: the configuration.
+        wanted: names of layers, or ``all-linear`` alone.
+    """
+    everything = list(wanted) == ["all-linear"]
+    if lora.last_layers is None:
+        routers = _not_linear(model) if everything else []
+        return {"target_modules": "all-linear" if everything else list(wanted), "exclude_modules": routers or None}
+    name, layers = decoder_layers(model)
+    first = len(layers) - lora.last_layers
+    if first < 0:
+        raise ValueError(
+            f"lora.last_layers is {lora.last_layers}; it must be at most {len(layers)}, the number of layers."
+        )
+    inside = {
+        path.rsplit(".", 1)[-1]
+        for layer in layers[first:]
+        for path, part in layer.named_modules()
+        if "Linear" in type(part).__name__ or "Conv1D" in type(part).__name__
+    }
+    outside = [] if everything else sorted(set(wanted) - inside)
+    if outside:
+        raise ValueError(
+            f"lora.target_modules names {outside[0]!r}, which is not in the last {lora.last_layers} layers; with "
+            f"lora.last_layers it must be among {', '.join(sorted(inside))}."
+        )
+    return {
+        "target_modules": sorted(inside) if everything else list(wanted),
+        "layers_to_transform": list(range(first, len(layers))),
+        "layers_pattern": name.rsplit(".", 1)[-1],
+    }
+
+
+def _check_ranks(model: nn.Module, lora: LoRAConfig) -> None:
+    """Raise if a key of ``rank_pattern`` matches no adapter, as peft matches them.
+
+    Raises:
+        ValueError: so it is.
+    """
+    adapted = [name.removesuffix(".lora_A") for name, _ in model.named_modules() if name.endswith(".lora_A")]
+    for key in lora.rank_pattern:
+        if not any(re.match(rf"(.*\.)?({key})$", name) for name in adapted):
+            names = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in adapted}))
+            raise ValueError(f"lora.rank_pattern names {key!r}, which matches no adapter; there are {names}.")
+
+
+@torch.no_grad()
+def _not_linear(model: nn.Module) -> list[str]:
+    """Return the names of layers that derive from a linear one and compute something else, as routers of experts do.
+
+    An adapter would add the product of its matrices to what they return.
+    """
+    names = []
+    parts: list[tuple[str, Any]] = list(model.named_modules())
+    for name, part in parts:
+        own = isinstance(part, nn.Linear) and type(part).forward is not nn.Linear.forward
+        if not own or type(part).__module__.startswith("bitsandbytes"):
+            continue
+        try:
+            out = part(part.weight.new_zeros(1, part.in_features))
+        except (RuntimeError, TypeError, ValueError, IndexError):  # takes something else than rows of states
+            out = None
+        if not isinstance(out, torch.Tensor) or out.shape != (1, part.out_features):
+            names.append(name)
+    return names
+
+
+def _layers(model: nn.Module, lora: LoRAConfig) -> tuple[list[str], list[str]]:
+    """Return the names of the layers that get an adapter, and of those that are trained in full.
+
+    Raises:
+        ValueError: a layer does not exist.
+    """
+    wanted = [lora.target_modules] if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    saved = list(lora.modules_to_save or [])
+    every = {name.rsplit(".", 1)[-1]: type(part).__name__ for name, part in model.named_modules()}
+    for name in [*wanted, *saved]:
+        if name != "all-linear" and name not in every:
+            key = "modules_to_save" if name in saved else "target_modules"
+            names = ", ".join(_linear(model))
+            raise ValueError(f"lora.{key} names {name!r}, which no layer is called; there are {names}.")
+    for path in _not_linear(model):
+        name = path.rsplit(".", 1)[-1]
+        if name in wanted:
+            raise ValueError(
+                f"lora.target_modules names {name!r}, a {every[name]}, which returns more than the product with its "
+                "weights, so that an adapter cannot be added; it may be in lora.modules_to_save."
+            )
+    return wanted, saved
+
+
+def _linear(model: nn.Module) -> list[str]:
+    """Return the names of linear layers, without those of the modules around them, sorted."""
+    kinds = {name.rsplit(".", 1)[-1]: type(part).__name__ for name, part in model.named_modules()}
+    return sorted(name for name, kind in kinds.items() if "Linear" in kind or "Conv1D" in kind)
+
+
+def _tied_layers(model: Any) -> set[str]:
+    """Return the names of input and output embeddings if they are one tensor, else nothing."""
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    if ends[1] is None or ends[0].weight is not ends[1].weight:
+        return set()
+    return {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if part in ends}
+
+
+def freeze_second_adapter(model: Any) -> None:
+    """Copy the adapter ``default`` to a frozen adapter ``reference``."""
+    if "reference" not in model.peft_config:
+        with warnings.catch_warnings():  # a copy that is never trained need not be tied
+            warnings.filterwarnings("ignore", "You have requested `ensure_weight_tying`")
+            warnings.filterwarnings("ignore", _UNMATCHED)
+            model.add_adapter("reference", copy.deepcopy(model.peft_config["default"]))
+    state = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in state.items():
+            parts = name.split(".")
+            if "reference" in parts:
+                parameter.copy_(state[".".join("default" if part == "reference" else part for part in parts)])
+    use_adapter(model, "default")
+
+
+def add_critic_adapter(model: Any, config: LanguageModelConfig) -> None:
+    """Add an adapter ``critic`` of the same shape as ``default``, which starts at zero as well.
+
+    Raises:
+        ValueError: the actor has no adapter, or gradient checkpointing is on: the backward pass would compute the
+            critic's layers again with the actor's adapter.
+    """
+    if config.lora is None:
+        raise ValueError("value_head.adapter is true and language_model.lora null; set lora, or adapter false.")
+    if config.gradient_checkpointing:
+        raise ValueError(
+            "value_head.adapter and language_model.gradient_checkpointing are both true; one of them must be false."
+        )
+    if "critic" in model.peft_config:
+        return
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _UNMATCHED)
+        torch.manual_seed(config.init_seed + 1)
+        model.add_adapter("critic", copy.deepcopy(model.peft_config["default"]))
+    use_adapter(model, "default")
+
+
+def use_adapter(model: Any, name: str) -> None:
+    """Activate one adapter. All but ``reference`` stay trainable: peft would freeze the inactive ones."""
+    model.set_adapter(name)
+    for parameter_name, parameter in model.named_parameters():
+        adapters = set(parameter_name.split(".")) & set(model.peft_config)
+        if adapters:
+            parameter.requires_grad_("reference" not in adapters)

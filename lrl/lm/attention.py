@@ -1,0 +1,325 @@
+"""Properties of a model's attention: what it attends to, its kernel, and its precision."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicLayer
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+Attention = Literal["full", "window", "other"]
+"""``full``: every layer attends to all earlier tokens. ``window``: some layers attend to the last few columns only.
+``other``: ALiBi, recurrent layers, or an unknown kind of attention."""
+
+_FULL, _WINDOWED = {"full_attention"}, {"full_attention", "sliding_attention"}
+_HARMLESS = {"chunk_size_feed_forward", "max_window_layers", "sliding_window", "use_sliding_window"}
+_SUSPECT = re.compile(
+    r"window|chunk_size|alibi|local_att|block_type|layers_attn|attn_layer_|attention_pattern|global_attn"
+    r"|mamba|ssm|recurrent|conv|^linear_|lru|index_topk|sliding"
+)
+"""Configuration keys that no model with full attention has."""
+_HALVED = (torch.bfloat16, torch.float16)
+SOUND = 1.5
+"""Ratio by which a 16-bit pass may be farther from float32 than the plain 16-bit pass."""
+_EXACT = 1e-4
+"""Largest relative difference between two float32 passes that counts as rounding."""
+
+
+def bare(model: Any) -> Any:
+    """Return the Hugging Face model inside peft's wrapper, or the model itself."""
+    return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+
+
+def attention_of(model: Any) -> Attention:
+    """Return the kind of attention of a causal LM, by its configuration.
+
+    A model that takes no ``position_ids`` derives positions from columns or the mask, as those with ALiBi do.
+    """
+    model = bare(model)
+    config = model.config.get_text_config()
+    settings = {key: value for key, value in config.to_dict().items() if value}
+    takes = inspect.signature(model.forward).parameters
+    if not {"position_ids", "past_key_values", "logits_to_keep"} <= set(takes) or getattr(model, "_is_stateful", False):
+        return "other"
+    layers = getattr(config, "layer_types", None)
+    if layers is None:
+        layers = [_layer_type(str(kind)) for kind in settings.get("attention_layers", ())]
+        if settings.get("sliding_window") is not None and settings.get("use_sliding_window", True):
+            layers.append("sliding_attention")
+        harmless = _HARMLESS | ({"window_size"} if "attention_layers" in settings else set())
+        if any(_SUSPECT.search(key) for key in settings.keys() - harmless) or _names_alibi(settings):
+            return "other"
+    kinds = set(layers)
+    if settings.get("attention_chunk_size") or settings.get("alibi") or not kinds <= _WINDOWED:
+        return "other"
+    return "full" if kinds <= _FULL else "window"
+
+
+def _layer_type(kind: str) -> str:
+    """Translate GPT-Neo's names of layer types."""
+    return {"global": "full_attention", "local": "sliding_attention"}.get(kind, kind)
+
+
+def _names_alibi(settings: Mapping[str, Any]) -> bool:
+    inner = [value for value in settings.values() if isinstance(value, Mapping)]
+    return settings.get("position_embedding_type") == "alibi" or any(part.get("alibi") for part in inner)
+
+
+def max_positions(model: Any) -> int | None:
+    """Return the largest number of tokens of a text: the size of the table of positions, or :func:`rope_limit`.
+
+    None where any position has an embedding, and always the same one.
+    """
+    model = bare(model)
+    tables = "wpe", "embed_positions", "position_embeddings", "position_embedding"
+    names = [name for name, _ in (*model.named_modules(), *model.named_buffers())]
+    limits = [rope_limit(model.config)]
+    if any(name.rsplit(".", 1)[-1] in tables for name in names):
+        limits.append(getattr(model.config.get_text_config(), "max_position_embeddings", None))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def context_length(config: Any) -> int | None:
+    """Return the largest number of tokens that a model was made for; None where its configuration names none.
+
+    Rotary embeddings and ALiBi exist for any position, but a model is poor beyond those of its training, and embeddings
+    that depend on the length of the text change beyond ``original_max_position_embeddings``.
+
+    Args:
+        config: configuration of transformers.
+    """
+    text = config.get_text_config()
+    names = "max_position_embeddings", "seq_length", "max_seq_len"  # the last two are BLOOM's and MPT's
+    lengths = [getattr(text, name, None) for name in names]
+    lengths.append(rope_limit(config))
+    return min((length for length in lengths if isinstance(length, int) and length > 0), default=None)
+
+
+def rope_limit(config: Any) -> int | None:
+    """Return the largest number of tokens of a text whose rotary embeddings do not depend on that number.
+
+    Beyond it, dynamic and long RoPE (``longrope``) embed every position by the length of the longest text in the pass,
+    so a log-probability would depend on what else is in the batch, and on how far a response has grown.
+
+    Args:
+        config: configuration of transformers.
+
+    Returns:
+        None where the embeddings depend on the position alone.
+    """
+    text = config.get_text_config()
+    settings = getattr(text, "rope_parameters", None) or {}
+    limits = []
+    for kind in (settings, *(one for one in settings.values() if isinstance(one, Mapping))):
+        if kind.get("rope_type") == "longrope":
+            limits.append(kind["original_max_position_embeddings"])
+        elif "dynamic" in kind.get("rope_type", ""):
+            limits.append(text.max_position_embeddings)
+    return min(limits, default=None)
+
+
+def compute_dtype(model: Any) -> torch.dtype:
+    """Return the dtype that attention computes in: that of autocast where it is on, else that of the weights."""
+    weight = bare(model).get_input_embeddings().weight
+    if torch.is_autocast_enabled(weight.device.type):
+        return torch.get_autocast_dtype(weight.device.type)
+    return weight.dtype
+
+
+# -- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def kernel_of(model: Any) -> str:
+    """Return the attention implementation in use: ``sdpa``, ``eager``, ..."""
+    return bare(model).config._attn_implementation
+
+
+def is_halved(model: Any) -> bool:
+    """Return whether attention computes in 16 bits."""
+    return compute_dtype(model) in _HALVED
+
+
+def use_kernel(model: Any, name: str) -> None:
+    """Switch a model to another attention implementation, if it can be switched."""
+    if kernel_of(model) != name and bare(model)._can_set_attn_implementation():
+        bare(model).set_attn_implementation(name)
+
+
+def set_kernel(model: Any, setting: str, loaded: str) -> bool:
+    """Choose the attention kernel with which sampled and teacher-forced log-probabilities agree.
+
+    In 16 bits on a CPU the rounding of SDPA depends on the shape of the batch and of its mask, that of eager attention
+    does not. Called before each pass: weights or autocast may have changed to 16 bits since loading.
+
+    Args:
+        model: a Hugging Face causal LM.
+        setting: ``language_model.attention``.
+        loaded: the kernel that the model was loaded with.
+
+    Returns:
+        Whether the setting is one with which they do not agree.
+    """
+    halved_on_cpu = bare(model).get_input_embeddings().weight.device.type == "cpu" and is_halved(model)
+    if setting == "auto":
+        use_kernel(model, "eager" if halved_on_cpu else loaded)
+    return setting == "sdpa" and halved_on_cpu
+
+
+def _finite_eager_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Any:
+    """Return transformers' mask of eager attention ``(row, 1, query, key)``, but finite in float32.
+
+    The softmax is computed in float32, where the least float64 is -inf, and a row of padding would be NaN.
+    """
+    return eager_mask(*args, dtype=torch.float32 if dtype == torch.float64 else dtype, **kwargs)
+
+
+AttentionMaskInterface.register("eager", _finite_eager_mask)
+
+
+# -- self-check ------------------------------------------------------------------------------------------------------
+
+
+def is_exact(shared: Tensor, plain: Tensor) -> bool:
+    """Return whether the logits of two float32 passes differ by no more than rounding.
+
+    Args:
+        shared: ``(turn, token, vocabulary)``.
+        plain: of the same turns and shape, by the plain pass.
+    """
+    spread = (plain - plain.mean(-1, keepdim=True)).abs().max()
+    return bool((shared - plain).abs().max() <= _EXACT * spread)
+
+
+def is_sound(shared: Tensor, plain: Tensor, exact: Tensor) -> bool:
+    """Return whether a 16-bit pass is about as close to float32 as the plain 16-bit pass.
+
+    Args:
+        shared: logits ``(turn, token, vocabulary)`` of the pass to judge.
+        plain: logits of the plain pass, of the same shape.
+        exact: logits in float32, of the same shape.
+    """
+    logprobs = [torch.log_softmax(logits.float(), dim=-1) for logits in (shared, plain, exact)]
+    far, usual = ((part - logprobs[2]).abs().mean() for part in logprobs[:2])
+    return bool(far <= SOUND * usual + _EXACT)
+
+
+def in_float32(model: nn.Module) -> AbstractContextManager[None]:
+    """Compute a model's passes in float32; see :func:`in_dtype`."""
+    return in_dtype(model, torch.float32)
+
+
+@contextmanager
+def in_dtype(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Compute a model's passes in another data type, converting the weights of one block at a time.
+
+    A float32 copy of the model would need twice the memory of the 16-bit weights; this needs that of one layer. Weights
+    in 4 bits stay as they are and are multiplied in that type. Buffers are converted to float32, but not to 16 bits,
+    which positions are too large for.
+    """
+    others = {torch.float32, *_HALVED} - {dtype}
+    handles: list[Any] = []
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def convert(recurse: bool, part: nn.Module, *_: Any) -> None:
+        for tensor in (*part.parameters(recurse), *(() if dtype in _HALVED else part.buffers(recurse))):
+            if tensor.dtype in others and not hasattr(tensor, "quant_state"):  # 16-bit storage of packed 4-bit weights
+                kept[id(tensor)] = tensor, tensor.data
+                tensor.data = tensor.data.to(dtype)
+
+    def restore(recurse: bool, part: nn.Module, *_: Any) -> None:
+        for tensor in (*part.parameters(recurse), *part.buffers(recurse)):
+            if id(tensor) in kept:
+                tensor.data = kept.pop(id(tensor))[1]
+
+    quantised: list[Any] = [part for part in model.modules() if getattr(part, "compute_dtype", None) in others]
+    types = [part.compute_dtype for part in quantised]
+    for part, recurse in _blocks(model):
+        handles.append(part.register_forward_pre_hook(partial(convert, recurse)))
+        handles.append(part.register_forward_hook(partial(restore, recurse)))
+    for part in quantised:
+        part.compute_dtype = dtype
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for tensor, data in kept.values():
+            tensor.data = data
+        for part, dtype in zip(quantised, types, strict=True):
+            part.compute_dtype = dtype
+
+
+def _blocks(part: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
+    """Yield the modules to convert, and whether with their submodules.
+
+    Decoder layers are, and so are layers with an adapter: these convert their input to the data type of the adapter
+    before they call it. All others are not.
+    """
+    if hasattr(part, "base_layer") or hasattr(part, "original_module"):
+        yield part, True
+        return
+    yield part, False
+    for child in part.children():
+        if isinstance(child, nn.ModuleList):
+            for layer in child:
+                yield layer, True
+        else:
+            yield from _blocks(child)
+
+
+# A KV cache layer that reserves its memory.
+
+
+class ReservedLayer(DynamicLayer):
+    """Keeps keys and values in buffers that are allocated once: concatenation would copy everything at every token."""
+
+    _buffers: list[Tensor] | None = None
+
+    def reserve(self, columns: int) -> None:
+        """Allocate room for ``columns`` more columns."""
+        size = self.get_seq_length()
+        assert self.keys is not None
+        assert self.values is not None
+        self._buffers = [nn.functional.pad(tensor, (0, 0, 0, columns)) for tensor in (self.keys, self.values)]
+        self._show(size)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append new columns and return all.
+
+        Args:
+            key_states: ``(row, head, new column, size)``.
+            value_states: of the same shape.
+            args: ignored, as in the parent.
+            kwargs: ignored, as in the parent.
+
+        Returns:
+            Keys and values ``(row, head, column, size)``.
+        """
+        if self._buffers is None:
+            return super().update(key_states, value_states, *args, **kwargs)
+        start = self.get_seq_length()
+        end = start + key_states.shape[2]
+        for buffer, tensor in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, start:end] = tensor
+        return self._show(end)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows with the indices ``(row,)``, and drop the others."""
+        if self._buffers is None:
+            super().batch_select_indices(indices)
+            return
+        size = self.get_seq_length()
+        self._buffers = [buffer[indices] for buffer in self._buffers]
+        self._show(size)
+
+    def _show(self, size: int) -> tuple[Tensor, Tensor]:
+        assert self._buffers is not None
+        self.keys, self.values = keys, values = [buffer[:, :, :size] for buffer in self._buffers]
+        return keys, values

@@ -1,0 +1,201 @@
+"""Control tokens, such as ``<|im_end|>``, whose text in a message must not become the token."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, final
+
+from lrl.prompts.template import Message
+
+_MARK = "\ue0ff"
+"""A private-use character after the first character of a control token's text."""
+
+
+@final
+class ControlTokens:
+    """Tells the control tokens that a chat template writes from their text in messages.
+
+    Their text in messages is marked before the template is rendered (:meth:`protect`). In the prompt that the template
+    writes, the marks are then exchanged (:meth:`exchange`): the template's own control tokens get them, and the text in
+    messages loses them. A copy of the tokenizer, made when it is needed, knows the control tokens by their marked text.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer. Its control tokens are its special tokens and those in ``written``,
+            except for pairs of tags such as ``<answer>`` and ``</answer>``, which texts contain on purpose.
+        ends: texts of the tokens that end a response. In a response only these are protected: other control tokens in
+            it were sampled.
+        written: texts of the added tokens that the chat template writes around messages. Some tokenizers do not call
+            them special, as DeepSeek's does not ``<|User|>``.
+    """
+
+    def __init__(self, tokenizer: Any, ends: Iterable[str], written: Iterable[str] = ()) -> None:
+        self._tokenizer, self._copy = tokenizer, None
+        ends = [text for text in ends if not _is_ordinary_token(tokenizer, text)]
+        self._texts = _control_texts(tokenizer, written) | set(ends)
+        self._in_observations, self._in_responses = _any_of(self._texts), _any_of(ends)
+        self._both = _any_of([*self._texts, *map(_marked, self._texts)])
+
+    def are_in(self, text: str) -> bool:
+        """Return whether a text, other than a response, contains the text of a control token."""
+        return self._in_observations.search(text) is not None
+
+    def protect(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages in which the text of control tokens is marked; the same object if they have none."""
+        if not self.are_in("\n".join([message["content"] for message in messages])):
+            return messages
+        protected = []
+        for message in messages:
+            found = self._in_responses if message["role"] == "assistant" else self._in_observations
+            protected.append({**message, "content": found.sub(lambda match: _marked(match[0]), message["content"])})
+        return messages if protected == list(messages) else protected
+
+    def exchange(self, text: str) -> str:
+        """Mark the control tokens of a text that are not marked, and remove the marks of the others."""
+        return self._both.sub(
+            lambda match: match[0].replace(_MARK, "") if _MARK in match[0] else _marked(match[0]), text
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text in which control tokens are marked, and their text is not.
+
+        Raises:
+            ValueError: If the tokenizer is not a fast one.
+        """
+        if self._copy is None:
+            self._copy = _with_marked_controls(self._tokenizer, self._texts)
+        return self._copy.encode(text, add_special_tokens=False).ids
+
+
+def _marked(text: str) -> str:
+    return text[:1] + _MARK + text[1:]
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that matches one of several texts, longer ones first; with no texts it matches nothing."""
+    return re.compile("|".join(map(re.escape, sorted(set(texts), key=len, reverse=True))) or r"(?!)")
+
+
+def _control_texts(tokenizer: Any, written: Iterable[str]) -> set[str]:
+    """Return the texts of the control tokens: special ones and those that the chat template writes.
+
+    Texts contain pairs of tags such as ``<answer>`` and ``</answer>`` on purpose, so these are none, unless one of the
+    two is BOS, EOS or the like, as ``<s>`` is.
+    """
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values()}
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special} | set(written)
+    kinds = "bos", "eos", "unk", "sep", "pad", "cls", "mask"
+    named = {text for kind in kinds if (text := getattr(tokenizer, f"{kind}_token", None)) is not None}
+    names = {text[1:-1].lstrip("/") for text in special if re.fullmatch(r"</?\w+>", text)}
+    pairs = [{f"<{name}>", f"</{name}>"} for name in names]
+    tags = {tag for pair in pairs if pair <= added and not pair & named for tag in pair}
+    return {text for text in (special - tags) | named if not _is_ordinary_token(tokenizer, text)}
+
+
+def _is_ordinary_token(tokenizer: Any, text: str) -> bool:
+    """Return whether ordinary text needs a control token, such as a padding token ``!``: its text is one character."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return len(text) == 1 and backend is not None and backend.model.token_to_id(text) is not None
+
+
+def _with_marked_controls(tokenizer: Any, texts: set[str]) -> Any:
+    """Return a copy of a fast tokenizer that encodes the marked text of control tokens as these tokens.
+
+    Their own text is then ordinary text. Everything else is encoded as before: all tokens keep their ids.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        texts: of the control tokens.
+
+    Raises:
+        ValueError: If the tokenizer is not a fast one.
+    """
+    from tokenizers import Tokenizer
+
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ValueError(
+            f"the tokenizer of language_model.name {tokenizer.name_or_path!r} is no fast one, so a message must not "
+            f"contain the text of a control token ({', '.join(sorted(texts))})."
+        )
+    about = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+    new = {text: _marked(text) for text in texts}
+    for token in about["added_tokens"]:
+        token["content"] = new.get(token["content"], token["content"])
+    model = about["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {new.get(text, text): index for text, index in model["vocab"].items()}
+    else:
+        model["vocab"] = [[new.get(text, text), score] for text, score in model["vocab"]]
+    if model.get("unk_token") in new:
+        model["unk_token"] = new[model["unk_token"]]
+    if "merges" in model:  # none may make a control token of its text
+        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+        model["merges"] = [pair for pair in pairs if not texts & {*pair, "".join(pair)}]
+    return Tokenizer.from_str(json.dumps(about))
+
+
+# Prompts that differ in the observation alone: what surrounds it is rendered and tokenised once.
+
+OBSERVATION = '[the <observation>\n\n&"lrl"</think> it\'s {{here}}\\]'
+"""The observation of the prompt that a frame is made of, with what a chat template may escape or cut at."""
+_MAX_KNOWN = 4096
+
+
+class PromptFrame:
+    """Encodes observations as prompts that are equal before and after the observation.
+
+    The text is cut at the last special token before the observation, because tokenizers encode the texts on both sides
+    of a special token separately. A chat template may still treat some observations differently, so
+    :class:`~lrl.lm.tokenizer.ChatTokenizer` compares a prompt of each batch with the one rendered in full.
+
+    Args:
+        before: text of a prompt before the observation.
+        after: text of a prompt after the observation.
+        special_texts: texts of the tokenizer's special tokens.
+        encode: returns the token ids of each text.
+        begun: puts the tokens that every prompt begins with before token ids that do not have them.
+    """
+
+    def __init__(
+        self,
+        before: str,
+        after: str,
+        special_texts: Iterable[str],
+        encode: Callable[[Sequence[str]], list[list[int]]],
+        begun: Callable[[list[int]], list[int]],
+    ) -> None:
+        cut = max((before.rfind(text) for text in special_texts), default=-1)
+        self._head = begun(encode([before[:cut]])[0]) if cut > 0 else []
+        self._before, self._after = before[max(cut, 0) :], after
+        self._encode, self._begun = encode, begun
+        self._known: dict[str, list[int]] = {}
+
+    @classmethod
+    def of(
+        cls,
+        prompt: str,
+        special_texts: Iterable[str],
+        encode: Callable[[Sequence[str]], list[list[int]]],
+        begun: Callable[[list[int]], list[int]],
+    ) -> PromptFrame | None:
+        """Return the frame of the prompts that differ from ``prompt``, which has :data:`OBSERVATION`, there only.
+
+        None unless it contains :data:`OBSERVATION` exactly once.
+        """
+        before, found, after = prompt.partition(OBSERVATION)
+        if not found or OBSERVATION in after:
+            return None
+        return cls(before, after, special_texts, encode, begun)
+
+    def prompts(self, observations: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each observation's prompt. The lists are shared: do not change them."""
+        missing = [text for text in dict.fromkeys(observations) if text not in self._known]
+        new = self._encode([f"{self._before}{text}{self._after}" for text in missing])
+        whole = [self._head + ids if self._head else self._begun(ids) for ids in new]
+        found = dict(zip(missing, whole, strict=True))
+        prompts = [found[text] if text in found else self._known[text] for text in observations]
+        if len(self._known) + len(found) > _MAX_KNOWN:
+            self._known.clear()
+        self._known |= found if len(found) <= _MAX_KNOWN else {}
+        return prompts

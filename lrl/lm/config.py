@@ -1,0 +1,128 @@
+"""Configuration of a causal LM: which one, and how it is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from lrl.lm.files import is_gguf
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """Low-rank adapters (arXiv:2106.09685)."""
+
+    r: int = 16
+    """Rank."""
+    alpha: int = 32
+    """The update is scaled by alpha / r."""
+    dropout: float = 0.0
+    """Dropout on the adapter's input, in the training steps of SFT only: RL samples and evaluates without."""
+    target_modules: Sequence[str] | str = "all-linear"
+    """Names of layers that get an adapter, or ``all-linear``."""
+    modules_to_save: Sequence[str] | None = None
+    """Names of layers that are trained in full besides the adapters."""
+    last_layers: int | None = None
+    """Adapt only this many layers, the last ones; null adapts all. Layers below the lowest adapter are computed once
+    per turn and kept, see ``language_model.state_cache_mb``."""
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    """Ranks other than ``r``, by the name of a module, the end of its path, or a regular expression for that."""
+
+    def __post_init__(self) -> None:
+        if self.r < 1:
+            raise ValueError(f"lora.r is {self.r}; it must be at least 1.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"lora.dropout is {self.dropout}; it must be a probability in [0, 1).")
+        if self.last_layers is not None and self.last_layers < 1:
+            raise ValueError(f"lora.last_layers is {self.last_layers}; it must be at least 1, or null.")
+        for name, rank in self.rank_pattern.items():
+            try:
+                re.compile(name)
+            except re.error as error:
+                raise ValueError(f"lora.rank_pattern has {name!r}, which is no regular expression: {error}.") from error
+            if rank < 1:
+                raise ValueError(f"lora.rank_pattern gives {name!r} the rank {rank}; it must be at least 1.")
+        if not self.target_modules:
+            raise ValueError(f"lora.target_modules is {self.target_modules!r}; it must name layers, or be all-linear.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig:
+    """Configuration of a causal LM: which one, and how it is loaded."""
+
+    name: str = "assets/tiny-lm"
+    """Hub name, local folder or GGUF file; ``smollm2-135m`` is what ``lrl fetch smollm2`` fetched, else on the hub."""
+    dtype: str = "float32"
+    """``float32``, ``bfloat16``, ``float16`` or ``float64``."""
+    attention: str = "auto"
+    """``sdpa``, ``eager`` or ``flash_attention_2``; ``auto`` is ``eager`` in 16 bits on a CPU and where a model has
+    nothing else, ``sdpa`` elsewhere."""
+    lora: LoRAConfig | None = None
+    """Train adapters only; null trains all weights."""
+    quantization: str | None = None
+    """``nf4`` loads the base in 4 bit through bitsandbytes."""
+    random_init: bool = False
+    """Take only the architecture from ``name`` and initialise the weights from ``init_seed``."""
+    init_seed: int = 0
+    """Seed of ``random_init``, of ``ordered_numbers`` and of new adapters."""
+    first_layers: int | None = None
+    """Keep only this many layers, the first ones, as a cheaper trunk of a head; null keeps all."""
+    number_tokens: bool = False
+    """Add a token for every number from 10 to 999 that the tokenizer splits into digits."""
+    added_tokens: Sequence[str] = ()
+    """Texts that become one token each, as ``["<action>", "</action>"]``. With ``lora``, ``modules_to_save`` must name
+    the embeddings, in which the new rows are trained."""
+    ordered_numbers: bool = False
+    """Initialise the embeddings of numbers of up to three digits in order, as those of pretrained models are; for
+    weights that are random or have seen little text, as the embedded model's."""
+    chat_template: str = "auto"
+    """``auto``, ``plain``, ``content``, ``chatml`` or a file."""
+    trust_remote_code: bool = False
+    """Run code from the model's repository."""
+    share_prompts: bool = True
+    """Let equal prompts share a row, in sampling and in training, where a self-check finds it exact and it pays."""
+    recompute_logprobs: bool | None = None
+    """Compute the log-probabilities of sampled tokens again, by one more forward pass like that of training, so that
+    the first ratio is 1 whatever the rounding of attention; null does so in 16 bits only."""
+    state_cache_mb: int | None = 512
+    """Memory, in MiB, for the states below the lowest adapter (``lora.last_layers``), which do not change in training:
+    the least recently used are dropped, and computed again. null computes all turns of a batch together in every pass,
+    as without ``last_layers``."""
+    gradient_checkpointing: bool = False
+    """Trade compute for activation memory."""
+    liger_kernels: bool = False
+    """Compute rotations, norms and gated layers by Liger's fused kernels in training, on a GPU (``lrl[liger]``)."""
+    config_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Changes to the model's own configuration, with ``random_init`` only."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"language_model.dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}.")
+        if self.state_cache_mb is not None and self.state_cache_mb < 0:
+            raise ValueError(f"language_model.state_cache_mb is {self.state_cache_mb}; it must be 0 or more, or null.")
+        if self.first_layers is not None and self.first_layers < 1:
+            raise ValueError(f"language_model.first_layers is {self.first_layers}; it must be at least 1, or null.")
+        if self.quantization not in (None, "nf4"):
+            raise ValueError(f"language_model.quantization is {self.quantization!r}; it must be nf4 or null.")
+        if self.quantization and self.lora is None:
+            raise ValueError("language_model.quantization is nf4 and lora null; 4 bits are trained by LoRA only.")
+        if self.quantization and is_gguf(self.name):
+            raise ValueError(
+                f"language_model.quantization is nf4 and language_model.name {self.name!r}, a GGUF file, whose weights "
+                "are 16 or 32 bits wide once loaded; unset quantization."
+            )
+        if self.quantization and self.random_init:
+            raise ValueError("language_model.quantization is nf4 and random_init true; unset one of them.")
+        for key in ("ordered_numbers", "number_tokens"):
+            if self.quantization and getattr(self, key):
+                raise ValueError(f"language_model.quantization is nf4 and {key} true; unset one of them.")
+        if "" in self.added_tokens or len(set(self.added_tokens)) < len(self.added_tokens):
+            raise ValueError(f"language_model.added_tokens is {list(self.added_tokens)}; it must be different texts.")
+        if self.config_overrides and not self.random_init:
+            raise ValueError("language_model.config_overrides is set; it needs random_init: true.")

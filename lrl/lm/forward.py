@@ -1,0 +1,341 @@
+"""One forward pass of a causal LM over turns that are arranged in rows; passes without gradient."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lrl.lm.adapters import decoder_layers
+from lrl.lm.attention import bare, compute_dtype, in_float32, is_exact, is_halved, is_sound, kernel_of
+from lrl.lm.layouts import Layout, Lower, lay_out
+
+# Leave decoder layers out of a forward pass.
+
+
+@contextmanager
+def skipped(layers: Any, output: Tensor | None = None) -> Iterator[None]:
+    """Let layers return what they are given, inside a ``with`` block.
+
+    Args:
+        layers: decoder layers.
+        output: what the last of them returns instead, ``(row, column, hidden)``.
+    """
+    chosen: Sequence[Any] = list(layers)
+    with ExitStack() as stack:
+        for number, layer in enumerate(chosen):
+            given = output if number == len(chosen) - 1 else None
+            kept = lambda states, *_, given=given, **__: states if given is None else given  # noqa: E731
+            stack.enter_context(replaced_forward(layer, kept))
+        yield
+
+
+@contextmanager
+def replaced_forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """Give a module another ``forward`` inside a ``with`` block; one that was set on the instance comes back."""
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before
+
+
+def logits_of(model: Any, layout: Layout, dtype: torch.dtype | None = None) -> Tensor:
+    """Compute the logits ``(turn, token, vocabulary)`` that predict each response token.
+
+    Args:
+        model: a Hugging Face causal LM, which peft may have wrapped.
+        layout: the position of each turn's tokens.
+        dtype: dtype of the attention mask; None takes that of the computation.
+    """
+    given = {
+        "input_ids": layout.input_ids,
+        "attention_mask": layout.attention_mask(compute_dtype(model) if dtype is None else dtype),
+        "position_ids": layout.position_ids,
+        "logits_to_keep": layout.logit_columns,
+        "use_cache": False,
+    }
+    with started_above(model, layout.lower):
+        return at_tokens(model(**accepted(model, given)).logits, layout)
+
+
+@contextmanager
+def without_gradient(module: nn.Module) -> Iterator[None]:
+    """Switch gradients and dropout off inside a ``with`` block.
+
+    Every pass whose result is data to learn from (samples, old or reference log-probabilities, values, statistics) runs
+    inside this block. Afterwards each submodule is in the mode that it was in before.
+
+    Args:
+        module: what computes the pass, a policy or a model.
+    """
+    training = [part for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+@contextmanager
+def started_above(model: Any, lower: Lower | None) -> Iterator[None]:
+    """Let passes inside a ``with`` block start from given states, and leave out the layers below; None changes nothing.
+
+    Args:
+        model: a Hugging Face causal LM, which peft may have wrapped.
+        lower: the states, for one pass of their shape.
+    """
+    if lower is None:
+        yield
+        return
+    with skipped(decoder_layers(model)[1][: lower.depth], lower.states):
+        yield
+
+
+def at_tokens(columns: Tensor, layout: Layout) -> Tensor:
+    """Pick the columns that predict each response token, ``(turn, token, size)``.
+
+    Args:
+        columns: ``(row, column, size)``, of the kept columns, or of all if the model cannot leave columns out.
+        layout: the position of each turn's tokens.
+    """
+    if columns.shape[1] != len(layout.logit_columns):
+        columns = columns[:, layout.logit_columns]
+    return columns[layout.row[:, None], layout.kept]
+
+
+def accepted(model: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a model's forward pass accepts: models with ALiBi take no positions."""
+    names = _names(type(bare(model)))
+    return {name: value for name, value in given.items() if name in names}
+
+
+@lru_cache
+def _names(kind: type) -> frozenset[str]:
+    return frozenset(inspect.signature(kind.forward).parameters)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# Which layers are trained, and what the layers below them depend on.
+
+
+def lower_parameters(model: Any, depth: int) -> Iterator[nn.Parameter]:
+    """Yield the weights that the states depend on: all but those of later layers and of what follows the layers."""
+    name, layers = decoder_layers(model)
+    words = bare(model).get_input_embeddings()
+    yield from words.parameters()
+    after = {id(weight) for layer in layers[depth:] for weight in layer.parameters()}
+    after |= {id(weight) for weight in words.parameters()}
+    parent = bare(model).get_submodule(name.rpartition(".")[0])
+    siblings = dict(parent.named_children())
+    last = list(siblings).index(name.rpartition(".")[2])
+    for part in list(siblings.values())[: last + 1]:
+        yield from (weight for weight in part.parameters() if id(weight) not in after)
+
+
+def has_dropout(model: Any, depth: int) -> bool:
+    """Return whether anything below, or around the layers, applies dropout in training mode."""
+    _, layers = decoder_layers(model)
+    above = {id(part) for layer in layers[depth:] for part in layer.modules()}
+    for part in bare(model).base_model.modules():
+        rates = {value for name, value in vars(part).items() if "dropout" in name and isinstance(value, float)}
+        rates |= {part.p} if isinstance(part, nn.Dropout) else set()
+        if id(part) not in above and any(rate > 0 for rate in rates):
+            return True
+    return False
+
+
+def frozen_depth(model: Any) -> int:
+    """Return the number of layers below the lowest one that is trained; 0 if what they read is trained as well."""
+    depth = min(trained_layers(model), default=0)
+    return 0 if any(weight.requires_grad for weight in lower_parameters(model, depth)) else depth
+
+
+def trained_layers(model: Any) -> list[int]:
+    """Return the indices of the layers that are trained."""
+    _, layers = decoder_layers(model)
+    return [index for index, layer in enumerate(layers) if any(part.requires_grad for part in layer.parameters())]
+
+
+# The memory of a forward pass, and how turns are divided among passes that stay within a limit.
+#
+# A collection has as many turns as the user asks for, so nothing that is computed for all of its turns may
+# take memory in proportion to them. The estimate counts the activations of a decoder layer, those of all
+# layers that a backward pass needs, and logits; it is meant to be right within a factor of two.
+
+_LIMIT = 2**30
+"""Bytes of a pass; on a GPU a quarter of its memory instead, if that is more."""
+
+
+class PassMemory(NamedTuple):
+    """Limit of the memory of a forward pass, and the memory that its parts need, in bytes."""
+
+    limit: int
+    per_token: int
+    """For each position that is computed, padding included."""
+    per_logit_column: int
+    """For each position whose logits are computed."""
+
+    def of(self, prompts: int, prompt: int, responses: int, response: int) -> int:
+        """Return the estimate for a number of prompts and of responses, and the tokens of the longest of each.
+
+        Logits are computed at the end of the prompt and at every token of a response.
+        """
+        tokens = prompts * prompt + responses * response
+        return tokens * self.per_token + responses * (response + 1) * self.per_logit_column
+
+
+def pass_memory(model: Any, width: int, logits: bool, gradient: bool, recomputed: bool) -> PassMemory:
+    """Estimate the memory of passes of a causal LM.
+
+    Args:
+        model: a Hugging Face causal LM, which peft may have wrapped.
+        width: tokens of the longest turn.
+        logits: whether the logits of a pass are in memory all at once.
+        gradient: whether a backward pass follows.
+        recomputed: whether layers compute their activations again in the backward pass.
+    """
+    config, words = bare(model).config.get_text_config(), bare(model).get_input_embeddings().weight
+    hidden, vocabulary = config.hidden_size, bare(model).get_output_embeddings().weight.shape[0]
+    names = "intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size"
+    sizes = [size for name in names if (size := getattr(config, name, None))]
+    inner = [max(size) if isinstance(size, Sequence) else size for size in sizes]  # Gemma 3n has one for each layer
+    experts = getattr(config, "num_experts_per_tok", None) or 1
+    layer = 10 * hidden + 4 * max((experts * size for size in inner), default=4 * hidden)
+    if kernel_of(model) == "eager":
+        layer += 3 * getattr(config, "num_attention_heads", 1) * width
+    numbers = layer + 2 * width  # masks, of which some are boolean
+    if gradient and any(weight.requires_grad for weight in model.parameters()):
+        layers = config.num_hidden_layers - (frozen_depth(model) if hasattr(model, "peft_config") else 0)
+        numbers += layers * (hidden if recomputed else layer)
+    per_logit_column = (4 * vocabulary if logits else 3 * hidden) * 4  # log-probabilities are float32
+    return PassMemory(_limit(words.device), numbers * words.element_size(), per_logit_column)
+
+
+def _limit(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _LIMIT
+    return max(_LIMIT, torch.cuda.get_device_properties(device).total_memory // 4)
+
+
+def divide_turns(
+    inputs: Mapping[str, Tensor],
+    sizes: Tensor,
+    memory: PassMemory,
+    computed_once: Literal["prompts", "turns", "nothing"],
+) -> list[Tensor]:
+    """Divide turns among passes that need at most ``memory.limit``, where a single turn does not need more.
+
+    Turns that fit into one pass stay in order. Else passes go from short to long prompts, and equal turns and prompts
+    are side by side.
+
+    Args:
+        inputs: ``prompt_ids`` and ``prompt_mask`` ``(turn, prompt)``, and maybe ``response_ids`` ``(turn, token)``.
+        sizes: tokens that follow the prompt of each turn, int64 ``(turn,)``.
+        memory: what passes take.
+        computed_once: whether a pass computes equal ``prompts`` once, only whole ``turns``, or ``nothing``.
+
+    Returns:
+        Indices of turns, one int64 ``(turn,)`` for each pass; together they name every turn once.
+    """
+    lengths, everything = inputs["prompt_mask"].sum(1), torch.arange(len(sizes), device=sizes.device)
+    if len(sizes) < 2 or memory.of(len(sizes), int(lengths.max()), len(sizes), int(sizes.max())) <= memory.limit:
+        return [everything]
+    if computed_once == "nothing":
+        prompt_of = turn_of = torch.argsort(torch.argsort(lengths + sizes, stable=True))
+    else:
+        prompt_of, turn_of = _numbered(inputs, lengths, sizes)
+        prompt_of = prompt_of if computed_once == "prompts" else turn_of
+    order = torch.argsort(turn_of, stable=True)
+    starts, rows, last = [0], (0, 0, 0, 0), (-1, -1)
+    columns = [part[order].tolist() for part in (prompt_of, turn_of, lengths, sizes)]
+    for place, (prompt, turn, length, size) in enumerate(zip(*columns, strict=True)):
+        prompts, longest, responses, widest = rows
+        prompts, responses = prompts + (prompt != last[0]), responses + (turn != last[1])
+        rows, last = (prompts, max(longest, length), responses, max(widest, size)), (prompt, turn)
+        if place > starts[-1] and memory.of(*rows) > memory.limit:
+            starts.append(place)
+            rows = 1, length, 1, size
+    return [everything] if len(starts) == 1 else list(order.tensor_split(starts[1:]))
+
+
+def _numbered(inputs: Mapping[str, Tensor], lengths: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a number for each distinct prompt, shorter ones first, and for each distinct turn, int64 ``(turn,)``."""
+    keyed = torch.cat([lengths[:, None], inputs["prompt_ids"] * inputs["prompt_mask"]], dim=1)
+    _, prompt_of = torch.unique(keyed, dim=0, return_inverse=True)
+    parts = [prompt_of[:, None], sizes[:, None]]
+    if "response_ids" in inputs:
+        ids = inputs["response_ids"]
+        parts.append(ids * (torch.arange(ids.shape[1], device=ids.device) < sizes[:, None]))
+    return prompt_of, torch.unique(torch.cat(parts, dim=1), dim=0, return_inverse=True)[1]
+
+
+# Start-up check that a causal LM computes the same log-probabilities for turns that share one row.
+
+_PROMPT, _RESPONSE = 4, 4
+
+Verdict = Literal["exact", "inexact", "imprecise"]
+"""``inexact``: sharing changes the function. ``imprecise``: it is the same function with more rounding."""
+
+
+@torch.no_grad()
+def check_sharing(model: Any, device: torch.device) -> Verdict:
+    """Compare the logits of turns that share a row with those of turns in rows of their own, on arbitrary tokens.
+
+    Both passes must agree in float32, whatever the dtype of the weights. With 16-bit weights the 16-bit shared pass
+    must also be about as close to float32 as the plain one: 16-bit passes differ from each other by rounding alone.
+
+    Args:
+        model: a Hugging Face causal LM, which peft may have wrapped, in evaluation mode.
+        device: of its weights.
+    """
+    size = 2 * _RESPONSE + _PROMPT
+    ids = _arbitrary(model, size, device)
+    seen = torch.ones(2, _PROMPT, dtype=torch.bool, device=device)
+    turns = ids[:_PROMPT].repeat(2, 1), seen, ids[_PROMPT:].view(2, _RESPONSE), seen.new_ones(2, _RESPONSE)
+    layouts = [lay_out(*turns, share=share) for share in (True, False)]
+    with torch.autocast(device.type, enabled=False):
+        if not is_halved(model):
+            shared, plain = (logits_of(model, layout) for layout in layouts)
+            return "exact" if is_exact(shared, plain) else "inexact"
+        with in_float32(model):
+            shared, exact = (logits_of(model, layout, torch.float32) for layout in layouts)
+        if not is_exact(shared, exact):
+            return "inexact"
+        shared, plain = (logits_of(model, layout) for layout in layouts)
+    return "exact" if is_sound(shared, plain, exact) else "imprecise"
+
+
+def _arbitrary(model: Any, size: int, device: torch.device) -> torch.Tensor:
+    """Return arbitrary token ids, int64 ``(size,)``."""
+    return (torch.arange(size, device=device) * 7919 + 11) % model.config.get_text_config().vocab_size
+
+
+@torch.no_grad()
+def numbers_positions_from_zero(model: Any, device: torch.device) -> bool:
+    """Return whether a model without given positions numbers those of a text 0, 1, ..., as all layouts do.
+
+    RoBERTa and its relatives begin after the number of their padding token.
+
+    Args:
+        model: a Hugging Face causal LM, which peft may have wrapped, in evaluation mode.
+        device: of its weights.
+    """
+    ids = _arbitrary(model, _PROMPT + _RESPONSE, device)[None]
+    positions = torch.arange(ids.shape[1], device=device)[None]
+    given = [{"input_ids": ids, "use_cache": False}, {"input_ids": ids, "use_cache": False, "position_ids": positions}]
+    with torch.autocast(device.type, enabled=False):
+        own, ours = (model(**accepted(model, some)).logits for some in given)
+    if not is_halved(model):
+        return is_exact(ours, own)
+    return bool((ours - own).abs().max() <= 2e-2 * (own - own.mean()).abs().max())

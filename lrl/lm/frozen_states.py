@@ -1,0 +1,481 @@
+"""States below the lowest adapter: they do not change in training, so they are computed once per turn and kept.
+
+Layers below the lowest adapter are the same function for the policy, its old log-probabilities, the reference and the
+critic. Their output is computed in batches of a fixed shape (:mod:`lrl.lm.frozen_states`): first each distinct
+prompt, then each response after the keys and values of its prompt. So the numbers depend on nothing but the text, and
+it makes no difference to any bit of a gradient whether they were kept, dropped or computed again, after a resume, in
+another minibatch, or with other padding. The layers above read them from the rows of a forward pass as usual. Of a
+prompt that comes back with another response, keys and values are kept as well, in at most half of the memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import DynamicCache
+
+from lrl.lm.adapters import decoder_layers
+from lrl.lm.attention import Attention, bare, compute_dtype, is_exact, is_halved, kernel_of, max_positions
+from lrl.lm.candidates import Continuation, turns_of, visible_prefixes
+from lrl.lm.forward import (
+    frozen_depth,
+    has_dropout,
+    logits_of,
+    lower_parameters,
+    skipped,
+    trained_layers,
+    without_gradient,
+)
+from lrl.lm.layouts import Layout, Lower, additive_mask, lay_out_alone
+from lrl.lm.lru_cache import LRUCache
+
+# Batches of a fixed shape, in which no bit of a text's states depends on the other texts.
+#
+# Matrix products may add in another order where a batch has another shape, so that a text's states could
+# differ in the last bit from batch to batch. Here the shape follows from the text alone: texts of about the
+# same length are computed together, padded on the right, in batches whose number of rows follows from that
+# length, and rows that are left over repeat the first text. The number of columns is a multiple of 32, so
+# that vector instructions leave no remainder, which they would round in another way. Whether the place in a
+# batch of some shape still makes a difference is tried when the shape first occurs (:func:`place_matters`);
+# where it does, every text of that shape is computed alone.
+
+_COLUMNS = {"cpu": 128}
+"""Columns of a batch, padding included. On a CPU more are hardly faster, and a row that repeats a text costs time."""
+_COLUMNS_ELSEWHERE = 4096
+_CACHED = {"cpu": 1024}
+"""Columns of a batch together with those before them, whose keys and values are copied into each row."""
+_CACHED_ELSEWHERE = 16384
+_MULTIPLE = 32
+
+
+class Shape(NamedTuple):
+    """The shape of a batch."""
+
+    rows: int
+    width: int
+    """Columns of each row; shorter texts are padded on the right."""
+    past: int
+    """Columns before them, of which the keys and values are given."""
+
+
+class FixedBatch(NamedTuple):
+    """Texts that are computed together."""
+
+    texts: list[int]
+    """Their indices; the batch has ``shape.rows`` rows, of which the last ones may repeat the first text."""
+    shape: Shape
+
+    @property
+    def members(self) -> list[int]:
+        """The text of each row."""
+        return [*self.texts, *self.texts[:1] * (self.shape.rows - len(self.texts))]
+
+    def rectangle(self, ids: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+        """Return the token ids of the batch, int64 ``(row, column)``.
+
+        Args:
+            ids: of all texts.
+            device: of the result.
+        """
+        width = self.shape.width
+        return torch.tensor([[*ids[n], *[0] * (width - len(ids[n]))] for n in self.members], device=device)
+
+
+def padded(length: int) -> int:
+    """Return the width that texts of this length are padded to: a multiple of 4, 8, and more for long texts."""
+    step = 4 if length <= 16 else max(8, 1 << (length.bit_length() - 3))
+    return -(-length // step) * step
+
+
+def fixed_batches(
+    lengths: Sequence[int],
+    device: torch.device,
+    alone: Callable[[Shape], bool],
+    *,
+    pasts: Sequence[int] | None = None,
+    limit: int | None = None,
+) -> Iterator[FixedBatch]:
+    """Yield batches that hold each text once.
+
+    Args:
+        lengths: number of tokens of each text.
+        device: that computes them.
+        alone: whether texts that could be computed in batches of a shape are computed alone, without padding.
+        pasts: number of tokens before each text whose keys and values are given; None is 0.
+        limit: the maximum number of positions, beyond which nothing is padded; None is no limit.
+    """
+    pasts = pasts or [0] * len(lengths)
+    alike: dict[Shape, list[int]] = {}
+    for text, (length, past) in enumerate(zip(lengths, pasts, strict=True)):
+        alike.setdefault(_shape(length, past, device, limit), []).append(text)
+    for shape, texts in alike.items():
+        if shape.rows == 1 or alone(shape):
+            yield from (FixedBatch([text], Shape(1, lengths[text], pasts[text])) for text in texts)
+        else:
+            yield from (FixedBatch(texts[n : n + shape.rows], shape) for n in range(0, len(texts), shape.rows))
+
+
+def _shape(length: int, past: int, device: torch.device, limit: int | None) -> Shape:
+    width = padded(length) if limit is None else max(length, min(padded(length), limit))
+    rows = _COLUMNS.get(device.type, _COLUMNS_ELSEWHERE) // width
+    if past:
+        past = padded(past)
+        rows = min(rows, _CACHED.get(device.type, _CACHED_ELSEWHERE) // (past + width))
+    rows -= rows % (_MULTIPLE // math.gcd(_MULTIPLE, width))
+    return Shape(max(1, rows), width, past)
+
+
+def arbitrary_ids(rows: int, width: int, vocabulary: int, device: torch.device) -> Tensor:
+    """Return token ids, int64 ``(row, column)``, that differ from row to row."""
+    return (torch.arange(rows * width, device=device) * 7919 + 11).view(rows, width) % vocabulary
+
+
+@torch.no_grad()
+def place_matters(states: Callable[..., Tensor], *inputs: Tensor) -> bool:
+    """Return whether texts have other states, in any bit, where a batch of the same shape holds them in another order.
+
+    Args:
+        states: from the inputs to the states ``(row, ...)``.
+        inputs: each ``(row, ...)``.
+    """
+    return not torch.equal(states(*inputs), states(*(one.flip(0) for one in inputs)).flip(0))
+
+
+# Passes through the layers below the lowest adapter only.
+
+KeysAndValues = list[tuple[Tensor, Tensor]]
+"""Of each lower layer. Of one text ``(head, token, size)``, of a batch ``(row, head, column, size)``."""
+
+
+@final
+class LowerPass:
+    """Runs the layers below the lowest adapter, without dropout.
+
+    Args:
+        model: a Hugging Face causal LM with adapters.
+        depth: number of layers below the lowest adapter.
+    """
+
+    def __init__(self, model: Any, depth: int) -> None:
+        self.model, self.depth = model, depth
+        words = bare(model).get_input_embeddings().weight
+        self.device: torch.device = words.device
+        self.vocabulary: int = words.shape[0]
+        self.max_positions = max_positions(model)
+
+    def read(self, ids: Tensor) -> tuple[Tensor, KeysAndValues]:
+        """Return the states ``(row, column, hidden)`` of texts, and their keys and values.
+
+        Args:
+            ids: int64 ``(row, column)``, padded on the right.
+        """
+        cache: Any = DynamicCache(config=bare(self.model).config)  # needed or not: every bit is the same
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        states = self._run(ids, positions, None, cache)
+        return states, [(layer.keys, layer.values) for layer in cache.layers[: self.depth]]
+
+    def read_after(self, past: Sequence[tuple[Tensor, Tensor]], ids: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        """Return the states ``(row, column, hidden)`` of what follows other tokens.
+
+        Args:
+            past: keys and values of the tokens before, padded on the right.
+            ids: int64 ``(row, column)``, padded on the right.
+            positions: int64 ``(row, column)``.
+            seen: bool ``(row, column, column before or own column)``: what each token attends to.
+        """
+        cache = DynamicCache(config=bare(self.model).config)
+        for layer, (keys, values) in enumerate(past):
+            cache.update(keys, values, layer)
+        return self._run(ids, positions, additive_mask(seen, compute_dtype(self.model)), cache)
+
+    def place_matters(self, shape: Shape) -> bool:
+        """Return whether the place of a text in a batch of this shape makes a difference to any bit of its states."""
+        rows, width, before = shape
+        ids = arbitrary_ids(rows, width, self.vocabulary, self.device)
+        if not before:
+            return place_matters(lambda ids: self.read(ids)[0], ids)
+        limit = before + width if self.max_positions is None else self.max_positions
+        _, past = self.read(arbitrary_ids(rows, min(before, limit), self.vocabulary, self.device))
+        past = [tuple(functional.pad(part, (0, 0, 0, before - part.shape[2])) for part in pair) for pair in past]
+        positions = torch.arange(before, before + width, device=self.device).clamp(max=limit - 1).expand_as(ids)
+        seen = torch.ones(rows, width, before + width, dtype=torch.bool, device=self.device).tril(before)
+
+        def states(ids: Tensor, *parts: Tensor) -> Tensor:
+            return self.read_after(list(zip(parts[::2], parts[1::2], strict=True)), ids, positions, seen)
+
+        return place_matters(states, ids, *(part for pair in past for part in pair))
+
+    def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+        _, layers = decoder_layers(self.model)
+        found: list[Any] = []
+        handle = layers[self.depth - 1].register_forward_hook(lambda _, given, out: found.append(out))
+        inner = bare(self.model).base_model
+        try:
+            with without_gradient(inner), skipped(layers[self.depth :]):
+                inner(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
+        finally:
+            handle.remove()
+        return found[0]
+
+
+_MIB = 2**20
+_AT_ONCE = 2**13
+"""Tokens of the prompts whose keys and values are in memory at the same time, for their responses."""
+
+
+_Key = tuple[Any, ...]
+
+
+@final
+class LowerLayers:
+    """Computes and keeps the states that the lowest layer with an adapter reads.
+
+    Args:
+        model: a Hugging Face causal LM with adapters.
+        depth: number of layers below the lowest adapter.
+        max_bytes: the least recently used states are dropped beyond this.
+    """
+
+    def __init__(self, model: Any, depth: int, max_bytes: int) -> None:
+        self.depth, self.max_bytes = depth, max_bytes
+        self.computed_tokens = 0
+        """Tokens that went through the lower layers so far."""
+        self.random_in_training = has_dropout(model, depth)
+        """Whether the lower layers apply dropout in training mode, in which their states cannot be kept."""
+        self._kept = LRUCache[Tensor](max_bytes)
+        self._prompts = LRUCache[KeysAndValues](max_bytes // 2)
+        self._weights: tuple[Any, ...] = ()
+        self._place_matters: dict[tuple[Any, ...], bool] = {}
+        """By dtype, kernel and shape of the batch."""
+
+    def fill(
+        self, model: Any, layout: Layout, prompts: Sequence[Sequence[int]], continuations: Sequence[Continuation]
+    ) -> Layout:
+        """Return a layout with the states of its columns, so that :func:`lrl.lm.forward.logits_of` starts there.
+
+        Args:
+            model: whose lower layers are run for what is not kept.
+            layout: the position of each turn's tokens.
+            prompts: token ids of each turn's prompt.
+            continuations: what follows the prompt of each turn.
+        """
+        places = layout.places
+        states, starts = self.states(model, prompts, continuations)
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=places.turn.device)
+        turn = places.turn.clamp(min=0)
+        after = places.column - lengths[turn]
+        index = torch.where(after < 0, starts[0][turn] + places.column, starts[1][turn] + after)
+        return replace(layout, lower=Lower(self.depth, states[torch.where(places.turn < 0, 0, index)]))
+
+    @torch.no_grad()
+    def states(
+        self, model: Any, prompts: Sequence[Sequence[int]], continuations: Sequence[Continuation]
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the states of prompts and of what follows them, or look them up.
+
+        Args:
+            model: whose lower layers are run for what is not kept.
+            prompts: token ids of each turn's prompt.
+            continuations: what follows the prompt of each turn.
+
+        Returns:
+            All states ``(token, hidden)``, of which the first is 0; and where those of each turn's prompt and of its
+            continuation begin, int64 ``(2, turn)``.
+        """
+        self._drop_if_weights_changed(model)
+        mark = (str(compute_dtype(model)), kernel_of(model))
+        wanted: dict[tuple[int, ...], list[Continuation]] = {}
+        for prompt, continuation in zip(prompts, continuations, strict=True):
+            wanted.setdefault(tuple(prompt), []).append(continuation)
+        found: dict[_Key, Tensor] = {}
+        missing: list[list[_Key]] = []
+        for prompt, after in wanted.items():
+            keys = [(*mark, prompt), *((*mark, prompt, one) for one in dict.fromkeys(after) if one.ids)]
+            found |= {key: kept for key in keys if (kept := self._kept.get(key)) is not None}
+            missing += [keys] if any(key not in found for key in keys) else []
+        lower = LowerPass(model, self.depth)
+        alone = partial(self._are_alone, lower, mark)
+        for some in _groups(missing):
+            self._compute(lower, some, found, alone)
+        for key, states in found.items():
+            self._kept.put(key, states, _size(states))
+        self._kept.shrink(self.max_bytes - self._prompts.bytes)
+        return _joined(found, prompts, continuations, mark)
+
+    def _compute(
+        self, lower: LowerPass, keys: Sequence[_Key], found: dict[_Key, Tensor], alone: Callable[[Shape], bool]
+    ) -> None:
+        """Compute what is not found yet of the states of some prompts and of what follows them.
+
+        Args:
+            lower: runs the lower layers.
+            keys: of prompts, and of continuations, which end with the prompt and what follows it.
+            found: states by key, to which these are added.
+            alone: whether texts that could be computed in batches of a shape are computed alone.
+        """
+        after = [key for key in keys if isinstance(key[-1], Continuation) and key not in found]
+        past = {key[:-1]: self._prompts.get(key[:-1]) for key in after}
+        new = [key for key in keys if not isinstance(key[-1], Continuation)]
+        new = [key for key in new if key not in found or (key in past and past[key] is None)]
+        texts = [key[-1] for key in new]
+        lengths = [len(text) for text in texts]
+        for batch in fixed_batches(lengths, lower.device, alone, limit=lower.max_positions):
+            states, pairs = lower.read(batch.rectangle(texts, lower.device))
+            for row, (key, length) in enumerate((new[n], lengths[n]) for n in batch.texts):
+                self.computed_tokens += length
+                if key in past:
+                    own = [(k[row, :, :length].clone(), v[row, :, :length].clone()) for k, v in pairs]
+                    past[key] = own
+                    if key in found:  # the prompt came back with another response
+                        self._prompts.put(key, own, sum(_size(k) + _size(v) for k, v in own))
+                found.setdefault(key, states[row, :length].clone())
+        self._continue(lower, after, past, found, alone)
+
+    def _continue(
+        self,
+        lower: LowerPass,
+        keys: Sequence[_Key],
+        past: Mapping[_Key, Any],
+        found: dict[_Key, Tensor],
+        alone: Callable[[Shape], bool],
+    ) -> None:
+        """Compute states of continuations, given the keys and values of their prompts; see :meth:`_compute`."""
+        after: list[Continuation] = [key[-1] for key in keys]
+        lengths, device = [len(key[-2]) for key in keys], lower.device
+        for batch in fixed_batches([len(one.ids) for one in after], device, alone, pasts=lengths):
+            rows, (_, width, before) = batch.members, batch.shape
+            pairs = []
+            for layer in zip(*(past[keys[n][:-1]] for n in rows), strict=True):
+                columns = [[functional.pad(part, (0, 0, 0, before - part.shape[1])) for part in pair] for pair in layer]
+                pairs.append((torch.stack([k for k, _ in columns]), torch.stack([v for _, v in columns])))
+            seen = torch.zeros(len(rows), width, before + width, dtype=torch.bool, device=device)
+            own_tokens = cache(partial(_own_tokens, device=device))
+            for row, one, length in ((row, after[n], lengths[n]) for row, n in enumerate(rows)):
+                seen[row, :, :length] = True
+                size = len(one.ids)
+                seen[row, :size, before : before + size] = own_tokens(one)
+            starts = torch.tensor([lengths[n] for n in rows], device=device)[:, None]
+            positions = starts + batch.rectangle([one.places for one in after], device)
+            states = lower.read_after(pairs, batch.rectangle([one.ids for one in after], device), positions, seen)
+            for row, n in enumerate(batch.texts):
+                self.computed_tokens += len(after[n].ids)
+                found[keys[n]] = states[row, : len(after[n].ids)].clone()
+
+    def _are_alone(self, lower: LowerPass, mark: tuple[str, str], shape: Shape) -> bool:
+        """Return whether texts that could be computed in batches of a shape are computed alone."""
+        key = (*mark, shape)
+        if key not in self._place_matters:
+            self._place_matters[key] = lower.place_matters(shape)
+        return self._place_matters[key]
+
+    def _drop_if_weights_changed(self, model: Any) -> None:
+        """Forget everything if a weight below has changed since: by ``init_from``, a checkpoint, another device."""
+        weights = tuple((id(part), part.data_ptr(), part._version) for part in lower_parameters(model, self.depth))
+        if weights != self._weights:
+            self.forget()
+            self._weights = weights
+
+    def forget(self) -> None:
+        """Drop all states that are kept."""
+        self._kept.clear()
+        self._prompts.clear()
+        self._place_matters.clear()
+
+
+def _own_tokens(one: Continuation, device: torch.device) -> Tensor:
+    """Return which tokens of a continuation each attends to, bool ``(token, token)``."""
+    if one.parents is None:
+        return torch.ones(len(one.ids), len(one.ids), dtype=torch.bool, device=device).tril()
+    parents, places = (torch.tensor(part, device=device) for part in (one.parents, one.places))
+    return visible_prefixes(parents, places + 1)
+
+
+def _groups(missing: Sequence[Sequence[_Key]]) -> Iterator[list[_Key]]:
+    """Yield keys that are computed together: of prompts alone, then of prompts with what follows them.
+
+    Args:
+        missing: for each prompt its key, and those of what follows it.
+    """
+    yield [keys[0] for keys in missing if len(keys) == 1]
+    group, tokens = list[_Key](), 0
+    for keys in missing:
+        if len(keys) == 1:
+            continue
+        if group and tokens + len(keys[0][-1]) > _AT_ONCE:
+            yield group
+            group, tokens = [], 0
+        group, tokens = [*group, *keys], tokens + len(keys[0][-1])
+    yield group
+
+
+def _joined(
+    found: Mapping[_Key, Tensor],
+    prompts: Sequence[Sequence[int]],
+    continuations: Sequence[Continuation],
+    mark: tuple[str, str],
+) -> tuple[Tensor, Tensor]:
+    """Return all states one after the other, and where those of each turn begin; see :meth:`LowerLayers.states`."""
+    some = next(iter(found.values()))
+    start, parts, end = {}, [some.new_zeros(1, some.shape[1])], 1
+    for key, states in found.items():
+        start[key], end = end, end + len(states)
+        parts.append(states)
+    pairs = [(tuple(prompt), after) for prompt, after in zip(prompts, continuations, strict=True)]
+    starts = [[start[(*mark, prompt)] for prompt, _ in pairs], [start.get((*mark, *pair), 0) for pair in pairs]]
+    return torch.cat(parts), torch.tensor(starts, device=some.device)
+
+
+def _size(states: Tensor) -> int:
+    return states.numel() * states.element_size()
+
+
+def lower_layers(model: Any, size: int, attention: Attention) -> LowerLayers | None:
+    """Return what keeps the states below the lowest adapter; None, with a warning, where they cannot be kept.
+
+    Args:
+        model: with adapters, in evaluation mode.
+        size: of the memory for states, in MiB.
+        attention: the kind of its attention.
+    """
+    depth = frozen_depth(model)
+    if depth == 0:
+        reason = "what the first layer reads is trained as well"
+    elif attention != "full":
+        reason = "not every layer of this model attends to all earlier tokens"
+    elif kernel_of(model) not in ("sdpa", "eager"):
+        reason = f"attention is {kernel_of(model)}, which takes no mask of single tokens; sdpa and eager do"
+    elif not _can_be_left_out(model, depth):
+        reason = "the layers of this architecture cannot be left out of a pass"
+    else:
+        return LowerLayers(model, depth, size * _MIB)
+    if depth or min(trained_layers(model), default=0):
+        message = "the states below lora.last_layers are computed in every pass and not kept: %s."
+        logging.getLogger("lrl").warning(message, reason)
+    return None
+
+
+@torch.no_grad()
+def _can_be_left_out(model: Any, depth: int) -> bool:
+    """Return whether a pass that starts from kept states equals the plain pass, on arbitrary tokens."""
+    device = bare(model).get_input_embeddings().weight.device
+    ids = (torch.arange(8, device=device)[None] * 7919 + 11) % model.config.get_text_config().vocab_size
+    seen = torch.ones_like(ids, dtype=torch.bool)
+    layout = lay_out_alone(ids[:, :5], seen[:, :5], ids[:, 5:], seen[:, 5:])
+    try:
+        plain = logits_of(model, layout)
+        turns = turns_of(ids[:, :5], seen[:, :5], ids[:, 5:], seen[:, 5:])
+        filled = LowerLayers(model, depth, 0).fill(model, layout, *turns)
+        above = logits_of(model, filled)
+        if not is_halved(model):
+            return is_exact(above, plain)
+        return bool((above - plain).abs().max() <= 2e-2 * (plain - plain.mean()).abs().max())
+    except (TypeError, IndexError, AttributeError, RuntimeError):  # layers that return or take something else
+        return False

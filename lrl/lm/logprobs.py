@@ -1,0 +1,187 @@
+"""Log-probabilities and entropies of sampled tokens, without a tensor of all tokens by the whole vocabulary.
+
+The logits of a few tokens are computed at a time, and once more in the backward pass, so that the loss needs the memory
+of a few chunks whatever the number of tokens. Few logits are computed at once, as a model with a small vocabulary has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
+
+from lrl.functional.random import exponentials
+from lrl.lm.attention import bare
+from lrl.lm.forward import replaced_forward
+from lrl.lm.prefill import head_inputs
+from lrl.types import SamplingConfig
+
+# From logits to sampled tokens.
+
+_SMALLEST_BLOCK = 64
+"""Token ids that are sampled in one race."""
+
+
+def sampling_dtype(logits: Tensor) -> torch.dtype:
+    """Return the dtype of log-probabilities: float32, or float64 where the logits ``(..., vocabulary)`` are."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def sampling_logprobs(logits: Tensor, sampling: SamplingConfig) -> Tensor:
+    """Return log-probabilities ``(row, vocabulary)`` of the distribution that tokens are sampled from.
+
+    Args:
+        logits: ``(row, vocabulary)``.
+        sampling: temperature, top-k and top-p.
+    """
+    logits = logits.to(sampling_dtype(logits))
+    if sampling.temperature == 0:
+        greedy = torch.full_like(logits, -torch.inf)
+        return greedy.scatter(-1, logits.argmax(-1, keepdim=True), 0.0)
+    logits = logits / sampling.temperature
+    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
+        threshold = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < threshold, -torch.inf)
+    if sampling.top_p is not None and sampling.top_p < 1:
+        ordered, index = torch.softmax(logits, dim=-1).sort(dim=-1, descending=True)
+        beyond = ordered.cumsum(-1) - ordered >= sampling.top_p
+        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, index, beyond), -torch.inf)
+    return torch.log_softmax(logits, dim=-1)
+
+
+def sample_tokens(logprobs: Tensor, uniforms: Tensor, row: Tensor | None = None) -> Tensor:
+    """Sample tokens by two exponential races (the Gumbel-max trick): among blocks of ids, then inside one.
+
+    Of exponential clocks with rates ``p`` the first to ring is a sample of ``p``. Rounding moves probabilities with the
+    shape of the batch; then a race changes its winner in proportion to their total variation distance. Inverting the
+    cumulative distribution moves the boundaries of all rare tokens too, and changed 400 times as many samples of the
+    embedded model. Blocks keep the numbers per row at about twice the square root of the vocabulary.
+
+    Args:
+        logprobs: ``(row, vocabulary)``; -inf is never sampled.
+        uniforms: int64 ``(sample,)``, 64 uniformly distributed bits each.
+        row: the distribution of each sample, int64 ``(sample,)``; null samples once from each.
+
+    Returns:
+        int64 ``(sample,)``.
+    """
+    size = logprobs.shape[-1]
+    if row is None:
+        row = torch.arange(len(logprobs), device=logprobs.device)
+    if size <= _SMALLEST_BLOCK:  # one race is enough
+        return (logprobs.exp()[row] / exponentials(uniforms, size)).argmax(-1)
+    block = max(_SMALLEST_BLOCK, 1 << (size.bit_length() // 2))
+    rates = pad(logprobs.exp(), (0, -size % block)).unflatten(-1, (-1, block))
+    of_blocks, of_tokens = exponentials(uniforms, rates.shape[1] + block).split([rates.shape[1], block], dim=-1)
+    chosen = (rates.sum(-1)[row] / of_blocks).argmax(-1)
+    inside = rates[row, chosen]
+    return chosen * block + (inside / of_tokens).argmax(-1)
+
+
+AT_ONCE = 2**25
+"""So many logits are computed at once; more of them in chunks."""
+_CHUNK = 2**21
+"""Logits of a chunk: a twentieth of what is computed in chunks at least, and enough that the head is not read often."""
+_LARGE = 2**13
+"""With a smaller vocabulary all logits are computed at once."""
+_LEAST = 8
+"""Tokens of a chunk at least."""
+
+
+class _Pick(torch.autograd.Function):
+    """Computes log-probabilities and entropies of tokens; the logits are the only tensor of their size that is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities of ``ids`` and entropies, each ``(token,)``.
+
+        Args:
+            ctx: keeps what the backward pass needs.
+            logits: ``(token, vocabulary)``.
+            ids: int64 ``(token,)``.
+        """
+        logprobs = torch.log_softmax(logits.to(sampling_dtype(logits)), dim=-1)
+        picked = logprobs.gather(-1, ids[:, None]).squeeze(-1)
+        entropy = -logprobs.exp().mul_(logprobs).sum(-1)
+        ctx.save_for_backward(logits, ids, entropy)
+        return picked, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of the logits: ``g (1 - p) - h p (log p + H)`` for gradients ``g`` and ``h``."""
+        logits, ids, entropy = ctx.saved_tensors
+        of_picked, of_entropy = (grad[:, None] for grad in grads)
+        slope = torch.log_softmax(logits.to(sampling_dtype(logits)), dim=-1)
+        probabilities = slope.exp()
+        slope.add_(entropy[:, None]).mul_(-of_entropy).sub_(of_picked).mul_(probabilities)
+        slope.scatter_add_(-1, ids[:, None], of_picked)
+        return slope.to(logits.dtype), None
+
+
+def token_logprobs(
+    head: Callable[[Tensor], Tensor], states: Tensor, ids: Tensor, temperature: float, vocabulary: int
+) -> tuple[Tensor, Tensor]:
+    """Compute log-probabilities of tokens and the entropies of their distributions, each ``(token,)``.
+
+    Args:
+        head: from states to logits.
+        states: ``(token, hidden)``.
+        ids: int64 ``(token,)``.
+        temperature: divides the logits.
+        vocabulary: its size.
+    """
+    if len(ids) == 0:
+        none = states.sum(-1).float()
+        return none, none
+
+    def chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        logits = head(states)
+        return _Pick.apply(logits if temperature == 1 else logits / temperature, ids)  # pyright: ignore
+
+    size = max(_LEAST, _CHUNK // vocabulary)
+    again = partial(checkpoint, chunk, use_reentrant=False, preserve_rng_state=False)
+    compute = again if torch.is_grad_enabled() else chunk
+    parts = [compute(*part) for part in zip(states.split(size), ids.split(size), strict=True)]
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+@contextmanager
+def without_logits(model: Any) -> Iterator[list[Tensor]]:
+    """Collect what logits are computed from, and leave the logits out, inside a ``with`` block.
+
+    Args:
+        model: a Hugging Face causal LM, which peft may have wrapped; it gives the first number of each state as logits.
+    """
+    head = model.get_output_embeddings()
+    with head_inputs(model) as states, replaced_forward(head, lambda states: states[..., :1]):
+        yield states
+
+
+def head_logits(model: Any, states: Tensor) -> Tensor:
+    """Compute logits ``(..., vocabulary)`` from the states ``(..., hidden)`` that the model's head reads."""
+    cap = getattr(bare(model).config, "final_logit_softcapping", None)
+    logits = model.get_output_embeddings()(states)
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+@torch.no_grad()
+def can_chunk(model: Any) -> bool:
+    """Return whether the vocabulary is large and :func:`head_logits` is all that the model does to its last states."""
+    head = model.get_output_embeddings()
+    if head.weight.shape[0] < _LARGE:
+        return False
+    if any(isinstance(part, nn.Dropout) and part.p > 0 for part in head.modules()):
+        return False  # chunks are computed again in the backward pass, with other random numbers
+    ids = torch.arange(1, 5, device=head.weight.device)[None]
+    with head_inputs(model) as states:
+        wanted = model(input_ids=ids, use_cache=False).logits
+    return torch.allclose(head_logits(model, states[0]).float(), wanted.float(), rtol=1e-2, atol=1e-3)

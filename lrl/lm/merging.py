@@ -1,0 +1,349 @@
+"""Merge adapters into the weights that they were trained on, and write a plain Hugging Face folder.
+
+The folder is loaded again and compared with the adapter model before it takes its name.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lrl.lm.attention import bare, compute_dtype, in_dtype, in_float32, is_halved, kernel_of, max_positions, use_kernel
+from lrl.lm.config import DTYPES, LanguageModelConfig
+from lrl.lm.loading import forget_quantisation, load_base
+
+# How far a merged model is from its adapter model, and whether that can be rounding.
+
+_TEXTS, _TOKENS = 2, 32
+"""Texts that the models are compared on, and the tokens of each."""
+_BROKEN = 1e-3
+"""Largest difference of logits, relative to the largest logit, that can be rounding in float32."""
+_SOUND = 4.0
+"""Mean difference of log-probabilities that can be rounding in 16 bits, in units of that of the adapter model: there
+activations are rounded, in the merged model the sums of weights as well."""
+_LEAST = 1e-4
+"""Mean difference of log-probabilities, in nats, that is never more than rounding in 16 bits."""
+
+
+class Distance(NamedTuple):
+    """Holds how far the merged model is from the adapter model."""
+
+    logits: float
+    """Largest absolute difference of logits, each model in its own data type."""
+    largest: float
+    """Largest absolute logit of the adapter model."""
+    merged: tuple[float, float] | None = None
+    """Mean and largest difference of log-probabilities, in nats, from the adapter model in float32; in 16 bits only."""
+    adapter: tuple[float, float] | None = None
+    """The same of the adapter model in its own data type, which rounds as well."""
+
+    def describe(self) -> str:
+        """Return a sentence on the distance."""
+        difference = f"{self.logits:.1e}, the largest logit being {self.largest:.3g}."
+        if self.merged is None or self.adapter is None:
+            return f"Largest difference of logits from the adapter model: {difference}"
+        merged, adapter = ("{:.2g} and {:.2g} nats".format(*pair) for pair in (self.merged, self.adapter))
+        return (
+            f"Mean and largest difference of log-probabilities from the adapter model in float32: {merged}; that of "
+            f"the adapter model as it was trained: {adapter}. Largest difference of logits: {difference}"
+        )
+
+
+class AdapterLogits(NamedTuple):
+    """Holds the logits of the adapter model, each float64 ``(text, token, vocabulary)``."""
+
+    own: Tensor
+    """In its own data type."""
+    exact: Tensor
+    """In float32 or better."""
+    rounded: Tensor | None
+    """In the data type of the result, if that has 16 bits."""
+
+
+def comparison_texts(model: Any) -> Tensor:
+    """Return ids ``(text, token)`` to compare models on: random ones, and the last of the vocabulary."""
+    size = bare(model).get_output_embeddings().weight.shape[0]
+    tokens = min(_TOKENS, max_positions(model) or _TOKENS)
+    ids = torch.randint(size, (_TEXTS, tokens), generator=torch.Generator().manual_seed(0), device="cpu")
+    last = torch.arange(size - min(size, tokens // 2), size, device="cpu")
+    ids[0, : len(last)] = last  # where added tokens are
+    return ids.to(next(model.parameters()).device)
+
+
+@torch.no_grad()
+def logits_of(model: Any, ids: Tensor) -> Tensor:
+    """Compute the logits of a causal LM, float64 ``(text, token, vocabulary)``, of ids ``(text, token)``."""
+    return model(input_ids=ids, use_cache=False).logits.double()
+
+
+def adapter_logits(model: Any, ids: Tensor, dtype: torch.dtype) -> AdapterLogits:
+    """Compute the logits of a model that is to be merged.
+
+    Args:
+        model: with adapters, in evaluation mode.
+        ids: of :func:`comparison_texts`.
+        dtype: data type of the result.
+    """
+    own = logits_of(model, ids)
+    halved, halves = is_halved(model), dtype in (torch.bfloat16, torch.float16)
+    exact, rounded = own, own if halves else None
+    if halved:
+        with in_float32(model):
+            exact = logits_of(model, ids)
+    if halves and dtype != compute_dtype(model):
+        with in_dtype(model, dtype):
+            rounded = logits_of(model, ids)
+    return AdapterLogits(own, exact, rounded)
+
+
+def check_rounding(after: Tensor, before: AdapterLogits, folder: Path) -> None:
+    """Raise if a merged model differs from its adapter model by more than rounding.
+
+    Args:
+        after: logits of the merged model, ``(text, token, vocabulary)``.
+        before: those of the adapter model.
+        folder: what was to be written.
+
+    Raises:
+        ValueError: so it is.
+    """
+    if before.rounded is None:
+        found, unit = float((after - before.exact).abs().max()), "in its logits"
+        most = _BROKEN * float(before.exact.abs().max())
+    else:
+        found, usual = (float(_differences(one, before.exact).mean()) for one in (after, before.rounded))
+        most, unit = _SOUND * usual + _LEAST, "nats in its log-probabilities on average"
+    if not found <= most:
+        raise ValueError(
+            f"the merged model differs from the adapter model by {found:.3g} {unit}, which is more than rounding "
+            f"({most:.2g} at most); {str(folder)!r} was not written."
+        )
+
+
+def _differences(logits: Tensor, exact: Tensor) -> Tensor:
+    """Return the absolute differences of log-probabilities, in nats; all are ``(text, token, vocabulary)``."""
+    return (torch.log_softmax(logits, dim=-1) - torch.log_softmax(exact, dim=-1)).abs()
+
+
+def distance_of(after: Tensor, before: AdapterLogits) -> Distance:
+    """Return the distance of the logits ``(text, token, vocabulary)`` of the merged model."""
+    logits, largest = float((after - before.own).abs().max()), float(before.own.abs().max())
+    if before.exact is before.own and before.rounded is None:
+        return Distance(logits, largest)
+    differences = (_differences(one, before.exact) for one in (after, before.own))
+    merged, adapter = ((float(one.mean()), float(one.max())) for one in differences)
+    return Distance(logits, largest, merged, adapter)
+
+
+# -- weights ---------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def merge(model: Any, dtype: torch.dtype | None = None) -> Any:
+    """Merge the adapter ``default`` of a causal LM, if it has one, and return the Hugging Face model.
+
+    Sums are computed in float32 and rounded once. Weights in 4 bits are unpacked. Tied embeddings of which one end has
+    an adapter of its own are untied first, for the adapter would change the other end as well.
+
+    Args:
+        model: a Hugging Face causal LM, which peft may have wrapped; it is changed, and must not be used again.
+        dtype: data type of the result; None keeps it.
+
+    Raises:
+        ValueError: the adapter is of a kind that has no weights to add (prompt tuning).
+    """
+    if hasattr(model, "peft_config"):
+        if not hasattr(model.base_model, "merge_and_unload"):
+            kind = model.peft_config["default"].peft_type
+            raise ValueError(f"the adapter is of the kind {kind}, which cannot be merged; it must be LoRA.")
+        was_tied = bare(model).config.get_text_config().tie_word_embeddings
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Model with `tie_word_embeddings=True`")  # untied here
+            warnings.filterwarnings("ignore", "All adapters are already merged")  # in float32, here
+            warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")  # on purpose
+            _unpack(model, dtype)
+            if dtype is not None:
+                model.to(torch.promote_types(dtype, torch.float32))
+            _untie(model)
+            _add_adapters(model)
+            model = model.merge_and_unload(adapter_names=["default"])
+        _tie_equal(model, was_tied)
+    return model if dtype is None else model.to(dtype)
+
+
+def merge_adapters_of(policy: Any, name: str) -> None:
+    """Merge the adapters of a policy's language model in place, for a policy that only acts.
+
+    Args:
+        policy: configured.
+        name: what the command line calls it, for errors.
+
+    Raises:
+        ValueError: the policy has no adapters, or one for its critic.
+    """
+    language_model = getattr(policy, "language_model", None)
+    if language_model is None or language_model.config.lora is None:
+        raise ValueError(
+            f"--merge_adapters is given, but {name!r} is a {type(policy).__name__} without adapters; leave it out."
+        )
+    if language_model.has_critic_adapter:
+        raise ValueError(
+            f"--merge_adapters is given, but the critic of {name!r} has an adapter of its own, which cannot be merged "
+            "into the same weights; leave it out."
+        )
+    language_model.model, language_model.lower = merge(language_model.model).eval(), None
+
+
+def _add_adapters(model: Any) -> None:
+    """Merge the LoRA layers one by one, each in float32."""
+    from peft.tuners.lora import LoraLayer
+
+    for layer in [part for part in model.modules() if isinstance(part, LoraLayer)]:
+        base: Any = layer.get_base_layer()
+        dtype = next(base.parameters()).dtype  # those of a model with experts have no one weight
+        if dtype in (torch.bfloat16, torch.float16):
+            cast_layer: Any = layer
+            cast_layer.float()
+        layer.merge(adapter_names=["default"])
+        base.to(dtype)
+
+
+def _untie(model: Any) -> None:
+    """Give input and output embeddings a weight each, if they share one and one of them has an adapter."""
+    from peft.tuners.lora import LoraLayer
+
+    ends = bare(model).get_input_embeddings(), bare(model).get_output_embeddings()
+    if ends[1] is None or not any(isinstance(end, LoraLayer) for end in ends):
+        return
+    inside: list[Any] = [end.get_base_layer() if isinstance(end, LoraLayer) else end for end in ends]
+    if inside[0].weight is inside[1].weight:
+        inside[1].weight = nn.Parameter(inside[1].weight.detach().clone(), requires_grad=False)
+
+
+def _tie_equal(model: Any, was_tied: bool) -> None:
+    """Tie embeddings that were tied and are equal still; note in the configuration where they are not."""
+    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    if not was_tied or outputs is None:
+        return
+    equal = torch.equal(inputs.weight, outputs.weight)
+    if equal:
+        outputs.weight = inputs.weight
+    for config in (model.config, model.config.get_text_config()):
+        config.tie_word_embeddings = equal
+
+
+def _unpack(model: Any, dtype: torch.dtype | None) -> None:
+    """Replace layers in 4 bits by ordinary ones with their adapters merged, in place.
+
+    Args:
+        model: with adapters.
+        dtype: data type of the result; None takes that in which the layers were computed.
+    """
+    packed = {
+        name: part for name, part in model.named_modules() if hasattr(getattr(part, "weight", None), "quant_state")
+    }
+    for name, part in packed.items():
+        if not name.endswith(".base_layer"):
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, _dense(part, dtype))
+    if packed:
+        forget_quantisation(bare(model))
+
+
+def _dense(part: Any, dtype: torch.dtype | None) -> nn.Linear:
+    """Return an ordinary layer with the weights of one in 4 bits, its adapter added in float32 and rounded once.
+
+    The weights are unpacked to float32, as a pass in float32 does.
+    """
+    from bitsandbytes.functional import dequantize_4bit
+
+    adapted = hasattr(part, "lora_A")
+    base = part.get_base_layer() if adapted else part
+    state = copy.copy(base.weight.quant_state)
+    dtype, state.dtype = dtype or state.dtype, torch.float32
+    weight: Any = dequantize_4bit(base.weight.data, state)
+    added = part.get_delta_weight("default").float() if adapted else 0.0
+    layer = nn.Linear(base.in_features, base.out_features, bias=base.bias is not None, device="meta")
+    layer.weight = nn.Parameter((weight + added).to(dtype), requires_grad=False)
+    if base.bias is not None:
+        layer.bias = nn.Parameter(base.bias.detach().clone(), requires_grad=False)
+    return layer
+
+
+# -- folder ----------------------------------------------------------------------------------------------------------
+
+
+def check_new_folder(folder: Path, key: str) -> None:
+    """Raise if a folder holds something already.
+
+    Args:
+        folder: to be written.
+        key: the option that names it.
+
+    Raises:
+        ValueError: it is a file, or not empty.
+    """
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise ValueError(f"{key} is {str(folder)!r}, which is not empty; name a new folder.")
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """Provide a temporary folder that takes the name ``folder`` at the end of the block; after an error it is removed.
+
+    Args:
+        folder: does not exist, or is empty.
+    """
+    folder = folder.absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
+        draft = Path(name, folder.name)
+        draft.mkdir()
+        yield draft
+        os.replace(draft, folder)
+
+
+def save_merged(
+    model: Any, folder: Path, save_others: Callable[[Path], None], config: LanguageModelConfig, dtype: str | None = None
+) -> Distance:
+    """Merge the adapter of a model and write the result, whole or not at all.
+
+    Args:
+        model: a Hugging Face causal LM in evaluation mode, which peft may have wrapped; it must not be used again.
+        folder: does not exist, or is empty.
+        save_others: writes the tokenizer, and what else belongs to the model, into the folder that it is given.
+        config: what the model was loaded with.
+        dtype: data type of the result; None keeps it.
+
+    Returns:
+        The distance of the model that the folder gives from the adapter model.
+
+    Raises:
+        ValueError: the adapter cannot be merged, or the models differ by more than rounding.
+    """
+    if kernel_of(model) not in ("eager", "sdpa"):
+        use_kernel(model, "sdpa")
+    if is_halved(model):
+        use_kernel(model, "eager")  # rounds alike in passes of any shape
+    kernel, ids = kernel_of(model), comparison_texts(model)
+    before = adapter_logits(model, ids, compute_dtype(model) if dtype is None else DTYPES[dtype])
+    with written_whole(folder) as draft:
+        merged = merge(model, None if dtype is None else DTYPES[dtype])
+        name = str(compute_dtype(merged)).removeprefix("torch.")
+        merged.save_pretrained(draft)
+        save_others(draft)
+        del model, merged
+        loaded = load_base(LanguageModelConfig(name=str(draft), dtype=name, trust_remote_code=config.trust_remote_code))
+        use_kernel(loaded, kernel)
+        after = logits_of(loaded, ids)
+        check_rounding(after, before, folder)
+    return distance_of(after, before)

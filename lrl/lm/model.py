@@ -1,0 +1,361 @@
+"""A Hugging Face causal LM with tokenizer, LoRA, quantisation and reference."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from lrl.lm.adapters import add_critic_adapter, attach_lora, freeze_second_adapter, use_adapter
+from lrl.lm.attention import attention_of, context_length, is_halved, kernel_of, max_positions, rope_limit, set_kernel
+from lrl.lm.candidates import Prefixes, Turns, continued, lay_out_candidates, turns_of
+from lrl.lm.config import LanguageModelConfig
+from lrl.lm.files import check_available
+from lrl.lm.forward import (
+    accepted,
+    at_tokens,
+    check_sharing,
+    divide_turns,
+    logits_of,
+    numbers_positions_from_zero,
+    pass_memory,
+    started_above,
+    without_gradient,
+)
+from lrl.lm.frozen_states import LowerLayers, lower_layers
+from lrl.lm.layouts import Layout, lay_out, lay_out_alone, pack
+from lrl.lm.loading import fingerprint, load_base, recompute_activations, recomputed
+from lrl.lm.logprobs import AT_ONCE, can_chunk, head_logits, token_logprobs, without_logits
+from lrl.lm.number_tokens import prepare_vocabulary
+from lrl.lm.prefill import head_inputs
+from lrl.lm.response_trees import lay_out_distinct, lay_out_trees
+from lrl.lm.tokenizer import ChatTokenizer
+
+
+class LanguageModel(nn.Module):
+    """The model that actor, critic and reference share; loaded by :meth:`configure`.
+
+    Args:
+        config: which causal LM, and how it is loaded.
+
+    Attributes:
+        share: whether turns may share a row; set by :meth:`configure`.
+        cached: whether prompts may be padded on the left before a KV cache; set by :meth:`configure`.
+        lower: keeps the states below the lowest adapter; None if there are none to keep.
+        copied_reference: the reference where it is a copy of the whole model, else empty.
+        chunks: whether many logits are computed in chunks, outside of the model; set by :meth:`configure`.
+    """
+
+    model: Any
+    """The Hugging Face model, which peft may have wrapped; None before :meth:`configure`."""
+
+    def __init__(self, config: LanguageModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = None
+        self._tokenizer: ChatTokenizer | None = None
+        self.fingerprint = ""
+        self.copied_reference: list[Any] = []
+        self.has_critic_adapter = False
+        self._warned_of_kernel = False
+        self.lower: LowerLayers | None = None
+        self.chunks = False
+
+    def configure(self) -> None:
+        """Load tokenizer and weights, and attach adapters; a second call does nothing.
+
+        Raises:
+            ValueError: the model is not available, or it cannot be used as it is configured.
+        """
+        if self.model is not None:
+            return
+        check_available(self.config.name)
+        self._tokenizer = ChatTokenizer.from_pretrained(
+            self.config.name, self.config.chat_template, self.config.trust_remote_code
+        )
+        model = load_base(self.config)
+        prepare_vocabulary(model, self.tokenizer.tokenizer, self.config)
+        if self.config.added_tokens:
+            self._tokenizer = self.tokenizer.with_added_tokens()
+        self.fingerprint = fingerprint(model)
+        self.kernel, self.max_positions = kernel_of(model), max_positions(model)
+        self.context_length = context_length(model.config)
+        self.model = model if self.config.lora is None else attach_lora(model, self.config)
+        if self.config.gradient_checkpointing:
+            recompute_activations(self.model)
+        self.model.train(self.training)
+        with without_gradient(self.model):
+            self.share, self.cached = self._check_attention()
+            self.chunks = can_chunk(self.model)
+            lora, size = self.config.lora, self.config.state_cache_mb
+            if lora and lora.last_layers is not None and size is not None:
+                self.lower = lower_layers(self.model, size, attention_of(self.model))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move and convert the copied reference as the model: at equal weights both must round alike."""
+        for model in self.copied_reference:
+            model._apply(fn, recurse)
+        return super()._apply(fn, recurse)
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer, available after :meth:`configure`."""
+        assert self._tokenizer is not None, "configure() comes first"
+        return self._tokenizer
+
+    def _check_attention(self) -> tuple[bool, bool]:
+        """Return whether turns may share rows, and whether prompts may be padded on the left before a KV cache.
+
+        Raises:
+            ValueError: the model numbers positions in another way than layouts do.
+        """
+        self._set_kernel(self.model)
+        if not numbers_positions_from_zero(self.model, self.device):
+            raise ValueError(
+                f"language_model.name is {self.config.name!r}, a {self.model.config.model_type}, which does not number "
+                "the positions of a text 0, 1, ...; it must be a model that does, or its numbers would be wrong."
+            )
+        attention = attention_of(self.model)
+        if attention != "full" or self.kernel not in ("sdpa", "eager"):
+            return False, attention != "other"
+        verdict = check_sharing(self.model, self.device)
+        if verdict != "exact" and self.config.share_prompts:
+            reason = "computes other logits with it" if verdict == "inexact" else "rounds more with it"
+            logging.getLogger("lrl").warning("share_prompts is switched off: this model %s.", reason)
+        return verdict == "exact" and self.config.share_prompts, verdict != "inexact"
+
+    def _set_kernel(self, model: Any) -> None:
+        """Choose the attention kernel, see :func:`lrl.lm.attention.set_kernel`; warn once of a bad one."""
+        if set_kernel(model, self.config.attention, self.kernel) and not self._warned_of_kernel:
+            self._warned_of_kernel = True
+            logging.getLogger("lrl").warning(
+                "language_model.attention is sdpa, which in 16 bits on a CPU rounds differently while sampling than in "
+                "training; it should be auto or eager."
+            )
+
+    @property
+    def recomputes(self) -> bool:
+        """Return whether the log-probabilities of sampled tokens are computed again, by the pass that training uses."""
+        wanted = self.config.recompute_logprobs
+        return is_halved(self.model) if wanted is None else wanted
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the model has logits for."""
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    def in_chunks(self, mask: Tensor) -> bool:
+        """Return whether the logits of the tokens of ``mask`` ``(turn, token)`` are too many to be computed at once."""
+        return self.chunks and int(mask.sum()) * self.vocabulary > AT_ONCE
+
+    def token_logprobs(self, states: Tensor, ids: Tensor, temperature: float, model: Any = None) -> tuple[Tensor, ...]:
+        """Compute log-probabilities and entropies in chunks, maybe by another model's head; both ``(token,)``."""
+        return token_logprobs(partial(head_logits, model or self.model), states, ids, temperature, self.vocabulary)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.model.parameters()).device
+
+    def lay_out(self, inputs: Mapping[str, Tensor], response_mask: Tensor, pack_tokens: int | None = None) -> Layout:
+        """Arrange turns in rows for one forward pass.
+
+        They are packed by ``pack_tokens`` (:mod:`lrl.lm.layouts`), else share prompts where that pays
+        (:mod:`lrl.lm.layouts`) or the common beginnings of responses (:mod:`lrl.lm.response_trees`), if
+        the model's attention allows it. Except in training mode, which may have dropout, equal turns are arranged once.
+
+        Args:
+            inputs: ``prompt_ids`` and ``prompt_mask`` ``(turn, prompt)``, and ``response_ids`` ``(turn, token)``.
+            response_mask: bool ``(turn, token)``.
+            pack_tokens: the width of a packed row.
+
+        Raises:
+            ValueError: a turn has more tokens than the model has positions.
+        """
+        turns = inputs["prompt_ids"], inputs["prompt_mask"], inputs["response_ids"], response_mask
+        self._check_positions(int((inputs["prompt_mask"].sum(1) + response_mask.sum(1)).max()))
+        arrange, trees = partial(lay_out, share=self.share) if self.cached else lay_out_alone, None
+        if self.cached and self.share and pack_tokens is not None:
+            arrange = partial(pack, max_row_tokens=pack_tokens)
+        elif self.cached and self.share and not self.training:
+            trees = lay_out_trees(*turns, max_columns=self.max_positions)
+        layout = trees or (arrange(*turns) if self.training else lay_out_distinct(arrange, *turns))
+        return self._with_lower_states(layout, lambda: turns_of(*turns))
+
+    def lay_out_candidates(self, prompts: Tensor, mask: Tensor, prefixes: Prefixes) -> Layout:
+        """Arrange prompts with the prefixes of candidates, see :mod:`lrl.lm.candidates`."""
+        self._check_positions(int(mask.sum(1).max() + prefixes.depths.max()))
+        layout = lay_out_candidates(prompts, mask, prefixes)
+        return self._with_lower_states(layout, lambda: continued(prompts, mask, prefixes))
+
+    def _with_lower_states(self, layout: Layout, turns: Callable[[], Turns]) -> Layout:
+        """Return a layout with the states below the lowest adapter, if these are kept; ``turns`` are its texts."""
+        if self.lower is None or (self.model.training and self.lower.random_in_training):
+            return layout
+        self._set_kernel(self.model)
+        return self.lower.fill(self.model, layout, *turns())
+
+    def _check_positions(self, tokens: int, or_sampled: str = "") -> None:
+        limit = self.max_positions
+        if limit is not None and tokens > limit:
+            has = f"has {limit} positions"
+            if rope_limit(self.model.config) == limit:
+                has = f"embeds all positions differently in texts of more than {limit} tokens (dynamic or long RoPE)"
+            raise ValueError(
+                f"language_model.name is {self.config.name!r}, which {has}, and a turn has {tokens} tokens"
+                f"{or_sampled}; max_prompt_tokens or max_new_tokens must be smaller."
+            )
+
+    def passes(
+        self,
+        inputs: Mapping[str, Tensor],
+        sizes: Tensor,
+        *,
+        gradient: bool = False,
+        logits: bool = True,
+        computed_once: Literal["prompts", "nothing"] = "prompts",
+    ) -> list[Tensor]:
+        """Divide turns among forward passes of bounded memory, see :mod:`lrl.lm.forward`.
+
+        Args:
+            inputs: ``prompt_ids`` and ``prompt_mask`` ``(turn, prompt)``, and maybe ``response_ids`` ``(turn, token)``.
+            sizes: tokens that follow the prompt of each turn, int64 ``(turn,)``.
+            gradient: whether a backward pass follows.
+            logits: whether the logits of a pass are in memory all at once.
+            computed_once: ``prompts`` where a pass computes equal prompts once if the model allows it.
+
+        Returns:
+            Indices of turns, one int64 ``(turn,)`` for each pass; together they name every turn once.
+        """
+        if len(sizes) < 2:
+            return [torch.arange(len(sizes), device=sizes.device)]
+        self._set_kernel(self.model)  # eager attention needs more memory
+        width = int((inputs["prompt_mask"].sum(1) + sizes).max())
+        memory = pass_memory(self.model, width, logits, gradient, self.config.gradient_checkpointing)
+        if self.has_critic_adapter:  # two passes
+            memory = memory._replace(limit=memory.limit // 2)
+        alone = computed_once == "prompts" and not (self.share and self.cached)
+        return divide_turns(inputs, sizes, memory, "turns" if alone else computed_once)
+
+    def logits(self, layout: Layout, model: Any = None) -> Tensor:
+        """Compute the logits ``(turn, token, vocabulary)`` that predict each response token, maybe by another model."""
+        model = self.model if model is None else model
+        self._set_kernel(model)
+        with recomputed(model, self.config.gradient_checkpointing):
+            return logits_of(model, layout)
+
+    def logits_and_states(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Compute :meth:`logits`, and the hidden states ``(turn, token, hidden)`` that the critic reads.
+
+        These are what the logits are computed from, unless the critic has an adapter.
+        """
+        with head_inputs(self.model) as states:
+            logits = self.logits(layout)
+        return logits, self.critic_states(layout) if self.has_critic_adapter else at_tokens(states[0], layout)
+
+    def token_states(self, layout: Layout, model: Any = None) -> Tensor:
+        """Compute the hidden states ``(turn, token, hidden)`` that logits are computed from, without these."""
+        model = self.model if model is None else model
+        with without_logits(model) as states:
+            self.logits(layout, model)
+        return at_tokens(states[0], layout)
+
+    def critic_states(self, layout: Layout) -> Tensor:
+        """Compute hidden states ``(turn, token, hidden)`` with the critic's adapter."""
+        use_adapter(self.model, "critic")
+        try:
+            return self.token_states(layout)
+        finally:
+            use_adapter(self.model, "default")
+
+    def states(self, ids: Tensor, mask: Tensor, model: Any = None) -> Tensor:
+        """Compute the last hidden states ``(row, column, hidden)`` of texts; padding on the right has no effect.
+
+        Args:
+            ids: int64 ``(row, column)``, right-padded.
+            mask: bool ``(row, column)``.
+            model: another model than the one that is trained.
+        """
+        model = self.model if model is None else model
+        self._check_positions(ids.shape[1])
+        self._set_kernel(model)
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        given = {"input_ids": ids, "attention_mask": None, "position_ids": positions, "use_cache": False}
+        lower = None
+        if self.lower is not None:
+            turns = ids, mask, ids[:, :0], mask[:, :0]
+            lower = self._with_lower_states(lay_out_alone(*turns, width=ids.shape[1]), lambda: turns_of(*turns)).lower
+        again = recomputed(model, self.config.gradient_checkpointing)
+        with head_inputs(model, last_only=True) as states, again, started_above(model, lower):
+            model(**accepted(model, given))
+        return states[0]
+
+    def add_critic_adapter(self) -> None:
+        """Add an adapter for the critic, of the shape of the actor's; a second call does nothing.
+
+        Raises:
+            ValueError: the actor has no adapter, or gradient checkpointing is on.
+        """
+        add_critic_adapter(self.model, self.config)
+        self.has_critic_adapter = True
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Return the weights of the critic's adapter; none where it has none."""
+        if not self.has_critic_adapter:
+            return []
+        return [weight for name, weight in self.model.named_parameters() if "critic" in name.split(".")]
+
+    @property
+    def hidden_size(self) -> int:
+        """Size of the hidden states, available after :meth:`configure`."""
+        return int(self.model.get_output_embeddings().weight.shape[-1])
+
+    def prepare_decoding(self, prompt_tokens: int, new_tokens: int) -> None:
+        """Check that the model has enough positions, and choose its attention kernel; called before each decoding.
+
+        Raises:
+            ValueError: the longest prompt and the tokens that may be sampled are more than the model has positions.
+        """
+        self._check_positions(prompt_tokens + new_tokens, f", {new_tokens} of them to be sampled")
+        self._set_kernel(self.model)
+
+    def build_reference(self, warm_started: bool) -> None:
+        """Keep the current weights as the reference.
+
+        An adapter that started at zero needs no copy: the reference is the model without it. A warm-started one is
+        copied to a second, frozen adapter. Without adapters the whole model is copied.
+
+        Args:
+            warm_started: whether the weights came from another run.
+        """
+        if self.config.lora is None:
+            self.copied_reference = [copy.deepcopy(self.model).requires_grad_(False).eval()]
+        elif warm_started:
+            freeze_second_adapter(self.model)
+
+    def reference_logits(self, layout: Layout) -> Tensor:
+        """Compute the reference's logits ``(turn, token, vocabulary)``, as :meth:`logits`; no gradient."""
+        with self.reference() as model:
+            return self.logits(layout, model)
+
+    @contextmanager
+    def reference(self) -> Iterator[Any]:
+        """Provide the reference model inside a ``with`` block, without gradient or dropout."""
+        with without_gradient(self):
+            if self.copied_reference:
+                yield self.copied_reference[0]
+            elif "reference" in self.model.peft_config:
+                use_adapter(self.model, "reference")
+                try:
+                    yield self.model
+                finally:
+                    use_adapter(self.model, "default")
+            else:
+                with self.model.disable_adapter():
+                    yield self.model

@@ -1,0 +1,531 @@
+"""From chat messages to token ids and back: a thin wrapper around a Hugging Face tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lrl.codecs.codec import TextCodec
+from lrl.files import resolve
+from lrl.lm.chat_template import OBSERVATION, ControlTokens, PromptFrame
+from lrl.lm.files import configured_end_ids, sources
+from lrl.prompts.response_format import get_response_format
+from lrl.prompts.template import Message, PromptTemplate
+from lrl.types import History
+
+PLAIN = (
+    "{% for message in messages %}"
+    "{% if message.role == 'system' %}{{ message.content + '\n\n' }}"
+    "{% else %}{{ message.role + ': ' + message.content + '\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+"""For base models: the system text, then ``user: ...`` and ``assistant: ...`` lines."""
+
+CONTENT = "{% for message in messages %}{{ message.content + '\n' }}{% endfor %}"
+"""The messages alone, one per line: short, for a policy that chooses among actions and need not be told who speaks."""
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""ChatML, as Qwen, SmolLM and the embedded model use it."""
+
+_CACHED_PROMPTS = 4096
+_SYSTEM, _USER, _RESPONSE, _AGAIN = _CHAT = (
+    {"role": "system", "content": "Lrl-system"},
+    {"role": "user", "content": "Lrl-user"},
+    {"role": "assistant", "content": "Lrl-response"},
+    {"role": "user", "content": "Lrl-again"},
+)
+"""The conversation that a chat template is checked with."""
+_OTHER_TEMPLATES = "plain, content, chatml or the path of a Jinja file"
+_OPENING = re.compile(
+    r"(?:[<\[\u25c1](?!\|?end)[\w:|]*(?:think|thought|reason)[\w:|]*[>\]\u25b7]|(?P<any><\w+>))\s*$", re.IGNORECASE
+)
+"""An open tag at the end of a text, as ``<think>``, ``[THINK]`` or Kimi's, which has triangles; or any other."""
+
+
+class ChatTokenizer:
+    """Encodes conversations with a chat template, and caches the results.
+
+    The template is checked when the object is made: a prompt must contain every message. It may write a tag that the
+    response then continues (:attr:`opening`). Text of control tokens inside messages is encoded as ordinary text, and a
+    prompt begins with what the tokenizer puts before a text, as the BOS token, exactly once.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer.
+        chat_template: ``auto`` (the tokenizer's own), ``plain``, ``content``, ``chatml`` or the path of a Jinja file.
+        end_ids: tokens that end a response, besides those of the tokenizer and the template.
+
+    Raises:
+        ValueError: If ``chat_template`` is ``auto`` for a tokenizer without a template, is no file, fails, leaves out a
+            message or ends a prompt with an end token; or if there is neither a padding token nor an end token.
+    """
+
+    opening: str
+    """The open tag, with the whitespace after it, that the template writes at the end of a prompt; usually empty."""
+
+    def __init__(self, tokenizer: Any, chat_template: str = "auto", end_ids: Iterable[int] = ()) -> None:
+        self.tokenizer, self._given = tokenizer, (chat_template, tuple(end_ids))
+        self._template = _template_text(tokenizer, chat_template)
+        self._cache: dict[str, list[int]] = {}
+        self._framed: tuple[PromptTemplate, TextCodec, PromptFrame | None] | None = None
+        self._token_texts: dict[int, str] = {}
+        self._merges_system = False
+        self._prefix = self._added_prefix()
+        self._merges_system = not self._takes_system()
+        self._fault_of_turns = self._check_turns()
+        self.eos_id: int | None = tokenizer.eos_token_id
+        of_template = self._end_of_turn_id()
+        self._end_ids = {token for token in (of_template, self.eos_id, *self._given[1]) if token is not None}
+        self.pad_id: int = _pad_id(tokenizer, self._end_ids)
+        if not self._end_ids:
+            self._end_ids = {self.pad_id}
+            logging.getLogger("lrl").warning(
+                f"language_model.name is {tokenizer.name_or_path!r}, but tokenizer, chat template and "
+                "generation_config.json name no end token: a response ends with the padding token, with a stop text, "
+                "or after sampling.max_new_tokens."
+            )
+        candidates = (of_template, self.eos_id, *sorted(self._end_ids))
+        self.end_id = next(token for token in candidates if token is not None)
+        """The token that ends a demonstrated response; one of :meth:`stop_ids`."""
+        added = tokenizer.added_tokens_decoder
+        ends = [str(added[token]) for token in sorted(self._end_ids) if token in added]
+        self._controls = ControlTokens(tokenizer, ends, self._written_tokens())
+        self._check_end(ends)
+        self.opening = self._find_opening()
+
+    @classmethod
+    def from_pretrained(cls, name: str, chat_template: str = "auto", trust_remote_code: bool = False) -> ChatTokenizer:
+        """Load the tokenizer of a hub name, local folder or GGUF file, and the end tokens of its generation config.
+
+        Raises:
+            ValueError: If there is none, or the tokenizer or its chat template is invalid.
+        """
+        from transformers import AutoTokenizer
+
+        try:
+            where, of_gguf = sources(name)
+            tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, **of_gguf)
+        except (OSError, ValueError, KeyError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ValueError(
+                f"language_model.name is {name!r}; it must be a hub name or a local folder or GGUF file with a "
+                f"tokenizer ({reason})."
+            ) from error
+        return cls(tokenizer, chat_template, () if of_gguf else configured_end_ids(where, tokenizer))
+
+    def with_added_tokens(self) -> ChatTokenizer:
+        """Return one that knows the tokens that were added to the tokenizer, which the template may end turns with."""
+        return ChatTokenizer(self.tokenizer, *self._given)
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer, with the chat template that was used."""
+        self.tokenizer.chat_template = self._template
+        self.tokenizer.save_pretrained(folder)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the vocabulary, the way text is cut, the chat template and the end tokens."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        rules = repr(sorted(self.tokenizer.get_vocab().items())) if backend is None else backend.to_str()
+        about = self._template, self._prefix, sorted(self._end_ids), self.end_id
+        return hashlib.sha256(f"{rules}\n{about}".encode()).hexdigest()
+
+    # -- prompts -------------------------------------------------------------------------------------------------
+
+    def check(self, template: PromptTemplate) -> None:
+        """Check that the chat template can write the prompts of ``template``.
+
+        Raises:
+            ValueError: If prompts have a history or examples, which the chat template does not write, or if the chat
+                template opens a tag that the response format does not begin with.
+        """
+        response_format = get_response_format(template.response_format)
+        written = "" if template.stop is None else self.decode(self.encode_text(f"a {template.stop} a"))
+        if template.stop is not None and template.stop not in written:
+            logging.getLogger("lrl").warning(
+                f"prompt.stop is {template.stop!r}, which this tokenizer cannot write: it encodes "
+                f"{f'a {template.stop} a'!r} as {written!r}."
+            )
+        several = bool(template.history or template.examples or template.num_examples)
+        if several and self._fault_of_turns:
+            raise ValueError(f"{self._fault_of_turns}; prompt.history and prompt.num_examples must be 0.")
+        if self.opening and self.opening.strip() != response_format.opening:
+            raise ValueError(
+                f"language_model.chat_template ends a prompt with {self.opening.strip()!r}, with which no response of "
+                f"the format {template.response_format!r} begins; it must be {_OTHER_TEMPLATES}, or "
+                "prompt.response_format another one."
+            )
+        if several and response_format.opening:
+            response = response_format.render("Lrl-action", "Lrl-reasoning")
+            if "Lrl-reasoning" not in self._render([_USER, {**_RESPONSE, "content": response}, _AGAIN], True):
+                logging.getLogger("lrl").warning(
+                    "language_model.chat_template leaves the reasoning of past turns and examples out of a prompt."
+                )
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of a conversation, the opening of the assistant's turn included.
+
+        The list is cached and shared: do not change it.
+
+        Raises:
+            ValueError: If the chat template fails, or does not write several turns.
+        """
+        text, is_marked = self._prompt_text(messages)
+        return self._keep(text, self._encode(text, is_marked))
+
+    def encode_prompt(
+        self, template: PromptTemplate, codec: TextCodec, observation: str, history: History, max_prompt_tokens: int
+    ) -> tuple[list[int], int]:
+        """Return the token ids of a prompt that fits, and how many turns of history it lost for that, oldest first.
+
+        Args:
+            template: how an observation becomes a prompt.
+            codec: of the environment.
+            observation: the current one.
+            history: the turns before.
+            max_prompt_tokens: the length that fits.
+
+        Raises:
+            ValueError: If the prompt is too long even without any history.
+        """
+        window = template.truncate_history(history)
+        attempts: dict[int, tuple[str, list[int]]] = {}
+
+        def fits(dropped: int) -> bool:
+            text, is_marked = self._prompt_text(template.messages(codec, observation, window[dropped:]))
+            attempts[dropped] = text, self._encode(text, is_marked)
+            return len(attempts[dropped][1]) <= max_prompt_tokens
+
+        dropped = 0 if fits(0) else bisect_left(range(len(window) + 1), True, lo=1, key=fits)
+        if dropped > len(window):
+            raise ValueError(
+                f"max_prompt_tokens is {max_prompt_tokens}; the system text, the examples and the current observation "
+                f"alone take {len(attempts[len(window)][1])} tokens."
+            )
+        return self._keep(*attempts[dropped]), dropped
+
+    def encode_prompts(
+        self, template: PromptTemplate, codec: TextCodec, turns: Sequence[tuple[str, History]], max_prompt_tokens: int
+    ) -> list[tuple[list[int], int]]:
+        """Return what :meth:`encode_prompt` returns for many turns, faster where prompts have no history.
+
+        Args:
+            template: how an observation becomes a prompt.
+            codec: of the environment.
+            turns: observations with the turns before.
+            max_prompt_tokens: the length that fits.
+
+        Raises:
+            ValueError: If a prompt is too long even without any history.
+        """
+        frame = self._frame(template, codec) if not template.history and len(turns) > 1 else None
+        if frame is not None and all(self._is_ordinary(text) for text, _ in turns):
+            prompts = frame.prompts([text for text, _ in turns])
+            first, _ = self.encode_prompt(template, codec, *turns[0], max_prompt_tokens)
+            if prompts[0] != first:
+                self._framed = (template, codec, None)
+            elif max(map(len, prompts)) <= max_prompt_tokens:
+                return [(ids, 0) for ids in prompts]
+        return [self.encode_prompt(template, codec, *turn, max_prompt_tokens) for turn in turns]
+
+    def _is_ordinary(self, text: str) -> bool:
+        """Return whether a message has text, but no control tokens and no outer whitespace (templates may strip it)."""
+        return text == text.strip() != "" and not self._controls.are_in(text)
+
+    def _frame(self, template: PromptTemplate, codec: TextCodec) -> PromptFrame | None:
+        """Return what surrounds an observation without history; None where prompts must be rendered in full."""
+        if self._framed is None or self._framed[0] is not template or self._framed[1] is not codec:
+            special_texts = [str(token) for token in self.tokenizer.added_tokens_decoder.values()]
+            text, is_marked = self._prompt_text(template.messages(codec, OBSERVATION))
+            frame = None if is_marked else PromptFrame.of(text, special_texts, self.encode_texts, self._begun)
+            self._framed = (template, codec, frame)
+        return self._framed[2]
+
+    def encode_observation(self, text: str) -> list[int]:
+        """Return the token ids of an observation that is read without a chat template."""
+        if not self._controls.are_in(text):
+            return self._begun(self.encode_text(text))
+        return self._begun(self._controls.encode(text))
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of many texts inside a conversation, encoded together: no special tokens are added."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return [self.encode_text(text) for text in texts]
+        backend.no_truncation()
+        backend.no_padding()
+        return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the token ids of a text inside a conversation: no special tokens are added."""
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _prompt_text(self, messages: Sequence[Message]) -> tuple[str, bool]:
+        """Return the text of a prompt, and whether its messages contain the text of control tokens.
+
+        Then the control tokens that the template writes are marked, and those in messages are not.
+        """
+        if self._fault_of_turns and any(message["role"] == "assistant" for message in messages):
+            raise ValueError(f"{self._fault_of_turns}; there must be one turn.")
+        protected = self._controls.protect(messages)
+        text = self._render(protected, add_generation_prompt=True)
+        if protected is messages:
+            return text, False
+        return self._controls.exchange(text), True
+
+    def _encode(self, text: str, is_marked: bool) -> list[int]:
+        """Return the token ids of a prompt, maybe of one whose control tokens are marked."""
+        ids = self._cache.get(text)
+        if ids is not None:
+            return ids
+        return self._begun(self._controls.encode(text) if is_marked else self.encode_text(text))
+
+    def _keep(self, text: str, ids: list[int]) -> list[int]:
+        """Cache the token ids of a text and return them, or those that were cached before."""
+        if text not in self._cache and len(self._cache) >= _CACHED_PROMPTS:
+            self._cache.clear()
+        return self._cache.setdefault(text, ids)
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """Let a prompt begin with the tokens that the tokenizer puts before a text, exactly once."""
+        bos = self.tokenizer.bos_token_id
+        prefix, start = self._prefix or [bos], 0
+        while ids[start : start + len(prefix)] == prefix:
+            start += len(prefix)
+        return [*(prefix if self._prefix or start else []), *ids[start:]]
+
+    def _added_prefix(self) -> list[int]:
+        """Return what the tokenizer puts before a text, as the BOS token of Llama. What it puts behind is not used."""
+        bare, full = (self.tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
+        starts = [start for start in range(len(full)) if full[start : start + len(bare)] == bare]
+        if bare and starts:
+            return full[: starts[0]]
+        return full[:1] if full[:1] == [self.tokenizer.bos_token_id] else []
+
+    # -- responses -----------------------------------------------------------------------------------------------
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of generated tokens: special tokens are kept, except for an end-of-turn token at the end."""
+        kept = list(ids)
+        if kept and kept[-1] in self._end_ids:
+            kept.pop()
+        return self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def response_text(self, ids: Iterable[int]) -> str:
+        """Return the text of a response, the :attr:`opening` that is the end of its prompt included."""
+        return self.opening + self.decode(ids)
+
+    def continuation(self, response: str) -> str:
+        """Return what a model has to sample for a response: without the :attr:`opening`, which its prompt has.
+
+        Raises:
+            ValueError: If the response does not begin with it.
+        """
+        tag = self.opening.strip()
+        if not response.lstrip().startswith(tag):
+            raise ValueError(
+                f"a demonstrated response is {response[:60]!r}; it must begin with {tag!r}, as "
+                "language_model.chat_template ends a prompt with it."
+            )
+        return response.lstrip()[len(tag) :].removeprefix(self.opening.lstrip()[len(tag) :]) if tag else response
+
+    def stop_ids(self, stop_text: str | None = None) -> set[int]:
+        """Return the tokens that end a response: the ends of a turn, and ``stop_text`` if that is a single token."""
+        token = None if stop_text is None else self._token_of(stop_text)
+        return self._end_ids if token is None else self._end_ids | {token}
+
+    def stops(self, stop_text: str | None = None) -> Callable[[Sequence[int]], bool] | None:
+        """Return a function of a response's token ids: whether its last token completes ``stop_text``.
+
+        None where :meth:`stop_ids` are enough: without a stop text, or where that is an added token. A general
+        tokenizer writes a tag with several tokens, may merge its last character with what follows, and may divide a
+        character among tokens. The function decodes the last tokens: one for each byte of ``stop_text``, and more where
+        these have less text or begin inside a character.
+        """
+        if stop_text is None or self._token_of(stop_text) in self.tokenizer.added_tokens_decoder:
+            return None
+        least = len(stop_text.encode()) + 4
+
+        def ends(ids: Sequence[int]) -> bool:
+            if not self._may_complete(ids[-1], stop_text):
+                return False
+            size = least
+            while True:
+                text = self.decode(ids[-size:])
+                if stop_text in text or size >= len(ids):  # a part of invalid bytes may match
+                    return stop_text in text and (size >= len(ids) or stop_text in self.decode(ids))
+                if not text.startswith("\ufffd") and len(self.decode(ids[-size:-1])) >= len(stop_text):
+                    return False
+                size *= 2
+
+        return ends
+
+    def ends(self, ids: Sequence[int], stop_text: str | None = None) -> bool:
+        """Return whether a response is complete: it ends with an end token, or its last token completes a stop text."""
+        stops = self.stops(stop_text)
+        return bool(ids) and (ids[-1] in self.stop_ids(stop_text) or (stops is not None and stops(ids)))
+
+    def _token_of(self, text: str) -> int | None:
+        """Return the single token that is a text; None if there is none, as for text that becomes the unknown token."""
+        ids = self.encode_text(text)
+        is_text = len(ids) == 1 and self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+        return ids[0] if is_text else None
+
+    def _may_complete(self, token: int, stop_text: str) -> bool:
+        """Return whether a token's text may contain the last character of ``stop_text``; part of a character may."""
+        if token not in self._token_texts:
+            self._token_texts[token] = self.tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        text = self._token_texts[token]
+        return stop_text[-1] in text or "\ufffd" in text or stop_text[-1].isspace()
+
+    # -- the check of the template -------------------------------------------------------------------------------
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        messages = _merge_system(messages) if self._merges_system else list(messages)
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, chat_template=self._template, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:  # a template is a program of somebody else
+            roles = ", ".join(message["role"] for message in messages)
+            raise ValueError(
+                f"language_model.chat_template fails for messages of {roles} ({type(error).__name__}: {error}); "
+                f"it must be {_OTHER_TEMPLATES}."
+            ) from error
+
+    def _takes_system(self) -> bool:
+        """Return whether the template writes a system message; some raise an error, and others leave it out.
+
+        Raises:
+            ValueError: If it does not write a user's message either.
+        """
+        try:
+            takes_system = _SYSTEM["content"] in self._render([_SYSTEM, _USER], True)
+        except ValueError:
+            takes_system = False
+        if _USER["content"] not in self._render([_SYSTEM, _USER] if takes_system else [_USER], True):
+            raise ValueError(
+                "language_model.chat_template leaves the user's message out of a prompt; "
+                f"it must be {_OTHER_TEMPLATES}."
+            )
+        return takes_system
+
+    def _check_turns(self) -> str:
+        """Return what is wrong with a conversation of several turns, empty if nothing is."""
+        try:
+            text = self._render(_CHAT, True)
+        except ValueError as error:
+            return str(error).partition("; it must")[0]
+        lost = [message["role"] for message in _CHAT if message["content"] not in text]
+        return f"language_model.chat_template leaves out a message ({lost[0]}) of several turns" if lost else ""
+
+    def _check_end(self, ends: Sequence[str]) -> None:
+        """Check that a prompt opens the assistant's turn, if the template writes anything before a response.
+
+        Logs a warning if a prompt ends without what is written before a response.
+
+        Raises:
+            ValueError: If it ends with an end token.
+        """
+        prompt, before = self._render([_USER], True), self._before_response()
+        if before is None or before.strip() == prompt.strip():
+            return
+        found = [end for end in ends if prompt.rstrip().endswith(end)]
+        if found:
+            raise ValueError(
+                f"language_model.chat_template ends a prompt with the end token {found[0]!r}, where it must open the "
+                f"assistant's turn (add_generation_prompt); it must be {_OTHER_TEMPLATES}."
+            )
+        if prompt == self._render([_USER], False):
+            logging.getLogger("lrl").warning(
+                f"language_model.chat_template ignores add_generation_prompt: past responses follow {before[-20:]!r}, "
+                f"but a prompt ends with {prompt[-20:]!r}."
+            )
+
+    def _before_response(self) -> str | None:
+        """Return the text before the first response of a conversation; None if the template writes none."""
+        for messages in ([_USER, _RESPONSE, _AGAIN], [_USER, _RESPONSE]):
+            try:
+                before, found, _ = self._render(messages, False).partition(_RESPONSE["content"])
+            except ValueError:
+                continue
+            if found:
+                return before
+        return None
+
+    def _find_opening(self) -> str:
+        """Return the open tag at the end of a prompt, if it is no tag of the speaker, as before past responses."""
+        found = _OPENING.search(self._render([_USER], True))
+        is_role = found is not None and found["any"] is not None and found["any"] in (self._before_response() or "")
+        return "" if found is None or is_role else found[0]
+
+    def _end_of_turn_id(self) -> int | None:
+        """Return the special token that the template puts after an assistant's turn; None if it puts none."""
+        try:
+            _, _, after = self._render([_USER, _RESPONSE], False).rpartition(_RESPONSE["content"])
+        except ValueError:
+            return None
+        first = next(iter(self.encode_text(after.strip())), None)
+        return first if first in self.tokenizer.added_tokens_decoder else None
+
+    def _written_tokens(self) -> list[str]:
+        """Return the texts of the added tokens that the template writes around messages, as ``<|User|>``.
+
+        Added tokens that are words or whitespace are left out.
+        """
+        added = self.tokenizer.added_tokens_decoder
+        text = self._render([_SYSTEM, _USER] if self._fault_of_turns else _CHAT, True)
+        written = {str(added[token]) for token in self.encode_text(text) if token in added}
+        return [text for text in sorted(written) if re.fullmatch(r"[^\w\s].*\w.*[^\w\s]", text)]
+
+
+def _template_text(tokenizer: Any, chat_template: str) -> str:
+    built_in = {"plain": PLAIN, "content": CONTENT, "chatml": CHATML}
+    if chat_template in built_in:
+        return built_in[chat_template]
+    if chat_template == "auto":
+        if not tokenizer.chat_template:
+            raise ValueError(
+                "language_model.chat_template is 'auto', but this tokenizer has no chat template; "
+                f"it must be {_OTHER_TEMPLATES}."
+            )
+        try:
+            return tokenizer.get_chat_template()
+        except ValueError as error:  # several named templates, of which none is the default
+            raise ValueError(
+                f"language_model.chat_template is 'auto', but this tokenizer has no default chat template; "
+                f"it must be {_OTHER_TEMPLATES}."
+            ) from error
+    file = Path(resolve(chat_template))
+    if not file.is_file():
+        raise ValueError(
+            f"language_model.chat_template is {chat_template!r}; "
+            "it must be auto, plain, content, chatml or an existing file."
+        )
+    return file.read_text(encoding="utf-8")
+
+
+def _pad_id(tokenizer: Any, end_ids: Iterable[int]) -> int:
+    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id, *sorted(end_ids)):
+        if token_id is not None:
+            return token_id
+    raise ValueError(
+        f"the tokenizer of language_model.name {tokenizer.name_or_path!r} has neither a pad token nor an end token; "
+        "it must have one of them."
+    )
+
+
+def _merge_system(messages: Sequence[Message]) -> list[Message]:
+    """Put the system text before the first user message."""
+    if not messages or messages[0]["role"] != "system":
+        return list(messages)
+    system, first, *others = messages
+    return [{"role": first["role"], "content": f"{system['content']}\n\n{first['content']}"}, *others]

@@ -1,0 +1,444 @@
+"""Server of text environments of lrl by OpenEnv's protocol, over HTTP and WebSockets."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import socket
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+
+from lrl.addresses import is_loopback
+from lrl.codecs.codec import TextCodec
+from lrl.envs.factory import GymnasiumEnvs
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.websockets import WebSocket
+
+
+# Text environments of lrl, as the messages of OpenEnv's protocol.
+
+_TEXT = {"type": "string", "description": "What the policy sees, in words."}
+_METADATA = {"type": "object", "additionalProperties": True}
+OBSERVATION_SCHEMA: Mapping[str, Any] = {
+    "title": "TextObservation",
+    "type": "object",
+    "properties": {
+        "text": _TEXT,
+        "metadata": _METADATA,
+        "done": {"type": "boolean"},
+        "reward": {"type": ["number", "null"]},
+    },
+    "required": ["text"],
+    "additionalProperties": False,
+}
+"""JSON schema of observations."""
+STATE_SCHEMA: Mapping[str, Any] = {
+    "title": "State",
+    "type": "object",
+    "properties": {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer", "minimum": 0}},
+    "required": ["episode_id", "step_count"],
+    "additionalProperties": False,
+}
+"""JSON schema of the state of a session."""
+
+
+class MessageError(ValueError):
+    """Raised for a message that cannot be followed.
+
+    Attributes:
+        code: OpenEnv's code of the error.
+    """
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+def action_schema(codec: TextCodec) -> dict[str, Any]:
+    """Return the JSON schema of actions: one text, which must be one of the legal actions where these are finite."""
+    text: dict[str, Any] = {"type": "string"}
+    if codec.action_texts is not None:
+        text["enum"] = list(codec.action_texts)
+    else:
+        _, label, actions = codec.description.rpartition("Actions: ")
+        text["description"] = actions.rstrip(".") if label else "the action in words"
+        text["examples"] = [codec.default_action_text]
+    properties = {"text": text, "metadata": _METADATA}
+    fields = {"properties": properties, "required": ["text"], "additionalProperties": False}
+    return {"title": "TextAction", "type": "object", **fields}
+
+
+class ServedEnvironment:
+    """One text environment, played by messages.
+
+    A response that is no legal action is an event of the environment, as in :class:`~lrl.envs.text.TextEnv`. The
+    metadata of an observation contain what the protocol has no field for: ``terminated``, ``truncated``, ``success``,
+    ``action_valid``, ``invalid_reason`` and the terms of the reward.
+
+    Args:
+        env: A text environment.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        self._env: Any = env
+        self._episode_id: str | None = None
+        self._step_count = 0
+        self._in_episode = False
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Return the identity of the episode and the number of its steps."""
+        return {"episode_id": self._episode_id, "step_count": self._step_count}
+
+    def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Start an episode.
+
+        Args:
+            data: ``seed``, ``episode_id``, ``noise_seed`` (see :class:`~lrl.envs.native.NativeEnv`) and options of the
+                native environment's reset.
+
+        Raises:
+            MessageError: If a seed is not an integer, or the environment raises, as for options that it does not know.
+        """
+        options = dict(data)
+        seed, noise_seed = (_seed(name, options.pop(name, None)) for name in ("seed", "noise_seed"))
+        episode_id = options.pop("episode_id", None)
+        self._env.noise_seed = noise_seed
+        try:
+            text, info = self._env.reset(seed=seed, options=options)
+        except Exception as error:  # the environment is anybody's code
+            raise MessageError("EXECUTION_ERROR", f"reset with {options} failed: {error!r}") from error
+        self._episode_id, self._step_count, self._in_episode = str(episode_id or uuid.uuid4()), 0, True
+        return _observation(text, None, False, False, info)
+
+    def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Take an action.
+
+        Args:
+            data: The action, which has a ``text``.
+
+        Raises:
+            MessageError: If the action does not fit the schema, no episode has begun, the last one is over, or the
+                environment raises, which ends the episode.
+        """
+        unknown = [name for name in data if name not in ("text", "metadata")]
+        if unknown or not isinstance(data.get("text"), str):
+            raise MessageError("VALIDATION_ERROR", f"the action is {dict(data)}; it must be an object with a text")
+        if not self._in_episode:
+            raise MessageError("EXECUTION_ERROR", "there is no episode to step; reset starts one")
+        try:
+            text, reward, terminated, truncated, info = self._env.step(data["text"])
+        except Exception as error:  # the environment is anybody's code
+            self._in_episode = False
+            raise MessageError("EXECUTION_ERROR", f"the step failed: {error!r}") from error
+        self._step_count += 1
+        self._in_episode = not (terminated or truncated)
+        return _observation(text, float(reward), bool(terminated), bool(truncated), info)
+
+    def reply(self, raw: str) -> dict[str, Any] | None:
+        """Return the response to one message of a session; None if the message ends it."""
+        try:
+            message = _message(raw)
+            kind, data = message.get("type"), message.get("data", {})
+            if kind == "close":
+                return None
+            if kind == "state":
+                return {"type": "state", "data": self.state}
+            if kind not in ("reset", "step"):
+                raise MessageError("UNKNOWN_TYPE", f"the type is {kind!r}; it must be reset, step, state or close")
+            if not isinstance(data, dict):
+                raise MessageError("VALIDATION_ERROR", f"the data are {data!r}; they must be an object")
+            return {"type": "observation", "data": self.reset(data) if kind == "reset" else self.step(data)}
+        except MessageError as error:
+            return error_message(error.code, str(error))
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+def make_environment(envs: GymnasiumEnvs) -> Callable[[], ServedEnvironment]:
+    """Return a function that creates environments to serve, one for each session."""
+
+    def make() -> ServedEnvironment:
+        vectorized: Any = envs.with_vectorization("sync").make(1, "direct")
+        return ServedEnvironment(vectorized.envs[0])
+
+    return make
+
+
+def error_message(code: str, reason: str) -> dict[str, Any]:
+    """Return the message that reports an error."""
+    return {"type": "error", "data": {"code": code, "message": reason}}
+
+
+def _message(raw: str) -> dict[str, Any]:
+    try:
+        message = json.loads(raw)
+    except (ValueError, RecursionError) as error:  # also whole numbers of thousands of digits
+        raise MessageError("INVALID_JSON", f"the message is not JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise MessageError("INVALID_JSON", "the message is not an object")
+    return message
+
+
+def _seed(name: str, value: Any) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise MessageError("VALIDATION_ERROR", f"{name} is {value!r}; it must be 0 or a positive integer")
+    return value
+
+
+def _observation(text: str, reward: float | None, terminated: bool, truncated: bool, info: Any) -> dict[str, Any]:
+    """Return the data of an observation; metadata stand in and beside it, where clients of either kind look."""
+    metadata = {"terminated": terminated, "truncated": truncated}
+    for name, value in info.items():
+        known = name in ("success", "action_valid", "invalid_reason", "clipped_numbers")
+        if known or name.startswith("reward/"):
+            metadata[name.replace("/", "_")] = value.item() if hasattr(value, "item") else value
+    done = terminated or truncated
+    return {"observation": {"text": text, "metadata": metadata}, "reward": reward, "done": done, "metadata": metadata}
+
+
+_VERSION = "1.0.0"
+"""Version of the protocol's HTTP routes."""
+MAX_MESSAGE = 2**20
+"""Maximum number of bytes of a message or body that a client sends; an action takes a few hundred."""
+
+
+class OpenEnvServer:
+    """Handlers of the protocol's routes.
+
+    Each WebSocket is a session with an environment of its own. Clients that use HTTP only share one environment.
+
+    Args:
+        envs: Factory of the environments.
+        max_sessions: Number of WebSockets that may be open at a time.
+    """
+
+    def __init__(self, envs: GymnasiumEnvs, max_sessions: int = 64) -> None:
+        self._envs, self._make, self._max_sessions = envs, make_environment(envs), max_sessions
+        self.num_sessions = 0
+
+    @functools.cached_property
+    def _shared(self) -> ServedEnvironment:
+        return self._make()
+
+    async def play(self, websocket: WebSocket) -> None:
+        """Play one session until its client closes it."""
+        from starlette.websockets import WebSocketDisconnect
+
+        await websocket.accept()
+        if self.num_sessions >= self._max_sessions:
+            reason = f"all {self._max_sessions} sessions are taken; play fewer environments, or raise --max_sessions"
+            await websocket.send_text(json.dumps(error_message("CAPACITY_REACHED", reason)))
+            await websocket.close()
+            return
+        self.num_sessions += 1
+        try:
+            with contextlib.closing(self._make()) as environment:
+                while (reply := environment.reply(await _received(websocket))) is not None:
+                    await websocket.send_text(json.dumps(reply))
+                await websocket.close()
+        except WebSocketDisconnect:
+            pass
+        finally:
+            self.num_sessions -= 1
+
+    async def health(self, request: Request) -> Response:
+        """Report that the server runs."""
+        return _json({"status": "healthy"})
+
+    async def metadata(self, request: Request) -> Response:
+        """Describe the environment."""
+        return _json({"name": self._envs.id, "description": self._envs.codec.description, "version": _VERSION})
+
+    async def schema(self, request: Request) -> Response:
+        """Return the JSON schemas of actions, observations and state."""
+        schemas = {"action": action_schema(self._envs.codec), "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA}
+        return _json(schemas | {"reset_observation": OBSERVATION_SCHEMA})
+
+    async def state(self, request: Request) -> Response:
+        """Return the state of the shared environment."""
+        return _json(self._shared.state)
+
+    async def reset(self, request: Request) -> Response:
+        """Start an episode of the shared environment."""
+        return await self._respond(request, lambda body: self._shared.reset(body))
+
+    async def step(self, request: Request) -> Response:
+        """Take an action in the shared environment."""
+        return await self._respond(request, lambda body: self._shared.step(_action(body)))
+
+    async def tools(self, request: Request) -> Response:
+        """Report that the environment has no tools, as JSON-RPC does."""
+        body = await _body(request)
+        name = body.get("id") if isinstance(body, dict) else None
+        error = {"code": -32601, "message": "the environment has no tools; it is played by /ws"}
+        return _json({"jsonrpc": "2.0", "id": name if isinstance(name, (str, int)) else None, "error": error})
+
+    async def openapi(self, request: Request) -> Response:
+        """List the routes."""
+        found = {f"/{name}": {verb: {"responses": {"200": {"description": "OK"}}}} for name, verb, _ in self.routes()}
+        return _json({"openapi": "3.1.0", "info": {"title": self._envs.id, "version": _VERSION}, "paths": found})
+
+    def routes(self) -> list[tuple[str, str, Callable[[Request], Awaitable[Response]]]]:
+        """Return path, method and handler of each HTTP route."""
+        return [
+            ("health", "get", self.health),
+            ("metadata", "get", self.metadata),
+            ("schema", "get", self.schema),
+            ("state", "get", self.state),
+            ("reset", "post", self.reset),
+            ("step", "post", self.step),
+            ("mcp", "post", self.tools),
+            ("openapi.json", "get", self.openapi),
+        ]
+
+    async def _respond(self, request: Request, ask: Callable[[Any], dict[str, Any]]) -> Response:
+        body = await _body(request)
+        try:
+            if not isinstance(body, dict):
+                raise MessageError("VALIDATION_ERROR", "the body is not a JSON object")
+            return _json(ask(body))
+        except MessageError as error:
+            return _json({"detail": str(error)}, 422 if error.code == "VALIDATION_ERROR" else 409)
+
+
+def make_app(envs: GymnasiumEnvs, max_sessions: int = 64, origins: Collection[str] = ()) -> Starlette:
+    """Return an ASGI application that serves environments.
+
+    Args:
+        envs: Factory of the environments.
+        max_sessions: Number of WebSockets that may be open at a time.
+        origins: Web pages that may play, such as ``https://example.org``. Other web pages get status 403: otherwise
+            any page that is open in a browser on this machine could play a server that listens on it.
+
+    Raises:
+        ValueError: If an environment cannot be created, or lrl[openenv] is not installed.
+    """
+    require_extra()
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.routing import Route, WebSocketRoute
+
+    envs.check("env", "direct")
+    handlers = OpenEnvServer(envs, max_sessions)
+    routes = [Route(f"/{name}", handler, methods=[verb.upper()]) for name, verb, handler in handlers.routes()]
+    middleware = [Middleware(_KnownOrigins, origins=frozenset(origins))]
+    return Starlette(routes=[*routes, WebSocketRoute("/ws", handlers.play)], middleware=middleware)
+
+
+class _KnownOrigins:
+    """ASGI middleware that rejects requests of web pages (header ``Origin``) that are not listed."""
+
+    def __init__(self, app: ASGIApp, origins: frozenset[str]) -> None:
+        self.app, self.origins = app, origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or respond with status 403."""
+        from starlette.websockets import WebSocketClose
+
+        origins = {value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"origin"}
+        app: ASGIApp = self.app
+        if origins - self.origins:
+            reason = f"the web page {min(origins)} may not play; lrl serve_env --origins lists those that may"
+            app = WebSocketClose(1008) if scope["type"] == "websocket" else _json({"detail": reason}, 403)
+        await app(scope, receive, send)
+
+
+def make_server(app: Starlette) -> uvicorn.Server:
+    """Return a web server of an application; ``run(sockets=[...])`` serves until ``should_exit`` is set."""
+    import uvicorn
+
+    return uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", ws="websockets-sansio", ws_max_size=MAX_MESSAGE, lifespan="off")
+    )
+
+
+def announce(name: str, host: str, port: int) -> None:
+    """Print where a server listens, and whether other machines can connect."""
+    shown = f"[{host}]" if ":" in host else host
+    others = "" if is_loopback(f"http://{shown}") else "; other machines can connect, there is no password"
+    print(f"{name} at http://{shown}:{port} until Ctrl+C{others}", flush=True)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; port 0 takes a free one.
+
+    Raises:
+        ValueError: If the address cannot be used.
+    """
+    try:
+        return socket.create_server((host, port))
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"--host is {host!r} and --port is {port}, which cannot be used: {error}.") from error
+
+
+def require_extra() -> None:
+    """Check that the packages of the extra ``openenv`` are installed.
+
+    Raises:
+        ValueError: If one of them is not.
+    """
+    try:
+        import starlette
+        import uvicorn
+        import websockets
+    except ModuleNotFoundError as error:
+        raise ValueError(f"OpenEnv needs {error.name}, which is not installed; pip install 'lrl[openenv]'.") from error
+    del starlette, uvicorn, websockets
+
+
+def _action(body: dict[str, Any]) -> dict[str, Any]:
+    action = body.get("action")
+    if not isinstance(action, dict):
+        raise MessageError("VALIDATION_ERROR", f"the action is {action!r}; it must be an object with a text")
+    return action
+
+
+async def _received(websocket: WebSocket) -> str:
+    """Return the next message of a session; "", which is no JSON, for one in bytes."""
+    try:
+        return await websocket.receive_text() or ""
+    except KeyError:
+        return ""
+
+
+async def _body(request: Request) -> Any:
+    """Return the JSON of a body; None where it is none.
+
+    Raises:
+        HTTPException: the body has more than :data:`MAX_MESSAGE` bytes, of which no more are read, or its client
+            has closed the connection.
+    """
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
+
+    raw = bytearray()
+    try:
+        async for part in request.stream():
+            raw += part
+            if len(raw) > MAX_MESSAGE:
+                raise HTTPException(413, f"the body has more than {MAX_MESSAGE} bytes", {"Connection": "close"})
+    except ClientDisconnect:
+        raise HTTPException(400, "the client closed the connection within the body") from None
+    try:
+        return json.loads(raw) if raw else {}
+    except (ValueError, RecursionError):
+        return None
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    from starlette.responses import Response
+
+    return Response(json.dumps(content), status, media_type="application/json")

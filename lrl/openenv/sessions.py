@@ -1,0 +1,343 @@
+"""Sessions with OpenEnv environments: over a WebSocket, or with an object in this process."""
+
+from __future__ import annotations
+
+import http.client
+import importlib
+import inspect
+import json
+import typing
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from lrl.addresses import is_loopback
+
+_MAX_BYTES = 100 * 2**20
+"""Longest message, as in OpenEnv's own client."""
+_PING_TIMEOUT = 20.0
+"""Shortest wait for the response to a ping, in seconds; the default of the package websockets."""
+
+
+class SessionError(ValueError):
+    """Raised for a connection that is lost, a server that reports an error, and an environment that raises one."""
+
+
+class InvalidPayloadError(SessionError):
+    """Raised for an action that the environment does not accept by its schema; the session goes on."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Holds what a reset or a step returned."""
+
+    observation: Mapping[str, Any]
+    """The observation's fields without ``metadata``."""
+    reward: float
+    done: bool
+    metadata: Mapping[str, Any]
+    """What an environment reports beside the observation, such as ``truncated``."""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Outcome:
+        """Read the data of a response, whose metadata are part of the observation, beside it, or both.
+
+        Raises:
+            SessionError: If they do not have the form of an observation.
+        """
+        try:
+            observation = dict(data.get("observation") or {})
+            metadata = {**(observation.pop("metadata", None) or {}), **(data.get("metadata") or {})}
+            return cls(observation, float(data.get("reward") or 0.0), bool(data.get("done")), metadata)
+        except (TypeError, ValueError) as error:
+            raise SessionError(f"it sent {str(data)[:80]!r}, which is no observation") from error
+
+
+class Session(ABC):
+    """Abstract base class of connections that each play one environment."""
+
+    @abstractmethod
+    def reset(self, data: Mapping[str, Any]) -> Outcome:
+        """Start an episode.
+
+        Args:
+            data: ``seed`` and further arguments of the environment's ``reset``.
+
+        Raises:
+            SessionError: If the connection is lost or the environment reports an error.
+        """
+
+    def send(self, action: Mapping[str, Any]) -> None:  # noqa: B027 (an environment in this process is not sent to)
+        """Send an action without waiting for its outcome, which the next :meth:`step` returns."""
+
+    @abstractmethod
+    def step(self, action: Mapping[str, Any]) -> Outcome:
+        """Take an action.
+
+        Raises:
+            InvalidPayloadError: If the action does not fit the schema.
+            SessionError: If the connection is lost or the environment reports an error.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the session. Closing it twice does nothing."""
+
+
+class SocketSession(Session):
+    """Session over a WebSocket.
+
+    Args:
+        url: The server's address, ``http://`` or ``https://``.
+        timeout: Longest wait for a response, in seconds.
+
+    Raises:
+        SessionError: If there is no server.
+    """
+
+    def __init__(self, url: str, timeout: float) -> None:
+        from websockets.exceptions import WebSocketException
+        from websockets.sync.client import connect
+
+        self._timeout, self._failures, self._sent = timeout, (OSError, EOFError, WebSocketException), False
+        address = f"ws{url.removeprefix('http').rstrip('/')}/ws"
+        settings: dict[str, Any] = {"open_timeout": timeout, "close_timeout": 1, "max_size": _MAX_BYTES}
+        settings["ping_timeout"] = max(timeout, _PING_TIMEOUT)  # a server in a long step may not return a ping either
+        settings |= {"proxy": None if is_loopback(url) else True, "compression": None}
+        self._stack = ExitStack()
+        try:
+            self._socket = self._stack.enter_context(connect(address, **settings))
+        except self._failures as error:
+            raise SessionError(f"it cannot be reached ({reason_of(error)})") from error
+
+    def reset(self, data: Mapping[str, Any]) -> Outcome:
+        """Start an episode; see :meth:`Session.reset`."""
+        if self._sent:  # an outcome that was not asked for is not that of the reset
+            self._sent = False
+            with suppress(InvalidPayloadError):
+                self._read()
+        self._write("reset", data)
+        return self._read()
+
+    def send(self, action: Mapping[str, Any]) -> None:
+        """Send an action; a lost connection is reported by :meth:`step`."""
+        self._write("step", action)
+        self._sent = True
+
+    def step(self, action: Mapping[str, Any]) -> Outcome:
+        """Take an action, or receive the outcome of the one that was sent; see :meth:`Session.step`."""
+        if not self._sent:
+            self._write("step", action)
+        self._sent = False
+        return self._read()
+
+    def close(self) -> None:
+        """Close the socket."""
+        with suppress(*self._failures):
+            self._stack.close()
+
+    def _write(self, kind: str, data: Mapping[str, Any]) -> None:
+        with suppress(*self._failures):  # Reading finds out why, or the message that the server left before it closed.
+            self._socket.send(json.dumps({"type": kind, "data": dict(data)}))
+
+    def _read(self) -> Outcome:
+        try:
+            message = json.loads(self._socket.recv(timeout=self._timeout))
+        except TimeoutError as error:
+            self.close()  # or a late response would be taken for that of the next message
+            raise SessionError(f"it did not respond within {self._timeout:g} seconds") from error
+        except self._failures as error:
+            raise SessionError(f"the connection was lost ({reason_of(error)})") from error
+        except (ValueError, RecursionError) as error:
+            raise SessionError("it sent a message that is not JSON") from error
+        data = message.get("data") or {} if isinstance(message, dict) else None
+        if not isinstance(data, dict) or message.get("type") not in ("observation", "error"):
+            raise SessionError(f"it sent {str(message)[:80]!r}, which is no observation")
+        if message["type"] == "error":
+            kind = InvalidPayloadError if data.get("code") == "VALIDATION_ERROR" else SessionError
+            raise kind(_sentence(data))
+        return Outcome.of(data)
+
+
+class LocalSession(Session):
+    """Session with an environment in this process.
+
+    Args:
+        environment: An object with OpenEnv's ``reset(seed)`` and ``step(action)``.
+        action_type: Pydantic class of the action.
+    """
+
+    def __init__(self, environment: Any, action_type: Any) -> None:
+        self._environment, self._action_type = environment, action_type
+
+    def reset(self, data: Mapping[str, Any]) -> Outcome:
+        """Start an episode with those of the arguments that ``reset`` accepts, as a server does."""
+        known = inspect.signature(self._environment.reset).parameters
+        takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
+        accepted = {name: value for name, value in data.items() if takes_all or name in known}
+        return self._outcome(self._environment.reset, **accepted)
+
+    def step(self, action: Mapping[str, Any]) -> Outcome:
+        """Take an action; see :meth:`Session.step`."""
+        try:
+            typed = self._action_type.model_validate(dict(action))
+        except ValueError as error:  # pydantic.ValidationError is one
+            raise InvalidPayloadError(_sentence({"errors": _errors(error)})) from error
+        return self._outcome(self._environment.step, typed)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._environment.close()
+
+    def _outcome(self, method: Any, *args: Any, **kwargs: Any) -> Outcome:
+        try:
+            observation = method(*args, **kwargs).model_dump()
+        except Exception as error:  # the environment is anybody's code
+            raise SessionError(f"it raised {type(error).__name__}: {reason_of(error)}") from error
+        return Outcome.of(observation | {"observation": observation})
+
+
+def _errors(error: ValueError) -> list[Any]:
+    return getattr(error, "errors", lambda: [{"msg": str(error)}])()
+
+
+def _sentence(data: Mapping[str, Any]) -> str:
+    """Return the message of a server's error, with the reasons of a validation."""
+    reasons = [str(one.get("msg", "")) for one in data.get("errors") or () if isinstance(one, dict)]
+    told = "; ".join(filter(None, [str(data.get("message") or ""), *reasons]))
+    return reason_of(told) if told else "unknown error"
+
+
+def reason_of(error: Any) -> str:
+    """Return the message of an error on one line, or its kind if it has none."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+# Places where sessions with OpenEnv environments are opened: a URL, or a class that is imported.
+
+
+@dataclass(frozen=True)
+class Card:
+    """Holds what an environment says about itself."""
+
+    description: str
+    action_schema: Mapping[str, Any]
+
+
+class Endpoint(ABC):
+    """Abstract base class of places where sessions are opened."""
+
+    name: str
+    """The place, as error messages call it."""
+
+    @abstractmethod
+    def card(self) -> Card:
+        """Return what the environment says about itself.
+
+        Raises:
+            ValueError: If it cannot be reached or created.
+        """
+
+    @abstractmethod
+    def connect(self) -> Session:
+        """Open a session with an environment of its own.
+
+        Raises:
+            ValueError: If it cannot be reached or created.
+        """
+
+
+@dataclass(frozen=True)
+class UrlEndpoint(Endpoint):
+    """Endpoint at a URL."""
+
+    name: str
+    timeout: float
+
+    def card(self) -> Card:
+        """Read ``/metadata`` and ``/schema``; see :meth:`Endpoint.card`."""
+        schema, metadata = self._get("schema"), self._get("metadata")
+        if not isinstance(schema.get("action"), dict):
+            raise ValueError(f"env.url is {self.name!r}, whose /schema has no action; it must be an OpenEnv server.")
+        return Card(str(metadata.get("description") or ""), schema["action"])
+
+    def connect(self) -> Session:
+        """Open a WebSocket; see :meth:`Endpoint.connect`."""
+        try:
+            return SocketSession(self.name, self.timeout)
+        except SessionError as error:
+            raise ValueError(f"env.url is {self.name!r}, but {error}; start the server first.") from error
+
+    def _get(self, path: str) -> dict[str, Any]:
+        handlers = [urllib.request.ProxyHandler({})] if is_loopback(self.name) else []
+        address = f"{self.name.rstrip('/')}/{path}"
+        try:
+            with urllib.request.build_opener(*handlers).open(address, timeout=self.timeout) as response:
+                found = json.load(response)
+        except urllib.error.HTTPError as error:
+            raise ValueError(
+                f"env.url is {self.name!r}, whose /{path} returns status {error.code}; it must be an OpenEnv server."
+            ) from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            reason = reason_of(getattr(error, "reason", error))
+            raise ValueError(
+                f"env.url is {self.name!r}, which cannot be read ({reason}); start the server first."
+            ) from error
+        return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True)
+class LocalEndpoint(Endpoint):
+    """Endpoint in this process: the class of an environment."""
+
+    name: str
+    """``module:Class``."""
+    kwargs: Mapping[str, Any]
+    action_type: str | None
+
+    def card(self) -> Card:
+        """Ask an environment and its action's class; see :meth:`Endpoint.card`."""
+        session_type = self._action_class()
+        environment = self._make()
+        description = str(environment.get_metadata().description) if hasattr(environment, "get_metadata") else ""
+        environment.close()
+        return Card(description, session_type.model_json_schema())
+
+    def connect(self) -> Session:
+        """Create an environment; see :meth:`Endpoint.connect`."""
+        return LocalSession(self._make(), self._action_class())
+
+    def _make(self) -> Any:
+        try:
+            return load_object(self.name, "env.environment")(**self.kwargs)
+        except TypeError as error:
+            raise ValueError(
+                f"env.kwargs is {dict(self.kwargs)}, which {self.name} does not accept: {error}"
+            ) from error
+
+    def _action_class(self) -> Any:
+        if self.action_type is not None:
+            return load_object(self.action_type, "env.action.type")
+        step = load_object(self.name, "env.environment").step
+        hints = typing.get_type_hints(step)
+        found = hints.get(next(iter([name for name in inspect.signature(step).parameters if name != "self"]), ""))
+        if not hasattr(found, "model_json_schema"):
+            raise ValueError(f"env.action.type is null, and step() of {self.name} does not say it; it must be given.")
+        return found
+
+
+def load_object(path: str, key: str) -> Any:
+    """Import an object that is named ``module:Name``.
+
+    Raises:
+        ValueError: If there is no such object; ``key`` is where the message starts.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{key} is {path!r}; it must be module:Class of an installed package ({error}).") from error

@@ -1,0 +1,350 @@
+"""Actors that learn nothing, as baselines: random, constant, expert."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+import torch
+from gymnasium.vector import VectorEnv
+
+from lrl.codecs.codec import InvalidActionError, TextCodec
+from lrl.codecs.toy_text import Desc, FrozenLakeCodec
+from lrl.envs.frozen_lake import transition_table
+from lrl.envs.tabular import optimal_q
+from lrl.envs.text import AdvisedObservation
+from lrl.functional.random import token_uniforms
+from lrl.policies.actor import Actor, ActorWrapper
+from lrl.prompts.response_format import get_response_format
+from lrl.types import Decisions, History, PastTurn, RandomKeys, SamplingConfig
+
+# Experts: one that reads the same text as a language model, and one that the environment provides.
+
+_CELL = re.compile(r"row (\d+) column (\d+)")
+
+
+Expert = Callable[[Any], int]
+"""From an observation to the index of the best action."""
+
+
+def expert_for(codec: TextCodec) -> Expert:
+    """Return the expert for environments with this codec.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if isinstance(codec, FrozenLakeCodec):
+        return FrozenLakeExpert(codec.is_slippery)
+    if codec.has_expert:
+        return EnvironmentExpert()
+    raise ValueError(f"policy is 'expert', but none is known for {type(codec).__name__}; give one as policy.expert.")
+
+
+@final
+class EnvironmentExpert:
+    """The expert inside an environment, which sees more than the text; its action comes with the observation.
+
+    ``ExpertActor.prepare`` makes the environments add it: see :class:`~lrl.envs.text.AdvisedObservation`.
+    """
+
+    def __call__(self, observation: AdvisedObservation) -> int:
+        """Return the advised action.
+
+        Raises:
+            ValueError: the observation has none.
+        """
+        if not isinstance(observation, AdvisedObservation):
+            raise ValueError("policy is 'expert', which needs its environment's advice; call prepare(envs) first.")
+        return int(observation.expert_action)
+
+
+@final
+class FrozenLakeExpert:
+    """Solves the map in the observation by value iteration; ties go to the first action.
+
+    Args:
+        is_slippery: whether moves can slip to the sides.
+        gamma: discount per step.
+    """
+
+    def __init__(self, is_slippery: bool = True, gamma: float = 0.99) -> None:
+        self.is_slippery, self.gamma = is_slippery, gamma
+        self._solved: dict[Desc, list[int]] = {}
+
+    def __call__(self, observation: str) -> int:
+        """Return the best action in the state that the observation shows."""
+        state, desc = read_drawing(observation)
+        if desc not in self._solved:
+            table = transition_table(desc, self.is_slippery)
+            self._solved[desc] = optimal_q([table], self.gamma)[0].argmax(-1).tolist()
+        return self._solved[desc][state]
+
+
+def read_drawing(observation: str) -> tuple[int, Desc]:
+    """Return state and map of a FrozenLake observation; the inverse of :func:`lrl.codecs.toy_text.render_map`.
+
+    The cell under the agent is not shown: it is the start, if no other cell is, else ice.
+
+    Raises:
+        ValueError: the observation shows no map.
+    """
+    match = _CELL.search(observation)
+    if match is None:
+        raise ValueError(f"observation is {observation!r}; the expert needs a line 'row R column C' and a map.")
+    drawn = [line.replace(" ", "") for line in observation[match.end() :].strip().splitlines()]
+    under = "F" if any("S" in line for line in drawn) else "S"
+    row, column = int(match[1]), int(match[2])
+    return row * len(drawn[0]) + column, tuple(line.replace("A", under) for line in drawn)
+
+
+class FixedActor(Actor):
+    """Chooses the text of an action and writes it in a response format; its log-probabilities have one token per turn.
+
+    Args:
+        response_format: ``direct``, ``think_answer`` or ``final_answer``.
+    """
+
+    def __init__(self, response_format: str = "think_answer") -> None:
+        super().__init__()
+        self._format, self._format_name = get_response_format(response_format), response_format
+
+    @abstractmethod
+    def choose(self, observations: Sequence[Any], keys: RandomKeys) -> list[str]:
+        """Return the text of an action for each row."""
+
+    @property
+    @abstractmethod
+    def probability(self) -> float:
+        """Probability of a chosen action; nan where there are infinitely many."""
+
+    @property
+    def response_format(self) -> str:
+        """The response format, by name."""
+        return self._format_name
+
+    @property
+    def text(self) -> TextCodec:
+        """The codec of the environment."""
+        assert self.codec is not None, "connect() comes first"
+        return self.codec
+
+    def act(
+        self,
+        observations: Sequence[Any],
+        memory: list[History],
+        keys: RandomKeys,
+        sampling: SamplingConfig | None = None,
+    ) -> Decisions:
+        """Respond with the chosen actions. ``sampling`` changes nothing, and nothing is remembered."""
+        actions = [self._format.render(text) for text in self.choose(observations, keys)]
+        shape = (len(actions), 1)
+        return Decisions(
+            actions=actions,
+            inputs={},
+            response_mask=torch.ones(shape, dtype=torch.bool),
+            logprobs=torch.full(shape, math.log(self.probability)),
+            memory=memory,
+        )
+
+
+@final
+class RandomActor(FixedActor):
+    """Takes every action with the same probability, always in a valid format."""
+
+    def connect(self, codec: TextCodec) -> None:
+        """Set the codec.
+
+        Raises:
+            ValueError: the actions cannot be sampled.
+        """
+        super().connect(codec)
+        codec.random_action_text(0.0)
+
+    def choose(self, observations: Sequence[Any], keys: RandomKeys) -> list[str]:
+        """Sample an action per row from one uniform number."""
+        return [self.text.random_action_text(uniform) for uniform in token_uniforms(keys, 1)[:, 0].tolist()]
+
+    @property
+    def probability(self) -> float:
+        """One over the number of actions; nan where there are infinitely many."""
+        texts = self.text.action_texts
+        return math.nan if texts is None else 1 / len(texts)
+
+
+@final
+class ConstantActor(FixedActor):
+    """Takes the same action in every state.
+
+    Args:
+        action: its text; None takes the first action, or zero where actions are numbers.
+        response_format: ``direct``, ``think_answer`` or ``final_answer``.
+    """
+
+    greedy_is_reproducible = True
+
+    def __init__(self, action: str | None = None, response_format: str = "think_answer") -> None:
+        super().__init__(response_format)
+        self.action = action
+
+    def choose(self, observations: Sequence[Any], keys: RandomKeys) -> list[str]:
+        """Repeat the action for each row.
+
+        Raises:
+            ValueError: the environment has no such action.
+        """
+        return [self._constant()] * len(observations)
+
+    def _constant(self) -> str:
+        if self.action is None:
+            return self.text.default_action_text
+        try:
+            return self.text.action_to_text(self.text.text_to_action(self.action))
+        except InvalidActionError as error:
+            raise ValueError(f"policy.action is {self.action!r}, which is not legal: {error}.") from error
+
+    @property
+    def probability(self) -> float:
+        """Probability of the action, which is certain: 1."""
+        return 1.0
+
+
+@final
+class ExpertActor(FixedActor):
+    """Takes the best action, by an expert that reads the observation.
+
+    Args:
+        expert: from an observation to the best action; None takes the expert that this package has for the
+            environment's codec.
+        response_format: ``direct``, ``think_answer`` or ``final_answer``.
+    """
+
+    def __init__(self, expert: Expert | None = None, response_format: str = "think_answer") -> None:
+        super().__init__(response_format)
+        self.expert = expert
+        self.greedy_is_reproducible = not isinstance(expert, EnvironmentExpert)
+
+    def connect(self, codec: TextCodec) -> None:
+        """Set the codec, and look up the expert for it.
+
+        Raises:
+            ValueError: no expert is given and none is known.
+        """
+        super().connect(codec)
+        if self.expert is None:
+            self.expert = expert_for(codec)
+        self.greedy_is_reproducible = not isinstance(self.expert, EnvironmentExpert)  # which sees more than the text
+
+    def prepare(self, envs: VectorEnv) -> None:
+        """Make the environments add their expert's action to observations, if that expert is used."""
+        if isinstance(self.expert, EnvironmentExpert):
+            vectorised: Any = envs  # Gymnasium does not type set_attr
+            vectorised.set_attr("advises", True)
+
+    def choose(self, observations: Sequence[Any], keys: RandomKeys) -> list[str]:
+        """Ask the expert, row by row."""
+        assert self.expert is not None, "connect() comes first"
+        return [self.text.action_to_text(self.expert(observation)) for observation in observations]
+
+    @property
+    def probability(self) -> float:
+        """Probability of the action, which is certain: 1."""
+        return 1.0
+
+
+# An actor that now and then takes a random action, so that demonstrations show how to recover from a mistake.
+#
+# The noise is in the demonstrator's trajectory, not in the actions to be learned from it: DART (arXiv:1703.09327).
+
+
+@final
+class NoisyActor(ActorWrapper):
+    """Another actor, a share of whose actions is replaced by random legal ones.
+
+    Which were replaced, and what the actor had chosen, is in :attr:`~lrl.types.Decisions.replaced`. Of native actions
+    the choice is kept only where the codec names each of them, since other texts depend on how numbers are written.
+
+    Args:
+        actor: connected and configured; it responds in text or acts natively.
+        random_share: probability of a random action in each turn.
+
+    Raises:
+        ValueError: the share is no probability below 1.
+    """
+
+    def __init__(self, actor: Actor, random_share: float) -> None:
+        super().__init__(actor)
+        if not 0 <= random_share < 1:
+            raise ValueError(f"random_share is {random_share}; it must be in [0, 1).")
+        self.random_share = random_share
+
+    def act(
+        self,
+        observations: Sequence[Any],
+        memory: list[History],
+        keys: RandomKeys,
+        sampling: SamplingConfig | None = None,
+    ) -> Decisions:
+        """Let the other actor decide, then replace some of its actions."""
+        assert self.codec is not None
+        decisions = self.actor.act(observations, memory, keys, sampling)
+        actions, memory = list(decisions.actions), list(decisions.memory)
+        replaced: dict[int, str | None] = {}
+        uniforms = token_uniforms(replace(keys, purpose=f"noise of {keys.purpose}"), 2).tolist()
+        for row, (whether, which) in enumerate(uniforms):
+            if whether < self.random_share:
+                replaced[row] = self._action_text(actions[row])
+                if self.response_format is None:
+                    actions[row] = self.codec.random_action(which)
+                else:
+                    render = get_response_format(self.response_format).render
+                    actions[row] = render(self.codec.random_action_text(which))
+                    memory[row] = _with_response(memory[row], actions[row])
+        return replace(decisions, actions=actions, memory=memory, replaced=replaced)
+
+    def _action_text(self, action: Any) -> str | None:
+        """Return an action, native or that of a response, in the codec's own words.
+
+        Returns None for a response without a legal action, and for a native action without a name.
+        """
+        assert self.codec is not None
+        if self.response_format is None:
+            return None if self.codec.action_texts is None else self.codec.action_to_text(action)
+        try:
+            return self.codec.action_to_text(
+                self.codec.text_to_action(get_response_format(self.response_format).extract(action))
+            )
+        except InvalidActionError:
+            return None
+
+
+def _with_response(history: History, response: str) -> History:
+    """Return a history whose last turn has another response."""
+    return (*history[:-1], PastTurn(history[-1].observation, response)) if history else history
+
+
+# The actor of ``lrl watch --human``.
+
+
+class HumanActor(FixedActor):
+    """An actor that asks the user at the keyboard for every action."""
+
+    def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[str]:
+        """Print the observation and read the action.
+
+        Raises:
+            EOFError: the line is empty.
+        """
+        print(f"\n{observations[0]}")
+        response = input("> ").strip()
+        if not response:
+            raise EOFError
+        return [response]
+
+    @property
+    def probability(self) -> float:
+        """Probability of each action; a human's is unknown and counts as 1."""
+        return 1.0

@@ -1,0 +1,241 @@
+"""A network that predicts the reward of an action in a state, alone or in an ensemble, and its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from lrl.functional.distributed import find_checkpoint, read_checkpoint
+from lrl.lm.heads import vector_size, vectors
+from lrl.lm.networks import mlp, seeded_init
+
+_PREFIX = "model."
+"""What the names of the weights begin with in the checkpoint of a run."""
+_CHUNK = 2**16
+"""Rows that are converted to double precision at a time."""
+
+
+class ZScores(nn.Module):
+    """Converts vectors to z-scores by a mean and a standard deviation that do not change in training, and back.
+
+    Args:
+        size: length of the vectors.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("std", torch.ones(size))
+
+    @torch.no_grad()
+    def fit(self, vectors: Tensor) -> None:
+        """Take the mean and the standard deviation of vectors ``(row, size)``; of a constant only the mean."""
+        chunks, count = vectors.split(_CHUNK), len(vectors)
+        mean = sum((chunk.double().sum(0) for chunk in chunks), torch.zeros_like(self.mean).double()) / count
+        squares = sum(((chunk.double() - mean).square().sum(0) for chunk in chunks), torch.zeros_like(mean))
+        std = (squares / count).sqrt()
+        self.mean.copy_(mean)
+        self.std.copy_(torch.where(std <= 1e-6 * mean.abs(), torch.ones_like(std), std))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Convert vectors ``(..., size)`` to z-scores."""
+        return (vectors - self.mean) / self.std
+
+    def inverse(self, scores: Tensor) -> Tensor:
+        """Convert z-scores ``(..., size)`` to vectors."""
+        return scores * self.std + self.mean
+
+
+class RewardModel(nn.Module):
+    """Predicts the reward of an action in a state by the mean of one or several networks (arXiv:1612.01474).
+
+    Inputs and rewards are converted to z-scores by statistics of the training data (:meth:`fit_statistics`), which are
+    saved with the weights.
+
+    Args:
+        observation_space: Box or Discrete.
+        action_space: Box or Discrete; Discrete actions and observations are one-hot.
+        hidden_sizes: of each network, with batch normalisation, ReLU and dropout after each hidden layer.
+        members: number of networks, which differ in their initial weights.
+        dropout: probability of setting a hidden unit to zero in training.
+
+    Raises:
+        ValueError: a space is neither a Box nor Discrete.
+    """
+
+    minimum: Tensor
+    """The smallest reward of the training data, ``()``."""
+
+    def __init__(
+        self,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        hidden_sizes: Sequence[int] = (256, 256),
+        members: int = 1,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.observation_space, self.action_space = observation_space, action_space
+        self.about: dict[str, Any] = {
+            "observation_space": space_to_dict("observation", observation_space),
+            "action_space": space_to_dict("action", action_space),
+            "hidden_sizes": [int(size) for size in hidden_sizes],
+            "members": int(members),
+            "dropout": float(dropout),
+        }
+        """The arguments as plain values, which a checkpoint holds."""
+        size = vector_size(observation_space) + vector_size(action_space)
+        self.inputs, self.rewards = ZScores(size), ZScores(1)
+        self.register_buffer("minimum", torch.tensor(0.0))
+        sizes = (size, *hidden_sizes, 1)
+        self.members = nn.ModuleList(mlp(sizes, batch_norm=True, dropout=dropout) for _ in range(members))
+
+    def fit_statistics(self, inputs: Tensor, rewards: Tensor) -> None:
+        """Take the statistics of training data: inputs ``(row, size)`` and rewards ``(row,)``."""
+        self.inputs.fit(inputs)
+        self.rewards.fit(rewards[:, None])
+        self.minimum.copy_(rewards.min())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Predict the z-scores ``(member, row)`` of the rewards of inputs ``(row, size)``."""
+        scores = self.inputs(inputs)
+        return torch.stack([member(scores)[:, 0] for member in self.members])
+
+    def combine(self, scores: Tensor, disagreement_coef: float = 0.0) -> Tensor:
+        """Return rewards ``(row,)``: the mean over members, minus a multiple of their standard deviation.
+
+        Args:
+            scores: z-scores of the members' predictions, ``(member, row)``.
+            disagreement_coef: the factor; the standard deviation (that of the members, not an estimate for more of
+                them) is in the unit of the rewards.
+        """
+        rewards = self.rewards.inverse(scores)
+        return rewards.mean(0) - disagreement_coef * rewards.std(0, correction=0)
+
+    @torch.no_grad()
+    def predict(
+        self, observations: Sequence[Any], actions: Sequence[Any], disagreement_coef: float = 0.0
+    ) -> np.ndarray:
+        """Predict rewards, float64 ``(row,)``, in one forward pass without dropout.
+
+        Args:
+            observations: native observations, ``(row,)``.
+            actions: native actions, ``(row,)``.
+            disagreement_coef: see :meth:`combine`.
+
+        Raises:
+            ValueError: observations or actions are not of the spaces that the model was trained on.
+        """
+        assert not self.training
+        inputs = transition_vectors(self.observation_space, self.action_space, observations, actions)
+        device = self.minimum.device
+        with torch.autocast(device.type, enabled=False):  # a rollout may be played in 16 bits
+            return self.combine(self(inputs.to(device)), disagreement_coef).double().cpu().numpy()
+
+    def save(self, path: str | Path) -> None:
+        """Write the part of a run's checkpoint that :func:`load_reward_model` reads."""
+        weights = {f"{_PREFIX}{name}": tensor for name, tensor in self.state_dict().items()}
+        torch.save({"state_dict": weights, "lrl": {"reward_model": self.about}}, path)
+
+
+def transition_vectors(
+    observation_space: gym.Space, action_space: gym.Space, observations: Sequence[Any], actions: Sequence[Any]
+) -> Tensor:
+    """Return the inputs of a reward model, float32 ``(row, size)``: observations and actions side by side.
+
+    Args:
+        observation_space: Box or Discrete; Discrete values become one-hot.
+        action_space: Box or Discrete.
+        observations: ``(row,)``.
+        actions: ``(row,)``.
+
+    Raises:
+        ValueError: observations or actions are not of their space.
+    """
+    parts = {"observations": (observation_space, observations), "actions": (action_space, actions)}
+    for name, (space, values) in parts.items():
+        found = np.asarray(values)
+        fits = found.shape[1:] == space.shape and found.dtype.kind in "biuf"
+        if fits and isinstance(space, spaces.Discrete):
+            fits = found.dtype.kind in "iu" and bool(((found >= space.start) & (found < space.start + space.n)).all())
+        if not fits:
+            seen = f"{found.dtype} of shape {found.shape[1:]}, such as {found.reshape(-1)[:1].tolist()}"
+            raise ValueError(f"the reward model was trained on {name} of {space}; these are {seen}.")
+    like = torch.zeros(())
+    return torch.cat([vectors(space, values, like) for space, values in parts.values()], 1)
+
+
+def space_to_dict(name: str, space: gym.Space) -> dict[str, Any]:
+    """Return what a reward model needs to know of a space, as plain values.
+
+    Args:
+        name: ``observation`` or ``action``, for the error.
+        space: bounds of a Box do not matter, as inputs are normalised.
+
+    Raises:
+        ValueError: it is neither a Box nor Discrete.
+    """
+    if isinstance(space, spaces.Box):
+        return {"shape": list(space.shape)}
+    if isinstance(space, spaces.Discrete):
+        return {"n": int(space.n), "start": int(space.start)}
+    raise ValueError(f"the {name} space is {space}; a reward model needs a Box or a Discrete one.")
+
+
+def space_from_dict(about: Mapping[str, Any]) -> gym.Space:
+    """Return a space that :func:`space_to_dict` described, a Box without bounds."""
+    if "shape" in about:
+        return spaces.Box(-np.inf, np.inf, tuple(about["shape"]))
+    return spaces.Discrete(about["n"], start=about["start"])
+
+
+def reward_model_file(path: str | Path, key: str = "path") -> Path:
+    """Return the checkpoint that is meant by a path: of a run directory ``best.ckpt``, or ``last.ckpt`` without it.
+
+    Args:
+        path: a checkpoint or a run directory.
+        key: what the configuration calls it.
+
+    Raises:
+        ValueError: there is no checkpoint.
+    """
+    advice = "train a reward model with `lrl fit --config half_cheetah/reward_model.yaml`"
+    return find_checkpoint(path, ("best.ckpt", "last.ckpt"), key, advice)
+
+
+def load_reward_model(path: str | Path, key: str = "path") -> RewardModel:
+    """Load a reward model for predictions: on the CPU, without dropout and gradients.
+
+    Args:
+        path: a checkpoint or a run directory.
+        key: what the configuration calls it.
+
+    Raises:
+        ValueError: there is no checkpoint, it is damaged or of something else, or its weights do not fit.
+    """
+    file = reward_model_file(path, key)
+    checkpoint = read_checkpoint(file)
+    about = checkpoint.get("lrl", {}).get("reward_model")
+    if about is None:
+        raise ValueError(f"{key} is {str(path)!r}, which holds no reward model; give a run of RewardModelModule.")
+    own = {name: space_from_dict(about[name]) for name in ("observation_space", "action_space")}
+    with seeded_init(0):  # the random numbers of the run stay as they are
+        model = RewardModel(**{**about, **own})
+    state = checkpoint["state_dict"]
+    given = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
+    shapes, wanted = ({name: w.shape for name, w in weights.items()} for weights in (given, model.state_dict()))
+    wrong = sorted({name for name, _ in shapes.items() ^ wanted.items()})
+    if wrong:
+        raise ValueError(f"{key} is {str(file)!r}, whose weights {wrong[:3]} do not fit its own description.")
+    model.load_state_dict(given)
+    return model.eval().requires_grad_(False)

@@ -1,0 +1,338 @@
+"""Collect whole episodes, in groups that start from the same state."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from torch import Tensor
+
+from lrl.envs.text import text_of
+from lrl.functional.random import seeds
+from lrl.policies.policy import Policy
+from lrl.rollouts.runner import EnvRunner, Step
+from lrl.types import History, PastTurn, RandomKeys, Rollout
+
+# Stack the steps of a collection to a :class:`~lrl.types.Rollout`.
+
+_OF_EPISODES = ("success", "episode_return", "episode_length")
+"""Metrics of whole episodes, taken from their last turn."""
+
+
+def final_values(policy: Policy, runner: EnvRunner, step: Step, last: bool = False) -> Tensor:
+    """Return the values of the states in which episodes were cut, float32 ``(row,)``; 0 where none was.
+
+    Args:
+        policy: its critic; without one all are 0.
+        runner: has just taken the step, and has not been reset since.
+        step: one turn of a rollout.
+        last: whether it is the rollout's last turn, which cuts every episode that goes on.
+    """
+    values = torch.zeros(len(step.rows), dtype=torch.float32)
+    cut = np.flatnonzero(~step.terminated & (step.truncated | last))
+    if len(cut) and policy.has_critic:
+        values[torch.from_numpy(cut)] = policy.state_values(*runner.seen(step.rows[cut])).float().cpu()
+    return values
+
+
+def stack_steps(
+    steps: Sequence[Step], group: np.ndarray, values: Sequence[Tensor] | None, states: bool = False
+) -> Rollout:
+    """Stack steps along the time axis.
+
+    Args:
+        steps: at least one.
+        group: global group index of each environment, int64 ``(env,)``.
+        values: of :func:`final_values` for each step, or None without a critic.
+        states: whether to number the observations, by :func:`observation_key`.
+
+    Returns:
+        A rollout whose tensors are ``(time, env, ...)``, zero where an environment took no turn.
+    """
+    num_envs, decisions = len(group), [step.decisions for step in steps]
+
+    def stack(tensors: Sequence[Tensor]) -> Tensor:
+        return scatter([step.rows for step in steps], tensors, num_envs)
+
+    estimates = [decision.values for decision in decisions if decision.values is not None]
+    return Rollout(
+        inputs={name: stack([decision.inputs[name] for decision in decisions]) for name in decisions[0].inputs},
+        response_mask=stack([decision.response_mask for decision in decisions]),
+        logprobs=stack([decision.logprobs for decision in decisions]),
+        values=stack(estimates) if estimates else None,
+        rewards=stack([torch.from_numpy(step.rewards).float() for step in steps]),
+        terminated=stack([torch.from_numpy(step.terminated) for step in steps]),
+        truncated=stack([torch.from_numpy(step.truncated) for step in steps]),
+        active=stack([torch.ones(len(step.rows), dtype=torch.bool) for step in steps]),
+        turn=stack([torch.from_numpy(step.turn) for step in steps]),
+        group=torch.from_numpy(group),
+        observations=[_spread(step.rows, [text_of(seen) for seen in step.observations], num_envs) for step in steps],
+        responses=[_spread(step.rows, step.decisions.actions, num_envs) for step in steps],
+        metrics=turn_metrics(steps),
+        final_values=None if values is None else stack(values),
+        state=stack([_keys(step.observations) for step in steps]) if states else None,
+    )
+
+
+def scatter(rows: Sequence[np.ndarray], tensors: Sequence[Tensor], num_envs: int) -> Tensor:
+    """Stack tensors ``(row, ...)`` to one ``(time, env, ...)``, zero where an environment is in no row.
+
+    Trailing axes of different length are padded on the right.
+
+    Args:
+        rows: for each time the environments, int64 ``(row,)``.
+        tensors: for each time one tensor ``(row, ...)``.
+        num_envs: size of the ``env`` axis.
+    """
+    first, times = tensors[0], list(zip(rows, tensors, strict=True))
+    if all(len(envs) == num_envs and tensor.shape == first.shape for envs, tensor in times):
+        return torch.stack(list(tensors))
+    shape = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
+    out = torch.zeros(len(times), num_envs, *shape, dtype=first.dtype, device=first.device)
+    for time, (envs, tensor) in enumerate(times):
+        window = (time, torch.from_numpy(envs).to(first.device), *(slice(size) for size in tensor.shape[1:]))
+        out[window] = tensor
+    return out
+
+
+def turn_metrics(steps: Sequence[Step]) -> dict[str, Tensor]:
+    """Return the numbers that environments report, each float32 ``(turn,)``, or ``(episode,)`` for whole episodes."""
+    columns: dict[str, list[np.ndarray]] = defaultdict(list)
+    for step in steps:
+        reported = {name: column for name, column in step.infos.items() if column.dtype.kind in "bfiu"}
+        reported |= {"episode_return": step.episode_return, "episode_length": step.turn + 1}
+        for name, column in reported.items():
+            columns[name].append(column[step.ended] if name in _OF_EPISODES else column)
+    return {name: torch.from_numpy(np.concatenate(columns[name])).float() for name in sorted(columns)}
+
+
+def observation_key(observation: Any) -> int:
+    """Return a 64-bit number that is the same for equal observations, in every process and on every machine.
+
+    Args:
+        observation: a text, a number, an array, or a dict or tuple of those.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for part in _parts(observation):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return int.from_bytes(digest.digest(), "big", signed=True)
+
+
+def _parts(observation: Any) -> Iterator[bytes]:
+    """Yield what makes up an observation, in an order that does not depend on how it was put together."""
+    if isinstance(observation, str):
+        yield text_of(observation).encode()
+    elif isinstance(observation, Mapping):
+        for name in sorted(observation):
+            yield str(name).encode()
+            yield from _parts(observation[name])
+    elif isinstance(observation, tuple):
+        for part in observation:
+            yield from _parts(part)
+    else:
+        yield (np.asarray(observation) + 0).tobytes()  # -0.0 equals 0.0
+
+
+def _keys(observations: Sequence[Any]) -> Tensor:
+    return torch.tensor([observation_key(observation) for observation in observations], dtype=torch.int64)
+
+
+def _spread(rows: np.ndarray, items: Sequence[Any], num_envs: int) -> list[Any]:
+    """Return one text or native action for each environment; an empty text where it took no turn."""
+    out: list[Any] = [""] * num_envs
+    for row, item in zip(rows, items, strict=True):
+        out[row] = item
+    return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionPlan:
+    """Describes one collection on one rank; all its random numbers follow from it."""
+
+    seed: int
+    """Seed of the run."""
+    collection: int
+    """Index of the collection in the run."""
+    num_groups: int
+    """Number of groups on this rank."""
+    group_size: int
+    """Number of episodes that start from the same state."""
+    rank: int = 0
+    share_noise: bool = False
+    """Whether the episodes of a group also share the environment's transition noise."""
+    max_turns: int | None = None
+    """Truncates episodes after this many turns; None leaves it to the environment."""
+    num_steps: int | None = None
+    """Turns per environment, where episodes continue in the next collection; None plays whole episodes."""
+    states: bool = False
+    """Whether whole episodes number their observations, as :attr:`Rollout.state <lrl.types.Rollout.state>`."""
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments on this rank."""
+        return self.num_groups * self.group_size
+
+    @property
+    def env(self) -> np.ndarray:
+        """Global environment indices, int64 ``(env,)``."""
+        return self.rank * self.num_envs + np.arange(self.num_envs)
+
+    @property
+    def group(self) -> np.ndarray:
+        """Global group indices, int64 ``(env,)``."""
+        return self.env // self.group_size
+
+    def episode(self, world_size: int) -> np.ndarray:
+        """Return a number for each group that no other group of the run has, int64 ``(env,)``."""
+        return self.collection * self.num_groups * world_size + self.group
+
+    def keys(self, env: np.ndarray, turn: int) -> RandomKeys:
+        """Name the random numbers of one turn of this collection.
+
+        Args:
+            env: global indices of the environments that take it, int64 ``(row,)``.
+            turn: index of the turn in the collection.
+        """
+        turns = np.full(len(env), turn)
+        return RandomKeys(seed=self.seed, purpose="rollout", collection=self.collection, env=env, turn=turns)
+
+
+@final
+class EpisodeCollector:
+    """Collects one whole episode from each environment.
+
+    Args:
+        policy: decides in the environments whose episode is still running.
+        envs: vectorised environments with ``AutoresetMode.DISABLED``.
+        world_size: number of ranks that collect at the same time.
+    """
+
+    def __init__(self, policy: Policy, envs: VectorEnv, world_size: int = 1) -> None:
+        self.policy, self.envs, self.world_size = policy, envs, world_size
+
+    def collect(self, plan: CollectionPlan) -> Rollout:
+        """Play until every episode has ended; an environment whose episode has ended is no longer active."""
+        runner, active = EnvRunner(self.policy, self.envs), np.ones(plan.num_envs, dtype=bool)
+        reset_seeds = seeds("reset", plan.seed, plan.collection, plan.group)
+        noise_seeds = seeds("noise", plan.seed, plan.collection, plan.group if plan.share_noise else plan.env)
+        steps: list[Step] = []
+        values: list[Tensor] = []
+        while active.any():
+            runner.reset(reset_seeds, plan.episode(self.world_size), noise_seeds, idle=~active)
+            rows = np.flatnonzero(active)
+            step = runner.turn(plan.keys(plan.env[rows], len(steps)), rows, max_turns=plan.max_turns)
+            steps.append(step)
+            values.append(final_values(self.policy, runner, step))
+            active[rows] = ~step.ended
+        return stack_steps(steps, plan.group, values if self.policy.has_critic else None, plan.states)
+
+
+# Collect a fixed number of turns from every environment; episodes continue in the next collection.
+
+
+@final
+class FixedHorizonCollector:
+    """Collects ``num_steps`` turns from each environment, and resets those whose episode ends.
+
+    Args:
+        policy: decides in all environments.
+        envs: vectorised environments with ``AutoresetMode.DISABLED``.
+        seed: seed of the run.
+        env: global indices of these environments, int64 ``(env,)``.
+        total: number of environments over all ranks.
+    """
+
+    def __init__(self, policy: Policy, envs: VectorEnv, seed: int, env: np.ndarray, total: int) -> None:
+        self.policy, self.seed, self.env, self.total = policy, seed, env, total
+        self.runner = EnvRunner(policy, envs)
+        self._episode = np.zeros(len(env), dtype=np.int64)
+        """Index of the current episode of each environment."""
+        self._actions: list[list[Any]] = [[] for _ in env]
+        """Actions of the current episodes."""
+        self._start, self._collection = self._live_episodes(), -1
+        """The live episodes when the current collection began, and its index."""
+
+    def collect(self, plan: CollectionPlan) -> Rollout:
+        """Play ``plan.num_steps`` turns; the last one need not end an episode."""
+        assert plan.num_steps is not None
+        self._reset()
+        self._start, self._collection = self._live_episodes(), plan.collection
+        steps: list[Step] = []
+        values: list[Tensor] = []
+        for turn in range(plan.num_steps):
+            step = self.runner.turn(plan.keys(self.env, turn), max_turns=plan.max_turns)
+            steps.append(step)
+            values.append(final_values(self.policy, self.runner, step, last=turn + 1 == plan.num_steps))
+            for actions, action, ended in zip(self._actions, step.decisions.actions, step.ended, strict=True):
+                if ended:
+                    actions.clear()
+                else:
+                    actions.append(action)
+            self._episode = self._episode + step.ended
+            self._reset()
+        return stack_steps(steps, plan.group, values if self.policy.has_critic else None)
+
+    def _reset(self, idle: np.ndarray | None = None) -> None:
+        """Begin the next episode where one has ended, except where ``idle``."""
+        numbers = seeds("reset", self.seed, self._episode, self.env), self._episode * self.total + self.env
+        self.runner.reset(*numbers, idle=idle)
+
+    # -- resume ---------------------------------------------------------------------------------------------------
+
+    def _live_episodes(self) -> tuple[np.ndarray, list[list[Any]], list[History]]:
+        return self._episode, [list(actions) for actions in self._actions], list(self.runner.memory)
+
+    def state(self, collection: int) -> dict[str, Any]:
+        """Return the live episodes as plain data: their indices, the actions so far, and what the policy remembers.
+
+        Args:
+            collection: the last completed collection. A later one that has begun is collected again after a resume, so
+                the state is then that at its beginning.
+        """
+        episode, actions, memory = self._live_episodes() if self._collection == collection else self._start
+        return {
+            "episode": episode.tolist(),
+            "actions": [[_plain(action) for action in played] for played in actions],
+            "memory": [[[turn.observation, turn.response] for turn in history] for history in memory],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Replay the live episodes with the same seeds and actions.
+
+        Episodes differ in length, and all environments are stepped together. So each is reset when as many turns are
+        left to replay as its episode has. Until then it is idle, or takes any actions, whose results are dropped.
+
+        Raises:
+            ValueError: the number of environments has changed.
+        """
+        if len(state["episode"]) != len(self.env):
+            raise ValueError(
+                f"ckpt_path holds the episodes of {len(state['episode'])} environments per device, here are "
+                f"{len(self.env)}; resume with the same data.num_envs."
+            )
+        self._episode = np.array(state["episode"], dtype=np.int64)
+        self._actions = [[self._native(action) for action in actions] for actions in state["actions"]]
+        lengths = np.array([len(actions) for actions in self._actions])
+        for remaining in range(lengths.max(), 0, -1):
+            self.runner.ended |= lengths == remaining
+            self._reset(idle=lengths < remaining)
+            rows = np.flatnonzero(lengths >= remaining)
+            self.runner.step([self._actions[row][-remaining] for row in rows], rows)
+        self.runner.ended |= lengths == 0
+        self._reset()
+        self.runner.memory = [tuple(PastTurn(*turn) for turn in history) for history in state["memory"]]
+        self._start = self._live_episodes()
+
+    def _native(self, action: Any) -> Any:
+        """Return an action of :meth:`state` as the environment takes it."""
+        return action if isinstance(action, str) else np.asarray(action, self.runner.envs.single_action_space.dtype)
+
+
+def _plain(action: Any) -> Any:
+    return action if isinstance(action, str) else np.asarray(action).tolist()

@@ -1,0 +1,300 @@
+"""Searches for the parameters of small policies without a trainer: one record for each task, method and seed.
+
+Networks, which are trained by gradients, have records of the same kind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lrl.evaluation.statistics import bootstrap_interval, headline_seed
+from lrl.files import write_whole
+from lrl.search.in_context import InContextSearcher, UnplayableError, chat_model_of
+from lrl.search.policies import LinearPolicy, SearchedPolicy, TabularPolicy
+from lrl.search.rollouts import fresh_seeds, make_batched, play_parameters, proposal_seeds
+from lrl.search.searcher import Searcher, Trial
+from lrl.search.searchers import CMAES, AugmentedRandomSearch, CrossEntropyMethod, RandomSearch
+from lrl.search.tasks import TASKS, SearchTask
+
+METHODS: dict[str, Callable[[], Searcher]] = {
+    "random_search": RandomSearch,
+    "cross_entropy": CrossEntropyMethod,
+    "cma_es": CMAES,
+    "ars": AugmentedRandomSearch,
+}
+"""Searches by name, with their defaults on every task."""
+NETWORKS = ("ppo", "trpo")
+"""Names of the methods that train a network by gradients, :mod:`lrl.search.networks`."""
+IN_CONTEXT = "in_context"
+"""Name of the search by a language model, :class:`~lrl.search.in_context.InContextSearcher`."""
+UNPLAYABLE = "unplayable"
+"""Entry of the record of a task that a method cannot play, with the reason; there are no figures then."""
+_NETWORK_SEEDS = 3
+"""Number of seeds of a network on every task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchBudget:
+    """How much every method plays, and which language model searches."""
+
+    iterations: int = 400
+    """Number of proposals."""
+    rollouts: int = 20
+    """Number of episodes of each proposal."""
+    fresh_episodes: int = 100
+    """Number of episodes of the chosen policy that no proposal was selected on."""
+    max_env_steps: int = 1_000_000
+    """Number of steps after which a network is trained no more, if it has not played all episodes of a search."""
+    checkpoint: str | None = None
+    """Run of the language model that :data:`IN_CONTEXT` asks."""
+
+    @property
+    def episodes(self) -> int:
+        """The number of episodes of a search, and the most that a network plays."""
+        return self.iterations * self.rollouts
+
+    def entries(self, method: str) -> dict[str, int | str | None]:
+        """Return what counts for a method, as its records have it."""
+        entries = asdict(self)
+        if method not in NETWORKS:
+            del entries["max_env_steps"]
+        if method != IN_CONTEXT:
+            del entries["checkpoint"]
+        return entries
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"--{name} is {value}; it must be at least 1.")
+
+
+@dataclass(frozen=True)
+class SearchRun:
+    """A method on a task with a seed."""
+
+    task: str
+    method: str
+    index: int
+    """Index of the seed, from which :func:`~lrl.evaluation.statistics.headline_seed` follows."""
+
+    def file(self, folder: Path) -> Path:
+        """Return the file of the record."""
+        return folder / self.task / f"{self.method}_{self.index}.json"
+
+
+def make_policy(task: SearchTask) -> SearchedPolicy:
+    """Return the policy of a task, connected to its spaces."""
+    policy = LinearPolicy() if task.policy == "linear" else TabularPolicy()
+    policy.connect_spaces(*task.env_factory().spaces)
+    return policy
+
+
+def make_searcher(method: str, budget: SearchBudget) -> Searcher:
+    """Return the searcher of a method.
+
+    Raises:
+        ValueError: the checkpoint of :data:`IN_CONTEXT` is missing, or holds another policy.
+    """
+    if method != IN_CONTEXT:
+        return METHODS[method]()
+    assert budget.checkpoint is not None, "the command asks for it"
+    return InContextSearcher(chat_model_of(budget.checkpoint))
+
+
+def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], None] | None = None) -> dict[str, Any]:
+    """Search with one method, and return the record.
+
+    Args:
+        run: the task, the method and the seed.
+        budget: the same for all methods.
+        on_trial: called after each proposal.
+
+    Returns:
+        ``best_iteration`` is the figure of the paper, the best mean return that any proposal had; ``fresh`` that of the
+        same policy, the first one with the best mean, on fresh episodes. Of :data:`IN_CONTEXT`, ``warmup`` counts the
+        random proposals to begin with, and ``failed`` those for want of a usable reply. If it cannot play the task, the
+        record has :data:`UNPLAYABLE` and no figures.
+    """
+    task, seed, started = TASKS[run.task], headline_seed(run.index), time.perf_counter()
+    policy, searcher = make_policy(task), make_searcher(run.method, budget)
+    about = {**asdict(run), **budget.entries(run.method), "seed": seed, "env_id": task.env_id}
+    try:
+        searcher.setup(policy.parameter_space(), seed, budget.iterations)
+    except UnplayableError as error:
+        return about | {UNPLAYABLE: str(error)}
+    envs = make_batched(task.env_factory(), budget.rollouts)
+    values, env_steps = np.zeros(budget.iterations), 0
+    counts: dict[str, int] = {"warmup": 0, "failed": 0}
+    best: Trial | None = None
+    for proposal in range(budget.iterations):
+        seeds = proposal_seeds(seed, proposal, budget.rollouts)
+        counts["warmup"] += int(isinstance(searcher, InContextSearcher) and searcher.is_random)
+        trial = play_parameters(policy, envs, searcher.ask(), seeds, task.max_steps)
+        counts["failed"] += int(searcher.metrics.get("failed", 0))
+        searcher.tell(trial)
+        values[proposal], env_steps = trial.value, env_steps + trial.env_steps
+        if best is None or trial.value > best.value:
+            best = trial
+        if on_trial is not None:
+            on_trial(trial)
+    assert best is not None
+    space = policy.parameter_space()
+    searched = time.perf_counter() - started
+    fresh = play_parameters(policy, envs, best.parameters, fresh_seeds(seed, budget.fresh_episodes), task.max_steps)
+    envs.close()
+    return {
+        **about,
+        **(counts if run.method == IN_CONTEXT else {}),
+        "space": asdict(space) | {"actions": None if space.actions is None else list(space.actions)},
+        "best_iteration": best.value,
+        "best_proposal": int(values.argmax()),
+        "parameters": best.parameters.tolist(),
+        "fresh": fresh.value,
+        "fresh_ci95": list(bootstrap_interval(fresh.returns)),
+        "episodes": budget.episodes,
+        "env_steps": env_steps,
+        "seconds": round(searched, 2),
+        "values": [round(value, 6) for value in values.tolist()],
+    }
+
+
+def planned(tasks: Sequence[str], methods: Sequence[str], num_seeds: int | None = None) -> list[SearchRun]:
+    """Return all runs, the first seed of every task and method first.
+
+    Args:
+        tasks: names of :data:`~lrl.search.tasks.TASKS`.
+        methods: names of :data:`METHODS` or :data:`NETWORKS`, or :data:`IN_CONTEXT`.
+        num_seeds: number of seeds; None takes that of each task for searches, and three for networks.
+
+    Raises:
+        ValueError: a name is unknown, or ``num_seeds`` is below 1.
+    """
+    for option, names, known in (("tasks", tasks, TASKS), ("methods", methods, (*METHODS, *NETWORKS, IN_CONTEXT))):
+        for name in names:
+            if name not in known:
+                raise ValueError(f"--{option} has {name!r}; it must be one of {', '.join(known)}.")
+    if num_seeds is not None and num_seeds < 1:
+        raise ValueError(f"--seeds is {num_seeds}; it must be at least 1.")
+    pairs = [(task, method) for task in tasks for method in methods]
+    seeds = {pair: num_seeds or (_NETWORK_SEEDS if pair[1] in NETWORKS else TASKS[pair[0]].num_seeds) for pair in pairs}
+    most = max(seeds.values(), default=0)
+    return [SearchRun(*pair, index) for index in range(most) for pair in pairs if index < seeds[pair]]
+
+
+# Searches and networks side by side, with the record of each in a file of one folder.
+
+MakeRecord = Callable[[SearchRun, SearchBudget], dict[str, Any]]
+"""Plays or trains one run, and returns its record."""
+
+
+def read_record(run: SearchRun, budget: SearchBudget, folder: Path) -> dict[str, Any] | None:
+    """Return the record of a finished run; None if it has not finished.
+
+    Raises:
+        ValueError: it was made with another budget.
+    """
+    file = run.file(folder)
+    if not file.exists():
+        return None
+    record = json.loads(file.read_text(encoding="utf-8"))
+    _check_budget(run, budget, record, str(file), "give another folder")
+    return record
+
+
+def _check_budget(run: SearchRun, budget: SearchBudget, record: Mapping[str, Any], name: str, remedy: str) -> None:
+    for entry, value in budget.entries(run.method).items():
+        if record.get(entry) != value:
+            raise ValueError(f"--{entry} is {value}, but {name} was made with {record.get(entry)}; {remedy}.")
+
+
+def restore_records(
+    records: Mapping[SearchRun, dict[str, Any] | None], runs: Sequence[SearchRun], budget: SearchBudget, folder: Path
+) -> int:
+    """Write the records of runs that have none in the folder yet, as if they had finished there; return how many.
+
+    Args:
+        records: of an earlier report; runs without one are left out.
+        runs: what :func:`~lrl.search.experiments.planned` returned.
+        budget: of the runs.
+        folder: of the records.
+
+    Raises:
+        ValueError: one of them was made with another budget; none is written.
+    """
+    found = {run: record for run in runs if (record := records.get(run)) and not run.file(folder).exists()}
+    for run, record in found.items():
+        _check_budget(run, budget, record, f"--finished has {run.task} {run.method} {run.index}, which", "leave it out")
+    for run, record in found.items():
+        _write(record, run.file(folder))
+    return len(found)
+
+
+def search_all(
+    runs: Sequence[SearchRun],
+    budget: SearchBudget,
+    folder: Path,
+    jobs: int = 1,
+    about: Mapping[str, Any] | None = None,
+    on_record: Callable[[dict[str, Any]], None] | None = None,
+    make_record: MakeRecord = search,
+) -> None:
+    """Finish all runs that have no record yet; each record is written whole when its run ends.
+
+    Args:
+        runs: what :func:`~lrl.search.experiments.planned` returned.
+        budget: the same for all.
+        folder: of the records.
+        jobs: number of processes, of one thread each.
+        about: further entries of each record.
+        on_record: called with each new record.
+        make_record: returns the record of a run; a function of a module, which other processes import.
+
+    Raises:
+        ValueError: ``jobs`` is below 1, or a record was made with another budget.
+    """
+    if jobs < 1:
+        raise ValueError(f"--jobs is {jobs}; it must be at least 1.")
+    todo = [run for run in runs if read_record(run, budget, folder) is None]
+    told = on_record or (lambda record: None)
+    if jobs == 1:
+        for run in todo:
+            told(finish(run, budget, folder, about, make_record))
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that are started now
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        try:
+            submitted = [pool.submit(finish, run, budget, folder, about, make_record) for run in todo]
+            for future in as_completed(submitted):
+                told(future.result())
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # otherwise all others would run before the error is seen
+            raise
+
+
+def finish(
+    run: SearchRun,
+    budget: SearchBudget,
+    folder: Path,
+    about: Mapping[str, Any] | None,
+    make_record: MakeRecord = search,
+) -> dict[str, Any]:
+    """Search or train, write the record and return it; arguments are those of :func:`search_all`."""
+    record = make_record(run, budget) | dict(about or {})
+    _write(record, run.file(folder))
+    return record
+
+
+def _write(record: dict[str, Any], file: Path) -> None:
+    """Write a record as JSON, whole or not at all."""
+    with write_whole(file) as lines:
+        lines.write(json.dumps(record) + "\n")

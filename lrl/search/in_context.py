@@ -1,0 +1,204 @@
+"""The search of a language model that learned to search, as ``lrl search_table`` plays it on the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, final
+
+import numpy as np
+
+from lrl.chat.model import ChatModel, Completion, Message
+from lrl.evaluation.load import load_policy
+from lrl.policies.text import TextPolicy
+from lrl.search.prompted import PromptedSearcher
+from lrl.search.searcher import ParameterSpace, Searcher, Trial
+from lrl.search.searchers import RandomSearch
+from lrl.search.synthetic import TeacherConfig
+from lrl.types import RandomKeys, SamplingConfig
+
+# A chat model that is the text policy of a checkpoint, for models that were trained here to search.
+
+
+@final
+class PolicyChatModel(ChatModel):
+    """Responds as the text policy of a checkpoint does to an observation, with the prompt of its training.
+
+    Args:
+        checkpoint: a checkpoint of a :class:`~lrl.policies.text.TextPolicy`, or a run directory.
+
+    Attributes:
+        key: what error messages call the checkpoint; a command sets the name of its option.
+    """
+
+    key = "chat_model.checkpoint"
+
+    def __init__(self, checkpoint: str) -> None:
+        self.name, self._policy = checkpoint, None
+
+    @property
+    def policy(self) -> TextPolicy:
+        """The policy, loaded when it is first asked.
+
+        Raises:
+            ValueError: there is no checkpoint, or it holds another policy.
+        """
+        if self._policy is None:
+            try:
+                policy = load_policy(self.name).policy
+            except ValueError as error:  # it names the option of the commands
+                raise ValueError(str(error).replace("--checkpoint is", f"{self.key} is", 1)) from error
+            if not isinstance(policy, TextPolicy):
+                raise ValueError(f"{self.key} is {self.name!r}, a {type(policy).__name__}; it must be a TextPolicy.")
+            self._policy: TextPolicy | None = policy
+        return self._policy
+
+    def connect(self) -> None:
+        """Load the policy.
+
+        Raises:
+            ValueError: there is no checkpoint, or it holds another policy.
+        """
+        _ = self.policy
+
+    def fits(self, conversation: Sequence[Message], sampling: SamplingConfig, response: str = "") -> bool:
+        """Return whether the last message fits into the policy's prompt, and its response into the model's context.
+
+        Args:
+            conversation: messages, of which the last one is read.
+            sampling: has the maximum number of tokens of a response.
+            response: a text for which a response must have room, with the token that ends it.
+        """
+        policy, text = self.policy, conversation[-1]["content"]
+        if response and len(policy.encode_response(response)) > sampling.max_new_tokens:
+            return False
+        assert policy.codec is not None
+        model = policy.language_model
+        length = len(model.tokenizer.encode_chat(policy.prompt.messages(policy.codec, text, ())))
+        context = model.context_length
+        has_room = context is None or length + sampling.max_new_tokens <= context
+        return length <= policy.trunk.max_prompt_tokens and has_room
+
+    def complete(
+        self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]
+    ) -> list[Completion]:
+        """Return one response to the last message of each conversation; earlier ones are not read."""
+        texts, seeded = [messages[-1]["content"] for messages in conversations], np.asarray(seeds, dtype=np.int64)
+        keys = RandomKeys(seed=0, purpose="chat", collection=0, env=seeded, turn=np.zeros_like(seeded))
+        decisions = self.policy.act(texts, [()] * len(texts), keys, sampling)
+        tokenizer, stop_text = self.policy.language_model.tokenizer, self.policy.stop_text
+        responses, completions = decisions.inputs["response_ids"].tolist(), []
+        lengths = decisions.response_mask.sum(-1).tolist()
+        for text, prompt, ids, length in zip(decisions.actions, texts, responses, lengths, strict=True):
+            cut = length == sampling.max_new_tokens and not tokenizer.ends(ids[:length], stop_text)
+            completions.append(
+                Completion(
+                    text=str(text),
+                    finish_reason="length" if cut else "stop",
+                    prompt_tokens=len(self.policy.encode(prompt, ())),
+                    completion_tokens=length,
+                )
+            )
+        return completions
+
+
+_TOKENS = 8
+"""Maximum number of tokens of a reply, which is an integer below 1000."""
+
+
+class UnplayableError(ValueError):
+    """Says that a language model cannot search in a space, because not even one policy fits in its prompt."""
+
+
+@final
+class InContextSearcher(Searcher):
+    """Proposes random policies at first, and then what a language model that learned to search replies to the history.
+
+    The prompt is that of the model's training. Where no reply can be used, a random policy is proposed. Proposals are
+    random until two of them have different returns: where a reward is rare, a history of equal returns says nothing.
+
+    Args:
+        chat_model: a model that learned from :class:`~lrl.search.synthetic.SyntheticHistories`.
+        warmup: least number of random policies, those that random search with the same seed begins with; they are
+            proposals like all others. Parameters that somebody else has played (:meth:`tell` without :meth:`ask`) are
+            part of the history, but no proposals: a prompt does not count them.
+        temperature: of the replies.
+    """
+
+    def __init__(self, chat_model: ChatModel, warmup: int = 5, temperature: float = 1.0) -> None:
+        self.chat_model, self.warmup, self.temperature = chat_model, warmup, temperature
+
+    def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
+        """Start a search.
+
+        Raises:
+            UnplayableError: a prompt with one policy of this space and a reply do not fit in the model.
+        """
+        super().setup(space, seed, num_iterations)
+        self._num_asked = 0
+        self._random = RandomSearch()
+        self._random.setup(space, seed, num_iterations)
+        sampling = SamplingConfig(temperature=self.temperature, max_new_tokens=_TOKENS)
+        history = TeacherConfig().history
+        self._model = PromptedSearcher(self.chat_model, history=history, sampling=sampling, on_failure="random")
+        try:
+            self._model.setup(space, seed, max(1, num_iterations - self.warmup))
+        except ValueError as error:
+            raise UnplayableError(str(error)) from error
+
+    @property
+    def _proposing(self) -> Searcher:
+        told = self._model.entries
+        different = len({round(entry.value, 9) for entry in told}) > 1
+        return self._model if len(told) >= self.warmup and different else self._random
+
+    @property
+    def is_random(self) -> bool:
+        """Return whether the next proposal is random because returns are too few, or equal."""
+        return self._proposing is self._random
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Cost of the last reply; ``failed`` is 1 where a random policy was proposed for want of a usable one."""
+        return self._model.metrics
+
+    @property
+    def replies(self) -> list[dict[str, str]]:
+        """The replies to the last proposal."""
+        return self._model.replies
+
+    def ask(self) -> np.ndarray:
+        """Return the next proposal."""
+        proposal = self._proposing.ask()
+        self._num_asked += 1
+        return proposal
+
+    def tell(self, trial: Trial) -> None:
+        """Add a trial to the history."""
+        self._random.tell(trial)
+        self._model.tell(trial)
+        # As in demonstrations, the first proposal after the warm-up has number 1, and random ones count as well.
+        self._model.asked = max(0, self._num_asked - self.warmup)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of both searchers."""
+        return {"asked": self._num_asked, "random": self._random.state_dict(), "model": self._model.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._num_asked = int(state_dict["asked"])
+        self._random.load_state_dict(state_dict["random"])
+        self._model.load_state_dict(state_dict["model"])
+
+
+@lru_cache(maxsize=1)
+def chat_model_of(checkpoint: str) -> PolicyChatModel:
+    """Return the text policy of a checkpoint as a chat model, loaded once in a process.
+
+    Raises:
+        ValueError: there is no such checkpoint, or it holds another policy.
+    """
+    chat_model = PolicyChatModel(checkpoint)
+    chat_model.key = "--checkpoint"
+    chat_model.connect()  # now, so that a missing checkpoint is not taken for a task that is too large
+    return chat_model

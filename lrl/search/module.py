@@ -1,0 +1,368 @@
+"""Prompted policy search (ProPS, arXiv:2511.21928): a language model proposes parameters and sees their returns.
+
+Objective, over the parameters w of a small policy, by proposals and without gradients:
+
+    J(w) = E[ sum_t r_t | a_t = pi_w(s_t) ]
+
+The loop, for k = 1 .. num_iterations:
+
+    w_k = searcher(h_1 .. h_m, (w_1, J_1) .. (w_k-1, J_k-1))      h: warm-up, random policies with their returns
+    J_k = mean return of num_rollouts episodes with w_k
+
+The result is the first w_k with the largest J_k. Any searcher will do: ``PromptedSearcher`` asks a language model;
+``RandomSearch``, ``CrossEntropyMethod``, ``CMAES`` and ``AugmentedRandomSearch`` are its controls at equal budget.
+
+Departures from the original (its code at 5d75218):
+
+1. Proposals are checked: every index once, legal values, no repeats. What is wrong is said in the next prompt.
+2. The known optimum is not in the prompt unless ``searcher.prompt.optimum`` puts it there.
+3. The prompt has the real number of iterations, counted from 1, and the number of episodes behind each mean.
+4. Random policies are clipped to the legal range, and played as often as proposals.
+5. Actions are clipped to the action space, as the environments assume when they charge for actions.
+6. ProPS and ProPS+ differ in ``searcher.prompt`` and ``searcher.history.trajectories``, in nothing else.
+7. The history can be the best and the most recent policies; the original shows all, and overflows the context.
+8. Everything is seeded; a search that was interrupted goes on with the same history and the same proposals.
+9. The best policy is also played on held-out episodes, which no selection has seen.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+
+from lrl.data.run_data import MinibatchLoader, RunDataModule, ValidationConfig
+from lrl.envs.factory import EnvFactory
+from lrl.evaluation.load import requests_line
+from lrl.functional.random import seeds
+from lrl.ranges import NonNegativeInt, PositiveInt, check_arguments
+from lrl.search.described import task_in_words
+from lrl.search.policies import SearchedPolicy
+from lrl.search.rollouts import make_batched, play_parameters, proposal_seeds
+from lrl.search.searcher import Searcher, Trial
+from lrl.training.policy_module import PolicyModule
+
+# Lightning data module of a search for the parameters of a small policy.
+
+
+class SearchDataModule(RunDataModule):
+    """Says which policies of a search are played next, and counts them; one Lightning epoch plays one policy.
+
+    A search plays ``warmup`` random policies and ``num_iterations`` proposals, and ends. ``trainer.max_epochs`` must
+    leave room for both.
+
+    Args:
+        env: where the policies are played.
+        num_iterations: number of proposals.
+        num_rollouts: episodes of each policy, the random ones included.
+        max_steps: episodes are cut after this many steps; held-out episodes are as long as the environment lets them
+            be, which ``env.max_episode_steps`` changes for both.
+        warmup: number of random policies that are played first, for the searcher to start from.
+        validation: held-out episodes of the best policy so far.
+        seed: of everything random in the run.
+    """
+
+    collects = True
+
+    def __init__(
+        self,
+        env: EnvFactory,
+        num_iterations: PositiveInt = 400,
+        num_rollouts: PositiveInt = 20,
+        max_steps: PositiveInt = 1000,
+        warmup: NonNegativeInt = 0,
+        validation: ValidationConfig = ValidationConfig(episodes=100, num_envs=100),
+        seed: int = 0,
+    ) -> None:
+        check_arguments(SearchDataModule.__init__, locals(), "data")
+        super().__init__(env, validation, seed, "env_steps", "episodes", "tokens")
+        self.num_iterations, self.num_rollouts = int(num_iterations), int(num_rollouts)
+        self.max_steps, self.warmup = int(max_steps), int(warmup)
+        self.played = 0
+        """Number of policies that were played, the random ones included."""
+
+    @property
+    def num_policies(self) -> int:
+        """Number of policies that a whole search plays."""
+        return self.warmup + self.num_iterations
+
+    @property
+    def finished(self) -> bool:
+        """Return whether all policies were played."""
+        return self.played >= self.num_policies
+
+    def setup(self, stage: str) -> None:
+        """Check that the model is a search.
+
+        Raises:
+            ValueError: it is not.
+        """
+        module = None if self.trainer is None else self.trainer.lightning_module
+        if module is not None and not hasattr(module, "searcher"):
+            raise ValueError(
+                f"data is a SearchDataModule, which has nothing for a {type(module).__name__} to train on; the model "
+                "must be a PromptedSearchModule."
+            )
+
+    def train_dataloader(self) -> MinibatchLoader:
+        """Return a loader of one item: the index of the proposal to be played, negative for warm-up policies."""
+        return MinibatchLoader(self, lambda: 1, lambda index: self.played - self.warmup)
+
+    def tick(self, env_steps: float, episodes: float, tokens: float) -> None:
+        """Count one policy, and advance the clocks by what playing it took."""
+        self.played += 1
+        self.advance(env_steps=int(env_steps), episodes=int(episodes), tokens=int(tokens))  # of NumPy none is saved
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the clocks and the number of policies that were played."""
+        return super().state_dict() | {"played": self.played}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        super().load_state_dict(state_dict)
+        self.played = int(state_dict["played"])
+
+
+class PromptedSearchModule(PolicyModule):
+    """Searches the parameters of a policy: a training step is one proposal and its episodes.
+
+    The policy holds the best parameters so far, at checkpoints and in held-out episodes.
+
+    Args:
+        policy: whose parameters are searched.
+        searcher: proposes them.
+    """
+
+    run_data: SearchDataModule | None
+    policy: SearchedPolicy
+
+    def __init__(self, policy: SearchedPolicy, searcher: Searcher) -> None:
+        super().__init__(policy)
+        self.searcher = searcher
+        self.automatic_optimization = False
+        self.trials: list[dict[str, Any]] = []
+        """All policies in the order of play: ``iteration`` (from 1; 0 and below for warm-up), ``parameters``,
+        ``returns``, ``env_steps``, and the ``replies`` of a language model."""
+        self.best = -1
+        """Index of the best trial; -1 before the first."""
+        self._envs: VectorEnv | None = None
+        self._proposed: tuple[np.ndarray, float] | None = None
+        self._state_before: dict[str, Any] | None = None
+        """State of the searcher before a proposal that it is asked for; None at all other times."""
+
+    # -- one training step ------------------------------------------------------------------------------------------
+
+    def training_step(self, index: int) -> None:
+        """Ask for proposal ``index``, or sample a warm-up policy where it is negative, and play it."""
+        data = self._data
+        # A run that resumes within an epoch does not begin it.
+        (parameters, seconds), self._proposed = self._proposed or self._propose(index), None
+        proposed = time.monotonic()
+        trial = self._play_proposal(parameters, index)
+        self.searcher.tell(trial)
+        costs = dict(self.searcher.metrics) if index >= 0 else {}
+        self._keep(trial, index)
+        tokens = costs.get("prompt_tokens", 0) + costs.get("completion_tokens", 0)
+        data.tick(trial.env_steps, len(trial.returns), tokens)
+        self._record(trial, costs | {"proposal_seconds": seconds}, time.monotonic() - proposed)
+        self.count_update()
+
+    def _propose(self, index: int) -> tuple[np.ndarray, float]:
+        """Return the parameters of proposal ``index``, ``(parameter,)``, and the seconds that it took."""
+        started = time.monotonic()
+        parameters = self._warm_up_policy(index) if index < 0 else self._proposal(index)
+        return parameters, time.monotonic() - started
+
+    def _proposal(self, index: int) -> np.ndarray:
+        """Return proposal ``index`` of the searcher, ``(parameter,)``; replies are kept if it fails."""
+        try:
+            self._state_before = self.searcher.state_dict()
+            proposal = self.interruption.attempt(self._ask)
+            self._state_before = None
+            return proposal
+        except Exception:
+            self._keep_replies(index)
+            self._log_usage()
+            raise
+
+    def _ask(self) -> np.ndarray:
+        """Ask the searcher; a signal does not wait until a language model has replied."""
+        with self.interruption.abandonable():
+            return self.searcher.ask()
+
+    def _keep_replies(self, index: int) -> None:
+        """Add a line to ``proposals.jsonl`` with the replies to a proposal that ends the run: it has no parameters."""
+        if not self.searcher.replies:
+            return
+        line = {"iteration": index + 1, "parameters": None, "returns": [], "env_steps": 0}
+        file = Path(self.trainer.default_root_dir) / "proposals.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line | {"replies": list(self.searcher.replies)}, ensure_ascii=False) + "\n")
+        logging.getLogger("lrl").warning("the replies to proposal %d are the last line of %s", index + 1, file)
+
+    def _log_usage(self) -> None:
+        """Log a line of what a server was asked in the whole search."""
+        if "requests" in self.searcher.usage:
+            logging.getLogger("lrl").info("asked in the whole search: %s", requests_line(self.searcher.usage))
+
+    def _warm_up_policy(self, index: int) -> np.ndarray:
+        """Return a random policy, ``(parameter,)``."""
+        data = self._data
+        rng = np.random.default_rng(int(seeds("warm-up", data.seed, index)))
+        return self.policy.parameter_space().sample(rng)
+
+    def _play_proposal(self, parameters: np.ndarray, index: int) -> Trial:
+        """Play the episodes of proposal ``index``."""
+        data = self._data
+        if self._envs is None:
+            self._envs = make_batched(data.env, data.num_rollouts)
+        episodes = proposal_seeds(data.seed, index, data.num_rollouts)
+        return play_parameters(
+            self.policy, self._envs, parameters, episodes, data.max_steps, self.searcher.needs_trajectory
+        )
+
+    def _keep(self, trial: Trial, index: int) -> None:
+        """Note a trial, and let the policy hold it if it is the best."""
+        better = self.best < 0 or trial.value > self.best_return
+        self.trials.append(
+            {
+                "iteration": index + 1,
+                "parameters": trial.parameters.tolist(),
+                "returns": trial.returns.tolist(),
+                "env_steps": int(trial.env_steps),
+                "replies": list(self.searcher.replies) if index >= 0 else [],
+            }
+        )
+        if better:
+            self.best = len(self.trials) - 1
+            self.policy.load_parameters(trial.parameters)
+
+    @property
+    def best_return(self) -> float:
+        """Mean return of the best policy so far, on the episodes that it was selected on."""
+        return float(np.mean(self.trials[self.best]["returns"]))
+
+    def _record(self, trial: Trial, costs: dict[str, float], seconds: float) -> None:
+        """Record the returns, the best so far, and what the proposal took."""
+        self.record("rollout/return", torch.from_numpy(trial.returns))
+        self.record("rollout/length", torch.tensor(trial.env_steps / len(trial.returns)))
+        self.record("search/best_return", torch.tensor(self.best_return, dtype=torch.float64))
+        for name, value in costs.items():
+            self.record(f"search/{name}", torch.tensor(float(value)))
+        self.record("throughput/env_steps_per_second", torch.tensor(trial.env_steps / max(seconds, 1e-9)))
+
+    # -- plumbing ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _data(self) -> SearchDataModule:
+        assert self.run_data is not None, "setup() comes first"
+        return self.run_data
+
+    @property
+    def max_collections(self) -> int | None:
+        """Number of policies that a whole search plays, one per collection; None before the trainer knows the data."""
+        data = getattr(self.trainer, "datamodule", None) if self._trainer else None
+        return data.num_policies if isinstance(data, SearchDataModule) else None
+
+    def setup(self, stage: str) -> None:
+        """Connect the policy, and start the search.
+
+        Raises:
+            ValueError: the data module is of another kind, there are several devices, or numbers have 16 bits.
+        """
+        data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, SearchDataModule):
+            raise ValueError(f"data is a {type(data).__name__}; it must be a SearchDataModule.")
+        if self.trainer.world_size > 1:
+            raise ValueError(f"trainer.devices is {self.trainer.world_size}; a search runs on 1.")
+        precision = str(self.trainer.precision)
+        if not precision.startswith(("32", "64")):
+            raise ValueError(
+                f"trainer.precision is {precision}, which would round the parameters that the searcher proposes; it "
+                "must be 32-true or 64-true."
+            )
+        super().setup(stage)
+        if stage != "fit":
+            return
+        epochs = self.trainer.max_epochs
+        if epochs is not None and 0 <= epochs < data.num_policies:
+            sentence = "trainer.max_epochs is %d, which ends the search early: it plays %d policies"
+            logging.getLogger("lrl").warning(sentence, epochs, data.num_policies)
+        self.searcher.describe(*task_in_words(self.policy, data.env, data.max_steps))
+        self.searcher.setup(self.policy.parameter_space(), data.seed, data.num_iterations)
+
+    def configure_optimizers(self) -> list[Any]:
+        """Return no optimiser."""
+        return []
+
+    def on_train_start(self) -> None:
+        """End a run that is resumed after the last proposal, once that is logged and validated."""
+        if not self.trainer.fit_loop.restarted_mid_epoch:
+            self._end_if_finished()
+
+    def on_train_end(self) -> None:
+        """Log what the search took."""
+        self._log_usage()
+
+    def on_train_epoch_start(self) -> None:
+        """Validate after the last proposal, however many there are, and propose what the epoch plays.
+
+        Here a checkpoint is one between two epochs, so that a signal may break the proposal off.
+        """
+        data = self._data
+        last = data.played + 1 >= data.num_policies
+        if last and self.trainer.check_val_every_n_epoch is not None:
+            self.trainer.check_val_every_n_epoch = 1
+        if not data.finished:
+            self._proposed = self._propose(data.played - data.warmup)
+
+    def on_train_epoch_end(self) -> None:
+        """Log once per policy, and end the run after the last one."""
+        super().on_train_epoch_end()
+        self._end_if_finished()
+
+    def _end_if_finished(self) -> None:
+        if self._data.finished:
+            self.trainer.should_stop = True
+
+    def teardown(self, stage: str) -> None:
+        """Close the environments."""
+        if self._envs is not None:
+            self._envs.close()
+            self._envs = None
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the trials and the state of the searcher."""
+        super().on_save_checkpoint(checkpoint)
+        searcher = self.searcher.state_dict()
+        if self._state_before is not None:  # the proposal is asked for again, what was spent on it counts
+            searcher = self._state_before | {name: searcher[name] for name in ("usage",) if name in searcher}
+        state = {"kind": type(self.searcher).__name__, "searcher": searcher}
+        checkpoint["lrl"]["search"] = {"trials": self.trials, "best": self.best} | state
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the trials and the searcher.
+
+        Raises:
+            ValueError: the checkpoint holds no search, or one by another searcher or with other settings.
+        """
+        super().on_load_checkpoint(checkpoint)
+        if self.trainer.state.fn != "fit":
+            return
+        saved = checkpoint["lrl"].get("search")
+        if saved is None:
+            raise ValueError("ckpt_path holds no search; give a run of PromptedSearchModule.")
+        kind = type(self.searcher).__name__
+        if saved["kind"] != kind:
+            raise ValueError(
+                f"model.searcher is a {kind}, in the run of ckpt_path it was a {saved['kind']}; resume with the same."
+            )
+        self.trials, self.best = list(saved["trials"]), int(saved["best"])
+        self.searcher.load_state_dict(saved["searcher"])

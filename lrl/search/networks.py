@@ -1,0 +1,250 @@
+"""The networks of ``lrl search_table``: PPO and TRPO on the tasks of ProPS, by the code that ``lrl fit`` runs.
+
+One rule for all tasks, chosen before any of them was run. Where actions are a Box, the settings are those of
+``configs/half_cheetah/ppo_mlp.yaml`` and ``trpo_mlp.yaml``, else those of ``configs/cartpole/``, except that
+
+1. observations are normalised if they are a Box, and one-hot if they are Discrete;
+2. step sizes are constant, because the number of steps in a budget of episodes is not known beforehand;
+3. where actions are a Box, TRPO's ``max_kl`` is .01 for each of their dimensions, as it is on HalfCheetah.
+
+A network has the budget ``min(episodes of a search, max_env_steps)``, to the end of the collection in which it is
+spent. Its figure under the paper's rule is the best mean of as many consecutive training episodes as a proposal has:
+episodes are taken in the order in which they ended, in blocks that do not overlap, so that there are at most as many
+blocks as a search has proposals. Actions are sampled there, and the policy is updated within a block. The figure is
+biased upwards as that of a search is. The chosen policy is the last one, which takes its most probable action or the
+mean, on the fresh episodes that a search with the same seed has.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+import numpy as np
+from gymnasium.spaces import Box
+
+from lrl.evaluation.statistics import bootstrap_interval, headline_seed
+from lrl.search.experiments import NETWORKS, SearchBudget, SearchRun, search
+from lrl.search.tasks import TASKS, SearchTask
+from lrl.training.collect import rollout_data
+
+if TYPE_CHECKING:
+    from lrl.data.rollout_buffer import RolloutDataModule
+    from lrl.policies.policy import Policy
+    from lrl.training.gradient_module import GradientModule
+
+
+_SIZES = ("num_envs", "num_steps", "num_epochs", "num_minibatches")
+_MAX_KL = 0.01
+"""Nats that TRPO's policy may move in one update, for each dimension of an action."""
+
+
+def search_or_train(run: SearchRun, budget: SearchBudget) -> dict[str, Any]:
+    """Search for a small policy or train a network, whatever the method is, and return the record."""
+    return (train if run.method in NETWORKS else search)(run, budget)
+
+
+def train(run: SearchRun, budget: SearchBudget) -> dict[str, Any]:
+    """Train a network by PPO or TRPO, and return a record with the entries of :func:`search`.
+
+    Returns:
+        ``values`` are the means of blocks of ``rollouts`` consecutive training episodes, ``best_proposal`` is the index
+        of the best one; ``parameters`` and ``space`` are None, and ``num_weights`` counts the weights of the policy,
+        without its critic.
+
+    Raises:
+        ValueError: the budget ends before ``rollouts`` episodes do.
+    """
+    task, seed, started = TASKS[run.task], headline_seed(run.index), time.perf_counter()
+    config = settings(task, run.method, seed)
+    with _one_thread():
+        module, data, played = _fit(task, config, budget, seed)
+        trained = time.perf_counter() - started
+        fresh = _fresh_returns(task, module.policy, budget, seed)
+    values = block_means(played.returns[: budget.episodes], budget.rollouts)
+    if not len(values):
+        raise ValueError(
+            f"--max_env_steps is {budget.max_env_steps}, in which {len(played.returns)} episodes of {run.task} ended; "
+            f"there must be at least --rollouts of them, {budget.rollouts}."
+        )
+    critic = {id(weight) for weight in module.policy.critic_parameters()}
+    return {
+        **asdict(run),
+        **budget.entries(run.method),
+        "seed": seed,
+        "env_id": task.env_id,
+        "space": None,
+        "settings": config,
+        "num_weights": sum(weight.numel() for weight in module.policy.parameters() if id(weight) not in critic),
+        "best_iteration": float(values.max()),
+        "best_proposal": int(values.argmax()),
+        "parameters": None,
+        "fresh": float(fresh.mean()),
+        "fresh_ci95": list(bootstrap_interval(fresh)),
+        "episodes": int(data.clocks["episodes"]),
+        "env_steps": int(data.clocks["env_steps"]),
+        "seconds": round(trained, 2),
+        "values": [round(value, 6) for value in values.tolist()],
+    }
+
+
+def settings(task: SearchTask, method: str, seed: int) -> dict[str, Any]:
+    """Return the configuration of a run by the rule of this module: ``model``, ``data`` and ``trainer``.
+
+    Args:
+        task: its environment determines the file.
+        method: of :data:`~lrl.search.experiments.NETWORKS`.
+        seed: of the network's weights.
+
+    Raises:
+        ValueError: the file is missing.
+    """
+    import yaml
+
+    from lrl.files import shipped
+
+    observations, actions = task.env_factory().spaces
+    name = f"configs/{'half_cheetah' if isinstance(actions, Box) else 'cartpole'}/{method}_mlp.yaml"
+    path = shipped(name)
+    if path is None:
+        raise ValueError(f"{name} is missing from lrl; restore it, {method} takes its settings from there.")
+    config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    model = config["model"]["init_args"]
+    model["policy"]["init_args"] |= {"normalise_observations": isinstance(observations, Box), "init_seed": seed}
+    (model if method == "trpo" else model["optimizer"])["schedule"] = "constant"
+    if method == "trpo" and isinstance(actions, Box):
+        model["max_kl"] = round(_MAX_KL * int(np.prod(actions.shape)), 6)
+    sizes = {name: value for name, value in config["data"]["init_args"].items() if name in _SIZES}
+    clip = {name: value for name, value in config["trainer"].items() if name == "gradient_clip_val"}
+    return {"model": config["model"], "data": sizes, "trainer": clip}
+
+
+def block_means(returns: Sequence[float], size: int) -> np.ndarray:
+    """Return the means of consecutive blocks of returns, ``(block,)``; a last block that is not full is left out."""
+    blocks = len(returns) // size
+    return np.asarray(returns[: blocks * size], dtype=np.float64).reshape(blocks, size).mean(1)
+
+
+def _fit(
+    task: SearchTask, config: dict[str, Any], budget: SearchBudget, seed: int
+) -> tuple[GradientModule, RolloutDataModule, TrainingReturns]:
+    """Train until the budget is spent.
+
+    Raises:
+        SystemExit: a signal came before; Lightning returns as if the run had ended.
+    """
+    import lightning as L
+
+    from lrl.cli.quiet import silence_libraries
+    from lrl.data.rollout_buffer import RolloutDataModule
+    from lrl.data.run_data import ValidationConfig
+    from lrl.training.collect import VectorEnvRollouts
+
+    silence_libraries()
+    module, played = _module(config["model"]), TrainingReturns(budget.episodes)
+    held_out, steps = ValidationConfig(episodes=0), budget.max_env_steps
+    data = RolloutDataModule(task.env_factory(), **config["data"], max_env_steps=steps, validation=held_out, seed=seed)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=-1,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[VectorEnvRollouts(), played],
+        **config["trainer"],
+    )
+    trainer.fit(module, datamodule=data)
+    if not (data.spent or played.spent):
+        raise SystemExit(128 + signal.SIGTERM)
+    return module, data, played
+
+
+def _module(config: dict[str, Any]) -> GradientModule:
+    """Return the module with this ``class_path`` and ``init_args``, as ``lrl fit`` builds it."""
+    from jsonargparse import ArgumentParser
+
+    import lrl.algorithms.ppo
+    import lrl.algorithms.trpo
+    import lrl.policies.mlp  # noqa: F401 (all three, so that configurations can name their classes)
+    from lrl.training.gradient_module import GradientModule
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--model", type=GradientModule)
+    return parser.instantiate(parser.parse_object({"model": config}))["model"]
+
+
+def _fresh_returns(task: SearchTask, policy: Policy, budget: SearchBudget, seed: int) -> np.ndarray:
+    """Return the returns of the fresh episodes, ``(episode,)``, in the environments that searches play."""
+    from lrl.search.rollouts import fresh_seeds, make_batched, play_seeds
+    from lrl.types import RandomKeys, SamplingConfig
+
+    envs = make_batched(task.env_factory(), budget.rollouts)
+    rows = np.arange(envs.num_envs)
+    keys = RandomKeys(seed=seed, purpose="evaluation", collection=0, env=rows, turn=np.zeros_like(rows))
+    greedy = SamplingConfig(temperature=0.0)
+
+    def decide(observations: np.ndarray) -> Any:
+        return policy.act(observations, [()] * len(rows), keys, greedy).actions  # pyright: ignore[reportArgumentType]
+
+    try:
+        return play_seeds(decide, envs, fresh_seeds(seed, budget.fresh_episodes), task.max_steps)[0]
+    finally:
+        envs.close()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread, with which a run can be repeated exactly."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+# The return of every training episode, and a budget of episodes.
+
+
+class TrainingReturns(L.Callback):
+    """Keeps the returns of the training episodes of this process, in the order in which they ended.
+
+    Episodes that end at the same time are in the order of their environments. Checkpoints do not hold the returns.
+
+    Args:
+        max_episodes: ends the run after the collection in which so many episodes have ended; None does not.
+
+    Attributes:
+        returns: undiscounted sums of rewards.
+    """
+
+    def __init__(self, max_episodes: int | None = None) -> None:
+        self.max_episodes = max_episodes
+        self.returns: list[float] = []
+
+    @property
+    def spent(self) -> bool:
+        """Return whether ``max_episodes`` have ended."""
+        return self.max_episodes is not None and len(self.returns) >= self.max_episodes
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Add the episodes of the collection that was just trained on."""
+        data = rollout_data(trainer)
+        if data is None or data.rollout is None:
+            return
+        self.returns += data.rollout.metrics["episode_return"].tolist()
+        if self.spent:
+            trainer.should_stop = True

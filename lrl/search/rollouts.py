@@ -1,0 +1,217 @@
+"""Play whole episodes with the parameters of a small policy, without torch in the loop."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from lrl.envs.boundary import CheckedEnv, check_batch, close_env
+from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.envs.processes import SeparateEnvs
+from lrl.envs.tabular import TransitionTable
+from lrl.functional.random import seeds as hashed_seeds
+from lrl.search.batched import (
+    CartPole,
+    Dynamics,
+    DynamicsEnv,
+    DynamicsVectorEnv,
+    MountainCar,
+    MountainCarContinuous,
+    TableDynamics,
+)
+from lrl.search.policies import Decide, SearchedPolicy
+from lrl.search.searcher import Trial
+
+# The fastest way to play whole episodes of a native environment in this process.
+
+
+def _table(native: Any) -> Dynamics:
+    return TableDynamics(TransitionTable.from_gymnasium(native.P), native.initial_state_distrib)
+
+
+_DYNAMICS: dict[str, Callable[[Any], Dynamics]] = {
+    "gymnasium.envs.classic_control.cartpole:CartPoleEnv": lambda native: CartPole(),
+    "gymnasium.envs.classic_control.mountain_car:MountainCarEnv": lambda native: MountainCar(),
+    "gymnasium.envs.classic_control.continuous_mountain_car:Continuous_MountainCarEnv": (
+        lambda native: MountainCarContinuous()
+    ),
+    "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv": _table,
+    "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv": _table,
+}
+"""Transitions by the ``module:class`` of the native environment, of which subclasses may differ."""
+_ANY_ARGUMENTS = (_table,)
+
+
+def make_batched(factory: EnvFactory, num_envs: int) -> VectorEnv:
+    """Create native environments for :func:`~lrl.search.rollouts.play_parameters`.
+
+    Those with transitions in :mod:`lrl.search.batched` step all copies in NumPy; all others step one after the other.
+
+    Args:
+        factory: Names the environment, its arguments and its time limit.
+        num_envs: Number of copies.
+
+    Raises:
+        ValueError: If the factory does not make registered environments, or its settings are invalid.
+    """
+    if not isinstance(factory, GymnasiumEnvs):
+        raise ValueError(f"env is a {type(factory).__name__}; a search plays registered environments (GymnasiumEnvs).")
+    env = factory.make_native()
+    dynamics = None if factory.reset_options else _dynamics(env.unwrapped, factory.kwargs)
+    if dynamics is None:
+        close_env(env)
+        make = functools.partial(_make_checked, factory)
+        return SeparateEnvs([make] * num_envs, factory.id, collects_infos=False)
+    limit = None if env.spec is None else env.spec.max_episode_steps
+    close_env(env)
+    envs = DynamicsVectorEnv(dynamics, num_envs, limit)
+    envs.name = factory.id
+    return envs
+
+
+def _make_checked(factory: GymnasiumEnvs) -> CheckedEnv:
+    return CheckedEnv(factory.make_native(), factory.reset_options)
+
+
+def _dynamics(native: Any, kwargs: dict[str, Any]) -> Dynamics | None:
+    """Return the transitions of an environment; None where there are none, or arguments may have changed them."""
+    if isinstance(native, DynamicsEnv):
+        return native.dynamics
+    kind = type(native)
+    make = _DYNAMICS.get(f"{kind.__module__}:{kind.__qualname__}")
+    return None if make is None or (kwargs and make not in _ANY_ARGUMENTS) else make(native)
+
+
+TrajectorySteps = list[tuple[str, str, float]]
+"""Observation, action and reward of each step, as :attr:`Trial.trajectory <lrl.search.searcher.Trial.trajectory>`."""
+
+
+def proposal_seeds(seed: int, proposal: int, num_rollouts: int) -> np.ndarray:
+    """Return the seeds of the episodes of a proposal, int64 ``(episode,)``; no two proposals share any.
+
+    Args:
+        seed: of the search.
+        proposal: index of the proposal, from 0; warm-up policies may count from -1 downwards.
+        num_rollouts: number of episodes.
+    """
+    return hashed_seeds("proposal", seed, proposal, np.arange(num_rollouts))
+
+
+def fresh_seeds(seed: int, num_episodes: int) -> np.ndarray:
+    """Return the seeds of episodes that no proposal was selected on, int64 ``(episode,)``."""
+    return hashed_seeds("fresh episode", seed, np.arange(num_episodes))
+
+
+def play_parameters(
+    policy: SearchedPolicy,
+    envs: EnvFactory | VectorEnv,
+    parameters: np.ndarray,
+    seeds: Sequence[int] | np.ndarray,
+    max_steps: int,
+    trajectory: bool = False,
+) -> Trial:
+    """Play one whole episode for each seed, as many side by side as there are environments.
+
+    An episode depends on its seed and the parameters alone. What environments return after the end of their episode is
+    not counted; those that cannot be stepped then are reset. Copies without an episode of their own are not reset.
+
+    Args:
+        policy: connected to the spaces; its own parameters are not used and not changed.
+        envs: environments without autoreset, which are reused: make them once by
+            :func:`~lrl.search.rollouts.make_batched`. A factory makes them for this call only.
+        parameters: ``(parameter,)``.
+        seeds: one for each episode.
+        max_steps: truncates episodes after this many steps; the environment's own limit may be shorter.
+        trajectory: whether to describe the steps of the first episode.
+
+    Raises:
+        ValueError: there is no seed, an environment fails or returns a number that is not finite, or ``envs`` is the
+            factory of environments that cannot be played natively.
+    """
+    if not len(seeds):
+        raise ValueError("seeds is empty; there must be one for each episode.")
+    if isinstance(envs, EnvFactory):
+        made = make_batched(envs, len(seeds))
+        try:
+            return play_parameters(policy, made, parameters, seeds, max_steps, trajectory)
+        finally:
+            made.close()
+    described: TrajectorySteps = []
+    decide = policy.decider(parameters)
+    returns, env_steps = play_seeds(decide, envs, seeds, max_steps, described if trajectory else None)
+    return Trial(
+        parameters=np.asarray(parameters, dtype=np.float64), returns=returns, env_steps=env_steps, trajectory=described
+    )
+
+
+def play_seeds(
+    decide: Decide,
+    envs: VectorEnv,
+    seeds: Sequence[int] | np.ndarray,
+    max_steps: int,
+    described: TrajectorySteps | None = None,
+) -> tuple[np.ndarray, int]:
+    """Play one whole episode for each seed, and return their returns ``(episode,)`` and the number of their steps.
+
+    Args:
+        decide: maps the observations of all environments to their actions.
+        envs: environments without autoreset, which are reused.
+        seeds: one for each episode, at least one.
+        max_steps: truncates episodes after this many steps; the environment's own limit may be shorter.
+        described: a list that the steps of the first episode are added to, as text.
+
+    Raises:
+        ValueError: an environment fails, or returns a number that is not finite.
+    """
+    returns, env_steps = [], 0
+    for first in range(0, len(seeds), envs.num_envs):
+        steps_of = described if first == 0 else None
+        part, steps = _play(decide, envs, seeds[first : first + envs.num_envs], max_steps, steps_of)
+        returns.append(part)
+        env_steps += steps
+    return np.concatenate(returns), env_steps
+
+
+def _play(
+    decide: Decide,
+    envs: VectorEnv,
+    seeds: Sequence[int] | np.ndarray,
+    max_steps: int,
+    described: TrajectorySteps | None,
+) -> tuple[np.ndarray, int]:
+    """Play at most as many episodes as there are environments; return their returns ``(episode,)`` and their steps."""
+    given = [int(seed) for seed in seeds]
+    all_seeds: Any = given + given[-1:] * (envs.num_envs - len(given))  # copies without an episode of their own
+    active = np.arange(envs.num_envs) < len(given)
+    needs_reset = envs.num_envs > 1 and not getattr(envs, "steps_ended_copies", False)
+    observations, _ = envs.reset(seed=all_seeds, options=None if needs_reset else {"reset_mask": active.copy()})
+    space, name = envs.single_observation_space, getattr(envs, "name", type(envs).__name__)
+    returns, lengths, env_steps = np.zeros(envs.num_envs), np.zeros(envs.num_envs, dtype=np.int64), 0
+    check_batch(space, name, all_seeds, lengths, observations)
+    for _ in range(max_steps):
+        actions = decide(observations)
+        before = observations[0] if described is not None and active[0] else None
+        observations, rewards, terminated, truncated, _ = envs.step(actions)
+        lengths += active
+        check_batch(space, name, all_seeds, lengths, observations, np.where(active, rewards, 0.0))
+        if before is not None and described is not None:
+            described.append((describe(before), describe(actions[0]), float(rewards[0])))
+        env_steps += int(np.count_nonzero(active))
+        returns += np.where(active, rewards, 0.0)
+        ended = terminated | truncated
+        active &= ~ended
+        if not active.any():
+            break
+        if needs_reset and ended.any():
+            observations, _ = envs.reset(seed=all_seeds, options={"reset_mask": ended})
+    return returns[: len(given)], env_steps
+
+
+def describe(value: Any) -> str:
+    """Return an observation or action as text: a whole number, or numbers of four significant digits."""
+    numbers = np.asarray(value).ravel().tolist()
+    return ", ".join(str(one) if isinstance(one, int) else f"{one:.4g}" for one in numbers)

@@ -1,0 +1,141 @@
+"""Searchers side by side on held-out synthetic functions, with equal budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lrl.evaluation.statistics import bootstrap_interval
+from lrl.functional.random import seeds
+from lrl.search.searcher import Searcher, Trial
+from lrl.search.synthetic import REAL_KINDS, TABLE_KINDS, SyntheticFunction, sample_function
+
+GROUPS = {"real": REAL_KINDS, "tables": TABLE_KINDS}
+"""Kinds of functions that have figures of their own."""
+
+
+def search_function(
+    searcher: Searcher, function: SyntheticFunction, seed: int, warmup: int, iterations: int
+) -> np.ndarray:
+    """Search one function and return the exact value of the best proposal so far after each trial, ``(trial,)``.
+
+    The best is chosen by measured values, as a search does; its exact value is at most 0.
+
+    Args:
+        searcher: any.
+        function: what is searched.
+        seed: of the warm-up, which all searchers share, and of the search.
+        warmup: number of random proposals that the searcher is told first.
+        iterations: number of its own.
+    """
+    space, rng = function.space, np.random.default_rng(int(seeds("synthetic measurement", seed)))
+    warm = np.random.default_rng(int(seeds("synthetic warm-up", seed)))
+    searcher.setup(space, seed, iterations)
+    best: Trial | None = None
+    exact = np.zeros(warmup + iterations)
+    for trial in range(warmup + iterations):
+        proposal = space.sample(warm) if trial < warmup else searcher.ask()
+        measured = function.measure(proposal, rng)
+        searcher.tell(measured)
+        if best is None or measured.value > best.value:
+            best = measured
+        exact[trial] = function.values(best.parameters[None])[0]
+    return exact
+
+
+def compare_searchers(
+    searchers: Mapping[str, Callable[[], Searcher]],
+    seed: int,
+    num_functions: int,
+    warmup: int,
+    iterations: int,
+    on_function: Callable[[int], None] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Search the same held-out functions with several searchers.
+
+    Args:
+        searchers: makes each by its name; ``random_search`` is what the others are compared with, if it is there.
+        seed: of the functions and the searches.
+        num_functions: number of functions.
+        warmup: random proposals of each search, the same for all searchers.
+        iterations: proposals of each search.
+        on_function: called with the index of each function that is done.
+
+    Returns:
+        For each name the mean exact value of the chosen proposal with its 95% interval over functions, the values of
+        all functions, and the mean difference to random search on the same function, with its interval; the same
+        without the values for each of :data:`GROUPS` that has at least two functions, and not all.
+    """
+    finals: dict[str, list[float]] = {name: [] for name in searchers}
+    kinds: list[str] = []
+    for index in range(num_functions):
+        function = sample_function(seed, index, held_out=True)
+        kinds.append(function.kind)
+        search_seed = int(seeds("synthetic search", seed, index))
+        for name, make in searchers.items():
+            finals[name].append(float(search_function(make(), function, search_seed, warmup, iterations)[-1]))
+        if on_function is not None:
+            on_function(index)
+    control = np.array(finals.get("random_search", []))
+    groups = {group: np.isin(kinds, members) for group, members in GROUPS.items()}
+    return {
+        name: _figures(np.array(values), control)
+        | {"values": values}
+        | {
+            group: _figures(np.array(values)[rows], control[rows] if len(control) else control)
+            for group, rows in groups.items()
+            if 1 < rows.sum() < num_functions
+        }
+        for name, values in finals.items()
+    }
+
+
+def _figures(values: np.ndarray, control: np.ndarray) -> dict[str, Any]:
+    """Return the figures of a searcher, of its values ``(function,)`` and those of random search."""
+    figures: dict[str, Any] = {"value": float(values.mean()), "value_ci95": list(bootstrap_interval(values))}
+    if len(control):
+        gains = values - control
+        figures |= {"gain": float(gains.mean()), "gain_ci95": list(bootstrap_interval(gains))}
+        figures["better_share"] = float((gains > 0).mean())
+    return figures
+
+
+# The table of searchers on held-out synthetic functions.
+
+_NAMES = {"random_search": "random search", "cma_es": "CMA-ES", "in_context": "in-context search"}
+_CONTROL = "random_search"
+_GROUPS = {"all": "all", "real": "real parameters", "tables": "tables"}
+
+
+def synthetic_table(reports: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a Markdown table with a row per searcher and group of functions of each report.
+
+    Args:
+        reports: what ``lrl synthetic_search --json`` wrote, by name.
+
+    Raises:
+        ValueError: one is another kind of file.
+    """
+    heads = ["searcher", "functions", "proposals", "exact value", "gain on random search", "better on"]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for name, report in reports.items():
+        if "searchers" not in report:
+            raise ValueError(f"{name!r} holds no searchers of `lrl synthetic_search --json`.")
+        for group, title in _GROUPS.items():
+            for searcher, whole in report["searchers"].items():
+                figures = whole if group == "all" else whole.get(group)
+                if figures is None:
+                    continue
+                cells = [_NAMES.get(searcher, searcher), title, str(report["iterations"])]
+                cells.append(_interval(figures["value"], figures["value_ci95"]))
+                compared = searcher != _CONTROL and "gain" in figures
+                cells.append(_interval(figures["gain"], figures["gain_ci95"]) if compared else "")
+                cells.append(f"{figures['better_share']:.0%}" if compared else "")
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _interval(mean: float, bounds: Sequence[float]) -> str:
+    return f"{mean:.3f} ({bounds[0]:.3f} to {bounds[1]:.3f})"

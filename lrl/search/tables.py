@@ -1,0 +1,337 @@
+"""The table of searches and networks beside the published figures of ProPS, under both rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_interval
+from lrl.search.experiments import IN_CONTEXT, METHODS, NETWORKS, UNPLAYABLE
+from lrl.search.records import Records, is_random
+from lrl.search.tasks import TASKS
+
+# Compare a language model that learned to search with random search, seed by seed.
+
+CONTROL = "random_search"
+"""Name of the method that the language model is compared with."""
+_RULES = ("best_iteration", "fresh")
+
+
+def gains(records: Records, task: str, rule: str) -> np.ndarray:
+    """Return the figures of the language model minus those of random search on the same seeds, ``(seed,)``.
+
+    Seeds that only one of them has finished are left out.
+
+    Args:
+        records: of all planned runs.
+        task: name of the task.
+        rule: ``best_iteration`` or ``fresh``.
+    """
+    found: dict[str, dict[int, float]] = {IN_CONTEXT: {}, CONTROL: {}}
+    for run, record in records.items():
+        if run.task == task and run.method in found and record is not None and UNPLAYABLE not in record:
+            found[run.method][run.index] = record[rule]
+    model, control = found[IN_CONTEXT], found[CONTROL]
+    return np.array([model[index] - control[index] for index in model if index in control])
+
+
+def is_better(differences: np.ndarray) -> bool:
+    """Return whether differences ``(seed,)`` are above 0: their interval, or each of them if there are fewer than five.
+
+    Fewer than three are never enough.
+    """
+    if len(differences) < 3:
+        return False
+    least = bootstrap_interval(differences)[0] if len(differences) >= MIN_SEEDS else differences.min()
+    return bool(least > 0)
+
+
+def has_gains(records: Records) -> bool:
+    """Return whether there is a task that both have played with the same seed."""
+    return any(len(gains(records, task, _RULES[0])) for task in {run.task for run in records})
+
+
+def gains_table(records: Records) -> str:
+    """Return a Markdown table with a row per task that both have played, and on how many the model is better.
+
+    A cell is the mean difference with its 95% bootstrap interval over seeds, or the single differences of fewer than
+    five. Tasks on which most proposals of a seed were random for want of a usable reply count as not
+    better; tasks that the model cannot play are left out.
+    """
+    lines = ["| task | seeds | best iteration | chosen policy on fresh episodes |", "|---|---|---|---|"]
+    better, played = dict.fromkeys(_RULES, 0), 0
+    for task in dict.fromkeys(run.task for run in records):
+        differences = {rule: gains(records, task, rule) for rule in _RULES}
+        if not len(differences[_RULES[0]]):
+            continue
+        played += 1
+        lost = any(
+            run.task == task and run.method == IN_CONTEXT and record is not None and is_random(record)
+            for run, record in records.items()
+        )
+        for rule in _RULES:
+            better[rule] += not lost and is_better(differences[rule])
+        cells = [task, str(len(differences[_RULES[0]]))]
+        cells += ["random replies" if lost else _gain_cell(differences[rule]) for rule in _RULES]
+        lines.append(f"| {' | '.join(cells)} |")
+    sentence = (
+        f"The language model is better than random search on {better['best_iteration']} of {played} tasks by the best "
+        f"iteration and on {better['fresh']} by the chosen policy: its interval is above 0, or every difference where "
+        "there are three or four."
+    )
+    return "\n".join([*lines, "", sentence])
+
+
+def _gain_cell(differences: np.ndarray) -> str:
+    if len(differences) >= MIN_SEEDS:
+        low, high = bootstrap_interval(differences)
+        return f"{_gain_number(differences.mean())} ({_gain_number(low)} to {_gain_number(high)})"
+    return ", ".join(map(_gain_number, differences))
+
+
+def _gain_number(value: float) -> str:
+    return f"{value:+.3g}" if abs(value) < 999.5 else f"{value:+.0f}"
+
+
+_PUBLISHED = {"best_iteration": ("props", "props_plus"), "fresh": ("props", "props_plus", "ppo", "best_baseline")}
+"""The published figures that stand beside ours of a rule: those of baselines are probably of the end of training."""
+_PUBLISHED_HEADS = {"props": "ProPS", "props_plus": "ProPS+", "ppo": "PPO", "best_baseline": "best baseline"}
+_PUBLISHED_RULES = (
+    "How the published figures were made is not stated where we could read it. That those of ProPS and ProPS+ are "
+    "means over repeats of the best iteration, and those of the baselines values at the end of training, is inferred."
+)
+RULES = {"best_iteration": "best iteration", "fresh": "chosen policy on fresh episodes"}
+"""The two figures of a search, by their name in a record."""
+_NETWORK_RULES = (
+    "the best iteration is the best mean of as many consecutive training episodes as a proposal has, in blocks that do "
+    "not overlap; the policy samples its actions and is updated meanwhile. The chosen policy is the last one, which "
+    "does not sample."
+)
+_RANDOM = "random replies"
+"""What stands in place of the figures of a language model of whose proposals most were random."""
+_RANDOM_COUNTS = {
+    "warmup": "Proposals that were random because they were the first, or all returns before were the same",
+    "failed": "Proposals that were random for want of a usable reply",
+}
+"""What the counts of a language model's record are counts of."""
+_FEW = 0.02
+"""Share of random proposals at the beginning of a search that is not worth a word."""
+_YARDSTICKS = (
+    "nothing: all parameters zero, or always the first action. random: the best of 400 random policies, as the "
+    "original plays them. ceiling: what no policy exceeds, or about what good ones reach. budget: what ended a search "
+    "or the training of a network."
+)
+
+
+def search_tables(records: Records) -> str:
+    """Return Markdown tables of both rules and of what was played, how often ProPS is reached, and what is missing."""
+    heading = "mean ± standard deviation over seeds, single values of fewer than five"
+    parts = [f"{title.capitalize()}, {heading}:\n\n{rule_table(records, rule)}" for rule, title in RULES.items()]
+    parts += [_PUBLISHED_RULES, _YARDSTICKS, f"Episodes / env steps of a seed, mean:\n\n{budget_table(records)}"]
+    networks = [method for method in _names(records, "method") if method in NETWORKS]
+    if networks:
+        parts.append(f"Of {' and '.join(networks)}, {_NETWORK_RULES}")
+    parts += [reached_text(records, rule) for rule in RULES]
+    if has_gains(records):
+        parts.append(f"{IN_CONTEXT} minus {CONTROL} on the same seeds:\n\n{gains_table(records)}")
+    parts += [text for text in (random_text(records), unfinished_text(records)) if text]
+    return "\n\n".join(parts)
+
+
+def rule_table(records: Records, rule: str) -> str:
+    """Return a Markdown table with a row per task: our methods, published figures, yardsticks and the budget.
+
+    The published baselines are left out of the table of best iterations, because theirs are probably of the end.
+
+    A cell is the mean over seeds with their standard deviation, or the single values of fewer than five; ``n/m``
+    follows where only n of m planned seeds have finished.
+
+    Args:
+        records: of all planned runs.
+        rule: of :data:`RULES`.
+    """
+    methods = _names(records, "method")
+    heads = ["task", "parameters", *methods, *(f"published {_PUBLISHED_HEADS[name]}" for name in _PUBLISHED[rule])]
+    heads += ["nothing", "random", "ceiling", "budget"]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for name in _names(records, "task"):
+        task = TASKS[name]
+        published = task.published
+        cells = [name, str(task.num_parameters), *(_cell(records, name, method, rule) for method in methods)]
+        named = {"best_baseline": f" {published.best_name}"}
+        cells += [f"{_number(getattr(published, name))}{named.get(name, '')}" for name in _PUBLISHED[rule]]
+        yardsticks = task.yardsticks
+        cells += [_number(value) for value in (yardsticks.nothing, yardsticks.random, yardsticks.ceiling)]
+        cells.append(_budget(records, name))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(records: Records, task: str, method: str, rule: str) -> str:
+    planned = _of(records, task, method)
+    if _cannot_play(planned):
+        return UNPLAYABLE
+    if _is_random(planned):
+        return _RANDOM
+    values = np.array([record[rule] for record in planned if record is not None])
+    if not len(values):
+        return f"0/{len(planned)}" if planned else ""
+    spread = f" ± {_number(values.std())}" if len(values) >= MIN_SEEDS else f" ({', '.join(map(_number, values))})"
+    finished = "" if len(values) == len(planned) else f" {len(values)}/{len(planned)}"
+    return f"{_number(values.mean())}{spread if len(values) > 1 else ''}{finished}"
+
+
+def _is_random(records: Sequence[dict[str, Any] | None]) -> bool:
+    """Return whether most proposals of one of the records were random for want of a usable reply."""
+    return any(record is not None and is_random(record) for record in records)
+
+
+def _cannot_play(records: Sequence[dict[str, Any] | None]) -> bool:
+    """Return whether one of the records says that the method cannot play the task."""
+    return any(record is not None and UNPLAYABLE in record for record in records)
+
+
+def _played(records: Records, task: str, method: str) -> list[dict[str, Any]]:
+    """Return the records of runs that played."""
+    return [record for record in _of(records, task, method) if record is not None and UNPLAYABLE not in record]
+
+
+def _budget(records: Records, task: str) -> str:
+    """Return what ended the runs of a task: the episodes of a search, or steps; methods that differ are named."""
+    ended: dict[str, list[str]] = {}
+    for method in _names(records, "method"):
+        played = _played(records, task, method)
+        if not played:
+            continue
+        episodes, env_steps = (
+            float(np.mean([record[name] for record in played])) for name in ("episodes", "env_steps")
+        )
+        planned = played[0]["iterations"] * played[0]["rollouts"]
+        whole = f"{_short(planned)} episodes"
+        text = whole if episodes >= planned else f"{_short(env_steps)} env steps ({_short(episodes)} episodes)"
+        ended.setdefault(text, []).append(method)
+    groups = list(ended.items())
+    return "; ".join([*(text for text, _ in groups[:1]), *(f"{', '.join(them)} {text}" for text, them in groups[1:])])
+
+
+def budget_table(records: Records) -> str:
+    """Return a Markdown table of the episodes and env steps that a seed of each method has played, the mean of seeds.
+
+    The fresh episodes of the chosen policy are not counted.
+    """
+    methods = _names(records, "method")
+    lines = [f"| {' | '.join(['task', *methods])} |", "|" + "---|" * (1 + len(methods))]
+    for task in _names(records, "task"):
+        cells = [task]
+        for method in methods:
+            finished = _played(records, task, method)
+            means = [np.mean([record[name] for record in finished]) for name in ("episodes", "env_steps") if finished]
+            cells.append(" / ".join(f"{mean:,.0f}" for mean in means))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def reached_text(records: Records, rule: str) -> str:
+    """Return a sentence on how many finished tasks each method reaches the published ProPS and ProPS+ on.
+
+    Methods that have finished no task are left out. Means are rounded to two decimals, as the published figures are.
+    The last count is that of tasks on which at least one of the searches does so, among the tasks that all of them have
+    finished.
+    """
+    methods, parts = _names(records, "method"), []
+    searches = [method for method in methods if method in METHODS]
+    groups = [(method, [method]) for method in methods]
+    for title, group in [*groups, ("at least one search", searches)] if len(searches) > 1 else groups:
+        best = {task: _best(records, task, group, rule) for task in _names(records, "task")}
+        whole = {task: round(mean, 2) for task, mean in best.items() if mean is not None}
+        counts = [
+            sum(mean >= getattr(TASKS[task].published, row) for task, mean in whole.items())
+            for row in ("props", "props_plus")
+        ]
+        if whole:
+            parts.append(f"{title} {counts[0]} and {counts[1]} of {len(whole)}")
+    counted = "; ".join(parts) or "none is finished"
+    return f"Tasks on which the mean reaches the published ProPS and ProPS+ ({RULES[rule]}): {counted}."
+
+
+def _best(records: Records, task: str, methods: Sequence[str], rule: str) -> float | None:
+    """Return the largest mean over seeds that one of the methods has; None where one of them has not finished.
+
+    A method that cannot play the task, or of whose proposals most were random in place of its own, has minus infinity.
+    """
+    planned = [_of(records, task, method) for method in methods]
+    lost = [_cannot_play(seeds) or _is_random(seeds) for seeds in planned]
+    if any(not seeds or (None in seeds and not out) for seeds, out in zip(planned, lost, strict=True)):
+        return None
+    return max(
+        -np.inf if out else float(np.mean([record[rule] for record in seeds if record is not None]))
+        for seeds, out in zip(planned, lost, strict=True)
+    )
+
+
+def random_text(records: Records) -> str:
+    """Return a sentence for each kind of random proposals in place of a language model's, with their share by task.
+
+    It is empty if there are none but a few at the beginning.
+    """
+    sentences = []
+    for name, title in _RANDOM_COUNTS.items():
+        found = []
+        for task in _names(records, "task"):
+            for method in _names(records, "method"):
+                played = _played(records, task, method)
+                share = sum(one.get(name, 0) for one in played) / max(1, sum(one["iterations"] for one in played))
+                if share > (_FEW if name == "warmup" else 0):
+                    found.append(f"{task} {method} {share:.1%}")
+        if found:
+            sentences.append(f"{title}: {', '.join(found)}.")
+    return " ".join(sentences)
+
+
+def unfinished_text(records: Records) -> str:
+    """Return a sentence on what is missing."""
+    missing = unfinished(records)
+    if not missing:
+        return "All planned runs have finished."
+    return f"Unfinished, with the seeds that have finished and those planned: {'; '.join(missing)}."
+
+
+def unfinished(records: Records) -> list[str]:
+    """Return the planned runs without record, as ``method task n/m, task n/m``."""
+    found = []
+    for method in _names(records, "method"):
+        tasks = []
+        for task in _names(records, "task"):
+            planned = _of(records, task, method)
+            finished = sum(record is not None for record in planned)
+            if finished < len(planned) and not _cannot_play(planned):
+                tasks.append(f"{task} {finished}/{len(planned)}")
+        if tasks:
+            found.append(f"{method} {', '.join(tasks)}")
+    return found
+
+
+def _of(records: Records, task: str, method: str) -> list[dict[str, Any] | None]:
+    return [record for run, record in records.items() if (run.task, run.method) == (task, method)]
+
+
+def _names(records: Records, part: str) -> Sequence[str]:
+    """Return the tasks or methods of the planned runs, in their order."""
+    return list(dict.fromkeys(getattr(run, part) for run in records))
+
+
+def _number(value: float | None) -> str:
+    """Return a figure with about four digits; empty where there is none."""
+    if value is None:
+        return ""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _short(count: float) -> str:
+    """Return a large count with three digits, in thousands or millions."""
+    for size, unit in ((1_000_000, "M"), (1_000, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.0f}"

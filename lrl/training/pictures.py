@@ -1,0 +1,208 @@
+"""Pictures in the run directory: the action probabilities of the policy, and its learning curve."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+from lightning.pytorch.loggers import CSVLogger
+
+from lrl.evaluation.exact import Lake, exact_evaluation, is_frozen_lake, lakes_of, wrong_states
+from lrl.evaluation.pictures import Curve, aggregate, draw_curves, draw_policy, read_series
+from lrl.functional.distributed import unsharded
+from lrl.policies.policy import Policy
+from lrl.ranges import PositiveInt, check_arguments
+from lrl.types import Rollout
+
+
+class PolicyPicture(L.Callback):
+    """Writes ``policy.png`` (on FrozenLake only) and ``learning_curve.png`` at the end of training.
+
+    Args:
+        samples: number of responses per state, sampled at temperature 1, whose frequencies are drawn.
+        metrics: metrics in the learning curve; those that were not logged are left out.
+        clock: x axis of the learning curve: ``env_steps``, ``episodes``, ``tokens`` or ``minutes``.
+    """
+
+    def __init__(
+        self,
+        samples: PositiveInt = 64,
+        metrics: Sequence[str] = ("rollout/success_rate", "val/exact_success"),
+        clock: str = "env_steps",
+    ) -> None:
+        check_arguments(PolicyPicture.__init__, locals(), "PolicyPicture")
+        self.samples, self.metrics, self.clock = samples, tuple(metrics), clock
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Evaluate the policy on every rank, draw on the first."""
+        folder = Path(trainer.default_root_dir)
+        data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        baselines: dict[str, float] = {}
+        if is_frozen_lake(data.validation_env):
+            lake = lakes_of(data.validation_env, 1, data.validation.seed)[0]
+            self._draw_policy(trainer, pl_module, lake, folder)
+            if len(lakes_of(data.validation_env, 2, data.validation.seed)) == 1:
+                baselines["optimum"] = lake.optimum
+        if trainer.is_global_zero:
+            self._draw_curve(trainer, baselines, folder)
+
+    def _draw_policy(self, trainer: L.Trainer, pl_module: L.LightningModule, lake: Lake, folder: Path) -> None:
+        policy: Any = pl_module.policy
+        with trainer.precision_plugin.forward_context(), unsharded(pl_module):
+            greedy = exact_evaluation(policy, [lake]).success[0]
+            sampled = exact_evaluation(policy, [lake], policy.sampling_at(1.0), self.samples)
+        if trainer.is_global_zero:
+            title = f"exact success {greedy:.3f}, optimum {lake.optimum:.3f}"
+            draw_policy(lake, sampled.decisions[0], folder / "policy.png", title)
+
+    def _draw_curve(self, trainer: L.Trainer, baselines: Mapping[str, float], folder: Path) -> None:
+        loggers = [logger for logger in trainer.loggers if isinstance(logger, CSVLogger)]
+        curves: list[Curve] = []
+        for logger in loggers[:1]:
+            logger.save()  # it writes only every n rows
+            for metric in self.metrics:
+                with suppress(ValueError):  # not logged in this run
+                    series = read_series(Path(logger.log_dir), metric, self.clock)
+                    curves.append(aggregate(metric, [series], "mean"))
+        if curves:
+            names = "\n".join(curve.label for curve in curves)
+            draw_curves(curves, names, self.clock, folder / "learning_curve.png", baselines)
+
+
+# Exact success rates on FrozenLake, computed from the transition table instead of sampled episodes.
+
+_SOLVED = 0.97
+"""Fraction of the best stationary policy's success rate from which a map counts as solved."""
+
+
+class ExactSuccess(L.Callback):
+    """Logs ``val/exact_success`` after each validation on FrozenLake; does nothing elsewhere.
+
+    The policy is decoded greedily in each state and propagated through the transition table, so the success rate has no
+    sampling error. ``val/exact_success_of_optimum`` is its ratio to that of the best policy. Both are averaged over
+    maps. At the end of training on a single map the log says whether it is solved, and lists the states in which the
+    greedy action is not a best one, with the sampling probabilities of both.
+
+    Args:
+        num_maps: number of maps, if the environment generates them: the maps of the first held-out episodes.
+        samples: number of responses per state, sampled at temperature 1, for the probabilities in the final log.
+    """
+
+    def __init__(self, num_maps: PositiveInt = 100, samples: PositiveInt = 64) -> None:
+        check_arguments(ExactSuccess.__init__, locals(), "ExactSuccess")
+        self.num_maps, self.samples = num_maps, samples
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Evaluate on every rank, so that all ranks make the same collective calls."""
+        module: Any = pl_module
+        lakes = self._lakes(trainer)
+        if not lakes:
+            return
+        with trainer.precision_plugin.forward_context(), unsharded(pl_module):
+            exact = exact_evaluation(module.policy, lakes)
+        success, optimum = float(exact.success.mean()), float(exact.optimum.mean())
+        module.publish({"val/exact_success": success, "val/exact_success_of_optimum": success / optimum})
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log whether a run on a single map solved it, and the states in which it did not."""
+        module: Any = pl_module
+        lakes = self._lakes(trainer)
+        if len(lakes) != 1 or trainer.interrupted:
+            return
+        with trainer.precision_plugin.forward_context(), unsharded(pl_module):
+            greedy = exact_evaluation(module.policy, lakes)
+            sampled = exact_evaluation(module.policy, lakes, module.policy.sampling_at(1.0), self.samples)
+        if trainer.is_global_zero:
+            _log_solved(lakes[0], float(greedy.success[0]), greedy.decisions[0], sampled.decisions[0])
+
+    def _lakes(self, trainer: L.Trainer) -> list[Lake]:
+        """Return the maps of the validation; none in other environments."""
+        data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        if not is_frozen_lake(data.validation_env):
+            return []
+        return lakes_of(data.validation_env, self.num_maps, data.validation.seed)
+
+
+def _log_solved(lake: Lake, success: float, greedy: np.ndarray, sampled: np.ndarray) -> None:
+    """Log whether a success rate solves the map, with greedy and sampled action probabilities ``(state, action)``."""
+    logger, optimum = logging.getLogger("lrl"), lake.best_stationary
+    solved = success >= _SOLVED * optimum
+    level = logging.INFO if solved else logging.WARNING
+    wrong = wrong_states(lake, greedy, sampled)
+    logger.log(
+        level,
+        "FrozenLake is %s: exact success %.3f, best stationary policy %.3f; in %d of %d states the greedy action is "
+        "not a best one",
+        *("solved" if solved else "NOT SOLVED", success, optimum, len(wrong), len(lake.states)),
+    )
+    for state in wrong:
+        logger.log(level, "  %s", state)
+
+
+# Statistics of each group of a collection: the first place to look when a policy does not learn.
+
+_FIELDS: tuple[str, ...] = ("collection", "state", "episodes", "return_mean", "return_std", "action_entropy", "actions")
+
+
+class GroupStatistics(L.Callback):
+    """Writes a row per collection and initial state to ``groups.csv`` in the run directory.
+
+    A group in which all episodes take the same wrong action has ``return_std`` 0 and no gradient; if its
+    ``action_entropy`` stays near 0, the right action is no longer sampled. Columns: ``collection``; ``state``, the
+    first line of the initial observation; ``episodes`` from that state; mean and standard deviation of their returns;
+    entropy in nats of the first actions, and their frequencies. Groups with the same initial state share a row; only
+    groups of the first rank are written.
+    """
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Append a row for each initial state of the collection that was just trained on."""
+        rollout = getattr(getattr(trainer, "datamodule", None), "rollout", None)
+        if rollout is None or not trainer.is_global_zero:
+            return
+        path = Path(trainer.default_root_dir) / "groups.csv"
+        new_file = not path.exists()
+        with path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, _FIELDS)
+            if new_file:
+                writer.writeheader()
+            for row in group_rows(rollout, getattr(pl_module, "policy", None)):
+                writer.writerow({"collection": trainer.current_epoch} | row)
+
+
+def group_rows(rollout: Rollout, policy: Policy | None) -> Iterator[dict[str, str | int | float]]:
+    """Iterate over one row per initial state, in order of appearance.
+
+    Args:
+        rollout: complete episodes, ``(time, env)``.
+        policy: its codec and response format parse the actions; a response without a legal action counts as
+            ``invalid``. None counts the responses themselves.
+    """
+    members: dict[str, list[int]] = {}
+    for env, observation in enumerate(rollout.observations[0]):
+        members.setdefault(str(observation).strip().split("\n", 1)[0], []).append(env)
+    for state, envs in members.items():
+        returns = rollout.returns[envs]
+        actions = Counter(_action_text(policy, rollout.responses[0][env]) for env in envs)
+        frequencies = {action: count / len(envs) for action, count in sorted(actions.items())}
+        yield {
+            "state": state,
+            "episodes": len(envs),
+            "return_mean": round(float(returns.mean()), 4),
+            "return_std": round(float(returns.std(correction=0)), 4),
+            "action_entropy": round(-sum(p * math.log(p) for p in frequencies.values()), 4),
+            "actions": " ".join(f"{action}={frequency:.3f}" for action, frequency in frequencies.items()),
+        }
+
+
+def _action_text(policy: Policy | None, response: Any) -> str:
+    if not isinstance(response, str) or policy is None or policy.codec is None or policy.response_format is None:
+        return str(response)
+    return policy.action_text(response) or "invalid"

@@ -1,0 +1,428 @@
+"""Compare estimated advantages with the exact ones on FrozenLake, and write the table, the numbers and a figure.
+
+python scripts/credit_truth.py --json assets/results/credit_truth.json --figure assets/pictures/credit_truth.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lrl.cli.arguments import command_parser, subcommand
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.tabular import TransitionTable, policy_values
+from lrl.evaluation.exact import Lake, lakes_of
+from lrl.evaluation.pictures import new_figure, save_figure
+from lrl.evaluation.statistics import bootstrap_interval
+from lrl.functional.advantages import group_advantages
+from lrl.ranges import ClosedUnitInterval, PositiveInt, check_fields
+from lrl.training.credit import CreditConfig, GroupCreditConfig
+from lrl.types import Rollout
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = command_parser(prog, __doc__)
+    parser.add_argument("--temperatures", type=float, nargs="*", default=[0.1, 0.03], help="of softmax policies")
+    parser.add_argument("--num_groups", type=int, default=128, help="groups per seed")
+    parser.add_argument("--group_size", type=int, default=16, help="episodes per group")
+    parser.add_argument("--seeds", type=int, default=10, help="number of seeds, from 0 on")
+    parser.add_argument("--gamma", type=float, default=1.0, help="discount per turn")
+    parser.add_argument("--gae_lambda", type=float, default=0.95, help="per turn")
+    parser.add_argument("--machine", default="2-core x86-64 virtual machine", help="its description, for the file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the correlations to a PNG")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, print the tables, and write the files that the options name."""
+    from lrl.cli.run_directory import commit
+    from lrl.evaluation.report import result_text
+    from lrl.files import write_whole
+
+    names = ("num_groups", "group_size", "seeds", "gamma", "gae_lambda")
+    config = TruthConfig(
+        temperatures=tuple(arguments.temperatures), **{name: getattr(arguments, name) for name in names}
+    )
+    command = f"python scripts/credit_truth.py {shlex.join(arguments.words)}".strip()
+    about = {"title": "Advantages scored against the truth", "command": command, "commit": commit()}
+    result = about | {"machine": arguments.machine, "settings": vars(config)} | measure(config)
+    for tokens in TOKENS:
+        heading = f"{tokens} token{'s' * (tokens > 1)} per turn"
+        print(f"{heading}\n\n{credit_table(result, tokens)}\n")
+        print(f"{heading}, averaged\n\n{credit_table(result, tokens, averaged=True)}\n")
+    if arguments.json is not None:
+        with write_whole(arguments.json) as file:
+            file.write(result_text(result))
+    if arguments.figure is not None:
+        draw_scores(result, arguments.figure)
+
+
+main = subcommand(make_parser, run)
+
+
+# Rollouts of a known policy on FrozenLake, with the exact value before each token and the exact advantage of each.
+#
+# No network takes part: actions and transitions are sampled from tables, so thousands of episodes take a second.
+#
+# A turn has one token, or three that stand in for a text: one that names two of the four actions, one that
+# chooses among these two, and an end token, on which nothing depends.
+
+TOKENS = (1, 3)
+"""Possible numbers of tokens of a turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactRollout:
+    """Holds a rollout whose values are exact, and the exact advantages of its tokens."""
+
+    rollout: Rollout
+    """Whole episodes, one for each environment, float64, without inputs."""
+    advantages: Tensor
+    """``Q(prefix and token) - V(prefix)`` for the policy that played, given the turns that are left, float64
+    ``(time, env, token)``; 0 where masked."""
+    choice: Tensor
+    """int64 ``(time, env, token)``: the same number for the same token after the same prefix in the same state."""
+
+
+def sample_rollout(
+    lake: Lake, policy: np.ndarray, num_groups: int, group_size: int, *, tokens: int = 1, gamma: float = 1.0, seed: int
+) -> ExactRollout:
+    """Play groups of whole episodes, all from the start.
+
+    Args:
+        lake: the map.
+        policy: action probabilities ``(state, action)``, all positive.
+        num_groups: number of groups.
+        group_size: episodes per group.
+        tokens: tokens per turn, see :data:`TOKENS`.
+        gamma: discount per turn of values and advantages.
+        seed: of actions and transitions.
+
+    Raises:
+        ValueError: another number of tokens.
+    """
+    if tokens not in TOKENS:
+        raise ValueError(f"tokens is {tokens}; it must be one of {', '.join(map(str, TOKENS))}.")
+    played = _play(lake, policy, num_groups * group_size, np.random.default_rng(seed))
+    path = _values_of_prefixes(lake.table, policy, lake.steps, gamma, tokens)
+    turn = np.arange(len(played["active"]))[:, None]
+    values = path[turn, played["state"], played["action"]] * played["active"][..., None]
+    tensors = {name: torch.from_numpy(column) for name, column in played.items() if name != "action"}
+    before = torch.from_numpy(values[..., :-1])
+    rollout = Rollout(
+        inputs={},
+        response_mask=tensors["active"][..., None].expand_as(before),
+        logprobs=torch.zeros_like(before),
+        turn=torch.from_numpy(turn * played["active"]),
+        group=torch.arange(num_groups).repeat_interleave(group_size),
+        observations=[],
+        responses=[],
+        metrics={},
+        values=before,
+        final_values=torch.zeros_like(tensors["rewards"]),
+        **tensors,
+    )
+    position, action = np.arange(tokens), played["action"][..., None]
+    prefix = action // 2 * (position == 0) + action * (position > 0) if tokens > 1 else action
+    choice = (played["state"][..., None] * lake.table.num_actions + prefix) * tokens + position
+    advantages = torch.from_numpy(np.diff(values, axis=-1))
+    return ExactRollout(rollout=rollout, advantages=advantages, choice=torch.from_numpy(choice))
+
+
+def _play(lake: Lake, policy: np.ndarray, episodes: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return what happened at each turn of each episode, arrays ``(time, env)`` by name."""
+    table, state, active = lake.table, np.full(episodes, lake.start), np.ones(episodes, dtype=bool)
+    of_actions, of_outcomes = policy.cumsum(-1), table.probability.cumsum(-1)
+    turns: list[dict[str, np.ndarray]] = []
+    while active.any() and len(turns) < lake.steps:
+        action = _sample(of_actions[state], rng)
+        at = state, action, _sample(of_outcomes[state, action], rng)
+        ended = active & table.terminated[at]
+        cut = active & ~ended & (len(turns) + 1 == lake.steps)
+        turns.append(
+            {
+                "state": state * active,
+                "action": action,
+                "rewards": table.reward[at] * active,
+                "terminated": ended,
+                "truncated": cut,
+                "active": active,
+            }
+        )
+        state, active = table.next_state[at], active & ~ended & ~cut
+    return {name: np.stack([turn[name] for turn in turns]) for name in turns[0]}
+
+
+def _sample(cumulative: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return one index per row of cumulative probabilities ``(row, index)``."""
+    return (rng.random(len(cumulative))[:, None] * cumulative[:, -1:] >= cumulative).sum(-1)
+
+
+def _values_of_prefixes(
+    table: TransitionTable, policy: np.ndarray, steps: int, gamma: float, tokens: int
+) -> np.ndarray:
+    """Return the exact values before each token of a turn and after its last, by the action that the turn chooses.
+
+    Returns:
+        float64 ``(turn, state, action, token + 1)``.
+    """
+    q, values = policy_values(table, policy, steps, gamma)
+    state_values = np.broadcast_to(values[..., None], q.shape)
+    if tokens == 1:
+        return np.stack([state_values, q], axis=-1)
+    pairs = (*q.shape[:-1], 2, 2)
+    probability = np.broadcast_to(policy, q.shape).reshape(pairs)
+    first = (probability * q.reshape(pairs)).sum(-1) / probability.sum(-1)
+    return np.stack([state_values, first.repeat(2, axis=-1), q, q], axis=-1)
+
+
+# How close estimated advantages are to the true ones, which are known on FrozenLake.
+#
+# A policy that does not learn plays groups of episodes. Each estimator of :mod:`lrl.training` turns the
+# rewards into advantages, and these are compared with the exact ``A(s, a)`` of that policy, over all tokens
+# that were sampled: each by itself, and after averaging over the tokens that are the same choice in the
+# same state.
+
+_GROUPED: Mapping[str, tuple[Literal["episode", "turn", "step", "grouped_gae"], str]] = {
+    "episode groups (GRPO)": ("episode", "group_std"),
+    "episode groups, not scaled": ("episode", "none"),
+    "turns of the same number": ("turn", "group_std"),
+    "turns of the same number, not scaled": ("turn", "none"),
+    "step groups (GiGPO)": ("step", "group_std"),
+    "step groups, not scaled": ("step", "none"),
+    "grouped GAE (GAGPO)": ("grouped_gae", "group_std"),
+    "grouped GAE, not scaled": ("grouped_gae", "none"),
+}
+"""Estimators without a critic: kind of credit, and what centred returns are divided by."""
+_CRITICS = ("exact critic", "critic of zeros")
+_WITH_CRITIC: tuple[Literal["turn", "token", "nested", "bandit"], ...] = ("turn", "token", "nested", "bandit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruthConfig:
+    """Sizes of the comparison."""
+
+    temperatures: tuple[float, ...] = (0.1, 0.03)
+    """Policies beside the uniform one: softmax of the optimal Q-values divided by each of these."""
+    num_groups: PositiveInt = 128
+    """Groups per seed."""
+    group_size: PositiveInt = 16
+    """Episodes per group."""
+    seeds: PositiveInt = 10
+    """Number of seeds, from 0 on."""
+    gamma: ClosedUnitInterval = 1.0
+    """Discount per turn of the truth, and of every estimator that has one."""
+    gae_lambda: ClosedUnitInterval = 0.95
+    """Per turn, of every estimator that has one."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "credit_truth")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Says how well advantages agree with the true ones."""
+
+    correlation: float
+    """Pearson's; 0 where the estimates do not vary."""
+    error_variance: float
+    """Variance of the error that is left when the estimates are rescaled linearly in the best way."""
+    averaged_correlation: float
+    """Pearson's, between means over all tokens of the collection that are the same choice, weighted by their number:
+    what an update by the whole collection goes by."""
+
+
+def score(estimated: Tensor, true: Tensor, choice: Tensor) -> Score:
+    """Compare estimates with the truth.
+
+    Args:
+        estimated: ``(token,)``.
+        true: ``(token,)``.
+        choice: int64 ``(token,)``; equal numbers are the same choice.
+    """
+    index = torch.unique(choice, return_inverse=True)[1]
+    averaged, _ = _compared(_means(estimated, index), _means(true, index))
+    correlation, left = _compared(estimated, true)
+    return Score(correlation=correlation, error_variance=left, averaged_correlation=averaged)
+
+
+def _means(values: Tensor, index: Tensor) -> Tensor:
+    """Return for each value the mean of those with the same index, float64 ``(token,)``."""
+    count = torch.bincount(index).double()
+    return (torch.zeros_like(count).index_add(0, index, values.double()) / count)[index]
+
+
+def _compared(estimated: Tensor, true: Tensor) -> tuple[float, float]:
+    """Return the correlation and the error variance of estimates ``(token,)``."""
+    estimated, true = estimated.double() - estimated.double().mean(), true.double() - true.double().mean()
+    covariance, spread, variance = ((a * b).mean() for a, b in ((estimated, true), (estimated,) * 2, (true,) * 2))
+    if float(spread) <= 1e-20 or float(variance) <= 1e-20:
+        return 0.0, float(variance)
+    left = (true - covariance / spread * estimated).square().mean()
+    return float(covariance / (spread * variance).sqrt()), float(left)
+
+
+def estimates(sample: ExactRollout, gamma: float, gae_lambda: float) -> dict[str, Tensor]:
+    """Return the advantages of all estimators by name, each ``(time, env, token)``.
+
+    Args:
+        sample: episodes with exact values.
+        gamma: discount per turn.
+        gae_lambda: per turn.
+    """
+    rollout, found = sample.rollout, dict[str, Tensor]()
+    for name, (kind, scale) in _GROUPED.items():
+        episode = group_advantages(rollout.returns, rollout.group, scale)
+        discounts = {} if kind == "episode" else {"gamma": gamma}
+        if kind == "grouped_gae":
+            discounts["gae_lambda"] = gae_lambda
+        turns = GroupCreditConfig(kind=kind, **discounts).estimate(rollout, episode, scale)
+        found[name] = turns[..., None] * rollout.response_mask
+    assert rollout.values is not None
+    for critic, values in zip(_CRITICS, (rollout.values, torch.zeros_like(rollout.values)), strict=True):
+        for kind in _WITH_CRITIC:
+            config = CreditConfig(kind=kind, gamma=gamma, gae_lambda=gae_lambda, normalise=False)
+            found[f"{kind}, {critic}"] = config.estimate(rollout.replace(values=values)).advantages
+    return found
+
+
+def policies(lake: Lake, temperatures: Sequence[float]) -> dict[str, np.ndarray]:
+    """Return the policies that play, action probabilities ``(state, action)`` by name.
+
+    Args:
+        lake: the map.
+        temperatures: of the softmax of optimal Q-values, each positive.
+
+    Raises:
+        ValueError: a temperature is not positive.
+    """
+    found = {"uniform": np.full_like(lake.q_values, 1 / lake.table.num_actions)}
+    for temperature in temperatures:
+        if temperature <= 0:
+            raise ValueError(f"credit_truth.temperatures holds {temperature}; each must be positive.")
+        weights = np.exp((lake.q_values - lake.q_values.max(-1, keepdims=True)) / temperature)
+        found[f"softmax {temperature:g}"] = weights / weights.sum(-1, keepdims=True)
+    return found
+
+
+def measure(config: TruthConfig) -> dict[str, Any]:
+    """Score all estimators on the slippery 4x4 map.
+
+    Returns:
+        ``policies``, each with its exact success and the variance of its true advantages; ``scores``, one for each
+        policy, number of tokens and estimator, with means and 95% intervals over seeds, and the values of all seeds.
+    """
+    (lake,) = lakes_of(GymnasiumEnvs("FrozenLake-v1"))
+    about, scores = list[dict[str, Any]](), list[dict[str, Any]]()
+    for name, policy in policies(lake, config.temperatures).items():
+        about.append({"policy": name, "success": lake.success(policy)})
+        for tokens in TOKENS:
+            runs = [_scores_of(lake, policy, tokens, seed, config) for seed in range(config.seeds)]
+            about[-1][f"truth_variance_{tokens}"] = float(np.mean([run["truth"].error_variance for run in runs]))
+            for estimator in runs[0]:
+                if estimator != "truth":
+                    row = {"policy": name, "tokens": tokens, "estimator": estimator}
+                    scores.append(row | _summary([run[estimator] for run in runs]))
+    return {"policies": about, "scores": scores}
+
+
+def _scores_of(lake: Lake, policy: np.ndarray, tokens: int, seed: int, config: TruthConfig) -> dict[str, Score]:
+    """Return the scores of all estimators on one seed; ``truth`` is that of no estimate at all."""
+    sizes = (config.num_groups, config.group_size)
+    sample = sample_rollout(lake, policy, *sizes, tokens=tokens, gamma=config.gamma, seed=seed)
+    mask, found = sample.rollout.response_mask, estimates(sample, config.gamma, config.gae_lambda)
+    found["truth"] = torch.zeros_like(sample.advantages)
+    true, choice = sample.advantages[mask], sample.choice[mask]
+    return {name: score(advantages[mask], true, choice) for name, advantages in found.items()}
+
+
+def _summary(seeds: Sequence[Score]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name in ("correlation", "averaged_correlation", "error_variance"):
+        values = [getattr(one, name) for one in seeds]
+        bounds = list(bootstrap_interval(values)) if len(values) > 1 else [values[0]] * 2
+        row |= {name: float(np.mean(values)), f"{name}_ci95": bounds, f"{name}_seeds": values}
+    return row
+
+
+# Tables and the figure of advantages that were compared with the exact ones, from the numbers alone.
+
+
+def credit_table(result: Mapping[str, Any], tokens: int, averaged: bool = False) -> str:
+    """Return a Markdown table of correlations with intervals over seeds, one row per estimator.
+
+    Args:
+        result: what :func:`~results.credit_truth.measure` returned, or the file that holds it.
+        tokens: tokens per turn.
+        averaged: whether correlations are those of averages, else those of single tokens, beside error variances.
+    """
+    names, key = (
+        [policy["policy"] for policy in result["policies"]],
+        "averaged_correlation" if averaged else "correlation",
+    )
+    heads = [f"{policy['policy']} (success {policy['success']:.3f})" for policy in result["policies"]]
+    if not averaged:
+        heads = [cell for head in heads for cell in (head, "error variance")]
+    lines = [f"| estimator | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    rows: dict[str, dict[str, str]] = {}
+    for row in result["scores"]:
+        if row["tokens"] == tokens:
+            low, high = row[f"{key}_ci95"]
+            cell = f"{row[key]:.3f} ({low:.3f} to {high:.3f})"
+            cell += "" if averaged else f" | {row['error_variance']:.3e}"
+            rows.setdefault(row["estimator"], {})[row["policy"]] = cell
+    lines += [f"| {name} | {' | '.join(cells[policy] for policy in names)} |" for name, cells in rows.items()]
+    if not averaged:
+        nothing = (f"0 | {policy[f'truth_variance_{tokens}']:.3e}" for policy in result["policies"])
+        lines.append(f"| no estimate | {' | '.join(nothing)} |")
+    return "\n".join(lines)
+
+
+def draw_scores(result: Mapping[str, Any], path: Path) -> None:
+    """Draw the correlations of each estimator with their intervals to a PNG; open markers have three tokens per turn.
+
+    Args:
+        result: what :func:`~results.credit_truth.measure` returned, or the file that holds it.
+        path: the PNG; missing folders are created.
+    """
+    figure, axes = new_figure(11, 7)
+    axes.remove()
+    left, right = figure.subplots(1, 2, sharey=True)
+    estimators = list(dict.fromkeys(row["estimator"] for row in result["scores"]))
+    names = [policy["policy"] for policy in result["policies"]]
+    for axes, key in ((left, "correlation"), (right, "averaged_correlation")):
+        for row in result["scores"]:
+            _draw_score(axes, row, key, estimators.index(row["estimator"]), names.index(row["policy"]))
+        axes.axvline(0, color="0.6", linewidth=0.8)
+        axes.grid(alpha=0.3)
+    left.set_yticks(range(len(estimators)), estimators)
+    left.invert_yaxis()
+    left.set_xlabel("correlation with the true advantage, single tokens")
+    right.set_xlabel("the same, averaged over a state's equal choices")
+    for number, policy in enumerate(result["policies"]):
+        right.plot([], [], "o", color=f"C{number}", label=f"{policy['policy']}, success {policy['success']:.3f}")
+    for tokens in sorted({row["tokens"] for row in result["scores"]}):
+        filled = "none" if tokens > 1 else "full"
+        right.plot([], [], "o", color="0.4", fillstyle=filled, label=f"{tokens} token{'s' * (tokens > 1)} per turn")
+    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    save_figure(figure, path)
+
+
+def _draw_score(axes: Axes, row: Mapping[str, Any], key: str, height: int, policy: int) -> None:
+    several = row["tokens"] > 1
+    at = height + 0.22 * (policy - 1) + 0.09 * several
+    axes.plot(row[f"{key}_ci95"], [at, at], color=f"C{policy}", linewidth=1.2)
+    axes.plot(row[key], at, "o", color=f"C{policy}", markersize=4.5, fillstyle="none" if several else "full")

@@ -1,0 +1,234 @@
+"""Summaries of experiments as JSON files, from which the tables and pictures of the documentation are made.
+
+A file holds a title, the command, and for each run its seed, commit, minutes and learning curve. Every number in a
+table of the documentation is computed from such files; none is typed by hand.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from lrl.evaluation.pictures import CLOCKS, Curve, Series, aggregate, draw_curves, metrics_file
+from lrl.evaluation.report import read_result
+from lrl.evaluation.statistics import bounds_of, config_digest, spread, without_seed
+from results.figures import draw_rows, draw_twin
+
+_FINISHED = re.compile(r"finished after ([\d.]+) minutes")
+_POINTS = 50
+"""Approximate number of points in a saved curve."""
+_WORD = r"""(?:'[^']*'|"[^"]*"|\S)+"""  # as a shell quotes it
+_PROGRAM = re.compile(rf"^{_WORD}")
+_SEED = re.compile(r" --seed_everything[ =](\d+)")
+_START, _RUN_OPTIONS = (
+    re.compile(rf" (?:--(?:{names})[ =]{_WORD}|'--(?:{names})=[^']*'(?:{_WORD})?)")
+    for names in (r"model\.init_args\.init_from", "run_directory|seed_everything")
+)
+
+
+def summarise(
+    runs: Sequence[Path], metric: str, drawn: str | None = None, reach: float | None = None
+) -> dict[str, Any]:
+    """Summarise the runs of one experiment.
+
+    Args:
+        runs: run directories that differ only in their seeds.
+        metric: column of ``metrics.csv`` whose last value is the result and whose curve is saved.
+        drawn: another column whose curve is saved for the picture; None draws ``metric``.
+        reach: a return; :func:`first_episode` that reaches it is saved for each run, as ``first_episode``.
+
+    Raises:
+        ValueError: no run is given, a run has no such metric, or the commands differ.
+    """
+    if not runs:
+        raise ValueError("no run is given; at least one run directory is needed.")
+    commands = sorted({command_of(run) for run in runs}, key=len, reverse=True)  # older versions wrote no quotes
+    if len({re.sub(r"['\"]", "", command) for command in commands}) > 1:
+        raise ValueError(f"the runs differ in more than their seeds: {commands[0]!r} and {commands[1]!r}.")
+    kept = []
+    for run in runs:
+        first = {} if reach is None else {"first_episode": {f"{reach:g}": first_episode(run, reach)}}
+        kept.append(_run(run, metric, drawn) | first)
+    kept.sort(key=lambda run: run["seed"])
+    return {"command": commands[0], "metric": metric, "drawn": drawn or metric, "runs": kept}
+
+
+def command_of(run: Path) -> str:
+    """Return the command of a run without its seed and run directory; raise ``ValueError`` if it has none.
+
+    The seed in the name of a run that it starts from is ``{seed}``.
+    """
+    if not (run / "command.txt").is_file():
+        raise ValueError(f"run is {str(run)!r}, which holds no command.txt; it must be a run directory.")
+    options = _PROGRAM.sub("", (run / "command.txt").read_text(encoding="utf-8").strip())
+    seed = _SEED.search(options)
+    options = _RUN_OPTIONS.sub("", options)
+    if seed is not None:
+        options = _START.sub(lambda start: without_seed(start[0], seed[1]), options)
+    return "python -m lrl" + options
+
+
+def _run(run: Path, metric: str, drawn: str | None) -> dict[str, Any]:
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    finished = _FINISHED.search((run / "run.log").read_text(encoding="utf-8"))
+    return {
+        "seed": config["seed_everything"],
+        "commit": (run / "commit.txt").read_text(encoding="utf-8").strip(),
+        "minutes": float(finished[1]) if finished else None,
+        "config": config_digest(config),
+        "curve": _curve(metrics_file(run), metric),
+        **({"drawn": _curve(metrics_file(run), drawn)} if drawn else {}),
+    }
+
+
+def _curve(file: Path, metric: str) -> dict[str, list[float]]:
+    """Return the metric and the clocks of about ``_POINTS`` rows in which the metric was measured."""
+    with file.open(newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if row.get(metric)]
+    if not rows:
+        raise ValueError(f"metric is {metric!r}, which {file} lacks; it must be one of its columns.")
+    clocks = [clock for clock in CLOCKS if rows[0].get(f"clock/{clock}")]
+    rows = [*rows[: -1 : max(1, len(rows) // _POINTS)], rows[-1]]
+    curve = {clock: [round(float(row[f"clock/{clock}"]), 3) for row in rows] for clock in clocks}
+    return curve | {metric: [round(float(row[metric]), 5) for row in rows]}
+
+
+def first_episode(run: Path, value: float, window: int = 25) -> int | None:
+    """Return the first episode at which the mean return of the last ``window`` training episodes reaches ``value``.
+
+    Each episode of a collection counts with the mean return of that collection. None if ``value`` is never reached.
+    """
+    returns: list[float] = []
+    before = 0
+    with metrics_file(run).open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            if not (row.get("clock/episodes") and row.get("rollout/return")):
+                continue  # a validation row
+            episodes = int(float(row["clock/episodes"]))
+            for _ in range(before, episodes):
+                returns.append(float(row["rollout/return"]))
+                if len(returns) >= window and np.mean(returns[-window:]) >= value - 1e-6:
+                    return len(returns)
+            before = episodes
+    return None
+
+
+def final_values(result: dict[str, Any]) -> np.ndarray:
+    """Return the last value of the metric in each run, float64 ``(run,)``."""
+    return np.array([run["curve"][result["metric"]][-1] for run in result["runs"]])
+
+
+def result_curve(result: dict[str, Any], clock: str) -> Curve:
+    """Return the curve that is drawn for a result: the mean over its runs, with the interval.
+
+    If the result has a ``window``, each point is the mean of as many last measurements of a run. The label is the
+    result's ``label``, or else its title up to the first comma: the rest says how the final value was measured, which
+    may differ from what is drawn.
+    """
+    window = result.get("window", 1)
+    series = [
+        Series(clock=np.array(curve[clock]), values=_trailing_mean(curve[result["drawn"]], window))
+        for curve in (run.get("drawn", run["curve"]) for run in result["runs"])
+    ]
+    return aggregate(result.get("label", result["title"].partition(",")[0]), series, "mean")
+
+
+def _trailing_mean(values: Sequence[float], window: int) -> np.ndarray:
+    """Return the mean of the last ``window`` values, or of all so far, at each position, ``(value,)``."""
+    return np.array([np.mean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)])
+
+
+def kept_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return all results of a folder by name, ordered by name."""
+    return {path.stem: read_result(path) for path in sorted(folder.glob("*.json"))}
+
+
+def pictures(results: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Group results by the name of their picture, which several results may share."""
+    drawn: dict[str, list[dict[str, Any]]] = {}
+    for name, result in results.items():
+        if "metric" in result:
+            drawn.setdefault(result.get("picture", name), []).append(result)
+    return drawn
+
+
+def draw_picture(name: str, results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """Draw the results of one picture against their ``clocks``, or env steps, or minutes if no env steps are logged.
+
+    Results that were kept with a number of demonstrated ``rows`` are drawn against it: a point per result, a line per
+    label. Of ``twin`` results both metrics are drawn, with an axis each.
+
+    Returns:
+        The files: ``<name>.png`` for the first clock, ``<name>_<clock>.png`` for the others.
+    """
+    first = results[0]
+    for key in ("rows", "twin", "metric", "drawn"):
+        if len({result.get(key) if key in ("metric", "drawn") else key in result for result in results}) > 1:
+            raise ValueError(f"picture is {name!r}, whose results differ in {key}; they must be drawn alike.")
+    if "rows" in first:
+        return [draw_rows(results, folder / f"{name}.png")]
+    clocks = first.get("clocks") or ["env_steps" if "env_steps" in first["runs"][0]["curve"] else "minutes"]
+    if "twin" in first:
+        return [draw_twin(results, clocks[0], folder / f"{name}.png")]
+    baselines = {label: height for result in results for label, height in result["baselines"].items()}
+    paths = []
+    for clock in clocks:
+        paths.append(folder / f"{name}{'' if clock == clocks[0] else f'_{clock}'}.png")
+        curves = [result_curve(result, clock) for result in results]
+        draw_curves(curves, first["drawn"], clock, paths[-1], baselines)
+    return paths
+
+
+def learning_table(results: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table with one row per experiment: mean, interval over seeds, minutes and command.
+
+    The interval is a bootstrap interval if the metric is bounded, else Student's; fewer than five seeds are listed.
+    """
+    lines = ["| experiment | result | seeds | minutes | command |", "|---|---|---|---|---|"]
+    return "\n".join([*lines, *(_row(result) for result in results)])
+
+
+def _row(result: dict[str, Any]) -> str:
+    cells = [result["title"], figure_text(result), seeds_text(result), minutes_text(result), f"`{result['command']}`"]
+    return f"| {' | '.join(cells)} |"
+
+
+def figure_text(result: dict[str, Any]) -> str:
+    """Return the metric's name and mean with its interval over seeds, or with the single values of fewer than five."""
+    values = final_values(result)
+    seeds = f" ({spread(values, bounds_of(result))})" if len(values) > 1 else ""
+    return f"{result['metric'].partition('/')[2].replace('_', ' ')} {values.mean():.3f}{seeds}"
+
+
+def seeds_text(result: dict[str, Any]) -> str:
+    """Return the number of seeds, and how many of them reach the bar where the result has one."""
+    values, bar = final_values(result), result.get("bar")
+    return f"{len(values)}" if bar is None else f"{int((values >= bar).sum())} of {len(values)} reach {bar:g}"
+
+
+def minutes_text(result: dict[str, Any]) -> str:
+    """Return the shortest and the longest run in minutes; empty where none was measured."""
+    minutes = [run["minutes"] for run in result["runs"] if run["minutes"] is not None]
+    return " to ".join(sorted({f"{min(minutes):.1f}", f"{max(minutes):.1f}"}, key=float)) if minutes else ""
+
+
+def baselines_table(reports: dict[str, dict[str, Any]]) -> str:
+    """Return a Markdown table of the returns of several policies in the same environments.
+
+    Args:
+        reports: name of the policy to the report that ``scripts/success_table.py`` wrote.
+    """
+    lines = [f"| environment | {' | '.join(reports)} |", "|---" * (len(reports) + 1) + "|"]
+    for rows in zip(*(report["environments"] for report in reports.values()), strict=True):
+        cells = []
+        for row in rows:
+            low, high = row["return_ci95"]
+            cells.append(f"{row['return_mean'] + 0.0:.2f} ({low:.2f} to {high:.2f})".replace("-0.00", "0.00"))
+        lines.append(f"| `{rows[0]['env_id']}` | {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,133 @@
+"""The file of responses: shared by processes, whole after a kill, and not somebody else's file."""
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+import time
+
+import pytest
+
+from lrl.chat.cache import CompletionCache, request_key
+from lrl.chat.model import Completion
+
+
+def completion(text):
+    return Completion(text=text, finish_reason="stop", prompt_tokens=3, completion_tokens=1)
+
+
+def test_a_response_is_found_as_it_was_written_and_the_first_one_stays(tmp_path):
+    cache, other = (CompletionCache(tmp_path / "c.sqlite") for _ in range(2))
+    assert cache.find("k") is None
+    assert cache.add("k", "m", completion("first")).text == "first"
+    assert other.add("k", "m", completion("second")).text == "first"  # whoever came later hands on what will be found
+    found = other.find("k")
+    assert (found.text, found.prompt_tokens, found.cached, len(cache)) == ("first", 3, True, 1)
+    cache.close()
+    assert cache.find("k").text == "first"
+    cache.close()
+    other.close()
+
+
+def test_keys_do_not_depend_on_the_order_of_fields():
+    assert request_key("u", {"a": 1, "b": 2}, 3) == request_key("u", {"b": 2, "a": 1}, 3)
+    others = [("u", {"a": 1}, 3), ("v", {"a": 1}, 3), ("u", {"a": 2}, 3), ("u", {"a": 1}, 4)]
+    assert len({request_key(*other) for other in others}) == 4
+
+
+def test_an_empty_response_gives_way_to_one_with_text(tmp_path):
+    cache = CompletionCache(tmp_path / "c.sqlite")
+    assert [cache.add("k", "m", completion(text)).text for text in (" \n", "", "go", "stay", "")] == [
+        " \n", " \n", "go", "go", "go",
+    ]  # fmt: skip
+    cut = Completion(text="", finish_reason="length", prompt_tokens=3, completion_tokens=9)
+    assert cache.add("cut", "m", cut) == cut and cache.add("cut", "m", completion("go")).text == ""
+    cache.close()
+
+
+def write(path, name, count, written):
+    """Write responses, and say after each how many there are."""
+    cache = CompletionCache(path)
+    for n in range(count):
+        cache.add(f"{name} {n}", "m", completion(f"{n} " * 500))
+        written.value = n + 1
+
+
+@pytest.mark.slow
+def test_several_processes_write_and_one_is_killed(tmp_path):
+    path, count, context = tmp_path / "c.sqlite", 20, multiprocessing.get_context("fork")
+    said = {name: context.Value("i", 0, lock=False) for name in ("victim", "a", "b")}
+    children = {
+        name: context.Process(target=write, args=(path, name, 10**6 if name == "victim" else count, written))
+        for name, written in said.items()
+    }
+    for child in children.values():
+        child.start()
+    while said["victim"].value < 5:
+        time.sleep(0.001)
+    os.kill(children["victim"].pid, signal.SIGKILL)
+    for child in children.values():
+        child.join()
+    assert [child.exitcode for child in children.values()] == [-signal.SIGKILL, 0, 0]
+    cache = CompletionCache(path)
+    for name, written in said.items():
+        assert all(cache.find(f"{name} {n}").text == f"{n} " * 500 for n in range(written.value))
+    total = sum(written.value for written in said.values())
+    assert said["a"].value == said["b"].value == count and len(cache) in (total, total + 1)
+    cache.close()
+
+
+@pytest.mark.parametrize("kind", ["text", "database", "newer", "folder"])
+def test_a_file_of_something_else_is_left_alone(tmp_path, kind):
+    path = tmp_path / "c.sqlite"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "text":
+        path.write_text("a plain text, longer than the header of a database " * 9)
+    else:
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA user_version = 99" if kind == "newer" else "CREATE TABLE mine (x)")
+        connection.commit()
+        connection.close()
+    before = path.read_bytes() if path.is_file() else b""
+    with pytest.raises(ValueError, match=r"cache is '.*c.sqlite'; it must be a new file, or one that lrl wrote"):
+        CompletionCache(path)
+    assert not before or path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("query_only = 1", ", which cannot be written; it and its folder must be writable"),
+        ("max_page_count = 1", ", whose disk is full; free some space, and the same command resumes"),
+    ],
+)
+def test_a_file_that_takes_no_more_responses_says_why(tmp_path, limit, said):
+    """SQLite itself raises, as it does on a read-only file system and on a full disk."""
+    cache = CompletionCache(tmp_path / "c.sqlite")
+    cache.add("first", "m", completion("kept"))
+    cache._connection.execute(f"PRAGMA {limit}")
+    with pytest.raises(ValueError) as caught:
+        cache.add("second", "m", completion("long " * 9999))
+    assert str(caught.value).startswith(f"cache is {str(cache.path)!r}{said}") and "lrl wrote" not in str(caught.value)
+    cache.close()
+    assert cache.find("first").text == "kept"
+    cache.close()
+
+
+def test_a_file_that_another_process_keeps_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("lrl.chat.cache._BUSY", 0.01)
+    cache, other = CompletionCache(tmp_path / "c.sqlite"), sqlite3.connect(tmp_path / "c.sqlite")
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(ValueError, match=r"c.sqlite', which another process has kept for 0.01 s; end that process"):
+        cache.add("first", "m", completion("kept"))
+    other.close()
+    cache.close()
+
+
+def test_a_folder_that_cannot_be_made_says_so(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"c.sqlite', whose folder cannot be made"):
+        CompletionCache(tmp_path / "file" / "c.sqlite")
+    with pytest.raises(ValueError, match=r"xxx', which cannot be written"):
+        CompletionCache(tmp_path / ("x" * 300))

@@ -1,0 +1,566 @@
+"""Chat models behind an endpoint: what is sent, what failures do, what is kept, and where the key is not."""
+
+import json
+import logging
+import ssl
+import threading
+
+import pytest
+from chat_server import ChatServer, Fault, dropped, empty, garbage, slow, status, truncated
+from jsonargparse import ArgumentParser
+
+from lrl.chat.endpoint import Failure, RetryConfig, retry_after
+from lrl.chat.model import ChatModel, ConversationTooLongError
+from lrl.chat.served import Prices, ServedChatModel, estimated_tokens
+from lrl.types import SamplingConfig
+
+SAMPLING = SamplingConfig(temperature=0.5, max_new_tokens=7)
+GATEWAY = b'{"error": {"message": "Provider returned error", "metadata": {"raw": "maximum context length is 8192"}}}'
+KEY = "sk-stand-in-0123456789"
+
+
+def respond(body):
+    """A response that depends on everything that was asked."""
+    return f"{body['messages'][-1]['content']} {body['seed']} {body['temperature']}"
+
+
+def say(*texts):
+    return [[{"role": "system", "content": "Be short."}, {"role": "user", "content": text}] for text in texts]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_certificates():
+    """Without them a client is made a hundred times faster, and nothing here is encrypted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl.SSLContext, "load_verify_locations", lambda *_, **__: None)
+        yield
+
+
+@pytest.fixture
+def server():
+    with ChatServer(respond) as server:
+        yield server
+
+
+def model_of(server, waits=None, **settings):
+    """A model that does not wait, but notes for how long it would have."""
+    model = ServedChatModel("stand-in", server.url, **{"max_concurrency": 1, **settings})
+    waits = [] if waits is None else waits
+    model.wait = lambda stop, seconds: waits.append(seconds)
+    return model
+
+
+def texts(completions):
+    return [completion.text for completion in completions]
+
+
+# -- what is sent -----------------------------------------------------------------------------------------------------
+
+
+def test_a_request_holds_the_conversation_the_sampling_and_the_seed(server):
+    model = model_of(server, extra_body={"reasoning_effort": "low"})
+    sampling = SamplingConfig(temperature=0.5, top_p=0.9, top_k=3, max_new_tokens=7)
+    (completion,) = model.complete(say("go"), sampling, [11])
+    assert server.bodies == [
+        {
+            "model": "stand-in",
+            "messages": say("go")[0],
+            "temperature": 0.5,
+            "max_tokens": 7,
+            "seed": 11,
+            "top_p": 0.9,
+            "top_k": 3,
+            "reasoning_effort": "low",
+        }
+    ]
+    assert (completion.text, completion.finish_reason, completion.cached) == ("go 11 0.5", "stop", False)
+    assert (completion.prompt_tokens, completion.completion_tokens) == (3, 3)
+
+
+@pytest.mark.parametrize("field", ["max_completion_tokens", "num_predict"])
+def test_the_field_of_the_maximum_number_of_tokens_has_another_name_on_some_servers(server, field):
+    model_of(server, max_tokens_field=field).complete(say("go"), SAMPLING, [1])
+    assert server.bodies[0][field] == 7 and "max_tokens" not in server.bodies[0]
+
+
+def test_a_field_that_the_server_does_not_take_is_left_out_and_samples_still_differ(server, tmp_path):
+    server.respond = lambda body: f"response {len(server.bodies)}"
+    settings = {"extra_body": {"seed": None, "temperature": None}, "cache": str(tmp_path / "c.sqlite")}
+    completions = model_of(server, **settings).complete(say("a", "a"), SAMPLING, [1, 2])
+    assert texts(completions) == ["response 1", "response 2"]
+    assert all(set(body) == {"model", "messages", "max_tokens"} for body in server.bodies)
+    assert texts(model_of(server, **settings).complete(say("a", "a"), SAMPLING, [2, 1])) == texts(completions)[::-1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model": "x"}, "extra_body holds 'model', which each request has already; leave it out."),
+        ({"messages": []}, "extra_body holds 'messages'"),
+        ({"stream": True}, "extra_body holds 'stream'"),
+        ({"min_p": float("nan")}, "extra_body is {'min_p': nan}; it must be what JSON can hold"),
+    ],
+)
+def test_fields_that_cannot_be_sent_are_one_sentence(fields, said):
+    with pytest.raises(ValueError) as error:
+        ServedChatModel("any", "http://127.0.0.1:1/v1", extra_body=fields)
+    assert str(error.value).startswith(said)
+
+
+def test_no_proxy_stands_between_this_machine_and_itself(server, monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert texts(model_of(server, retries=RetryConfig(max_retries=0)).complete(say("go"), SAMPLING, [1]))
+
+
+def test_responses_stand_in_the_order_of_the_conversations_and_equal_requests_are_sent_once(server):
+    model = model_of(server, max_concurrency=4)
+    completions = model.complete(say("a", "b", "a", "c", "a"), SAMPLING, [1, 2, 1, 3, 4])
+    assert texts(completions) == ["a 1 0.5", "b 2 0.5", "a 1 0.5", "c 3 0.5", "a 4 0.5"]
+    assert len(server.bodies) == 4 and model.usage.cached == 1
+
+
+def test_no_more_requests_than_allowed_are_under_way_at_once():
+    barrier = threading.Barrier(3, timeout=10)  # three at a time, or it breaks
+
+    def together(body):
+        barrier.wait()
+        return "x"
+
+    with ChatServer(together) as server:
+        model_of(server, max_concurrency=3).complete(say(*"abcdef"), SAMPLING, range(6))
+    assert server.at_once == 3
+
+
+def test_reasoning_that_the_server_separates_comes_back_before_the_response(server):
+    server.message = {"reasoning_content": "north is best"}
+    assert texts(model_of(server).complete(say("up"), SAMPLING, [1])) == ["<think>north is best</think>up 1 0.5"]
+
+
+def test_a_cut_response_is_called_so_and_may_be_empty(server):
+    server.finish_reason, server.faults = "length", [empty()]
+    (completion,) = model_of(server).complete(say("a"), SAMPLING, [1])
+    assert (completion.text, completion.finish_reason) == ("", "length")
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------
+
+FAULTS = {
+    "rate limit": lambda: status(429),
+    "server error": lambda: status(500),
+    "overloaded": lambda: status(503),
+    "truncated JSON": truncated,
+    "no JSON": garbage,
+    "JSON of something else": lambda: garbage("[1, 2]"),
+    "no choices": lambda: garbage('{"choices": []}'),
+    "no text": lambda: garbage('{"choices": [{"message": {"content": [{"text": "up"}]}}]}'),
+    "no number of tokens": lambda: garbage('{"choices": [{"message": {}}], "usage": {"prompt_tokens": Infinity}}'),
+    "JSON without end": lambda: garbage("[" * 100_000),
+    "empty": empty,
+    "connection cut": dropped,
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_after_a_failure_the_response_is_what_it_would_have_been(server, name):
+    server.faults, waits = [FAULTS[name](), FAULTS[name]()], []
+    model = model_of(server, waits)
+    assert texts(model.complete(say("go"), SAMPLING, [11])) == ["go 11 0.5"]
+    assert server.bodies[0] == server.bodies[1] == server.bodies[2]
+    assert (model.usage.requests, model.usage.retries) == (3, 2)
+    assert 0.5 <= waits[0] <= 1 and 1 <= waits[1] <= 2
+
+
+def test_a_server_that_is_too_slow_is_asked_again(server):
+    server.faults = [slow(3.0)]
+    model = model_of(server, retries=RetryConfig(timeout=0.5))
+    assert texts(model.complete(say("go"), SAMPLING, [1])) == ["go 1 0.5"] and model.usage.retries >= 1
+
+
+def test_a_server_that_is_killed_in_the_midst_and_comes_back_changes_nothing(server):
+    model = model_of(server)
+    expected = [f"{n} {n} 0.5" for n in range(6)]
+    assert texts(model.complete(say("0", "1"), SAMPLING, [0, 1])) == expected[:2]
+    server.stop()
+    model.wait = lambda stop, seconds: model.usage.retries == 2 and server.start()
+    assert texts(model.complete(say(*"2345"), SAMPLING, [2, 3, 4, 5])) == expected[2:]
+    assert model.usage.retries == 3
+
+
+def test_delays_double_up_to_a_maximum_with_jitter_that_is_the_same_in_every_run():
+    config = RetryConfig(base_delay=1, max_delay=5)
+    delays = [config.delay(retry, None, 42) for retry in range(5)]
+    assert delays == [config.delay(retry, None, 42) for retry in range(5)]
+    assert all(most / 2 <= delay < most for delay, most in zip(delays, (1, 2, 4, 5, 5), strict=True))
+    assert delays != [config.delay(retry, None, 43) for retry in range(5)]
+    assert config.delay(2000, None, 42) <= 5
+
+
+def test_the_server_may_ask_for_a_longer_pause(server):
+    server.faults, waits = [status(429, **{"Retry-After": "90"}), status(503, **{"Retry-After": "0"})], []
+    model_of(server, waits).complete(say("go"), SAMPLING, [1])
+    assert waits[0] == 90 and 1 <= waits[1] <= 2
+
+
+def test_retry_after_holds_seconds_or_a_date(monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1_700_000_000.0)  # 14 November 2023, 22:13:20 UTC
+    assert retry_after({"retry-after": "1.5"}) == 1.5 and retry_after({"retry-after": "-3"}) == 0
+    assert retry_after({"retry-after": "Tue, 14 Nov 2023 22:13:50 GMT"}) == 30
+    assert retry_after({"retry-after": "Tue, 14 Nov 2023 22:00:00 GMT"}) == 0
+    assert retry_after({"retry-after": "soon"}) is None and retry_after({}) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("inf", "-inf", "nan", "1e999", "1" * 5000 + "e9"),
+        *("Tue, 14 Nov 99999 22:00:00 GMT", "Sat, 01 Jan 0000 00:00:00 GMT", "Sat, 01 Jan 0001 00:00:00 +2359"),
+        *(
+            "Tue, 99 Nov 2023 22:00:00 GMT",
+            "Tue, 14 Nov 2023 22:00:00 -9999999999999999999",
+            "Sat, 01 Jan 0001 00:00:00 -0000",
+        ),
+    ],
+)
+def test_a_pause_that_no_clock_can_measure_is_not_asked_for(server, value):
+    server.faults, waits = [status(429, **{"Retry-After": value})], []
+    assert texts(model_of(server, waits).complete(say("go"), SAMPLING, [1])) == ["go 1 0.5"]
+    assert 0.5 <= waits[0] <= 1, "as without a Retry-After"
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        '{"prompt_tokens": 1e999, "completion_tokens": NaN}',
+        f'{{"prompt_tokens": {10**30}, "completion_tokens": -1}}',
+        f'{{"prompt_tokens": {"9" * 5000}, "completion_tokens": "{"9" * 5000}"}}',
+        '{"prompt_tokens": {}, "completion_tokens": "many"}',
+        *('{"prompt_tokens": null}', "[1, 2]", '"none"', "7", "null"),
+    ],
+    ids=lambda usage: usage[:30],
+)
+def test_a_response_is_kept_whatever_the_server_says_of_its_tokens(server, tmp_path, usage):
+    server.usage, server.faults = False, [Fault(change=lambda body: body[:-1] + f', "usage": {usage}}}'.encode())]
+    model = model_of(server, cache=str(tmp_path / "c.sqlite"))
+    (completion,) = model.complete(say("go"), SAMPLING, [1])
+    assert (completion.text, completion.prompt_tokens, completion.completion_tokens) == ("go 1 0.5", 0, 0)
+    assert len(server.bodies) == 1 and model.cache.add("other", "m", completion) == completion
+
+
+def test_halves_of_surrogate_pairs_lose_no_response(server, tmp_path):
+    server.respond, server.finish_reason = lambda body: "up \ud83d", "stop \ud83d"
+    (completion,) = model_of(server, cache=str(tmp_path / "c.sqlite")).complete(say("go"), SAMPLING, [1])
+    assert (completion.text, completion.finish_reason) == ("up ?", "stop ?") and len(server.bodies) == 1
+
+
+def test_halves_of_surrogate_pairs_are_sent_as_question_marks(server):
+    model_of(server).complete(say("go \ud83d"), SAMPLING, [1])
+    assert server.bodies[0]["messages"][-1]["content"] == "go ?"
+
+
+@pytest.mark.parametrize("charset", ["hex", "rot13", "utf-16", "undefined", "no such codec"])
+@pytest.mark.parametrize("code", [200, 503])
+def test_a_response_is_utf8_whatever_its_header_says(server, charset, code):
+    server.faults = [Fault(code, {"Content-Type": f"application/json; charset={charset}"})]
+    assert texts(model_of(server).complete(say("g\xf6"), SAMPLING, [1])) == ["g\xf6 1 0.5"]
+    assert len(server.bodies) == (1 if code == 200 else 2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (status(500, "broken"), "failed 3 times for the model 'stand-in' (500: broken); without a cache file no"),
+        (truncated(), "failed 3 times for the model 'stand-in' (no chat completion but"),
+        (empty(), "(an empty response, which accept_empty would allow)"),
+        (dropped(), "(no connection, "),
+        (status(429, "wait", **{"Retry-After": "9999"}), "failed once for the model 'stand-in' (429: wait)"),
+        (status(429, "pay", "insufficient_quota"), "rejects the request for the model 'stand-in' (429: pay)"),
+        (status(400, "top_k is\nunknown"), "rejects the request for the model 'stand-in' (400: top_k is unknown)."),
+        (status(404, "no such model"), "(404: no such model)."),
+        (status(401, "who?"), "needs a valid key, and NO_SUCH_VARIABLE is not set (401: who?)."),
+    ],
+)
+def test_it_stops_in_one_sentence(server, fault, said):
+    server.faults = [fault] * 9
+    model = model_of(server, retries=RetryConfig(max_retries=2), api_key_env="NO_SUCH_VARIABLE")
+    with pytest.raises(ValueError) as error:
+        model.complete(say("go"), SAMPLING, [1])
+    assert said in str(error.value) and "\n" not in str(error.value) and server.url in str(error.value)
+    assert len(server.bodies) == (3 if "3 times" in said or "(no con" in said or "(an em" in said else 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "too_long"),
+    [
+        (status(400, "This model's maximum context length is 8192 tokens. However, you requested 9000 tokens."), True),
+        (status(400, "Please reduce the length of the messages.", "context_length_exceeded"), True),
+        (status(400, "The decoder prompt (length 99) is longer than the maximum model length of 64."), True),
+        (status(400, "the request exceeds the available context size, try increasing it"), True),
+        (status(400, "prompt is too long: 210000 tokens > 200000 maximum"), True),
+        (status(400, "The input token count (99) exceeds the maximum number of tokens allowed (64)."), True),
+        (status(422, "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000"), True),
+        (status(413, "Request too large for gpt-oss on tokens per minute"), True),
+        (status(413, "Payload Too Large"), True),
+        (status(400, "litellm.ContextWindowExceededError"), True),
+        (status(400, 300 * "the prompt " + "exceeds the maximum context length"), True),
+        (Fault(400, {}, lambda _: GATEWAY), True),
+        (status(400, "top_k is unknown"), False),
+        (status(404, "no such model with this context length"), False),
+    ],
+)
+def test_a_conversation_that_the_server_rejects_as_too_long_is_told_apart(server, fault, too_long):
+    server.faults = [fault]
+    with pytest.raises(ValueError, match="which rejects the request for the model 'stand-in'") as caught:
+        model_of(server).complete(say("go"), SAMPLING, [1])
+    assert isinstance(caught.value, ConversationTooLongError) == too_long and len(server.bodies) == 1
+
+
+def test_a_conversation_fits_into_the_configured_context(server):
+    (conversation,), (long,) = say("params[0]: -1.5; f(params): 23.40"), say("1" * 80)
+    assert model_of(server).fits(say("1" * 10**6)[0], SAMPLING), "without a context length the server decides"
+    model = model_of(server, context_length=80)
+    assert model.fits(conversation, SAMPLING) and not model.fits(long, SAMPLING)
+    assert not model.fits(conversation, SamplingConfig(max_new_tokens=50))
+    with pytest.raises(ValueError, match="chat_model.context_length is 0; it must be at least 1, or null"):
+        model_of(server, context_length=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("params[10]: -1.5;", 12), ("1.5 -2.0 = 23.40\n", 15), ("episodes", 2), ("北é", 5)]
+)
+def test_tokens_are_estimated_as_those_of_vocabularies_with_a_token_per_digit(text, tokens):
+    assert estimated_tokens(text) == tokens
+
+
+def test_the_request_that_failed_for_good_says_why_and_not_one_that_it_stopped(server):
+    """The first conversation waits to be sent again while the second is rejected."""
+    waits, sent = threading.Event(), []
+
+    def send(body):
+        sent.append(body["messages"][-1]["content"])
+        if sent[-1] == "a":
+            return Failure(reason="busy", status=500), (0, 0)
+        assert waits.wait(10)
+        return Failure(reason="who?", status=401, transient=False), (0, 0)
+
+    def wait(stop, seconds):
+        waits.set()
+        assert stop.wait(10)
+
+    model = model_of(server, max_concurrency=2)
+    model.endpoint.send, model.wait = send, wait
+    with pytest.raises(ValueError, match=r"needs a valid key.*\(who\?\)"):
+        model.complete(say("a", "b"), SAMPLING, [1, 2])
+    assert sorted(sent) == ["a", "b"]
+
+
+def test_a_server_that_is_not_there_is_one_sentence_too(server):
+    server.stop()
+    with pytest.raises(ValueError, match=r"which failed 3 times .*no connection, .*refused"):
+        model_of(server, retries=RetryConfig(max_retries=2)).complete(say("go"), SAMPLING, [1])
+
+
+def test_an_empty_response_may_be_allowed(server):
+    server.faults = [empty()]
+    assert texts(model_of(server, accept_empty=True).complete(say("a"), SAMPLING, [1])) == [""]
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("127.0.0.1:8000", "must be an address such as"),
+        ("file:///etc", "must be an address such as"),
+        ("http://host:port/v1", "api_url is 'http://host:port/v1'; it must be an address such as"),
+        ("http://[::1/v1", "must be an address such as"),
+        ("http://a..b/v1", "must be an address such as"),
+        ("http://the host/v1", "must be an address such as"),
+        ("https://host/v1#secret", "keys are read from the environment"),
+        ("me:secret@host/v1", "keys are read from the environment"),
+        ("https://me:secret@host/v1", "keys are read from the environment"),
+        ("https://host/v1?key=secret", "keys are read from the environment"),
+    ],
+)
+def test_a_wrong_address_is_told_without_what_may_be_secret(url, said):
+    with pytest.raises(ValueError, match=said) as error:
+        ServedChatModel("any", url)
+    assert "secret" not in str(error.value)
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_what_was_asked_before_comes_from_the_cache_for_nothing(server, tmp_path):
+    file, prices = str(tmp_path / "new" / "responses.sqlite"), Prices(prompt=1_000_000, completion=2_000_000)
+    first = model_of(server, cache=file, prices=prices)
+    asked = first.complete(say("a", "b"), SAMPLING, [1, 2])
+    again = model_of(server, cache=file, prices=prices)
+    known = again.complete(say("b", "a"), SAMPLING, [2, 1])
+    assert texts(known) == texts(asked)[::-1] and all(completion.cached for completion in known)
+    assert len(server.bodies) == 2
+    assert first.report() == {
+        "requests": 2,
+        "retries": 0,
+        "cached": 0,
+        "prompt_tokens": 6,
+        "completion_tokens": 6,
+        "cost": 18.0,
+    }
+    assert again.report()["cost"] == 0 and again.usage.cached == 2 and model_of(server).cost is None
+
+
+@pytest.mark.parametrize(
+    ("messages", "sampling", "seed", "settings"),
+    [
+        (say("b"), SAMPLING, 1, {}),
+        (say("a"), SamplingConfig(temperature=0.6, max_new_tokens=7), 1, {}),
+        (say("a"), SamplingConfig(temperature=0.5, max_new_tokens=8), 1, {}),
+        (say("a"), SamplingConfig(temperature=0.5, max_new_tokens=7, top_p=0.5), 1, {}),
+        (say("a"), SAMPLING, 2, {}),
+        (say("a"), SAMPLING, 1, {"extra_body": {"min_p": 0.1}}),
+        (say("a"), SAMPLING, 1, {"name": "other"}),
+    ],
+)
+def test_another_request_is_asked_anew(server, tmp_path, messages, sampling, seed, settings):
+    file = str(tmp_path / "responses.sqlite")
+    model_of(server, cache=file).complete(say("a"), SAMPLING, [1])
+    other = ServedChatModel(**{"name": "stand-in", "api_url": server.url, "cache": file, **settings})
+    other.complete(messages, sampling, [seed])
+    assert len(server.bodies) == 2
+
+
+def test_an_empty_response_that_was_allowed_is_asked_anew_where_it_is_not(server, tmp_path):
+    server.faults, file = [empty()], str(tmp_path / "responses.sqlite")
+    for accept_empty, expected in ((True, ""), (True, ""), (False, "a 1 0.5"), (True, "a 1 0.5")):
+        model = model_of(server, cache=file, accept_empty=accept_empty)
+        assert texts(model.complete(say("a"), SAMPLING, [1])) == [expected]
+    assert len(server.bodies) == 2
+
+
+def test_the_same_request_to_another_server_is_asked_anew(server, tmp_path):
+    file = str(tmp_path / "responses.sqlite")
+    model_of(server, cache=file).complete(say("a"), SAMPLING, [1])
+    with ChatServer(respond) as other:
+        model_of(other, cache=file).complete(say("a"), SAMPLING, [1])
+        assert len(other.bodies) == 1
+
+
+def test_responses_that_came_before_the_end_are_kept(server, tmp_path):
+    file = str(tmp_path / "responses.sqlite")
+    server.faults = [None, None, status(400, "no")]
+    with pytest.raises(ValueError, match="400"):
+        model_of(server, cache=file).complete(say(*"abcd"), SAMPLING, range(4))
+    assert len(server.bodies) == 3  # nothing begins after a failure for good
+    model = model_of(server, cache=file)
+    assert texts(model.complete(say(*"abcd"), SAMPLING, range(4))) == [f"{c} {n} 0.5" for n, c in enumerate("abcd")]
+    assert model.usage.cached == 2 and len(server.bodies) == 5
+
+
+def test_no_further_response_is_paid_for_where_none_can_be_kept(server, tmp_path):
+    model = model_of(server, cache=str(tmp_path / "c.sqlite"))
+    model.complete(say("first"), SAMPLING, [1])
+    model.cache._connection.execute("PRAGMA max_page_count = 1")
+    server.respond = lambda body: "long " * 9999
+    with pytest.raises(ValueError, match="whose disk is full"):
+        model.complete(say(*map(str, range(20))), SAMPLING, range(20))
+    assert len(server.bodies) == 2
+
+
+def test_the_sentence_says_what_is_kept(server, tmp_path):
+    server.faults, file = [None, *[status(500)] * 9], tmp_path / "responses.sqlite"
+    with pytest.raises(ValueError, match=r"; 1 responses are kept in '.*responses.sqlite', and the same command resum"):
+        model_of(server, cache=str(file), retries=RetryConfig(max_retries=1)).complete(say(*"ab"), SAMPLING, [1, 2])
+
+
+# -- the key ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", ["OPENAI_API_KEY", "OTHER_KEY"])
+def test_the_key_comes_from_the_environment(server, monkeypatch, variable):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong-one")
+    monkeypatch.setenv(variable, KEY)
+    model_of(server, api_key_env=variable).complete(say("a"), SAMPLING, [1])
+    assert server.headers[0]["authorization"] == f"Bearer {KEY}"
+
+
+def test_the_key_is_in_no_log_error_response_or_file(server, tmp_path, monkeypatch, caplog):
+    """The server repeats the key wherever it can."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    caplog.set_level(logging.DEBUG)
+    server.respond = lambda body: f"your key is {KEY}"
+    server.faults = [status(500, f"bad {KEY}"), garbage(f"{KEY} is no JSON"), None, status(401, f"Incorrect: {KEY}")]
+    model = model_of(server, cache=str(tmp_path / "responses.sqlite"))
+    server.finish_reason = f"stop of {KEY}"
+    (completion,) = model.complete(say("a"), SAMPLING, [1])
+    with pytest.raises(ValueError, match="needs a valid key, and OPENAI_API_KEY holds another key") as error:
+        model.complete(say("b"), SAMPLING, [2])
+    client = vars(model.endpoint)["_client"]
+    caught, seen = error.value, [completion.text, caplog.text, repr(vars(model)), json.dumps(model.report())]
+    seen += [repr(vars(client)), repr(client.default_headers)]
+    while caught is not None:
+        seen.append(f"{caught!r} {vars(caught)}")
+        caught = caught.__cause__ or caught.__context__
+    assert completion.text == "your key is <API key>" and caplog.text.count("<API key>") >= 2
+    assert not any(KEY in text for text in seen)
+    assert not any(KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("letters", range(170, 201, 6))
+def test_a_message_that_is_cut_shows_no_part_of_the_key(server, monkeypatch, letters):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    server.faults = [garbage("x" * (letters - 140) + KEY), status(400, "x" * letters + KEY)]
+    with pytest.raises(ValueError, match="xxx") as error:
+        model_of(server).complete(say("a"), SAMPLING, [1])
+    assert KEY[:2] not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["sk-one-line\nsk-another-line", "sk-\u2019quoted\u2019", "sk-\tindented"])
+def test_what_cannot_be_a_key_is_one_sentence_without_it_and_is_not_sent(server, monkeypatch, caplog, key):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(ValueError, match="the environment variable OPENAI_API_KEY holds several lines or") as error:
+        model_of(server).complete(say("a"), SAMPLING, [1])
+    assert "sk-" not in f"{error.value!r} {caplog.text}" and not server.bodies
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        KEY,
+        "sk_live_0123456789abcdef",
+        "hf_AbCdEfGhIjKlMnOpQr0123",
+        "0" * 8 + "ab" * 12,
+        "AKIA0123456789ABCDEF",
+        "MY KEY",
+        "",
+        "1A",
+    ],
+)
+def test_a_key_in_place_of_the_name_of_its_variable_is_one_sentence_without_it(server, name):
+    with pytest.raises(ValueError, match="^api_key_env does not hold the name of an environment variable") as error:
+        model_of(server, api_key_env=name)
+    assert not name or name not in f"{error.value!r}"
+
+
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "_key2", "MISTRAL_API_KEY_2_OF_MINE", "my_team_api_key_2"])
+def test_names_of_variables_are_taken(server, name, monkeypatch):
+    if name == "my_team_api_key_2":  # which might be a key, if there were no such variable
+        monkeypatch.setenv(name, KEY)
+    model_of(server, api_key_env=name)
+
+
+# -- configurations ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["served.ServedChatModel", "local.LocalChatModel"])
+def test_a_configuration_names_a_chat_model_by_its_class(kind, monkeypatch):
+    """As an experiment's YAML does; the key is no part of it."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--chat_model", type=ChatModel)
+    served = {"name": "any", "api_url": "http://127.0.0.1:1/v1", "retries": {"max_retries": 2}, "prices": None}
+    settings = served if kind.startswith("served") else {"language_model": {"name": "assets/tiny-lm"}}
+    config = parser.parse_object({"chat_model": {"class_path": f"lrl.chat.{kind}", "init_args": settings}})
+    model = parser.instantiate(config)["chat_model"]
+    assert type(model).__name__ == kind.split(".")[1] and KEY not in parser.dump(config)
+    assert model.name == ("any" if "name" in settings else "assets/tiny-lm")
+    if "name" in settings:
+        assert model.retries == RetryConfig(max_retries=2)

@@ -1,0 +1,172 @@
+"""Learning curves."""
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lrl.evaluation import pictures as plots
+from lrl.evaluation.pictures import Series, aggregate, draw_curves, group_runs, metrics_file, read_series
+
+ROOT = Path(__file__).parents[2]
+PNG = b"\x89PNG"
+
+
+def write_run(run: Path, successes: list[float], every: int = 100) -> Path:
+    """What the loggers leave: training and validation rows, each with the clocks."""
+    run.mkdir(parents=True)
+    lines = ["clock/env_steps,clock/minutes,step,train/loss,val/success_rate"]
+    for row, success in enumerate(successes):
+        clocks = f"{row * every},{row / 2},{row * every}"
+        lines += [f"{clocks},{1 - success},", f"{clocks},,{success}"]
+    (run / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return run
+
+
+def series(clock: list[float], values: list[float]) -> Series:
+    return Series(clock=np.array(clock, dtype=float), values=np.array(values, dtype=float))
+
+
+def test_a_metric_is_read_against_any_clock(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.1, 0.5, 0.9])
+    against_steps, against_minutes = (read_series(run, "val/success_rate", clock) for clock in ("env_steps", "minutes"))
+    assert against_steps.clock.tolist() == [0, 100, 200]
+    assert against_minutes.clock.tolist() == [0, 0.5, 1]
+    assert against_steps.values.tolist() == against_minutes.values.tolist() == [0.1, 0.5, 0.9]
+
+
+def test_a_resumed_run_that_logged_a_row_twice_counts_once(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.1, 0.5])
+    with (run / "metrics.csv").open("a") as file:
+        file.write("100,.5,100,,0.6\n200,1,200,,0.7\n")
+    assert read_series(run, "val/success_rate").values.tolist() == [0.1, 0.6, 0.7]
+
+
+def test_an_unknown_metric_names_those_that_exist(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.1])
+    with pytest.raises(ValueError, match=r"metric is 'val/sucess', which .* has .*train/loss, val/success_rate"):
+        read_series(run, "val/sucess")
+
+
+def test_metrics_are_found_below_the_run_directory(tmp_path: Path) -> None:
+    write_run(tmp_path / "run" / "csv", [0.1])
+    assert metrics_file(tmp_path / "run") == tmp_path / "run" / "csv" / "metrics.csv"
+    with pytest.raises(ValueError, match="holds 0 files"):
+        metrics_file(tmp_path / "nothing")
+
+
+def test_runs_are_averaged_over_the_range_that_all_cover() -> None:
+    curve = aggregate("two", [series([0, 10, 20], [0, 1, 2]), series([5, 15], [1, 3])], "mean")
+    assert curve.clock.tolist() == [5, 10, 15]
+    assert curve.centre == pytest.approx([(0.5 + 1) / 2, (1 + 2) / 2, (1.5 + 3) / 2])
+
+
+def test_iqm_ignores_a_run_that_failed() -> None:
+    runs = [series([0, 1], [0, value]) for value in (0.7, 0.7, 0.7, 0.0)]
+    assert aggregate("grpo", runs, "iqm").centre == pytest.approx([0, 0.7])
+    assert aggregate("grpo", runs, "mean").centre == pytest.approx([0, 0.525])
+
+
+def test_interval_holds_the_centre_and_fewer_than_five_runs_have_none() -> None:
+    runs = [series([0, 1], [0, value]) for value in (0.2, 0.4, 0.5, 0.6, 0.8)]
+    curve = aggregate("grpo", runs, "mean")
+    assert curve.lower[1] < curve.centre[1] < curve.upper[1] and curve.lower[0] == curve.upper[0] == 0
+    assert curve.lower[1] >= 0.2 and curve.upper[1] <= 0.8
+    assert np.isnan(aggregate("four", runs[:4], "mean").lower).all()
+
+
+def test_runs_without_common_range_are_an_error() -> None:
+    with pytest.raises(ValueError, match="'a' share no range"):
+        aggregate("a", [series([0, 1], [0, 0]), series([2, 3], [0, 0])])
+
+
+def test_runs_are_labelled_by_argument_or_folder(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "grpo" / f"seed{seed}", [0.1]) for seed in range(2)]
+    assert group_runs([str(run) for run in runs]) == {"grpo": runs}
+    assert group_runs([f"mine={runs[0]}", str(runs[1])]) == {"mine": runs[:1], "grpo": runs[1:]}
+    assert group_runs([f"mine={tmp_path}/grpo/*", f"{tmp_path}/g*/seed[1]"]) == {"mine": runs, "grpo": runs[1:]}
+    odd = write_run(tmp_path / "a" / "lr[1]", [0.1])
+    assert group_runs([f"mine={odd}"]) == {"mine": [odd]}, "a name is a name before it is a pattern"
+    equal = write_run(tmp_path / "lr=0.1" / "x", [0.1])
+    assert group_runs([str(equal)]) == {"lr=0.1": [equal]}
+    assert group_runs([f"a={equal}", f"b={equal.parent}/*"]) == {"a": [equal], "b": [equal]}
+    for missing in ("no/where", "no/where/*"):
+        with pytest.raises(ValueError, match=f"run is {missing!r}, which does not exist".replace("*", r"\*")):
+            group_runs([f"a={missing}"])
+
+
+def test_a_picture_is_written_without_a_display(tmp_path: Path) -> None:
+    curve = aggregate("grpo", [series([0, 1], [0, 1]), series([0, 1], [0, 0.5])])
+    path = tmp_path / "new" / "curve.png"
+    draw_curves([curve], "val/success_rate", "env_steps", path, {"optimum": 0.744, "random": 0.014}, "FrozenLake")
+    assert path.read_bytes().startswith(PNG)
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Figures that are drawn, instead of files."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure))
+    return drawn
+
+
+def test_the_legend_lies_within_the_axes_however_long_a_label_is(figures: list[Any], tmp_path: Path) -> None:
+    label = "PPO with a small network on CartPole, 100,000 env steps, return of 100 held-out episodes, and so on " * 2
+    curve = aggregate(label, [series([0, 1], [0, 1]), series([0, 1], [0, 0.5])])
+    draw_curves([curve], "rollout/return", "episodes", tmp_path / "x.png", {"random": 0.1})
+    figures[0].canvas.draw()
+    axes = figures[0].axes[0]
+    legend, frame = axes.get_legend().get_window_extent(), axes.get_window_extent()
+    assert frame.x0 <= legend.x0 and legend.x1 <= frame.x1 and frame.y0 <= legend.y0 and legend.y1 <= frame.y1
+
+
+@pytest.mark.parametrize(
+    ("metric", "label"),
+    [
+        ("rollout/return", "rollout/return, training episodes"),
+        ("val/return", "val/return, held-out episodes"),
+        ("val/exact_success", "val/exact_success"),
+        ("train/loss", "train/loss"),
+        ("rollout/return\nval/exact_success", "rollout/return, training episodes\nval/exact_success"),
+    ],
+)
+def test_the_axis_says_which_episodes_were_measured(
+    metric: str, label: str, figures: list[Any], tmp_path: Path
+) -> None:
+    draw_curves([aggregate("a", [series([0, 1], [0, 1])])], metric, "env_steps", tmp_path / "x.png")
+    assert figures[0].axes[0].get_ylabel() == label
+
+
+@pytest.mark.parametrize(("count", "lines", "bands"), [(1, 1, 0), (4, 5, 0), (5, 1, 1)])
+def test_few_runs_are_drawn_singly_and_five_with_an_interval(
+    count: int, lines: int, bands: int, figures: list[Any], tmp_path: Path
+) -> None:
+    curve = aggregate("a", [series([0, 1], [0, value]) for value in range(count)], "mean")
+    draw_curves([curve], "val/return", "env_steps", tmp_path / "x.png")
+    axes = figures[0].axes[0]
+    assert (len(axes.lines), len(axes.collections)) == (lines, bands)
+
+
+def script(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["plot.py", *arguments])
+    runpy.run_path(str(ROOT / "scripts" / "plot.py"), run_name="__main__")
+
+
+def test_the_script_draws_runs_with_baselines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [str(write_run(tmp_path / "grpo" / f"seed{seed}", [0.1, 0.5])) for seed in range(2)]
+    path = tmp_path / "curve.png"
+    script(monkeypatch, *runs, "--baseline", "optimum=.744", "--clock", "minutes", "--out", str(path))
+    assert path.read_bytes().startswith(PNG)
+
+
+def test_the_script_reports_errors_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(write_run(tmp_path / "run", [0.1]))
+    with pytest.raises(SystemExit) as ended:
+        script(monkeypatch, run, "--baseline", "optimum")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("plot.py: --baseline is 'optimum'; it must be LABEL=VALUE")

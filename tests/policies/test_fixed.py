@@ -1,0 +1,47 @@
+"""Policies that learn nothing."""
+
+import numpy as np
+import pytest
+
+from lrl.codecs.toy_text import FrozenLakeCodec
+from lrl.policies.baselines import ConstantActor, FixedActor, RandomActor
+from lrl.prompts.response_format import get_response_format
+from lrl.types import RandomKeys
+
+
+def keys(rows: int, turn: int = 0) -> RandomKeys:
+    return RandomKeys(seed=3, purpose="evaluation", collection=0, env=np.arange(rows), turn=np.full(rows, turn))
+
+
+def said(policy: FixedActor, observations: list[str]) -> list[str]:
+    policy.connect(FrozenLakeCodec())
+    decisions = policy.act(observations, [()] * len(observations), keys(len(observations)))
+    assert decisions.response_mask.shape == decisions.logprobs.shape == (len(observations), 1)
+    return [get_response_format(policy.response_format).extract(text) for text in decisions.actions]
+
+
+def test_random_says_every_action_equally_often() -> None:
+    texts = said(RandomActor(), [""] * 4000)
+    counts = [texts.count(text) for text in FrozenLakeCodec().action_texts]
+    assert sum(counts) == 4000 and all(abs(count - 1000) < 100 for count in counts)
+
+
+def test_random_choices_depend_on_the_keys_alone() -> None:
+    policy = RandomActor("direct")
+    policy.connect(FrozenLakeCodec())
+    together = policy.act([""] * 6, [()] * 6, keys(6)).actions
+    for row in range(6):
+        alone = RandomKeys(seed=3, purpose="evaluation", collection=0, env=np.array([row]), turn=np.zeros(1))
+        assert policy.act([""], [()], alone).actions[0] == together[row]
+    assert list(together) != list(policy.act([""] * 6, [()] * 6, keys(6, turn=1)).actions)
+
+
+@pytest.mark.parametrize("name", ["direct", "think_answer", "final_answer"])
+def test_constant_says_its_action_in_every_format(name: str) -> None:
+    assert said(ConstantActor("right", response_format=name), ["", ""]) == ["RIGHT", "RIGHT"]
+    assert said(ConstantActor(response_format=name), [""]) == ["LEFT"]
+
+
+def test_a_constant_action_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ValueError, match=r"policy\.action is 'JUMP', which is not legal: .* one of LEFT"):
+        said(ConstantActor("JUMP"), [""])

@@ -1,0 +1,81 @@
+from pathlib import Path
+
+import pytest
+from results.documentation import documentation_pages, fill_tables
+
+RUN = {"seed": 0, "minutes": 2.0, "curve": {"env_steps": [1], "val/return": [5.0]}}
+RESULT = {
+    "title": "PPO, of course",
+    "command": "python -m lrl fit --config configs/cartpole/ppo_mlp.yaml",
+    "metric": "val/return",
+    "runs": [RUN],
+}
+
+
+def page(kind):
+    return f"a\n<!-- table: {kind} -->\nold\n<!-- end table -->\nb"
+
+
+def test_only_what_stands_between_the_marks_is_replaced():
+    filled = fill_tables(Path("docs/a.md"), page("results r*"), {"r1": RESULT, "other": RESULT})
+    lines = filled.splitlines()
+    assert (lines[0], lines[-1], len(lines)) == ("a", "b", 7)
+    assert lines[4].startswith("| PPO, of course | return 5.000 | 1 | 2.0 |")
+    assert fill_tables(Path("docs/a.md"), filled, {"r1": RESULT}) == filled
+
+
+def test_a_headline_names_environment_algorithm_and_policy_and_links_to_the_notebook():
+    filled = fill_tables(Path("README.md"), page("headlines r"), {"r": RESULT})
+    row = "| CartPole | PPO, MLPPolicy | return 5.000 | 1 | 2.0 | [notebook](docs/experiments/cartpole.md) |"
+    assert row in filled
+
+
+def test_every_configuration_has_a_row():
+    rows = fill_tables(Path("configs/README.md"), page("configs"), {"r": RESULT}).splitlines()[4:-2]
+    assert len(rows) == len([path for path in Path("configs").glob("*/*.yaml") if path.parent.name != "overlays"])
+    assert any("[`cartpole/ppo_mlp.yaml`](cartpole/ppo_mlp.yaml)" in row and "return 5.000" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_shown"),
+    [
+        ("", True),
+        (" --trainer.precision bf16-mixed", True),
+        (" --model.init_args.init_from runs/start/seed{seed}", True),
+        (" --model.init_args.init_from runs/start", False),
+        (" --model.init_args.optimizer.lr 0.5", False),
+        (" --trainer.precision bf16-mixed --model.init_args.optimizer.lr 0.5", False),
+    ],
+)
+def test_a_result_of_other_values_is_not_the_result_of_a_configuration(options, is_shown):
+    result = {**RESULT, "command": RESULT["command"] + options}
+    rows = fill_tables(Path("configs/README.md"), page("configs"), {"r": result}).splitlines()
+    (row,) = [row for row in rows if "cartpole/ppo_mlp.yaml" in row]
+    assert ("return 5.000" in row) == is_shown
+
+
+def test_every_algorithm_links_to_its_file():
+    filled = fill_tables(Path("README.md"), page("algorithms"), {})
+    assert (
+        "[`lrl/algorithms/sft.py`](lrl/algorithms/sft.py)" in filled and "docs/algorithms/prompted_search.md" in filled
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("nonsense", "must be one of results"),
+        ("headlines missing", "a file of assets/results"),
+        ("results x", "no file of assets/results matches"),
+    ],
+)
+def test_a_table_that_cannot_be_made_is_one_sentence(kind, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        fill_tables(Path("README.md"), page(kind), {"r": RESULT})
+
+
+def test_pages_with_tables_are_found(tmp_path):
+    for name, text in {"README.md": page("configs"), "configs/README.md": "no table", "docs/b/c.md": page("x")}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert documentation_pages(tmp_path) == [tmp_path / "README.md", tmp_path / "docs/b/c.md"]

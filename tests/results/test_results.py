@@ -1,0 +1,197 @@
+import json
+import shlex
+
+import numpy as np
+import pytest
+from results.summaries import command_of, final_values, first_episode, learning_table, result_curve, summarise
+from results.tables import benchmark_table
+
+from lrl.evaluation.report import environments_table, read_result, result_text
+from lrl.evaluation.statistics import config_digest, with_earlier_runs
+
+
+def run_directory(folder, seed, values, minutes="1.50", options=""):
+    folder.mkdir(parents=True)
+    command = (
+        f"/somewhere/lrl/__main__.py fit --config a/b.yaml --seed_everything {seed} --run_directory {folder}{options}"
+    )
+    (folder / "command.txt").write_text(command + "\n")
+    (folder / "commit.txt").write_text("abc\n")
+    (folder / "config.yaml").write_text(f"seed_everything: {seed}\n")
+    (folder / "run.log").write_text(f"2026-01-01 INFO finished after {minutes} minutes\n" if minutes else "\n")
+    rows = [f"{10 * (k + 1)},{k},{value}" for k, value in enumerate(values)]
+    (folder / "metrics.csv").write_text("\n".join(["clock/env_steps,clock/minutes,val/exact_success", "5,0,", *rows]))
+    return folder
+
+
+def test_a_summary_holds_command_seeds_minutes_and_curves(tmp_path):
+    runs = [run_directory(tmp_path / "b", 1, [0, 0.5]), run_directory(tmp_path / "a", 0, [0.25, 0.75], minutes="")]
+    kept = summarise(runs, "val/exact_success")
+    assert kept["command"] == "python -m lrl fit --config a/b.yaml"
+    assert [run["seed"] for run in kept["runs"]] == [0, 1]
+    assert [run["minutes"] for run in kept["runs"]] == [None, 1.5]
+    assert kept["runs"][1]["curve"] == {"env_steps": [10, 20], "minutes": [0, 1], "val/exact_success": [0, 0.5]}
+    np.testing.assert_array_equal(final_values(kept), [0.75, 0.5])
+
+
+def test_runs_on_further_seeds_are_added_to_those_that_are_kept(tmp_path):
+    first = summarise([run_directory(tmp_path / str(seed), seed, [seed / 4]) for seed in (0, 2)], "val/exact_success")
+    second = summarise([run_directory(tmp_path / f"x{seed}", seed, [0.9]) for seed in (1, 2)], "val/exact_success")
+    both = with_earlier_runs(second, first)
+    assert [run["seed"] for run in both["runs"]] == [0, 1, 2]
+    np.testing.assert_array_equal(final_values(both), [0, 0.9, 0.9])
+    first["runs"][0]["config"] = "another"
+    with pytest.raises(ValueError, match="--add: the configuration has changed"):
+        with_earlier_runs(second, first)
+    with pytest.raises(ValueError, match="--add: the metric was 'val/return' and is 'val/exact_success'"):
+        with_earlier_runs(second, first | {"metric": "val/return"})
+
+
+def test_a_result_is_read_back_from_its_text(tmp_path):
+    result = {"title": "t", "runs": [{"curve": {"minutes": [0.5, -1e-07, 3]}, "seed": 0}]}
+    (tmp_path / "r.json").write_text(result_text(result))
+    assert read_result(tmp_path / "r.json") == result and '"minutes": [0.5, -1e-07, 3]' in result_text(result)
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_last_value(tmp_path):
+    values = [number / 400 for number in range(399)]
+    kept = summarise([run_directory(tmp_path / "a", 0, values)], "val/exact_success", "val/exact_success")
+    curve = kept["runs"][0]["drawn"]["val/exact_success"]
+    assert 40 < len(curve) < 70 and curve[0] == 0 and curve[-1] == final_values(kept)[0] == round(values[-1], 5)
+
+
+def test_runs_that_start_from_runs_of_their_own_seeds_are_one_experiment(tmp_path):
+    commands, digests = set(), set()
+    for seed in (7, 70):
+        run = tmp_path / str(seed)
+        run.mkdir()
+        start = f"runs/weak/seed{seed}"
+        options = f"--model.init_args.init_from {start} --lr 7 --seed_everything {seed} --run_directory r"
+        (run / "command.txt").write_text(f"lrl fit --config a.yaml {options}")
+        commands.add(command_of(run))
+        digests.add(config_digest({"seed_everything": seed, "model": {"init_args": {"init_from": start, "lr": 7}}}))
+    assert commands == {"python -m lrl fit --config a.yaml --model.init_args.init_from runs/weak/seed{seed} --lr 7"}
+    assert len(digests) == 1
+    other = {"seed_everything": 7, "model": {"init_args": {"init_from": "runs/weak/seed70", "lr": 7}}}
+    assert config_digest(other) not in digests
+
+
+def test_the_command_of_a_run_keeps_the_quotes_that_a_shell_needs(tmp_path):
+    wanted = ["fit", "--config", "a.yaml", "--rewards", '[{"class_path": "some.Reward"}]', "--note", "it's so"]
+    places = (
+        ["--run_directory", "a b"],
+        ["--run_directory=a b"],
+        ["--run_directory", "/o'b c/d"],
+        ["--run_directory=o'b c"],
+    )
+    for number, place in enumerate(places):
+        run = tmp_path / str(number)
+        run.mkdir()
+        line = shlex.join(["/my programs/lrl", *wanted, *place, "--seed_everything", "7", "--last", "1"])
+        (run / "command.txt").write_text(line)
+        assert shlex.split(command_of(run)) == ["python", "-m", "lrl", *wanted, "--last", "1"]
+
+
+def test_runs_of_different_commands_are_not_one_experiment(tmp_path):
+    runs = [run_directory(tmp_path / "a", 0, [0]), run_directory(tmp_path / "b", 1, [0], options=" --model.lr 1")]
+    assert command_of(runs[1]).endswith("--model.lr 1")
+    with pytest.raises(ValueError, match="more than their seed"):
+        summarise(runs, "val/exact_success")
+
+
+def test_a_metric_that_was_not_measured_is_named(tmp_path):
+    with pytest.raises(ValueError, match="val/nothing"):
+        summarise([run_directory(tmp_path / "a", 0, [0])], "val/nothing")
+
+
+def test_a_row_shows_the_mean_each_of_few_seeds_and_how_many_reach_the_bar(tmp_path):
+    runs = [
+        run_directory(tmp_path / name, seed, [value]) for seed, (name, value) in enumerate([("a", 0.7), ("b", 0.8)])
+    ]
+    result = {"title": "ours", "bar": 0.72, **summarise(runs, "val/exact_success")}
+    row = learning_table([result]).splitlines()[-1]
+    assert "exact success 0.750 (0.700, 0.800)" in row and "1 of 2 reach 0.72" in row and "| 1.5 |" in row
+
+
+def test_a_comparison_shows_medians_and_the_range_of_ratios():
+    one = {
+        "name": "x",
+        "unit": "u/s",
+        "ours": [2, 4, 9],
+        "theirs": [1, 2, 3],
+        "ratio": 2,
+        "ratio_min": 2,
+        "ratio_max": 3,
+    }
+    row = benchmark_table([{"title": "t", "comparisons": [one]}]).splitlines()[-1]
+    assert row == "| t, x | 4 u/s | 2 | 2.00 (2.00 to 3.00) |"
+
+
+def test_a_malformed_result_raises_one_sentence(tmp_path):
+    (tmp_path / "r.json").write_text("{")
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_result(tmp_path / "r.json")
+    (tmp_path / "r.json").write_text(json.dumps([1]))
+    with pytest.raises(ValueError, match="must hold a JSON object"):
+        read_result(tmp_path / "r.json")
+
+
+def cell(env_id, policy, success, **env_kwargs):
+    means = {"return_mean": 2 * success, "length_mean": 7.25, "success_rate": success}
+    intervals = {"return_ci95": [0, 1], "length_ci95": [6, 8.5], "success_ci95": [success - 0.125, success + 0.125]}
+    return {"env_id": env_id, "policy": policy} | means | intervals | ({"env_kwargs": env_kwargs} if env_kwargs else {})
+
+
+def test_one_policy_has_return_length_and_success_of_each_environment():
+    table = environments_table([cell("a", "p", 0.5), cell("b", "p", 0.25)])
+    assert table.split("\n") == [
+        "| environment | return | length | success |",
+        "|---|---|---|---|",
+        "| `a` | 1.000 (0.000 to 1.000) | 7.2 (6.0 to 8.5) | 0.500 (0.375 to 0.625) |",
+        "| `b` | 0.500 (0.000 to 1.000) | 7.2 (6.0 to 8.5) | 0.250 (0.125 to 0.375) |",
+    ]
+
+
+def test_several_policies_stand_side_by_side_with_a_column_per_setting():
+    rows = [
+        cell("a", policy, rate, num_things=n) for n in (0, 3) for policy, rate in (("before", 0.25), ("after", 0.5))
+    ]
+    assert environments_table(rows).split("\n") == [
+        "| environment | num_things | before | after |",
+        "|---|---|---|---|",
+        "| `a` | 0 | 0.250 (0.125 to 0.375) | 0.500 (0.375 to 0.625) |",
+        "| `a` | 3 | 0.250 (0.125 to 0.375) | 0.500 (0.375 to 0.625) |",
+    ]
+
+
+def test_a_policy_that_was_not_evaluated_somewhere_has_an_empty_cell():
+    rows = [cell("a", "p", 0.5), cell("a", "q", 0.5), cell("b", "q", 0.25)]
+    assert environments_table(rows).split("\n")[3] == "| `b` |  | 0.250 (0.125 to 0.375) |"
+
+
+def test_the_rate_of_invalid_actions_stands_without_an_interval():
+    rows = [cell("a", policy, 0.5) | {"invalid_action_rate": rate} for policy, rate in (("p", 0.125), ("q", 1.0))]
+    assert environments_table(rows, figure="invalid").split("\n")[2:] == ["| `a` | 0.125 | 1.000 |"]
+
+
+def test_the_first_episode_at_which_the_mean_of_the_last_ones_is_reached(tmp_path):
+    rows = ["clock/episodes,rollout/return,other", "1,,5", "1,10,", "3,4,", "4,,5", "4,10,", "5,,5", "6,10,"]
+    (tmp_path / "metrics.csv").write_text("\n".join(rows))  # returns: 10 4 4 10 10 10
+    assert first_episode(tmp_path, 4, window=2) == 2
+    assert first_episode(tmp_path, 10, window=2) == 5
+    assert first_episode(tmp_path, 10, window=3) == 6
+    assert first_episode(tmp_path, 11, window=2) is None
+
+
+def test_a_drawn_point_is_the_mean_of_the_last_measurements_under_its_label(tmp_path):
+    runs = [run_directory(tmp_path / "a", 0, [0, 1, 2, 6])]
+    result = {"title": "a long title", "label": "ours", "window": 3, **summarise(runs, "val/exact_success")}
+    curve = result_curve(result, "env_steps")
+    assert curve.label == "ours" and curve.centre[-1] == pytest.approx(3)
+    assert result_curve(result | {"window": 1}, "env_steps").centre[-1] == pytest.approx(6)
+
+
+def test_a_curve_is_not_labelled_by_how_the_final_value_was_measured(tmp_path):
+    runs = [run_directory(tmp_path / "a", 0, [0, 1])]
+    result = {"title": "PPO on CartPole, return of 100 held-out episodes", **summarise(runs, "val/exact_success")}
+    assert result_curve(result, "env_steps").label == "PPO on CartPole"

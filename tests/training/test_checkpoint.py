@@ -1,0 +1,41 @@
+"""Which checkpoints a run leaves."""
+
+import pytest
+from settings import made
+from tiny_runs import make_trainer
+
+from lrl.algorithms.ppo import PPOValueHeadModule
+from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.policies.mlp import MLPPolicy
+from lrl.training.checkpoint import CollectionCheckpoint
+
+
+def fit(folder, checkpoint):
+    data = made(RolloutDataModule, GymnasiumEnvs("CartPole-v1"), num_envs=2, num_steps=4, validation_episodes=1)
+    trainer = make_trainer(folder, checkpoint, max_epochs=2, check_val_every_n_epoch=1, limit_val_batches=1.0)
+    trainer.fit(made(PPOValueHeadModule, MLPPolicy((4,), init_seed=0)), datamodule=data)
+
+
+def test_a_monitored_metric_leaves_the_best_checkpoint_beside_the_last(tmp_path):
+    checkpoint = CollectionCheckpoint(monitor="val/return")
+    fit(tmp_path, checkpoint)
+    assert checkpoint.best is not None
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+
+
+def test_an_unknown_metric_raises_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match="the checkpoint's monitor is 'val/no_such'; it must be one of"):
+        fit(tmp_path, CollectionCheckpoint(monitor="val/no_such"))
+
+
+def test_a_best_checkpoint_that_cannot_be_written_does_not_count_as_written(tmp_path, monkeypatch):
+    checkpoint = CollectionCheckpoint(monitor="val/return")
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(CollectionCheckpoint, "write", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        fit(tmp_path, checkpoint)
+    assert checkpoint.best is None

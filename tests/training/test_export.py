@@ -1,0 +1,179 @@
+"""The trained model as others load it."""
+
+import json
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub.errors import LocalTokenNotFoundError
+from tiny_runs import grpo, make_trainer, rollout_data, save_tiny_model, sft
+
+from lrl.lm.config import LoRAConfig
+from lrl.training.export import ExportModel
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft under transformers 5
+LORA = LoRAConfig(r=2, alpha=4)
+IDS = torch.arange(20)[None]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tied", tie_word_embeddings=True)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """What is asked of the hub, which says yes to everything."""
+    asked = []
+    for name in ("whoami", "create_repo", "upload_folder"):
+        answer = lambda self, *args, _name=name, **kwargs: asked.append((_name, args, kwargs))  # noqa: E731
+        monkeypatch.setattr(huggingface_hub.HfApi, name, answer)
+    return asked
+
+
+def fit(root, folder, export=None, **module):
+    module = grpo(folder, **{"kl_coef": 0.0} | module)
+    trainer = make_trainer(root, export or ExportModel(), max_epochs=1, enable_checkpointing=False)
+    trainer.fit(module, datamodule=rollout_data("prompts"))
+    return module.policy
+
+
+@torch.no_grad()
+def logits(model):
+    return model.eval()(input_ids=IDS).logits
+
+
+@pytest.mark.parametrize("base", ["folder", "tied"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_whole_model_is_loaded_by_hugging_face_alone(request, tmp_path, base, dtype):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    policy = fit(tmp_path, request.getfixturevalue(base), model={"dtype": dtype})
+    kernel = policy.language_model.model.config._attn_implementation  # another one rounds differently
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation=kernel)
+    assert torch.equal(logits(loaded), logits(policy.language_model.model)) and str(loaded.dtype) == f"torch.{dtype}"
+    ends = loaded.get_input_embeddings().weight, loaded.get_output_embeddings().weight
+    assert (ends[0] is ends[1]) == (base == "tied")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    messages = [{"role": "user", "content": "LEFT"}]
+    written = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert written == policy.language_model.tokenizer.encode_chat(messages)
+
+
+@pytest.mark.parametrize("saved", [None, ["lm_head"]])
+@pytest.mark.parametrize("base", ["folder", "tied"])
+def test_an_adapter_is_loaded_by_peft_on_the_base_that_it_names(request, tmp_path, base, saved):
+    from peft import AutoPeftModelForCausalLM
+
+    lora = LoRAConfig(r=2, alpha=4, modules_to_save=saved)
+    policy = fit(tmp_path, request.getfixturevalue(base), model={"lora": lora})
+    loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "model")
+    base = json.loads((tmp_path / "model" / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert base == policy.language_model.config.name
+    assert torch.equal(logits(loaded), logits(policy.language_model.model))
+    assert not torch.allclose(logits(loaded), logits(loaded.unload())), "the adapter has learned something"
+
+
+@pytest.mark.slow
+def test_a_warm_started_adapter_is_exported_without_its_reference(folder, tmp_path):
+    from peft import AutoPeftModelForCausalLM
+
+    fit(tmp_path / "first", folder, model={"lora": LORA})
+    module = {"model": {"lora": LORA}, "kl_coef": 0.1, "init_from": str(tmp_path / "warm.ckpt")}
+    warm = grpo(folder, **module | {"init_from": None})
+    warm.configure_model()
+    with torch.no_grad():
+        for weight in warm.parameters():
+            if weight.requires_grad:
+                weight.add_(0.1)
+    torch.save({"state_dict": warm.state_dict()}, tmp_path / "warm.ckpt")
+    policy = fit(tmp_path / "second", folder, **module)
+    loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "second" / "model")
+    assert list(loaded.peft_config) == ["default"]
+    assert torch.equal(logits(loaded), logits(policy.language_model.model))
+
+
+def test_a_template_of_ones_own_is_exported_with_the_tokenizer(folder, tmp_path):
+    from transformers import AutoTokenizer
+
+    policy = fit(tmp_path, folder, model={"chat_template": "plain"})
+    messages = [{"role": "user", "content": "LEFT"}]
+    written = AutoTokenizer.from_pretrained(tmp_path / "model").apply_chat_template(messages, tokenize=False)
+    assert written == policy.language_model.tokenizer._render(messages, add_generation_prompt=False) == "user: LEFT\n"
+
+
+def test_an_adapter_that_could_not_be_loaded_raises_before_training(folder, tmp_path):
+    for key in ("random_init", "ordered_numbers", "number_tokens"):
+        with pytest.raises(ValueError, match=f"{key} is true"):
+            fit(tmp_path, folder, model={"lora": LORA, key: True})
+    with pytest.raises(ValueError, match="first_layers is 1, so .*; it must be null, or lora null"):
+        fit(tmp_path, folder, model={"lora": LORA, "first_layers": 1})
+    whole = grpo(folder)
+    whole.configure_model()
+    torch.save({"state_dict": whole.state_dict()}, tmp_path / "whole.ckpt")
+    with pytest.raises(ValueError, match="init_from is .*, which replaced the base"):
+        fit(tmp_path, folder, model={"lora": LORA}, init_from=str(tmp_path / "whole.ckpt"))
+    assert not (tmp_path / "model").exists()
+
+
+# -- the hub ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_the_repository_is_made_before_training_and_the_folder_pushed_after(folder, tmp_path, hub, private):
+    fit(tmp_path, folder, ExportModel("me/lake", private=private))
+    (_, who, _), (_, made, how), (_, _, pushed) = hub
+    assert who == () and made == ("me/lake",) and how == {"private": private, "exist_ok": True}
+    assert pushed["repo_id"] == "me/lake" and (pushed["folder_path"] / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "sentence"),
+    [
+        ("whoami", LocalTokenNotFoundError("none"), "no token is set to push to 'me/lake'"),
+        ("whoami", ConnectionError("no route to host"), "cannot be pushed to; .*no route to host"),
+        ("create_repo", PermissionError("403 Forbidden"), "cannot be pushed to; .*403 Forbidden"),
+    ],
+)
+def test_a_hub_error_is_raised_before_training(folder, tmp_path, hub, monkeypatch, method, error, sentence):
+    def refuse(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub.HfApi, method, refuse)
+    with pytest.raises(ValueError, match=sentence):
+        fit(tmp_path, folder, ExportModel("me/lake"))
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_malformed_hub_name_raises(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.HfApi, "whoami", lambda self: {})
+    monkeypatch.setenv("HF_TOKEN", "made-up")
+    with pytest.raises(ValueError, match="'a/b/c'; it must be NAME or"):
+        fit(tmp_path, folder, ExportModel("a/b/c"))
+
+
+def test_a_failed_push_is_logged_with_the_command_to_repeat_it(folder, tmp_path, hub, monkeypatch, caplog):
+    def fail(*args, **kwargs):
+        raise ConnectionError("broken pipe\nand a page of more")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", fail)
+    fit(tmp_path, folder, ExportModel("me/lake"))
+    record = next(record for record in caplog.records if record.levelname == "ERROR")
+    assert "broken pipe" in record.message and f"hf upload me/lake {tmp_path / 'model'}" in record.message
+    assert "\n" not in record.message and (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_a_demonstrated_policy_is_exported_as_well(folder, tmp_path):
+    from tiny_runs import demonstrations
+    from transformers import AutoModelForCausalLM
+
+    module = sft(folder)
+    trainer = make_trainer(tmp_path, ExportModel(), max_epochs=1, enable_checkpointing=False)
+    trainer.fit(module, datamodule=demonstrations())
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert torch.equal(logits(loaded), logits(module.policy.language_model.model))
