@@ -30,7 +30,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 quickstart: $(VENV)/.installed
 	rm -rf $(RUN)
 	$(BIN)/python -m lrl fit --config configs/frozen_lake/grpo.yaml --run_directory $(RUN)
-	$(BIN)/python scripts/evaluate.py --checkpoint $(RUN)/checkpoints/last.ckpt --json $(RUN)/evaluation.json
+	$(BIN)/lrl evaluate --checkpoint $(RUN)/checkpoints/last.ckpt --json $(RUN)/evaluation.json
 	@echo "Pictures, transcripts and metrics are in $(RUN)"
 
 smollm2: $(VENV)/.installed
@@ -39,7 +39,7 @@ smollm2: $(VENV)/.installed
 quickstart-smollm2: smollm2
 	rm -rf $(RUN)-smollm2
 	$(BIN)/python -m lrl fit --config configs/frozen_lake/grpo_smollm2.yaml --run_directory $(RUN)-smollm2
-	$(BIN)/python scripts/evaluate.py --checkpoint $(RUN)-smollm2/checkpoints/last.ckpt --json $(RUN)-smollm2/evaluation.json
+	$(BIN)/lrl evaluate --checkpoint $(RUN)-smollm2/checkpoints/last.ckpt --json $(RUN)-smollm2/evaluation.json
 	@echo "Pictures, transcripts and metrics are in $(RUN)-smollm2"
 
 lint: $(VENV)/.installed

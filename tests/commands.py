@@ -30,7 +30,7 @@ class Finished(NamedTuple):
 
 
 def run_command(command, **environment):
-    """Run ``python -m lrl ...`` or ``python scripts/....py ...``, written as for a shell, which expands braces.
+    """Run ``lrl ...``, ``python -m lrl ...`` or ``python scripts/....py ...`` as a shell would.
 
     An error that a process would die of is its traceback in ``stderr`` and exit status 1.
     """
@@ -53,6 +53,8 @@ def run_words(words, **environment):
 
 
 def _main(words):
+    if words[0] == "lrl":
+        words = ["python", "-m", *words]
     python, first, *rest = words
     assert python == "python"
     if first == "-m":

@@ -22,26 +22,31 @@ SMALL = {"batch_size": 8, "num_groups": 4, "group_size": 3, "num_steps": 4, "max
 MAPS = 10
 NEEDS_A_HUB = ("grpo_gemma", "grpo_qwen", "ppo_llama3b", "trpo_gpt2", "_smollm2")
 """Configurations of models that are not in this repository; none is loaded here, even where `lrl fetch` has one."""
+NOT_RUN = re.compile(
+    r"^(lrl (fetch|fit|merge|run_seeds|search_table|zero_shot) |lrl .*(smollm2|--api_url|--model merged|/noise )"
+    r"|python server/)"
+)
+"""Commands that take hours, or need a hub, a server or what another of them has written."""
 IN_BFLOAT16 = "configs/babyai/ppo_direct.yaml"
 """Processors that do not compute in bfloat16 emulate it slowly: of six configurations one is run as written."""
 
 
 def commands():
-    """Each ``python ...`` of a fenced block or between backticks, once."""
+    """Each command of a fenced block, and each between backticks that names what it runs on, once."""
     found = []
     for page in PAGES:
         text = Path(page).read_text(encoding="utf-8")
         blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
         lines = [line.strip() for block in blocks for line in block.splitlines()]
-        lines += re.findall(r"`(python [^`]+)`", text)
-        found += [line for line in lines if line.startswith("python ")]
-    return list(dict.fromkeys(found))
+        lines += re.findall(r"`(python [^`]+|lrl success_table --[^`]+)`", text)
+        found += [line for line in lines if line.startswith(("python ", "lrl "))]
+    return [line for line in dict.fromkeys(found) if not NOT_RUN.search(line)]
 
 
-COLLECTING = [line for line in commands() if "collect.py --policy" in line]
+COLLECTING = [line for line in commands() if line.startswith("lrl collect --policy")]
 SERVING = [line for line in commands() if " serve_env " in line or " --env_url " in line]
 TRAINING = [line for line in commands() if " -m lrl " in line and line not in SERVING]
-SCRIPTS = [line for line in commands() if " scripts/" in line and line not in (*COLLECTING, *SERVING)]
+OTHERS = [line for line in commands() if line not in (*COLLECTING, *SERVING, *TRAINING)]
 DIRECTORIES = {named[1]: line for line in TRAINING if (named := re.search(r" --run_directory (runs/\S+)", line))}
 """Training commands that others start from, by the directory that they name."""
 
@@ -169,7 +174,7 @@ def test_a_training_command_runs(command, trained, datasets, tmp_path, monkeypat
 
 @pytest.fixture
 def children_of_this_process(monkeypatch):
-    """Python commands that a script starts are run here: each child would import torch and Lightning again."""
+    """Python commands that a command starts are run here: each child would import torch and Lightning again."""
     start = subprocess.run
 
     def run(command, **settings):
@@ -184,8 +189,8 @@ def children_of_this_process(monkeypatch):
 
 @pytest.mark.learning
 @pytest.mark.usefixtures("children_of_this_process")
-@pytest.mark.parametrize("command", SCRIPTS)
-def test_a_script_runs(command, trained, datasets, tmp_path):
+@pytest.mark.parametrize("command", OTHERS)
+def test_another_command_runs(command, trained, datasets, tmp_path):
     run = trained("python -m lrl fit --config configs/frozen_lake/grpo.yaml") if "runs/" in command else tmp_path
     command = re.sub(r"runs/\S*last\.ckpt", str(run / "checkpoints" / "last.ckpt"), command)
     command = re.sub(r"(--checkpoint) runs/\S+", rf"\1 {run}", command)
@@ -212,7 +217,7 @@ def test_a_served_environment_is_played_and_packaged(tmp_path):
 
 
 def test_there_are_commands_to_run():
-    assert len(TRAINING) >= 4 and any("scripts/evaluate.py" in line for line in SCRIPTS)
+    assert len(TRAINING) >= 4 and any(line.startswith("lrl evaluate ") for line in OTHERS)
 
 
 def test_a_short_run_is_made_of_the_sizes_that_are_written(tmp_path, monkeypatch):

@@ -117,7 +117,7 @@ def _box_format(
     elif given is None:
         raise ValueError(
             f"numbers.statistics lacks the {role}; for normalised numbers there must be one [mean, deviation] per "
-            "dimension, which collect.py --statistics prints."
+            "dimension, which lrl collect --statistics prints."
         )
     else:
         codec = NormalisedCodec(*given, numbers.precision)

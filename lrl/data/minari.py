@@ -262,9 +262,9 @@ class MinariDemonstrations(Demonstrations):
     A data set holds native observations and actions, from which a policy that acts natively learns; for one that
     responds in text the environment's codec writes them as text, and the prompt's history is that of the episode.
     Episodes are read lazily. Random actions that were inserted while collecting
-    (``collect.py --random_share``) are not demonstrated but are part of the history. With ``advised`` the action that
+    (``lrl collect --random_share``) are not demonstrated but are part of the history. With ``advised`` the action that
     the policy would have chosen instead is demonstrated, which covers states that mistakes lead to. Of a data set with
-    an advisor (``collect.py --advisor``) only the advised actions are demonstrated (DAgger, arXiv:1011.0686).
+    an advisor (``lrl collect --advisor``) only the advised actions are demonstrated (DAgger, arXiv:1011.0686).
 
     Args:
         dataset_id: Minari's name of the data set, which is downloaded if it is not local.

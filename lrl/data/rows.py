@@ -29,7 +29,7 @@ class MinariRows(EnvRows):
 
     A row is what the environment would show: its codec writes the native observation as text, and the prompt's history
     is that of the episode. Rows are read when they are shown. Steps at which a random action was inserted while
-    collecting (``collect.py --random_share``) are not rows, but are part of the history.
+    collecting (``lrl collect --random_share``) are not rows, but are part of the history.
 
     Args:
         dataset_id: Minari's name of the data set, which is downloaded if it is not local.

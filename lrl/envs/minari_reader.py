@@ -153,7 +153,7 @@ class DatasetReader:
         if not path.exists():
             raise ValueError(
                 f"dataset_id is {dataset_id!r}, which is neither in {get_dataset_path()} nor could it be downloaded; "
-                "collect it with scripts/collect.py, or set MINARI_DATASETS_PATH to its folder."
+                "collect it with lrl collect, or set MINARI_DATASETS_PATH to its folder."
             )
         with self._readable_errors(), suppress_output():
             dataset = MinariDataset(path)

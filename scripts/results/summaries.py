@@ -222,7 +222,7 @@ def baselines_table(reports: dict[str, dict[str, Any]]) -> str:
     """Return a Markdown table of the returns of several policies in the same environments.
 
     Args:
-        reports: name of the policy to the report that ``scripts/success_table.py`` wrote.
+        reports: name of the policy to the report that ``lrl success_table --json`` wrote.
     """
     lines = [f"| environment | {' | '.join(reports)} |", "|---" * (len(reports) + 1) + "|"]
     for rows in zip(*(report["environments"] for report in reports.values()), strict=True):

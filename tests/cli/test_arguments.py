@@ -2,10 +2,8 @@
 
 import importlib
 import json
-import runpy
 import sys
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,16 +11,14 @@ import torch
 import lrl.cli.evaluate as evaluate_command
 from lrl.cli.arguments import fabric_of
 from lrl.cli.main import _seed
-from lrl.cli.program import MODULES
+from lrl.cli.program import MODULES, main
 from lrl.policies.baselines import ConstantActor
-
-SCRIPT = str(Path(__file__).parents[2] / "scripts" / "evaluate.py")
 
 
 def evaluate(monkeypatch, *arguments):
-    """Run the script on two episodes."""
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--policy", "constant", "--episodes", "2", *arguments])
-    runpy.run_path(SCRIPT, run_name="__main__")
+    """Run ``lrl evaluate`` on two episodes."""
+    monkeypatch.setattr(sys, "argv", ["lrl", "evaluate", "--policy", "constant", "--episodes", "2", *arguments])
+    main()
 
 
 @pytest.fixture
@@ -69,7 +65,7 @@ def test_a_setting_that_cannot_be_used_is_one_sentence(arguments, sentence, monk
         evaluate(monkeypatch, "--accelerator", "cpu", *arguments)
     assert ended.value.code == 2
     told = capsys.readouterr().err.strip()
-    assert told.startswith("evaluate.py: ") and sentence in told and "Traceback" not in told
+    assert told.startswith("lrl evaluate: ") and sentence in told and "Traceback" not in told
 
 
 def test_a_strategy_that_shards_the_policy_is_refused(monkeypatch):

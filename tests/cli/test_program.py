@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from commands import run_words
@@ -39,11 +38,3 @@ def test_the_help_of_all_commands_takes_less_than_three_seconds_and_no_torch():
 def test_an_unknown_command_is_one_sentence(word, sentence):
     done = run_words(["python", "-m", "lrl", word])
     assert done.returncode == 2 and sentence in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_a_script_of_the_same_name(name):
-    script = Path("scripts", f"{name}.py")
-    assert len(script.read_text().splitlines()) < 20
-    done = run_words(["python", str(script), "--help"])
-    assert done.returncode == 0 and done.stdout.startswith(f"usage: {name}.py ")

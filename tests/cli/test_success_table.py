@@ -12,11 +12,9 @@ from commands import Finished, run_words
 import lrl.evaluation.episodes
 from lrl.cli.success_table import labelled
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "success_table.py"
-
 
 def run(*arguments: str) -> Finished:
-    return run_words(["python", str(SCRIPT), "--policy", "expert", "--episodes", "3", *arguments])
+    return run_words(["lrl", "success_table", "--policy", "expert", "--episodes", "3", *arguments])
 
 
 def test_each_environment_is_a_line_and_an_entry_with_the_seeds_that_failed(tmp_path: Path) -> None:
@@ -65,12 +63,12 @@ def test_the_policy_plays_in_the_precision_that_is_asked_for(tmp_path: Path, mon
 @pytest.mark.slow
 def test_a_label_that_is_given_twice_is_one_sentence() -> None:
     # The one that starts a process of its own, as a user does: it ends before anything large is imported.
-    command = [sys.executable, str(SCRIPT), "--env_id", "FrozenLake-v1", "--checkpoint", "a=x", "a=y"]
+    command = [sys.executable, "-m", "lrl", "success_table", "--env_id", "FrozenLake-v1", "--checkpoint", "a=x", "a=y"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert (
         done.stderr.strip()
-        == "success_table.py: --checkpoint names 'a' twice; give each a label of its own: LABEL=RUN."
+        == "lrl success_table: --checkpoint names 'a' twice; give each a label of its own: LABEL=RUN."
     )
 
 

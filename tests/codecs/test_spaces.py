@@ -284,7 +284,7 @@ def test_normalised_numbers_of_a_dict_have_statistics_by_key():
 @pytest.mark.parametrize(
     ("space", "statistics", "complaint"),
     [
-        (BOX, None, "numbers.statistics lacks the observation; .* collect.py --statistics prints"),
+        (BOX, None, "numbers.statistics lacks the observation; .* lrl collect --statistics prints"),
         (BOX, [(0.0, 1.0)] * 2, "numbers.statistics has 2 entries; the observation has 6 dimensions"),
         (spaces.Dict({"a": BOX, "b": BOX}), {"a": [(0.0, 1.0)]}, "numbers.statistics lacks the observation b"),
         (spaces.Dict({"a": BOX}), {"c": [(0.0, 1.0)]}, "numbers.statistics has the key 'c'"),

@@ -432,7 +432,7 @@ def test_minari_is_silent(capfd, recwarn):
 
 def test_the_script_collects_and_exports(tmp_path):
     def run(*arguments):
-        command = ["python", "scripts/collect.py", "--env_id", "FrozenLake-v1", "--dataset_id", "lrl/lake/bot-v0"]
+        command = ["lrl", "collect", "--env_id", "FrozenLake-v1", "--dataset_id", "lrl/lake/bot-v0"]
         return run_words([*command, *arguments])
 
     lines = tmp_path / "lake.jsonl"
@@ -444,7 +444,7 @@ def test_the_script_collects_and_exports(tmp_path):
     assert record["action"] == "<action>DOWN</action>"
     again = run("--policy", "expert")
     assert again.returncode == 2 and again.stderr.startswith(
-        "collect.py: dataset_id is 'lrl/lake/bot-v0', which exists"
+        "lrl collect: dataset_id is 'lrl/lake/bot-v0', which exists"
     )
     assert len(again.stderr.splitlines()) == 1
     spans = run("--ranges")
@@ -453,9 +453,9 @@ def test_the_script_collects_and_exports(tmp_path):
 
 def test_the_script_measures_ranges_and_statistics_as_settings(datasets, capsys):
     words = ["--env_id", "CartPole-v1", "--dataset_id", "lrl/cart-v0"]
-    collect_script.main("collect.py", [*words, "--policy", "random", "--episodes", "3"])
+    collect_script.main("lrl collect", [*words, "--policy", "random", "--episodes", "3"])
     capsys.readouterr()
-    collect_script.main("collect.py", [*words, "--ranges", "--statistics"])
+    collect_script.main("lrl collect", [*words, "--ranges", "--statistics"])
     integers, normalised = (yaml.safe_load(line)["numbers"] for line in capsys.readouterr().out.splitlines())
     np.testing.assert_allclose(NumberFormat(**integers).ranges, observation_ranges("lrl/cart-v0"), rtol=1e-5)
     np.testing.assert_allclose(NumberFormat(**normalised).statistics, observation_statistics("lrl/cart-v0"), rtol=1e-5)

@@ -88,7 +88,7 @@ def test_repeated_rows_are_dropped_by_default(tmp_path: Path) -> None:
 def test_the_file_written_by_the_script_can_be_read(slippery: bool, tmp_path: Path, capsys) -> None:
     out = tmp_path / "new" / "expert.csv"
     slip = "--slippery" if slippery else "--no-slippery"
-    main("expert_q.py", ["--out", str(out), slip, "--episodes", "60"])
+    main("lrl expert_q", ["--out", str(out), slip, "--episodes", "60"])
     assert "success of the expert within 100 steps: " + ("0.7402" if slippery else "1.0000") in capsys.readouterr().out
     with out.open(newline="") as file:
         records = list(csv.DictReader(file))
@@ -105,7 +105,7 @@ def test_the_file_written_by_the_script_can_be_read(slippery: bool, tmp_path: Pa
 def test_the_script_supports_q_learning(tmp_path: Path, capsys) -> None:
     out = tmp_path / "expert.csv"
     short = ["--learning_episodes", "800", "--episodes", "2"]
-    main("expert_q.py", ["--out", str(out), "--no-slippery", "--method", "q_learning", *short])
+    main("lrl expert_q", ["--out", str(out), "--no-slippery", "--method", "q_learning", *short])
     assert "1.0000" in capsys.readouterr().out and len(CsvRows(str(out)).rows()) == 6
 
 

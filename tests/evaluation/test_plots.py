@@ -1,6 +1,5 @@
 """Learning curves."""
 
-import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lrl.cli.program import main
 from lrl.evaluation import pictures as plots
 from lrl.evaluation.pictures import Series, aggregate, draw_curves, group_runs, metrics_file, read_series
 
@@ -150,23 +150,23 @@ def test_few_runs_are_drawn_singly_and_five_with_an_interval(
     assert (len(axes.lines), len(axes.collections)) == (lines, bands)
 
 
-def script(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["plot.py", *arguments])
-    runpy.run_path(str(ROOT / "scripts" / "plot.py"), run_name="__main__")
+def plot(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["lrl", "plot", *arguments])
+    main()
 
 
-def test_the_script_draws_runs_with_baselines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_draws_runs_with_baselines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [str(write_run(tmp_path / "grpo" / f"seed{seed}", [0.1, 0.5])) for seed in range(2)]
     path = tmp_path / "curve.png"
-    script(monkeypatch, *runs, "--baseline", "optimum=.744", "--clock", "minutes", "--out", str(path))
+    plot(monkeypatch, *runs, "--baseline", "optimum=.744", "--clock", "minutes", "--out", str(path))
     assert path.read_bytes().startswith(PNG)
 
 
-def test_the_script_reports_errors_in_one_sentence(
+def test_the_command_reports_errors_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(write_run(tmp_path / "run", [0.1]))
     with pytest.raises(SystemExit) as ended:
-        script(monkeypatch, run, "--baseline", "optimum")
+        plot(monkeypatch, run, "--baseline", "optimum")
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("plot.py: --baseline is 'optimum'; it must be LABEL=VALUE")
+    assert capsys.readouterr().err.startswith("lrl plot: --baseline is 'optimum'; it must be LABEL=VALUE")

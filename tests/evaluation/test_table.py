@@ -2,7 +2,6 @@
 
 import io
 import json
-import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from lrl.cli.program import main
 from lrl.evaluation.episodes import EpisodeResults
 from lrl.evaluation.report import results_table, write_json
 
@@ -69,16 +69,16 @@ def test_json_is_strict_and_written_whole(tmp_path: Path) -> None:
     assert path.read_text() == first
 
 
-def script(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
-    runpy.run_path(str(ROOT / "scripts" / "evaluate.py"), run_name="__main__")
+def evaluate(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["lrl", "evaluate", *arguments])
+    main()
 
 
-def test_the_script_prints_baselines_beside_the_policy_and_writes_json(
+def test_the_command_prints_baselines_beside_the_policy_and_writes_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "figures.json"
-    script(monkeypatch, "--policy", "constant", "--episodes", "12", "--num_envs", "5", "--json", str(path))
+    evaluate(monkeypatch, "--policy", "constant", "--episodes", "12", "--num_envs", "5", "--json", str(path))
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("constant", "random", "expert", "optimum 0.7442"))
     report = json.loads(path.read_text())
@@ -86,10 +86,10 @@ def test_the_script_prints_baselines_beside_the_policy_and_writes_json(
     assert [episode["seed"] for episode in report["per_episode"]] == list(range(10_000, 10_012))
 
 
-def test_the_script_reports_errors_in_one_sentence(
+def test_the_command_reports_errors_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        script(monkeypatch, "--policy", "constant", "--env_kwargs", "{map")
+        evaluate(monkeypatch, "--policy", "constant", "--env_kwargs", "{map")
     assert ended.value.code == 2
-    assert capsys.readouterr().err.strip() == "evaluate.py: --env_kwargs is '{map'; it must be a JSON object."
+    assert capsys.readouterr().err.strip() == "lrl evaluate: --env_kwargs is '{map'; it must be a JSON object."

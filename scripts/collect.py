@@ -1,8 +1,0 @@
-"""Record episodes as a Minari data set: the same as ``lrl collect``."""
-
-import sys
-
-from lrl.cli.collect import main
-
-if __name__ == "__main__":
-    main("collect.py", sys.argv[1:])
