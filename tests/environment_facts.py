@@ -3,7 +3,7 @@
 import re
 
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.search.facts import environment_facts
+from lrl.search.described import environment_facts
 
 
 def facts_of(id, **kwargs):

@@ -7,7 +7,7 @@ import pytest
 from environment_facts import facts_of, last_step, numbers
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
-from lrl.search.facts import environment_facts
+from lrl.search.described import environment_facts
 from lrl.search.tasks import TASKS
 
 LABELS = ["Observation", "Actions", "Reward of a step", "End of an episode", "Randomness"]

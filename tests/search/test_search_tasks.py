@@ -31,7 +31,6 @@ def search(url, run, name, proposals, *more):
         "model.init_args.policy": "LinearPolicy" if task.policy == "linear" else "TabularPolicy",
         "model.init_args.searcher": json.dumps(searcher),
         "data.init_args.env.init_args.id": task.env_id,
-        "data.init_args.env.init_args.kwargs": json.dumps(task.env_kwargs),
         "data.init_args.max_steps": task.max_steps,
         "data.init_args.num_iterations": proposals,
         "data.init_args.warmup": WARMUP,
