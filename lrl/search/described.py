@@ -137,7 +137,7 @@ def _meanings(first: int, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentFacts:
-    """What is known about an environment; each field contains one or more sentences."""
+    """Facts about an environment; each field contains one or more sentences."""
 
     world: str
     """The environment and the goal."""
