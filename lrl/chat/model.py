@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from lrl.types import SamplingConfig
+if TYPE_CHECKING:
+    from lrl.types import SamplingConfig
 
 Message = dict[str, str]
 """Chat message ``{"role": "system" | "user" | "assistant", "content": ...}``."""

@@ -1,28 +1,63 @@
-"""Chat models behind an OpenAI-compatible endpoint: retries, a limit of requests, a cache and counts."""
+"""Chat models behind an OpenAI-compatible endpoint: requests, retries, cached responses and usage counts."""
 
 from __future__ import annotations
 
+import email.utils
 import json
 import logging
+import math
+import os
+import random
 import re
 import threading
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
-from typing import Any, final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, final
 
+from lrl.addresses import check_variable, checked_url, is_loopback
 from lrl.chat.cache import CompletionCache, request_key
-from lrl.chat.endpoint import ChatEndpoint, Failure, RetryConfig, without_surrogates
 from lrl.chat.model import ChatModel, Completion, ConversationTooLongError, Message
-from lrl.ranges import NonNegativeFloat, PositiveInt, check_arguments, check_fields
-from lrl.types import SamplingConfig
+from lrl.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
 
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
+
+    from lrl.types import SamplingConfig
+
+_LOG = logging.getLogger("lrl")
+
+_BASE_DELAY, _MAX_DELAY = 1.0, 60.0
+"""Seconds before the first retry, and the maximum unless the server asks for more."""
+_MAX_RETRY_AFTER = 600.0
+"""If a server asks for a longer pause than this many seconds, the request is not sent again."""
+_TRANSIENT = (408, 409, 425, 429)
+"""Statuses below 500 of requests that may succeed later."""
+_TOO_LONG = re.compile(
+    r"context[_ ]?(?:length|size|window)|maximum model length"
+    r"|(?:prompt|input|request)[\w ]{0,40} too (?:long|large)|input token count|too many (?:input )?tokens"
+    r"|max_new_tokens. must be <=",
+    re.IGNORECASE,
+)
+"""Matches the errors of OpenAI, vLLM, llama.cpp, Anthropic, Gemini, Mistral, TGI and LiteLLM for long conversations."""
+_MAX_MESSAGE, _MAX_BODY = 200, 60
+"""Maximum number of characters shown of a server's error message, and of a body that is not a chat completion."""
+_NO_KEY = "none"
+"""Sent as the API key if the environment holds none."""
+_MIN_SECRET = 8
+"""A shorter API key is a placeholder and may be part of ordinary words, so it is not redacted."""
+_MAX_TOKENS = 10**9
+"""Larger token counts are mistakes of the server and count as 0."""
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""Exceptions raised by reading a body that is not a chat completion."""
 _PER_PRICE = 1_000_000
 """Number of tokens that a price is for."""
 _PER_MESSAGE = 8
-"""Tokens that a chat template adds to a message, about."""
+"""Approximate number of tokens that a chat template adds to a message."""
 _PIECES = re.compile(rb"[A-Za-z]{1,4}|[^\sA-Za-z]|\n| (?=[0-9])")
-_LOG = logging.getLogger("lrl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +65,9 @@ class Prices:
     """Prices of a million tokens, in any currency."""
 
     prompt: NonNegativeFloat
-    """Price of a million tokens of conversations."""
+    """Price of a million prompt tokens."""
     completion: NonNegativeFloat
-    """Price of a million tokens of responses."""
+    """Price of a million response tokens."""
 
     def __post_init__(self) -> None:
         check_fields(self, "prices")
@@ -40,87 +75,109 @@ class Prices:
 
 @dataclass(kw_only=True)
 class Usage:
-    """Counts what a chat model was asked in this process."""
+    """Counts the requests of this process."""
 
     requests: int = 0
     """Requests that were sent, retries included."""
     retries: int = 0
     """Requests that were sent again after a failure."""
     cached: int = 0
-    """Conversations whose response was known, from the cache or because one call held them twice."""
+    """Conversations that needed no request: in the cache, or twice in one call."""
     prompt_tokens: int = 0
-    """Tokens of the conversations, by the server's count; those of failed requests are unknown."""
+    """Prompt tokens as counted by the server; those of failed requests are unknown."""
     completion_tokens: int = 0
-    """Tokens of the responses, by the server's count."""
+    """Response tokens as counted by the server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Describes a request that failed."""
+
+    reason: str
+    """A few words for an error message, without the API key."""
+    transient: bool = True
+    """Whether the same request may succeed later."""
+    status: int | None = None
+    """HTTP status; None if the server did not respond."""
+    too_long: bool = False
+    """Whether the server rejected the conversation because it is longer than its model's context."""
+    retry_after: float | None = None
+    """Seconds that the server asks to wait; None if it does not ask."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    """Tokens of an empty response, which costs as much as any other."""
 
 
 @final
+@dataclass(eq=False)
 class ServedChatModel(ChatModel):
     """A chat model behind an OpenAI-compatible endpoint; needs the extra ``serve``.
 
     The API key is read from the environment when a request is sent. It is in no attribute, error or file.
 
-    Args:
-        name: name of the model on the server.
-        api_url: base URL of the endpoint, such as ``http://127.0.0.1:8000/v1``.
-        api_key_env: environment variable that holds the API key; servers without keys need none.
-        max_concurrency: maximum number of requests under way at once.
-        cache: SQLite file of responses; null asks again every time.
-        retries: how failed requests are repeated.
-        prices: for the cost; null computes none.
-        extra_body: further fields of each request, as the server knows them; null leaves a field out, such as a seed
-            that it does not take.
-        max_tokens_field: what the server calls the maximum number of tokens of a response; OpenAI's reasoning models
-            take ``max_completion_tokens`` only.
-        accept_empty: whether an empty response is one; else it is a failure, and the request is sent again.
-        context_length: maximum number of tokens of a conversation and its response; null leaves it to the server, some
-            of which cut a longer conversation without saying so.
+    Raises:
+        ValueError: If a setting is out of range, if the URL or ``api_key_env`` may hold a secret, if ``extra_body``
+            cannot be sent, or if the cache cannot be written.
 
     Attributes:
-        usage: what was asked so far.
-        wait: waits for an event or some seconds; tests replace it.
+        usage: The counts so far.
+        wait: Waits until an event is set or for some seconds; tests replace it.
     """
 
-    def __init__(
-        self,
-        name: str,
-        api_url: str,
-        api_key_env: str = "OPENAI_API_KEY",
-        max_concurrency: PositiveInt = 8,
-        cache: str | None = None,
-        retries: RetryConfig = RetryConfig(),
-        prices: Prices | None = None,
-        extra_body: Mapping[str, Any] | None = None,
-        max_tokens_field: str = "max_tokens",
-        accept_empty: bool = False,
-        context_length: PositiveInt | None = None,
-    ) -> None:
-        limits = {"max_concurrency": max_concurrency, "context_length": context_length}
-        check_arguments(type(self).__init__, limits, "chat_model")
-        self.endpoint = ChatEndpoint(api_url, api_key_env, retries.timeout, accept_empty)
-        self.name, self.retries, self.prices = name, retries, prices
-        self.extra_body, self.max_tokens_field = _checked_fields(extra_body or {}), max_tokens_field
-        self.max_concurrency, self.context_length = max_concurrency, context_length
-        self.cache = None if cache is None else CompletionCache(cache)
+    name: str
+    """Name of the model on the server."""
+    api_url: str
+    """Base URL of the endpoint, such as ``http://127.0.0.1:8000/v1``."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the API key; servers without keys need none."""
+    max_concurrency: PositiveInt = 8
+    """Maximum number of simultaneous requests."""
+    cache: str | None = None
+    """SQLite file of responses; null sends every request again."""
+    timeout: PositiveFloat = 120.0
+    """Seconds without data from the server after which a request has failed."""
+    max_retries: NonNegativeInt = 8
+    """Maximum number of times that a failed request is sent again; 8 retries take about 3 minutes."""
+    prices: Prices | None = None
+    """Prices from which the cost is computed; null computes none."""
+    extra_body: Mapping[str, Any] | None = None
+    """Further fields of each request; a null value removes a field, such as a seed that the server does not accept."""
+    max_tokens_field: str = "max_tokens"
+    """The server's name of the maximum number of response tokens; OpenAI's reasoning models accept only
+    ``max_completion_tokens``."""
+    accept_empty: bool = False
+    """Whether an empty response is accepted; otherwise it is a failure, and the request is sent again."""
+    context_length: PositiveInt | None = None
+    """Maximum number of tokens of a conversation and its response; null leaves the check to the server. Some servers
+    truncate a longer conversation silently."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "chat_model")
+        example, keys_are = "http://127.0.0.1:8000/v1", "read from the environment"
+        self.api_url = checked_url("api_url", self.api_url, example, keys_are)
+        check_variable("api_key_env", self.api_key_env)
+        self.extra_body = _checked_fields(self.extra_body or {})
+        self.responses = None if self.cache is None else CompletionCache(self.cache)
         self.usage = Usage()
         self.wait: Callable[[threading.Event, float], Any] = threading.Event.wait
-        self._slots, self._counting = threading.BoundedSemaphore(max_concurrency), threading.Lock()
+        self._slots, self._counting = threading.BoundedSemaphore(self.max_concurrency), threading.Lock()
 
     def connect(self) -> None:
-        """Make the client, which sends nothing yet.
+        """Create the client, which does not open a connection yet.
 
         Raises:
-            ValueError: the package is not installed, or the environment holds what cannot be an API key.
+            ValueError: If the extra ``serve`` is not installed, or if the environment variable cannot hold an API key.
         """
-        self.endpoint.connect()
+        assert self._client is not None
+        self._key()
 
     def fits(self, conversation: Sequence[Message], sampling: SamplingConfig, response: str = "") -> bool:
-        """Return whether a conversation and its response fit into ``context_length``; True where that is null.
+        """Return whether a conversation and its response fit into ``context_length``; True if that is null.
 
         Args:
-            conversation: messages, oldest first; their tokens are estimated, rather more than less.
-            sampling: has the maximum number of tokens of a response.
-            response: not read, as only the server knows its tokens.
+            conversation: Messages, oldest first; the number of their tokens is estimated, and rather too high.
+            sampling: Specifies the maximum number of tokens of a response.
+            response: Unused, because only the server can tokenise it.
         """
         if self.context_length is None:
             return True
@@ -133,45 +190,40 @@ class ServedChatModel(ChatModel):
         """Return one response to each conversation, in the same order; equal requests are sent once.
 
         Args:
-            conversations: messages, oldest first.
-            sampling: temperature, top-k, top-p and the maximum number of tokens of a response.
-            seeds: of each response; it is the server that makes equal seeds give equal responses, or does not.
+            conversations: Messages, oldest first.
+            sampling: Temperature, top-k, top-p and the maximum number of tokens of a response.
+            seeds: One per response; whether equal seeds give equal responses depends on the server.
 
         Raises:
-            ConversationTooLongError: the server says that its model does not read so much.
-            ValueError: the server cannot be reached for longer than the retries last, or rejects a request for good.
-                All responses that have arrived by then are in the cache.
+            ConversationTooLongError: If the server rejects a conversation as too long.
+            ValueError: If a request fails permanently or ``max_retries`` times. All responses that have arrived by then
+                are in the cache.
         """
         self.connect()
         bodies = [self._body(*pair, sampling) for pair in zip(conversations, seeds, strict=True)]
-        keys = [request_key(self.endpoint.api_url, *pair) for pair in zip(bodies, seeds, strict=True)]
+        keys = [request_key(self.api_url, *pair) for pair in zip(bodies, seeds, strict=True)]
         known: dict[str, Completion] = {}
-        if self.cache is not None:
-            found = {key: self.cache.find(key) for key in dict.fromkeys(keys)}
-            known = {key: completion for key, completion in found.items() if completion and self._is_one(completion)}
+        if self.responses is not None:
+            found = {key: self.responses.find(key) for key in dict.fromkeys(keys)}
+            known = {key: completion for key, completion in found.items() if completion and self._accepts(completion)}
         missing = {key: body for key, body in zip(keys, bodies) if key not in known}
-        self._count(cached=len(keys) - len(missing))
-        known |= self._ask_all(missing)
+        with self._counting:
+            self.usage.cached += len(keys) - len(missing)
+        known |= self._request_all(missing)
         return [known[key] for key in keys]
 
-    def _is_one(self, completion: Completion) -> bool:
-        """Return whether a response from the cache, which may be empty, would be accepted from the server."""
-        return self.endpoint.accept_empty or completion.finish_reason == "length" or bool(completion.text.strip())
-
-    @property
-    def cost(self) -> float | None:
-        """Price of all tokens so far; None without prices."""
-        if self.prices is None:
-            return None
-        prompt = self.usage.prompt_tokens * self.prices.prompt
-        return (prompt + self.usage.completion_tokens * self.prices.completion) / _PER_PRICE
-
     def report(self) -> dict[str, Any]:
-        """Return the counts and the cost by name, for a JSON file."""
-        return {**asdict(self.usage), "cost": self.cost}
+        """Return the counts by name, and as ``cost`` the price of all tokens so far, None without prices."""
+        usage, prices = self.usage, self.prices
+        price = prices and usage.prompt_tokens * prices.prompt + usage.completion_tokens * prices.completion
+        return {**asdict(usage), "cost": None if price is None else price / _PER_PRICE}
+
+    def _accepts(self, completion: Completion) -> bool:
+        """Return whether a cached response would be accepted from the server: an earlier run may accept empty ones."""
+        return self.accept_empty or completion.finish_reason == "length" or bool(completion.text.strip())
 
     def _body(self, messages: Sequence[Message], seed: int, sampling: SamplingConfig) -> dict[str, Any]:
-        """Return everything that is sent, except the API key."""
+        """Return everything that a request sends, except the API key."""
         body: dict[str, Any] = {
             "model": self.name,
             "messages": [{name: without_surrogates(text) for name, text in message.items()} for message in messages],
@@ -179,13 +231,14 @@ class ServedChatModel(ChatModel):
             self.max_tokens_field: sampling.max_new_tokens,
             "seed": int(seed),
         }
-        body |= {"top_p": sampling.top_p, "top_k": sampling.top_k} | self.extra_body
+        body |= {"top_p": sampling.top_p, "top_k": sampling.top_k} | dict(self.extra_body or {})
         return {name: value for name, value in body.items() if value is not None}
 
-    def _ask_all(self, missing: Mapping[str, Mapping[str, Any]]) -> dict[str, Completion]:
+    def _request_all(self, missing: Mapping[str, Mapping[str, Any]]) -> dict[str, Completion]:
         """Send requests, several at a time, and return the responses by key.
 
-        After a failure for good no further request begins, but those under way may end, so that they are not lost.
+        After a permanent failure no further request starts, but running requests may end, so that their responses are
+        kept.
         """
         if not missing:
             return {}
@@ -193,7 +246,7 @@ class ServedChatModel(ChatModel):
         pool = ThreadPoolExecutor(min(self.max_concurrency, len(missing)), "lrl-chat")
         futures: dict[str, Future[Completion | None]] = {}
         try:
-            futures = {key: pool.submit(self._ask, key, body, stop) for key, body in missing.items()}
+            futures = {key: pool.submit(self._request, key, body, stop) for key, body in missing.items()}
             wait(futures.values(), return_when=FIRST_EXCEPTION)
         finally:
             stop.set()
@@ -201,77 +254,197 @@ class ServedChatModel(ChatModel):
         finished = {key: future.result() for key, future in futures.items() if not future.cancelled()}
         return {key: completion for key, completion in finished.items() if completion is not None}
 
-    def _ask(self, key: str, body: Mapping[str, Any], stop: threading.Event) -> Completion | None:
+    def _request(self, key: str, body: Mapping[str, Any], stop: threading.Event) -> Completion | None:
         """Send a request until it succeeds, and write the response to the cache.
 
         Args:
-            key: of the request.
-            body: everything that is sent.
-            stop: set by the first request that fails for good; None is returned where this request is then not sent,
-                or not sent again.
+            key: Hash of the request.
+            body: Everything that is sent.
+            stop: Set by the first request that fails permanently.
+
+        Returns:
+            The response; None if another request failed permanently before this one succeeded.
 
         Raises:
-            ValueError: the request failed for good, or the response cannot be written to the cache.
+            ValueError: If the request fails permanently, or if the response cannot be written to the cache.
         """
-        if stop.is_set():
-            return None
-        outcome, retry = self._send(body), 0
-        while isinstance(outcome, Failure):
-            too_long = (outcome.retry_after or 0.0) > self.retries.max_wait
-            if not outcome.transient or too_long or retry == self.retries.max_retries:
-                stop.set()
-                kind = ConversationTooLongError if outcome.too_long else ValueError
-                raise kind(self._sentence(outcome, retry + 1))
-            if not stop.is_set():
-                delay = self.retries.delay(retry, outcome.retry_after, int(key[:15], 16))
-                _LOG.warning("%s: %s; the request is sent again in %.1f s.", self.name, outcome.reason, delay)
-                self.wait(stop, delay)
-            if stop.is_set():  # the request that failed for good says why
+        from tenacity import Retrying, retry_if_result, stop_after_attempt
+
+        tries = 0
+
+        def send() -> Completion | Failure | None:
+            nonlocal tries
+            if stop.is_set():
                 return None
-            retry += 1
-            self._count(retries=1)
-            outcome = self._send(body)
+            tries += 1
+            with self._slots:
+                outcome = self._post(body)
+            with self._counting:
+                self.usage.requests += 1
+                self.usage.retries += tries > 1
+                self.usage.prompt_tokens += outcome.prompt_tokens
+                self.usage.completion_tokens += outcome.completion_tokens
+            return outcome
+
+        def warn(state: RetryCallState) -> None:
+            if not stop.is_set():
+                sentence = "%s: %s; the request is sent again in %.1f s."
+                _LOG.warning(sentence, self.name, _result(state).reason, state.upcoming_sleep)
+
+        outcome = Retrying(
+            retry=retry_if_result(_can_retry),
+            stop=stop_after_attempt(self.max_retries + 1),
+            wait=lambda state: retry_delay(state.attempt_number - 1, _result(state).retry_after, key),
+            before_sleep=warn,
+            sleep=lambda seconds: self.wait(stop, seconds),
+            retry_error_callback=_result,
+        )(send)
         try:
-            return outcome if self.cache is None else self.cache.add(key, self.name, outcome)
-        except ValueError:  # no further request is sent, because its response could not be kept
+            if isinstance(outcome, Failure):
+                kind = ConversationTooLongError if outcome.too_long else ValueError
+                raise kind(self._sentence(outcome, tries))
+            return outcome if outcome is None or self.responses is None else self.responses.add(key, self.name, outcome)
+        except ValueError:
             stop.set()
             raise
 
-    def _send(self, body: Mapping[str, Any]) -> Completion | Failure:
-        with self._slots:
-            outcome, (prompt_tokens, completion_tokens) = self.endpoint.send(body)
-        self._count(requests=1, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
-        return outcome
-
-    def _count(self, **counts: int) -> None:
-        with self._counting:
-            for name, count in counts.items():
-                setattr(self.usage, name, getattr(self.usage, name) + count)
-
     def _sentence(self, failure: Failure, tries: int) -> str:
         """Return the error message for a request that is not sent again."""
-        api_url, reason = self.endpoint.api_url, " ".join(failure.reason.split()).rstrip(".")
+        reason = " ".join(failure.reason.split()).rstrip(".")
         if failure.status in (401, 403):
-            state = "holds another key" if self.endpoint.has_key else "is not set"
-            return (
-                f"api_url is {api_url!r}, which needs a valid key, and {self.endpoint.api_key_env} {state} ({reason})."
-            )
+            state = "holds another key" if self._key() else "is not set"
+            return f"api_url is {self.api_url!r}, which needs a valid key, and {self.api_key_env} {state} ({reason})."
         if not failure.transient:
-            return f"api_url is {api_url!r}, which rejects the request for the model {self.name!r} ({reason})."
+            return f"api_url is {self.api_url!r}, which rejects the request for the model {self.name!r} ({reason})."
         times = "once" if tries == 1 else f"{tries} times"
-        if self.cache is None:
+        if self.responses is None:
             kept = "without a cache file no response is kept"
         else:
-            kept = f"{len(self.cache)} responses are kept in {str(self.cache.path)!r}, and the same command resumes"
-        return f"api_url is {api_url!r}, which failed {times} for the model {self.name!r} ({reason}); {kept}."
+            file = str(self.responses.path)
+            kept = f"{len(self.responses)} responses are kept in {file!r}, and the same command resumes"
+        return f"api_url is {self.api_url!r}, which failed {times} for the model {self.name!r} ({reason}); {kept}."
+
+    @cached_property
+    def _client(self) -> Any:
+        try:
+            import openai
+            import tenacity  # noqa: F401 (for _request; one extra installs both)
+        except ImportError as error:
+            raise ValueError(f"api_url needs the package {error.name}; install the extra, 'lrl[serve]'.") from error
+        client = openai.DefaultHttpxClient(
+            trust_env=not is_loopback(self.api_url), event_hooks={"response": [_read_as_utf8]}
+        )
+        weakref.finalize(self, client.close)  # openai closes only clients that it created itself
+        # Each request brings its own key, so the client does not hold one.
+        return openai.OpenAI(
+            api_key=_NO_KEY, base_url=self.api_url, timeout=self.timeout, max_retries=0, http_client=client
+        )
+
+    def _key(self) -> str:
+        """Return the API key, "" if the environment holds none.
+
+        Raises:
+            ValueError: If the key cannot be sent; the client's own error would show it.
+        """
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise ValueError(
+                f"the environment variable {self.api_key_env} holds several lines or characters that no API key has; "
+                "it must hold the key alone."
+            )
+        return key
+
+    def _post(self, body: Mapping[str, Any]) -> Completion | Failure:
+        """Send a request once; fields of its body that the client does not know are sent as well."""
+        client = self._client
+        import openai
+
+        others = {name: value for name, value in body.items() if name not in ("model", "messages")}
+        key = {"Authorization": f"Bearer {self._key() or _NO_KEY}"}
+        try:
+            raw = client.chat.completions.with_raw_response.create(
+                model=body["model"], messages=body["messages"], extra_body=others, extra_headers=key
+            )
+            return self._read(raw.text)
+        except openai.APITimeoutError:
+            return Failure(reason=f"no response within {self.timeout:g} s")
+        except openai.APIStatusError as error:
+            return self._failure(error)
+        except openai.APIConnectionError as error:
+            return Failure(reason=self._redact(f"no connection, {error.__cause__ or error}"))
+
+    def _failure(self, error: Any) -> Failure:
+        """Describe an ``openai.APIStatusError``."""
+        status, text, body = error.status_code, error.response.text, error.body if isinstance(error.body, dict) else {}
+        message, code = str(body.get("message") or body.get("detail") or text), body.get("code")
+        reason = self._redact(" ".join(message.split()))[:_MAX_MESSAGE]
+        transient = (status in _TRANSIENT or status >= 500) and code != "insufficient_quota"
+        # The whole body is searched, because a gateway may put the message of the server anywhere in it.
+        is_too_long = status in (400, 422) and _TOO_LONG.search(f"{code} {reason} {text}")
+        return Failure(
+            reason=f"{status}: {reason}" if reason else str(status),
+            transient=transient,
+            status=status,
+            too_long=status == 413 or bool(is_too_long),
+            retry_after=retry_after(error.response.headers) if transient else None,
+        )
+
+    def _read(self, text: str) -> Completion | Failure:
+        """Read the body of a response.
+
+        Reasoning that the server returns separately is put back before the response, inside ``<think>`` tags.
+        """
+        try:
+            payload = json.loads(text, parse_int=float)  # int() rejects very long numbers
+            choice = payload["choices"][0]
+            message, usage = choice["message"], payload.get("usage")
+            counts: Any = {name: _count(usage, name) for name in ("prompt_tokens", "completion_tokens")}
+            reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+            content, finish_reason = message.get("content") or "", str(choice.get("finish_reason") or "stop")
+            if not isinstance(content, str):
+                raise TypeError("the content is not text")
+        except _UNREADABLE:
+            return Failure(reason=f"no chat completion but {self._redact(text)[:_MAX_BODY]!r}")
+        if not (content.strip() or finish_reason == "length" or self.accept_empty):
+            return Failure(reason="an empty response, which accept_empty would allow", **counts)
+        content = self._redact(f"<think>{reasoning}</think>{content}" if reasoning else content)
+        return Completion(text=content, finish_reason=self._redact(finish_reason), **counts)
+
+    def _redact(self, text: str) -> str:
+        """Return a text without the API key, which a server may repeat, and without surrogates."""
+        key, text = self._key(), without_surrogates(text)
+        return text.replace(key, "<API key>") if len(key) >= _MIN_SECRET else text
+
+
+def _can_retry(outcome: Completion | Failure | None) -> bool:
+    """Return whether a request may be sent again, and the server does not ask for too long a pause."""
+    return isinstance(outcome, Failure) and outcome.transient and (outcome.retry_after or 0.0) <= _MAX_RETRY_AFTER
+
+
+def _result(state: RetryCallState) -> Any:
+    """Return what the last try returned."""
+    assert state.outcome is not None
+    return state.outcome.result()
+
+
+def retry_delay(retry: int, asked: float | None, request: str) -> float:
+    """Return the seconds to wait before a retry: exponential backoff with jitter that is the same in every run.
+
+    Args:
+        retry: Index of the retry, from 0.
+        asked: Seconds that the server asks to wait; None if it does not ask.
+        request: Identifies the request, so that requests that failed together are not sent again together.
+    """
+    longest = min(_MAX_DELAY, _BASE_DELAY * 2.0 ** min(retry, 60))  # a larger power might overflow
+    return max(longest * random.Random(f"{request} {retry}").uniform(0.5, 1.0), asked or 0.0)
 
 
 def estimated_tokens(text: str) -> int:
-    """Return about how many tokens a text has in vocabularies with one token per digit, rather more than less.
+    """Estimate the number of tokens of a text for vocabularies with one token per digit, and rather too high.
 
-    Four ASCII letters, a digit, a blank before a digit, a mark, a line break and a byte of any other character
-    count as a token each. For prompts of a search that is 1.0 to 1.5 times the tokens of GPT-2's and Whisper's
-    vocabularies, with numbers as they split them or digit by digit.
+    Each of these counts as one token: up to four ASCII letters, a digit, a space before a digit, a punctuation mark, a
+    line break, and each byte of any other character. For prompts of a search the estimate is 1.0 to 1.5 times the
+    number of tokens of GPT-2's and Whisper's vocabularies.
     """
     return len(_PIECES.findall(text.encode("utf-8", "replace")))
 
@@ -280,7 +453,7 @@ def _checked_fields(extra_body: Mapping[str, Any]) -> dict[str, Any]:
     """Return further fields of each request.
 
     Raises:
-        ValueError: they cannot be sent, or not be read back.
+        ValueError: If a field is set by each request anyway, or cannot be written as JSON.
     """
     for name in ("model", "messages", "stream"):
         if name in extra_body:
@@ -290,3 +463,40 @@ def _checked_fields(extra_body: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise ValueError(f"extra_body is {dict(extra_body)}; it must be what JSON can hold ({error}).") from error
     return dict(extra_body)
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that ``Retry-After`` asks to wait, at least 0; None if it is missing or unreadable.
+
+    The header holds a number of seconds or a date (RFC 9110, section 10.2.3).
+    """
+    value = headers.get("retry-after")
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError, LookupError, ArithmeticError, OSError):  # not a date, or one out of range
+            return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def without_surrogates(text: str) -> str:
+    """Return a text with question marks for unpaired surrogates, which UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _read_as_utf8(response: Any) -> None:
+    """Decode a response of ``httpx`` as UTF-8, like all JSON; the codec in its header may not decode to text."""
+    response.encoding = "utf-8"
+
+
+def _count(usage: Any, name: str) -> int:
+    """Return a number of tokens as counted by the server; 0 if it is missing or impossible."""
+    try:
+        count = int(usage[name])
+    except _UNREADABLE:
+        return 0
+    return count if 0 <= count <= _MAX_TOKENS else 0

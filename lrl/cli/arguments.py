@@ -362,20 +362,16 @@ def _load_served(arguments: argparse.Namespace, envs: EnvFactory, prompt: dict[s
 
 
 def _endpoint(arguments: argparse.Namespace) -> ChatModel:
-    from lrl.chat.endpoint import RetryConfig
     from lrl.chat.served import Prices, ServedChatModel
 
+    same = ("api_key_env", "max_concurrency", "timeout", "max_retries", "max_tokens_field", "accept_empty")
     return ServedChatModel(
         arguments.model,
         arguments.api_url,
-        arguments.api_key_env,
-        arguments.max_concurrency,
-        None if arguments.cache == _NO_CACHE else arguments.cache,
-        RetryConfig(max_retries=arguments.max_retries, timeout=arguments.timeout),
-        None if arguments.prices is None else Prices(prompt=arguments.prices[0], completion=arguments.prices[1]),
-        json_object("extra_body", arguments.extra_body),
-        arguments.max_tokens_field,
-        arguments.accept_empty,
+        cache=None if arguments.cache == _NO_CACHE else arguments.cache,
+        prices=None if arguments.prices is None else Prices(prompt=arguments.prices[0], completion=arguments.prices[1]),
+        extra_body=json_object("extra_body", arguments.extra_body),
+        **{name: getattr(arguments, name) for name in same},
     )
 
 

@@ -9,9 +9,8 @@ import pytest
 from chat_server import ChatServer, Fault, dropped, empty, garbage, slow, status, truncated
 from jsonargparse import ArgumentParser
 
-from lrl.chat.endpoint import Failure, RetryConfig, retry_after
 from lrl.chat.model import ChatModel, ConversationTooLongError
-from lrl.chat.served import Prices, ServedChatModel, estimated_tokens
+from lrl.chat.served import Failure, Prices, ServedChatModel, estimated_tokens, retry_after, retry_delay
 from lrl.types import SamplingConfig
 
 SAMPLING = SamplingConfig(temperature=0.5, max_new_tokens=7)
@@ -110,7 +109,7 @@ def test_fields_that_cannot_be_sent_are_one_sentence(fields, said):
 def test_no_proxy_stands_between_this_machine_and_itself(server, monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert texts(model_of(server, retries=RetryConfig(max_retries=0)).complete(say("go"), SAMPLING, [1]))
+    assert texts(model_of(server, max_retries=0).complete(say("go"), SAMPLING, [1]))
 
 
 def test_responses_stand_in_the_order_of_the_conversations_and_equal_requests_are_sent_once(server):
@@ -173,7 +172,7 @@ def test_after_a_failure_the_response_is_what_it_would_have_been(server, name):
 
 def test_a_server_that_is_too_slow_is_asked_again(server):
     server.faults = [slow(3.0)]
-    model = model_of(server, retries=RetryConfig(timeout=0.5))
+    model = model_of(server, timeout=0.5)
     assert texts(model.complete(say("go"), SAMPLING, [1])) == ["go 1 0.5"] and model.usage.retries >= 1
 
 
@@ -188,12 +187,11 @@ def test_a_server_that_is_killed_in_the_midst_and_comes_back_changes_nothing(ser
 
 
 def test_delays_double_up_to_a_maximum_with_jitter_that_is_the_same_in_every_run():
-    config = RetryConfig(base_delay=1, max_delay=5)
-    delays = [config.delay(retry, None, 42) for retry in range(5)]
-    assert delays == [config.delay(retry, None, 42) for retry in range(5)]
-    assert all(most / 2 <= delay < most for delay, most in zip(delays, (1, 2, 4, 5, 5), strict=True))
-    assert delays != [config.delay(retry, None, 43) for retry in range(5)]
-    assert config.delay(2000, None, 42) <= 5
+    delays = [retry_delay(retry, None, "a") for retry in range(8)]
+    assert delays == [retry_delay(retry, None, "a") for retry in range(8)]
+    assert all(most / 2 <= delay < most for delay, most in zip(delays, (1, 2, 4, 8, 16, 32, 60, 60), strict=True))
+    assert delays != [retry_delay(retry, None, "b") for retry in range(8)]
+    assert retry_delay(2000, None, "a") <= 60
 
 
 def test_the_server_may_ask_for_a_longer_pause(server):
@@ -244,7 +242,7 @@ def test_a_response_is_kept_whatever_the_server_says_of_its_tokens(server, tmp_p
     model = model_of(server, cache=str(tmp_path / "c.sqlite"))
     (completion,) = model.complete(say("go"), SAMPLING, [1])
     assert (completion.text, completion.prompt_tokens, completion.completion_tokens) == ("go 1 0.5", 0, 0)
-    assert len(server.bodies) == 1 and model.cache.add("other", "m", completion) == completion
+    assert len(server.bodies) == 1 and model.responses.add("other", "m", completion) == completion
 
 
 def test_halves_of_surrogate_pairs_lose_no_response(server, tmp_path):
@@ -282,7 +280,7 @@ def test_a_response_is_utf8_whatever_its_header_says(server, charset, code):
 )
 def test_it_stops_in_one_sentence(server, fault, said):
     server.faults = [fault] * 9
-    model = model_of(server, retries=RetryConfig(max_retries=2), api_key_env="NO_SUCH_VARIABLE")
+    model = model_of(server, max_retries=2, api_key_env="NO_SUCH_VARIABLE")
     with pytest.raises(ValueError) as error:
         model.complete(say("go"), SAMPLING, [1])
     assert said in str(error.value) and "\n" not in str(error.value) and server.url in str(error.value)
@@ -339,16 +337,16 @@ def test_the_request_that_failed_for_good_says_why_and_not_one_that_it_stopped(s
     def send(body):
         sent.append(body["messages"][-1]["content"])
         if sent[-1] == "a":
-            return Failure(reason="busy", status=500), (0, 0)
+            return Failure(reason="busy", status=500)
         assert waits.wait(10)
-        return Failure(reason="who?", status=401, transient=False), (0, 0)
+        return Failure(reason="who?", status=401, transient=False)
 
     def wait(stop, seconds):
         waits.set()
         assert stop.wait(10)
 
     model = model_of(server, max_concurrency=2)
-    model.endpoint.send, model.wait = send, wait
+    model._post, model.wait = send, wait
     with pytest.raises(ValueError, match=r"needs a valid key.*\(who\?\)"):
         model.complete(say("a", "b"), SAMPLING, [1, 2])
     assert sorted(sent) == ["a", "b"]
@@ -357,7 +355,7 @@ def test_the_request_that_failed_for_good_says_why_and_not_one_that_it_stopped(s
 def test_a_server_that_is_not_there_is_one_sentence_too(server):
     server.stop()
     with pytest.raises(ValueError, match=r"which failed 3 times .*no connection, .*refused"):
-        model_of(server, retries=RetryConfig(max_retries=2)).complete(say("go"), SAMPLING, [1])
+        model_of(server, max_retries=2).complete(say("go"), SAMPLING, [1])
 
 
 def test_an_empty_response_may_be_allowed(server):
@@ -405,7 +403,7 @@ def test_what_was_asked_before_comes_from_the_cache_for_nothing(server, tmp_path
         "completion_tokens": 6,
         "cost": 18.0,
     }
-    assert again.report()["cost"] == 0 and again.usage.cached == 2 and model_of(server).cost is None
+    assert again.report()["cost"] == 0 and again.usage.cached == 2 and model_of(server).report()["cost"] is None
 
 
 @pytest.mark.parametrize(
@@ -458,7 +456,7 @@ def test_responses_that_came_before_the_end_are_kept(server, tmp_path):
 def test_no_further_response_is_paid_for_where_none_can_be_kept(server, tmp_path):
     model = model_of(server, cache=str(tmp_path / "c.sqlite"))
     model.complete(say("first"), SAMPLING, [1])
-    model.cache._connection.execute("PRAGMA max_page_count = 1")
+    model.responses._connection.execute("PRAGMA max_page_count = 1")
     server.respond = lambda body: "long " * 9999
     with pytest.raises(ValueError, match="whose disk is full"):
         model.complete(say(*map(str, range(20))), SAMPLING, range(20))
@@ -468,7 +466,7 @@ def test_no_further_response_is_paid_for_where_none_can_be_kept(server, tmp_path
 def test_the_sentence_says_what_is_kept(server, tmp_path):
     server.faults, file = [None, *[status(500)] * 9], tmp_path / "responses.sqlite"
     with pytest.raises(ValueError, match=r"; 1 responses are kept in '.*responses.sqlite', and the same command resum"):
-        model_of(server, cache=str(file), retries=RetryConfig(max_retries=1)).complete(say(*"ab"), SAMPLING, [1, 2])
+        model_of(server, cache=str(file), max_retries=1).complete(say(*"ab"), SAMPLING, [1, 2])
 
 
 # -- the key ----------------------------------------------------------------------------------------------------------
@@ -493,7 +491,7 @@ def test_the_key_is_in_no_log_error_response_or_file(server, tmp_path, monkeypat
     (completion,) = model.complete(say("a"), SAMPLING, [1])
     with pytest.raises(ValueError, match="needs a valid key, and OPENAI_API_KEY holds another key") as error:
         model.complete(say("b"), SAMPLING, [2])
-    client = vars(model.endpoint)["_client"]
+    client = vars(model)["_client"]
     caught, seen = error.value, [completion.text, caplog.text, repr(vars(model)), json.dumps(model.report())]
     seen += [repr(vars(client)), repr(client.default_headers)]
     while caught is not None:
@@ -556,11 +554,11 @@ def test_a_configuration_names_a_chat_model_by_its_class(kind, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--chat_model", type=ChatModel)
-    served = {"name": "any", "api_url": "http://127.0.0.1:1/v1", "retries": {"max_retries": 2}, "prices": None}
+    served = {"name": "any", "api_url": "http://127.0.0.1:1/v1", "max_retries": 2, "prices": None}
     settings = served if kind.startswith("served") else {"language_model": {"name": "assets/tiny-lm"}}
     config = parser.parse_object({"chat_model": {"class_path": f"lrl.chat.{kind}", "init_args": settings}})
     model = parser.instantiate(config)["chat_model"]
     assert type(model).__name__ == kind.split(".")[1] and KEY not in parser.dump(config)
     assert model.name == ("any" if "name" in settings else "assets/tiny-lm")
     if "name" in settings:
-        assert model.retries == RetryConfig(max_retries=2)
+        assert model.max_retries == 2

@@ -13,7 +13,7 @@ from chat_server import ChatServer, dropped, empty, garbage, slow, status, trunc
 from commands import run_command
 from search_runs import StopAt, data_of, fit
 
-from lrl.chat.endpoint import RetryConfig
+from lrl.chat import served
 from lrl.chat.served import Prices, ServedChatModel
 from lrl.search.module import PromptedSearchModule
 from lrl.search.pictures import SearchPictures
@@ -24,7 +24,6 @@ from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.types import SamplingConfig
 
 pytest.importorskip("openai")
-QUICK = RetryConfig(base_delay=0.01, max_delay=0.02, max_retries=12, timeout=5.0)
 
 
 def climb(body):
@@ -33,9 +32,16 @@ def climb(body):
     return completion.text
 
 
-def module_of(url, cache=None, retries=QUICK, prices=None, **searcher):
+@pytest.fixture(autouse=True)
+def short_delays(monkeypatch):
+    """Retries wait for at most 0.02 seconds."""
+    monkeypatch.setattr(served, "_BASE_DELAY", 0.01)
+    monkeypatch.setattr(served, "_MAX_DELAY", 0.02)
+
+
+def module_of(url, cache=None, prices=None, max_retries=12, timeout=5.0, **searcher):
     cache = None if cache is None else str(cache)
-    model = ServedChatModel("stand-in", url, cache=cache, retries=retries, prices=prices)
+    model = ServedChatModel("stand-in", url, cache=cache, max_retries=max_retries, timeout=timeout, prices=prices)
     return PromptedSearchModule(LinearPolicy(), PromptedSearcher(model, **searcher))
 
 
@@ -61,7 +67,8 @@ def test_faults_in_mid_search_change_nothing(trials, tmp_path):
     assert sum(row["search/prompt_tokens"] for row in rows) > 0
 
 
-def test_a_server_that_is_killed_and_started_again_changes_nothing(trials, tmp_path):
+def test_a_server_that_is_killed_and_started_again_changes_nothing(trials, tmp_path, monkeypatch):
+    monkeypatch.setattr(served, "_MAX_DELAY", 0.4)
     with ChatServer(climb) as server:
 
         def kill_and_start_later(body):
@@ -75,7 +82,7 @@ def test_a_server_that_is_killed_and_started_again_changes_nothing(trials, tmp_p
             server.start()
 
         server.respond = kill_and_start_later
-        module = module_of(server.url, retries=RetryConfig(base_delay=0.2, max_delay=0.4, max_retries=20, timeout=5.0))
+        module = module_of(server.url, max_retries=20)
         fit(tmp_path, module=module)
         assert module.trials == trials
 
@@ -96,8 +103,11 @@ def test_a_server_that_stays_away_ends_the_run_in_a_sentence_and_the_rest_is_res
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_does_not_wait_for_retries_and_the_search_goes_on_with_the_same_proposals(trials, number, tmp_path):
-    patient = RetryConfig(base_delay=0.5, max_delay=0.5, max_retries=12, timeout=5.0)
+def test_a_signal_does_not_wait_for_retries_and_the_search_goes_on_with_the_same_proposals(
+    trials, number, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(served, "_BASE_DELAY", 0.5)
+    monkeypatch.setattr(served, "_MAX_DELAY", 0.5)
     with ChatServer(climb) as server:
         server.faults = [None, None, None, *[status(503)] * 20]
 
@@ -108,7 +118,7 @@ def test_a_signal_does_not_wait_for_retries_and_the_search_goes_on_with_the_same
 
         server.respond = interrupt
         with pytest.raises(SystemExit) as caught:
-            fit(tmp_path / "half", CollectionCheckpoint(1), module=module_of(server.url, retries=patient))
+            fit(tmp_path / "half", CollectionCheckpoint(1), module=module_of(server.url))
         assert caught.value.code == 128 + number and len(server.bodies) == 5
         server.respond, server.faults = climb, []
         last = tmp_path / "half" / "checkpoints" / "last.ckpt"
@@ -143,7 +153,7 @@ def test_a_search_by_a_model_with_a_short_context_leaves_policies_out_and_ends_w
             return note(headers, body) or (status(400, "maximum context length is 900 tokens") if too_long else None)
 
         server.receive = receive
-        model = ServedChatModel("stand-in", server.url, retries=QUICK, **settings)
+        model = ServedChatModel("stand-in", server.url, **settings)
         searcher = PromptedSearcher(model, sampling=SamplingConfig(max_new_tokens=100))
         module = PromptedSearchModule(LinearPolicy(), searcher)
         trainer = fit(tmp_path, module=module, data=data_of(warmup=8), max_epochs=14)
@@ -156,9 +166,7 @@ def test_a_search_by_a_model_with_a_short_context_leaves_policies_out_and_ends_w
 def test_a_request_that_times_out_changes_nothing(trials, tmp_path):
     with ChatServer(climb) as server:
         server.faults = [None, None, slow(1.5), None, slow(1.5)]
-        module = module_of(
-            server.url, retries=RetryConfig(base_delay=0.01, max_delay=0.02, max_retries=12, timeout=0.5)
-        )
+        module = module_of(server.url, timeout=0.5)
         started = time.monotonic()
         trainer = fit(tmp_path, module=module)
         assert module.trials == trials and len(server.bodies) >= 6 + 2
@@ -217,7 +225,7 @@ FIT = """python -m lrl fit --config configs/cartpole/props.yaml --run_directory 
  --trainer.max_epochs 4 --trainer.check_val_every_n_epoch 4 --data.init_args.num_iterations 3 --data.init_args.warmup 1
  --data.init_args.num_rollouts 2 --data.init_args.max_steps 20 --data.init_args.validation.episodes 2
  --model.init_args.searcher.init_args.chat_model ServedChatModel {chat}.name stand-in {chat}.api_url {url}
- {chat}.cache {run}.sqlite {chat}.retries.base_delay 0.01 {chat}.retries.max_retries 3"""
+ {chat}.cache {run}.sqlite {chat}.max_retries 3"""
 CHAT = "--model.init_args.searcher.init_args.chat_model.init_args"
 
 
