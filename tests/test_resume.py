@@ -177,25 +177,22 @@ class SaveAt(Callback):
         self.save(trainer, "epoch_end")
 
 
-class SaveFirst(SaveAt):
-    """Is asked before the callback that counts parts."""
-
-    def setup(self, trainer, pl_module, stage):
-        trainer.callbacks.sort(key=lambda callback: callback is not self)
+class SaveLast(SaveAt, Checkpoint):
+    """Saves after :class:`VectorEnvRollouts` has collected or counted: Lightning calls checkpoint callbacks last."""
 
 
 MOMENTS = [
     ("collecting", 0, SaveAt),
     ("credited", 0, SaveAt),
-    ("epoch_start", 0, SaveFirst),
     ("epoch_start", 0, SaveAt),
+    ("epoch_start", 0, SaveLast),
     ("batch_start", 0, SaveAt),
     ("batch_start", 2, SaveAt),
     ("backward", 1, SaveAt),
-    ("batch_end", 0, SaveAt),
-    ("batch_end", 1, SaveFirst),
-    ("batch_end", PARTS - 1, SaveFirst),
+    ("batch_end", 0, SaveLast),
+    ("batch_end", 1, SaveAt),
     ("batch_end", PARTS - 1, SaveAt),
+    ("batch_end", PARTS - 1, SaveLast),
     ("validation_start", 0, SaveAt),
     ("validation_batch_end", 0, SaveAt),
     ("validation_end", 0, SaveAt),

@@ -23,7 +23,6 @@ from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.rewards.expert_q import QGapReward
 from lrl.training.checkpoint import CollectionCheckpoint
-from lrl.training.collect import VectorEnvRollouts
 from lrl.types import SamplingConfig, TurnBatch
 
 SPECIAL, ACTIONS = ["<pad>", "<unk>", "<|im_start|>", "<|im_end|>"], ["LEFT", "DOWN", "RIGHT", "UP"]
@@ -257,7 +256,7 @@ def make_trainer(root, *callbacks, **changes):
         "log_every_n_steps": 1,
         "default_root_dir": str(root),
     }
-    return L.Trainer(callbacks=[VectorEnvRollouts(), *callbacks], **settings | changes)
+    return L.Trainer(callbacks=list(callbacks), **settings | changes)
 
 
 class Stop(L.Callback):

@@ -31,7 +31,6 @@ from lrl.files import resolve_config, shipped
 from lrl.functional.distributed import read_checkpoint
 from lrl.ranges import check_seed
 from lrl.training.checkpoint import CollectionCheckpoint
-from lrl.training.collect import VectorEnvRollouts
 from lrl.training.export import ExportModel
 from lrl.training.progress import HeldOutTable
 from lrl.training.run_module import RunModule
@@ -273,15 +272,15 @@ _LIMITS = {
 
 
 def check_settings(trainer: Namespace, subcommand: str | None) -> None:
-    """Raise for settings of the trainer that lrl would ignore, and complete the list of callbacks.
+    """Raise for settings of the trainer that lrl would ignore, and drop what ``enable_checkpointing: false`` excludes.
 
     Args:
-        trainer: the configuration of the trainer; ``callbacks`` lose :class:`CollectionCheckpoint` where
-            ``enable_checkpointing`` is false, and get :class:`VectorEnvRollouts` where it is missing.
+        trainer: the configuration of the trainer; its ``callbacks`` lose :class:`CollectionCheckpoint` where
+            ``enable_checkpointing`` is false.
         subcommand: what is run; None trains.
 
     Raises:
-        ValueError: there is one.
+        ValueError: If a setting would be ignored.
     """
     if trainer.default_root_dir is not None:
         raise ValueError(
@@ -297,16 +296,9 @@ def check_settings(trainer: Namespace, subcommand: str | None) -> None:
     given = trainer.callbacks
     callbacks = given if isinstance(given, list) else [] if given is None else [given]
     if trainer.enable_checkpointing is False:
-        callbacks = [part for part in callbacks if not _is_a(part, CollectionCheckpoint)]
-    if not any(_is_a(part, VectorEnvRollouts) for part in callbacks):  # a list replaces that of the base configuration
-        path = f"{VectorEnvRollouts.__module__}.{VectorEnvRollouts.__name__}"
-        callbacks = [*callbacks, Namespace(class_path=path, init_args=Namespace())]
+        name = CollectionCheckpoint.__name__
+        callbacks = [part for part in callbacks if part.class_path.rpartition(".")[2] != name]
     trainer.callbacks = callbacks
-
-
-def _is_a(part: Namespace, kind: type) -> bool:
-    """Return whether the configuration of a callback names a class."""
-    return part.class_path.rpartition(".")[2] == kind.__name__
 
 
 def check_installed(class_path: str) -> None:

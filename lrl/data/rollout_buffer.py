@@ -73,9 +73,9 @@ class RolloutDataModule(RunDataModule):
         self.rollout: Rollout | None = None
         self.collection = -1
         self.trained_minibatches = 0
-        self.running_episodes: Callable[[int], dict[str, Any]] | None = None
+        self._running_episodes: Callable[[int], dict[str, Any]] | None = None
         """Returns the state of episodes that continue in the next collection, for checkpoints."""
-        self.restored_episodes: dict[str, Any] | None = None
+        self._restored_episodes: dict[str, Any] | None = None
         """Their state in the checkpoint that the run is resumed from."""
         self._batch: TurnBatch | None = None
         self._counted: tuple[int, int, tuple[int, int]] = (-1, -1, (0, 0))
@@ -114,13 +114,32 @@ class RolloutDataModule(RunDataModule):
         """Keep the turns of a collection, and forget what was counted and shuffled of the last one."""
         self._batch, self._counted, self._shuffled = batch, (-1, -1, (0, 0)), (-1, -1, [])
 
+    def count_minibatch(self) -> None:
+        """Count one more minibatch of the collection as trained."""
+        self.trained_minibatches += 1
+
+    def track_episodes(self, state: Callable[[int], dict[str, Any]]) -> dict[str, Any] | None:
+        """Let checkpoints hold the state of episodes that continue in the next collection.
+
+        Args:
+            state: returns the state of these episodes after a collection, given its index.
+
+        Returns:
+            Their state in the checkpoint that the run is resumed from; None in a new run.
+        """
+        self._running_episodes = state
+        return self._restored_episodes
+
     def minibatch(self, index: int) -> TurnBatch:
         """Return minibatch ``index`` of the collection, which belongs to pass ``index // num_minibatches``.
 
         Turns with the same prompt stay together, so that the update can share the prompt as well.
         """
         if self._batch is None:
-            raise ValueError("The rollout buffer is empty; give the trainer the callback VectorEnvRollouts.")
+            raise ValueError(
+                "The rollout buffer is empty; the module must be a GradientModule, or return VectorEnvRollouts from "
+                "configure_callbacks."
+            )
         if self.num_minibatches == 1 and "prompt_ids" not in self._batch.inputs:
             return self._batch  # its loss is one sum, whatever the order
         return self._batch[self._members(self._batch, index)]
@@ -192,8 +211,8 @@ class RolloutDataModule(RunDataModule):
         """Return the clocks; inside a collection also the turns of each rank and how many minibatches are trained."""
         state = super().state_dict() | {"collection": self.collection}
         if self.num_steps is not None:
-            tell = self.running_episodes
-            running = self.restored_episodes if tell is None else tell(self.collection)
+            state_after = self._running_episodes
+            running = self._restored_episodes if state_after is None else state_after(self.collection)
             state["running_episodes"] = all_gather_objects(running)
         if self.filled:
             assert self._batch is not None
@@ -211,7 +230,7 @@ class RolloutDataModule(RunDataModule):
         self.collection = state_dict["collection"]
         fits = self.trainer is None or self.trainer.state.fn == "fit"
         if state_dict.get("running_episodes") and fits:
-            self.restored_episodes = redistribute_lists(state_dict["running_episodes"])
+            self._restored_episodes = redistribute_lists(state_dict["running_episodes"])
         if "batches" in state_dict and fits:
             self._hold(TurnBatch(**value_of_this_rank(state_dict["batches"])))
             trained = state_dict.get("trained_minibatches", state_dict.get("trained_parts", 0))  # its older name

@@ -144,7 +144,6 @@ def _fit(
     from lrl.cli.quiet import silence_libraries
     from lrl.data.rollout_buffer import RolloutDataModule
     from lrl.data.run_data import ValidationConfig
-    from lrl.training.collect import VectorEnvRollouts
 
     silence_libraries()
     module, played = _module(config["model"]), TrainingReturns(budget.episodes)
@@ -161,7 +160,7 @@ def _fit(
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[VectorEnvRollouts(), played],
+        callbacks=[played],
         **config["trainer"],
     )
     trainer.fit(module, datamodule=data)

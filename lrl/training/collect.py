@@ -1,10 +1,10 @@
-"""The callback that owns the vectorised environment and fills the buffer."""
+"""The callback that plays the training environments and fills the rollout buffer."""
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import lightning as L
@@ -13,19 +13,29 @@ import torch
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.functional.distributed import unsharded
 from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector, FixedHorizonCollector
-from lrl.training.gradient_module import GradientModule
 from lrl.types import Rollout
+
+if TYPE_CHECKING:
+    from lrl.training.gradient_module import GradientModule
 
 
 class VectorEnvRollouts(L.Callback):
-    """Collects once at the start of every Lightning epoch, inside the trainer's precision context."""
+    """Collects once at the start of every Lightning epoch, inside the trainer's precision context.
+
+    :meth:`lrl.training.gradient_module.GradientModule.configure_callbacks` adds it to the trainer, so that no user has
+    to list it.
+    """
 
     def __init__(self) -> None:
         self.envs: gym.vector.VectorEnv | None = None
         self._fixed_horizon: FixedHorizonCollector | None = None
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Make the environments; say what is wrong before a model is loaded."""
+    def setup(self, trainer: L.Trainer, pl_module: GradientModule, stage: str) -> None:
+        """Make the environments, before a model is loaded, so that an error in them is reported early.
+
+        Raises:
+            ValueError: If the devices cannot share the groups or environments equally.
+        """
         data = rollout_data(trainer)
         if stage != "fit" or data is None:
             return
@@ -34,18 +44,17 @@ class VectorEnvRollouts(L.Callback):
                 f"data.{data.counted_as} is {data.num_groups}; it must be a multiple of the "
                 f"{trainer.world_size} devices."
             )
-        assert isinstance(pl_module, GradientModule)
         num_envs = data.num_groups // trainer.world_size * data.group_size
         self.envs = data.env.make(num_envs, pl_module.policy.response_format)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: GradientModule) -> None:
         """End a resumed run at once if its budget of environment steps is spent, and no collection is left to train."""
         data, loop = rollout_data(trainer), trainer.fit_loop
         unfinished = data is not None and data.filled and data.collection == trainer.current_epoch
         if not (unfinished or loop.restarted_mid_epoch):
             self.on_train_epoch_end(trainer, pl_module)
 
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: GradientModule) -> None:
         """Collect, let the algorithm credit the turns, fill the buffer."""
         data = rollout_data(trainer)
         if data is None:
@@ -56,8 +65,7 @@ class VectorEnvRollouts(L.Callback):
         if data.spent and each is not None and (epochs < 0 or each <= epochs):
             trainer.check_val_every_n_epoch = 1  # a run that validates does so at its end too
 
-    def _collect(self, trainer: L.Trainer, pl_module: L.LightningModule, data: RolloutDataModule) -> None:
-        assert isinstance(pl_module, GradientModule)
+    def _collect(self, trainer: L.Trainer, pl_module: GradientModule, data: RolloutDataModule) -> None:
         assert self.envs is not None
         started = time.monotonic()
         plan = CollectionPlan(
@@ -99,16 +107,17 @@ class VectorEnvRollouts(L.Callback):
         if self._fixed_horizon is None:
             total = plan.num_envs * world_size
             collector = FixedHorizonCollector(module.policy, self.envs, plan.seed, plan.env, total)
-            if data.restored_episodes is not None:
-                collector.restore(data.restored_episodes)
-            self._fixed_horizon, data.running_episodes = collector, collector.state
+            restored = data.track_episodes(collector.state)
+            if restored is not None:
+                collector.restore(restored)
+            self._fixed_horizon = collector
         return self._fixed_horizon
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Count the minibatches that are trained."""
         data = rollout_data(trainer)
         if data is not None:
-            data.trained_minibatches += 1
+            data.count_minibatch()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """End the run when the budget of environment steps is spent."""
@@ -137,7 +146,7 @@ def rollout_data(trainer: L.Trainer) -> RolloutDataModule | None:
 
 
 def record_rollout(module: GradientModule, rollout: Rollout, seconds: float) -> None:
-    """Record what was collected as metrics."""
+    """Record the figures of a collection as metrics, such as its mean return."""
     tokens = rollout.response_mask.sum(-1)[rollout.active].float()
     whole = {"episode_return": rollout.returns, "episode_length": rollout.lengths.float()}
     for name, values in whole.items():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
+import lightning as L
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import FSDPStrategy
@@ -19,6 +20,7 @@ from lrl.lm.liger import fuse_kernels
 from lrl.lm.loading import fingerprint
 from lrl.lm.networks import at_least_float32
 from lrl.policies.policy import Policy
+from lrl.training.collect import VectorEnvRollouts
 from lrl.training.finite import FiniteSteps, gradient_norm, whole_number
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.policy_module import PolicyModule
@@ -276,7 +278,15 @@ class GradientModule(PolicyModule, ABC):
                 log_ratio = (self.policy.evaluate(part).logprobs - part.old_logprobs)[part.response_mask]
                 self.record("train/update_kl", log_ratio.exp() - 1 - log_ratio)
 
-    # -- weights ----------------------------------------------------------------------------------------------------
+    # -- callbacks and weights --------------------------------------------------------------------------------------
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Add the callback that collects rollouts, where the data module holds some and the trainer has none yet."""
+        callbacks, trainer = super().configure_callbacks(), cast(Any, self.trainer)
+        collects = isinstance(trainer.datamodule, RolloutDataModule)
+        if collects and not any(isinstance(callback, VectorEnvRollouts) for callback in trainer.callbacks):
+            callbacks.append(VectorEnvRollouts())
+        return callbacks
 
     def configure_model(self) -> None:
         """Load the weights, then keep the reference; a second call does nothing."""

@@ -34,7 +34,6 @@ from lrl.policies.text import TextPolicy
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.rewards.reward import Reward, Row
-from lrl.training.collect import VectorEnvRollouts
 from lrl.training.kl_coefficient import KLConfig
 from lrl.training.optimizer import OptimizerConfig
 from lrl.types import PastTurn, SamplingConfig
@@ -145,7 +144,7 @@ class Ours:
             limit_val_batches=0,
             use_distributed_sampler=False,
             gradient_clip_val=MAX_GRAD_NORM,
-            callbacks=[VectorEnvRollouts(), clock],
+            callbacks=[clock],
         )
         trainer.fit(self.module, datamodule=data)
         self.response_tokens = data.clocks["tokens"] / data.clocks["episodes"]

@@ -21,7 +21,6 @@ from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.rewards.reward import Reward, Row
 from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector
-from lrl.training.collect import VectorEnvRollouts
 from lrl.types import RandomKeys, SamplingConfig, TurnBatch
 
 MAX_NEW_TOKENS = 12
@@ -254,7 +253,7 @@ def fit(module, collections, reward=None, callbacks=(), seed=0, **changes):
         num_sanity_val_steps=0,
         limit_val_batches=0,
         use_distributed_sampler=False,
-        callbacks=[VectorEnvRollouts(), *callbacks],
+        callbacks=list(callbacks),
     )
     module.train()
     trainer.fit(module, datamodule=made(RolloutDataModule, env, seed=seed, **sizes))

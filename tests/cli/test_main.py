@@ -72,7 +72,7 @@ def test_overlays_go_on_top_of_an_experiment_and_of_each_other():
     assert (trainer.max_epochs, trainer.check_val_every_n_epoch) == (3, 3)
     assert trainer.strategy.class_path == "lightning.pytorch.strategies.ModelParallelStrategy"  # in place of "ddp"
     assert loggers_of(parsed) == ["CSVLogger", "TensorBoardLogger", "WandbLogger"]
-    assert len(trainer.callbacks) == 7
+    assert len(trainer.callbacks) == 6
     language_model = policy.language_model  # that of the experiment, quantised
     assert (language_model.name, language_model.quantization) == ("assets/tiny-lm", "nf4")
     assert language_model.lora.r == 16 and policy.prompt.response_format == "think_answer"
@@ -163,7 +163,7 @@ def test_chat_models_and_callbacks_are_named_without_their_module():
 def test_the_seed_reaches_the_data():
     parsed = parse("--config", "configs/frozen_lake/grpo.yaml", "--seed_everything", "7")
     assert parsed.data.init_args.seed == 7
-    assert loggers_of(parsed) == ["CSVLogger", "TensorBoardLogger"] and len(parsed.trainer.callbacks) == 7
+    assert loggers_of(parsed) == ["CSVLogger", "TensorBoardLogger"] and len(parsed.trainer.callbacks) == 6
 
 
 @pytest.mark.slow
@@ -238,8 +238,7 @@ def test_a_checkpoint_of_ours_is_accepted(tmp_path):
 
 SHORT = ("--config", "configs/frozen_lake/grpo.yaml", "--data.init_args.validation.episodes", "2")
 SIZES = ("--trainer.max_epochs", "1", "--data.init_args.num_epochs", "1", "--data.init_args.group_size", "2")
-QUIET = ("--trainer.callbacks", "[{class_path: lrl.training.collect.VectorEnvRollouts}, "
-         "{class_path: lrl.training.checkpoint.CollectionCheckpoint}]")  # fmt: skip
+QUIET = ("--trainer.callbacks", "[{class_path: lrl.training.checkpoint.CollectionCheckpoint}]")
 WANDB = ("--config", "configs/frozen_lake/sft.yaml", "--config", "configs/overlays/wandb.yaml",
          "--trainer.logger.project", "lakes", "--trainer.logger.entity", "ours", "--trainer.max_epochs=1",
          "--trainer.limit_val_batches=0", "--trainer.accelerator=cpu")  # fmt: skip

@@ -1,0 +1,41 @@
+"""Every algorithm adds the callback that collects rollouts, whatever callbacks the user gives the trainer."""
+
+import pytest
+from tiny_runs import Counter, demonstrations, make_trainer, network, rollout_data, save_tiny_model, sft
+
+from lrl.training.collect import VectorEnvRollouts
+
+
+class CountedRollouts(VectorEnvRollouts):
+    """Counts its collections."""
+
+    collections = 0
+
+    def _collect(self, *args):
+        self.collections += 1
+        super()._collect(*args)
+
+
+def collecting(trainer):
+    return [callback for callback in trainer.callbacks if isinstance(callback, VectorEnvRollouts)]
+
+
+@pytest.mark.parametrize("own", [[], [VectorEnvRollouts()], [CountedRollouts()]])
+def test_a_run_collects_once_per_epoch_with_the_users_callback_or_with_one_of_its_own(own, tmp_path):
+    counter = Counter()
+    trainer = make_trainer(tmp_path, *own, counter, max_epochs=2)
+    module, data = network(""), rollout_data("network")
+    trainer.fit(module, data)
+    assert [event for event in counter.events if event[0] == "c"] == ["c0", "c1"]
+    assert data.clocks["env_steps"] == 2 * 12 * 4
+    (used,) = collecting(trainer)
+    assert used in own or not own
+    assert getattr(used, "collections", 2) == 2
+    trainer.validate(module, data, verbose=False)
+    assert collecting(trainer) == [used]
+
+
+def test_a_run_on_demonstrations_collects_nothing(tmp_path):
+    trainer = make_trainer(tmp_path, max_epochs=1)
+    trainer.fit(sft(save_tiny_model(tmp_path)), demonstrations())
+    assert not collecting(trainer)
