@@ -311,9 +311,8 @@ def with_retries(loaded: Loaded, arguments: argparse.Namespace) -> Loaded:
         ValueError: the policy writes no text, or the options are out of range.
     """
     from lrl.policies.retrying import RetryingActor
-    from lrl.policies.served import ServedPolicy
 
-    if not arguments.invalid_retries or isinstance(loaded.policy, ServedPolicy):
+    if not arguments.invalid_retries or loaded.policy.asks_chat_model:
         return loaded
     return loaded._replace(policy=RetryingActor(loaded.policy, retries_of(arguments)))
 

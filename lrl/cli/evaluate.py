@@ -92,12 +92,12 @@ def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> N
     """Play the policy and the baselines, print the table, and write what the options ask for."""
     from rich.console import Console
 
-    from lrl.evaluation.load import load_baseline, usage_line, usage_report
+    from lrl.evaluation.load import load_baseline, usage_line
     from lrl.evaluation.report import results_table, write_json
 
     subject = "trained" if arguments.checkpoint else "model" if arguments.model else arguments.policy
     rows = {subject: play(fabric, loaded, arguments)}
-    usage = usage_report(loaded)  # before the episodes in other words add to it
+    usage = loaded.policy.report()  # before the episodes in other words add to it
     for name in ("random", "expert"):
         try:
             baseline = load_baseline(name, loaded.env_factory)
@@ -114,7 +114,7 @@ def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> N
         seeds = f"seeds {arguments.seed} to {arguments.seed + arguments.episodes - 1}"
         what = f"{loaded.info['name']} in {loaded.info['env_id']}"
         title = f"{what}\n{arguments.episodes} episodes ({seeds}), 95% intervals"
-        lines, in_all = [rows[subject].success_rule, *exact, usage_line(usage) if usage else ""], usage_report(loaded)
+        lines, in_all = [rows[subject].success_rule, *exact, usage_line(usage) if usage else ""], loaded.policy.report()
         if in_all != usage:
             lines.append(f"in all: {usage_line(in_all)}")
         Console().print(results_table(rows, title, "\n".join(filter(None, lines))))
@@ -233,21 +233,18 @@ def exact_line(loaded: Loaded, temperature: float) -> str:
 
     Args:
         loaded: the policy, and the environment.
-        temperature: of the episodes; of a served policy nothing else is asked, as that may cost money.
+        temperature: Of the episodes; further requests to a chat model may cost money, so they are made only at 0.
     """
     from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of
     from lrl.policies.retrying import RetryingActor
-    from lrl.policies.served import ServedPolicy
 
     policy, note = loaded.policy, ""
     if isinstance(policy, RetryingActor):
         policy, note = policy.actor, ", without retries"
-    elif isinstance(policy, ServedPolicy):
-        policy, note = policy.without_retries(), ", without retries"
     if not is_frozen_lake(loaded.env_factory) or not policy.greedy_is_reproducible:
         return ""
     lakes = lakes_of(loaded.env_factory, num_maps=100)
-    if isinstance(policy, ServedPolicy) and (temperature or len(lakes) > 1):
+    if policy.asks_chat_model and (temperature or len(lakes) > 1):
         return ""
     exact = exact_evaluation(policy, lakes)
     maps = f"mean over {len(exact.lakes)} maps" if len(exact.lakes) > 1 else "one map"

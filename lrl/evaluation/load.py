@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -288,24 +287,19 @@ def load_served(
         ValueError: the environment has no codec, or no expert for few-shot examples.
     """
     sampling = SamplingConfig(max_new_tokens=max_new_tokens)
-    policy = ServedPolicy(chat_model, PromptTemplate(**prompt), sampling, invalid_retries)
+    policy = ServedPolicy(chat_model, PromptTemplate(**prompt), sampling)
     policy.connect(env_factory.codec)
     add_examples(policy, env_factory)
-    return Loaded(policy, env_factory, {"name": chat_model.name, "env_id": env_id(env_factory)})
-
-
-def usage_report(loaded: Loaded) -> dict[str, Any]:
-    """Return what was asked, and how it is asked again; empty for policies that take every response as it is."""
-    if not isinstance(loaded.policy, (ServedPolicy, RetryingActor)):
-        return {}
-    return {**loaded.policy.report(), "invalid_retries": asdict(loaded.policy.invalid_retries)}
+    return Loaded(
+        RetryingActor(policy, invalid_retries), env_factory, {"name": chat_model.name, "env_id": env_id(env_factory)}
+    )
 
 
 def usage_line(report: Mapping[str, Any]) -> str:
     """Describe in a line what was asked and what it took.
 
     Args:
-        report: see :func:`usage_report`.
+        report: See :meth:`lrl.policies.retrying.RetryingActor.report`.
     """
     parts = [
         f"{report['asked']} prompts, {report['asked_again']} asked again for a legal action "

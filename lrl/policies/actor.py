@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
+import torch
 from gymnasium.vector import VectorEnv
 from torch import nn
 
@@ -38,6 +39,10 @@ class Actor(nn.Module, ABC):
 
     writes_text: bool = False
     """Whether a response is written freely, so that it may hold no legal action."""
+
+    asks_chat_model: bool = False
+    """Whether a chat model responds, which may cost money. Its responses to equal prompts are then equal after a greedy
+    first response, further responses included."""
 
     @property
     @abstractmethod
@@ -79,6 +84,27 @@ class Actor(nn.Module, ABC):
             sampling: how to sample; None samples as in training.
         """
 
+    def act_again(
+        self,
+        observations: Sequence[Any],
+        memory: list[History],
+        keys: RandomKeys,
+        sampling: SamplingConfig,
+        attempt: int,
+        greedy: bool,
+    ) -> Decisions:
+        """Decide again, with other random numbers, after responses without a legal action.
+
+        Args:
+            observations: One per row.
+            memory: The history before this turn, one per row.
+            keys: The counters of the first response.
+            sampling: How to sample the further response.
+            attempt: Number of the further response, from 1.
+            greedy: Whether the first response was sampled at temperature 0.
+        """
+        return self.act(observations, memory, replace(keys, purpose=f"{keys.purpose} {attempt}"), sampling)
+
     def sampling_at(self, temperature: float) -> SamplingConfig:
         """Return the actor's own sampling at another temperature."""
         return replace(self.sampling, temperature=temperature)
@@ -97,6 +123,16 @@ class Actor(nn.Module, ABC):
     def prompt_text(self, observation: Any, history: History) -> str:
         """Return the prompt that a language model would read here; empty where there is none."""
         return ""
+
+    def report(self) -> dict[str, Any]:
+        """Return counts of prompts and requests by name, for a JSON file; empty if nothing is counted."""
+        return {}
+
+
+def without_tokens(actions: Sequence[Any], memory: list[History]) -> Decisions:
+    """Return decisions whose tokens are unknown, and from which nothing can be learned."""
+    none = torch.zeros(len(actions), 0)
+    return Decisions(actions=actions, inputs={}, response_mask=none.bool(), logprobs=none, memory=memory)
 
 
 # The base class of actors that change what another actor decides.

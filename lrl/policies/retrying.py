@@ -1,4 +1,4 @@
-"""The actor that samples a response again where it holds no legal action, for policies that write text."""
+"""Actors that keep greedy responses, and that sample a response again if it holds no legal action."""
 
 from __future__ import annotations
 
@@ -6,27 +6,24 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
-import torch
 from gymnasium.vector import VectorEnv
 
 from lrl.codecs.codec import TextCodec
-from lrl.policies.actor import Actor, ActorWrapper
+from lrl.policies.actor import Actor, ActorWrapper, without_tokens
 from lrl.prompts.template import PromptTemplate
 from lrl.ranges import NonNegativeFloat, NonNegativeInt, check_fields
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
-# The actor that remembers the greedy responses of another one.
-
-_CACHED = 20_000
-"""Greedy responses after which the cache is emptied."""
+_MAX_CACHED = 20_000
+"""Number of greedy responses above which the cache is emptied."""
 
 
 @final
 class ResponseCache(ActorWrapper):
-    """Acts as a greedy policy does, but asks it only once for the same observation and history.
+    """Acts like a greedy policy, but computes the response to the same observation and history only once.
 
     Args:
-        actor: its actions at temperature 0 depend on nothing else (``greedy_is_reproducible``).
+        actor: An actor whose greedy actions depend on nothing else (``greedy_is_reproducible``).
     """
 
     def __init__(self, actor: Actor) -> None:
@@ -40,8 +37,8 @@ class ResponseCache(ActorWrapper):
         keys: RandomKeys,
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
-        """Return the greedy responses; no token counts as sampled."""
-        if len(self._responses) > _CACHED:
+        """Return the greedy responses, without tokens."""
+        if len(self._responses) > _MAX_CACHED:
             self._responses.clear()
         states = list(zip(observations, memory, strict=True))
         new = {state: row for row, state in enumerate(states) if state not in self._responses}
@@ -51,20 +48,19 @@ class ResponseCache(ActorWrapper):
             decisions = self.actor.act([seen for seen, _ in new], [history for _, history in new], some, sampling)
             self._responses.update(zip(new, zip(decisions.actions, decisions.memory, strict=True), strict=True))
         responses, histories = zip(*(self._responses[state] for state in states), strict=True)
-        none = torch.zeros(len(states), 0)
-        return Decisions(actions=responses, inputs={}, response_mask=none.bool(), logprobs=none, memory=list(histories))
+        return without_tokens(responses, list(histories))
 
 
 @dataclass(frozen=True, kw_only=True)
 class InvalidRetryConfig:
-    """Configures how often a turn is asked again because its response holds no legal action.
+    """Configures how often a response without a legal action is sampled again.
 
-    The defaults are those of rlft4rl, which raises after the last one; here the environment's rule for invalid actions
-    comes then.
+    The defaults are those of rlft4rl, which raises an error if the last response is invalid as well; here the
+    environment's rule for invalid actions applies then.
     """
 
     max_retries: NonNegativeInt = 10
-    """Maximum number of further responses to one prompt; 0 takes the first, whatever it is."""
+    """Maximum number of further responses to one prompt; 0 takes the first response even if it is invalid."""
     temperature: NonNegativeFloat = 0.3
     """Temperature of the further responses."""
 
@@ -74,12 +70,12 @@ class InvalidRetryConfig:
 
 @dataclass(kw_only=True)
 class TurnCounts:
-    """Counts responses; greedy evaluation of a chat model counts equal prompts once."""
+    """Counts prompts and responses; greedy evaluation of a chat model counts equal prompts once."""
 
     asked: int = 0
-    """Prompts that were asked."""
+    """Number of prompts."""
     asked_again: int = 0
-    """Prompts whose first response held no legal action, and that were asked again."""
+    """Prompts whose first response held no legal action and was sampled again."""
     further_responses: int = 0
     """Responses after the first ones."""
     still_invalid: int = 0
@@ -88,41 +84,44 @@ class TurnCounts:
 
 @final
 class RetryingActor(ActorWrapper):
-    """Plays as another actor does, and samples a response again where it holds no legal action.
+    """Plays like another actor, but samples a response again if it holds no legal action.
 
-    A greedy policy that once writes an invalid response often writes it again in the next turn, as the state stays the
-    same. Only for playing: in training every response that was sampled counts.
+    A greedy policy that writes an invalid response often repeats it in the next turn, because the state is unchanged.
+    This wrapper is for evaluation only: in training every sampled response counts.
 
     Args:
-        actor: writes text.
-        invalid_retries: how often a response is sampled again, and at which temperature.
+        actor: Writes text.
+        invalid_retries: How often a response is sampled again, and at which temperature.
 
     Raises:
-        ValueError: the actor does not write text, or would write the same response again.
+        ValueError: If the actor does not write text, or if it would write the same response again.
 
     Attributes:
-        counts: what was asked so far.
+        counts: The counts so far.
     """
 
     writes_text = True
 
-    def __init__(self, actor: Actor, invalid_retries: InvalidRetryConfig) -> None:
+    def __init__(self, actor: Actor, invalid_retries: InvalidRetryConfig = InvalidRetryConfig()) -> None:
         super().__init__(actor)
-        if not actor.writes_text:
+        if invalid_retries.max_retries and not actor.writes_text:
             raise ValueError(
                 f"invalid_retries.max_retries is {invalid_retries.max_retries}, but a {type(actor).__name__} writes no "
                 "responses that could be invalid; it must be 0."
             )
-        if invalid_retries.temperature == 0:
+        if invalid_retries.max_retries and invalid_retries.temperature == 0:
             raise ValueError(
                 "invalid_retries.temperature is 0, at which a response would be the same again; it must be positive."
             )
         self.invalid_retries, self.counts = invalid_retries, TurnCounts()
+        self.asks_chat_model = actor.asks_chat_model
+        # Further responses of other actors differ between episodes, so they must not be kept by observation.
+        self.greedy_is_reproducible = actor.greedy_is_reproducible and actor.asks_chat_model
         self._greedy: Actor = actor
 
     @property
     def prompt(self) -> PromptTemplate | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The prompt of the actor, which setting it changes."""
+        """The prompt of the wrapped actor; setting it changes that actor."""
         return self.actor.prompt
 
     @prompt.setter
@@ -136,12 +135,13 @@ class RetryingActor(ActorWrapper):
         self._greedy = self.actor
 
     def prepare(self, envs: VectorEnv) -> None:
-        """Prepare the environments for the actor, whose greedy responses are kept until the next ones."""
+        """Prepare the environments for the wrapped actor, and empty the cache of its greedy responses."""
         super().prepare(envs)
-        self._greedy = ResponseCache(self.actor) if self.actor.greedy_is_reproducible else self.actor
+        keeps = self.actor.greedy_is_reproducible and not self.greedy_is_reproducible  # else the caller keeps them
+        self._greedy = ResponseCache(self.actor) if keeps else self.actor
 
     def configure(self) -> None:
-        """Load the actor's weights."""
+        """Load the weights of the wrapped actor."""
         self.actor.configure()
 
     def act(
@@ -151,34 +151,34 @@ class RetryingActor(ActorWrapper):
         keys: RandomKeys,
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
-        """Decide as the actor does, and again for rows without a legal action; no token counts as sampled."""
+        """Let the wrapped actor decide, and again for rows without a legal action; the decisions have no tokens."""
         sampling = self.sampling if sampling is None else sampling
-        first = self._greedy if sampling.temperature == 0 else self.actor
-        decisions = first.act(observations, memory, keys, sampling)
+        greedy = sampling.temperature == 0
+        decisions = (self._greedy if greedy else self.actor).act(observations, memory, keys, sampling)
         actions, histories = list(decisions.actions), list(decisions.memory)
-        again, wrong = replace(sampling, temperature=self.invalid_retries.temperature), self._invalid(actions)
+        again, invalid = replace(sampling, temperature=self.invalid_retries.temperature), self._invalid(actions)
         self.counts.asked += len(actions)
-        self.counts.asked_again += len(wrong) if self.invalid_retries.max_retries else 0
+        self.counts.asked_again += len(invalid) if self.invalid_retries.max_retries else 0
         for attempt in range(1, self.invalid_retries.max_retries + 1):
-            if not wrong:
+            if not invalid:
                 break
-            self.counts.further_responses += len(wrong)
-            own = replace(keys, purpose=f"{keys.purpose} {attempt}", env=keys.env[wrong], turn=keys.turn[wrong])
-            further = self.actor.act([observations[row] for row in wrong], [memory[row] for row in wrong], own, again)
-            for row, action, history in zip(wrong, further.actions, further.memory, strict=True):
+            self.counts.further_responses += len(invalid)
+            rows = [observations[row] for row in invalid], [memory[row] for row in invalid]
+            own = replace(keys, env=keys.env[invalid], turn=keys.turn[invalid])
+            further = self.actor.act_again(*rows, own, again, attempt, greedy)
+            for row, action, history in zip(invalid, further.actions, further.memory, strict=True):
                 actions[row], histories[row] = action, history
-            wrong = self._invalid(actions)
-        self.counts.still_invalid += len(wrong)
-        none = torch.zeros(len(actions), 0)
-        return Decisions(actions=actions, inputs={}, response_mask=none.bool(), logprobs=none, memory=histories)
+            invalid = self._invalid(actions)
+        self.counts.still_invalid += len(invalid)
+        return without_tokens(actions, histories)
 
     def prompt_text(self, observation: Any, history: History) -> str:
-        """Return the actor's prompt."""
+        """Return the prompt of the wrapped actor."""
         return self.actor.prompt_text(observation, history)
 
     def report(self) -> dict[str, Any]:
-        """Return how many prompts were asked, and how often again, by name, for a JSON file."""
-        return asdict(self.counts)
+        """Return the counts, the settings and the report of the wrapped actor, for a JSON file."""
+        return {**asdict(self.counts), **self.actor.report(), "invalid_retries": asdict(self.invalid_retries)}
 
     def _invalid(self, actions: Sequence[Any]) -> list[int]:
         """Return the rows whose response holds no legal action."""

@@ -9,7 +9,7 @@ import torch
 from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.evaluation.load import Loaded, usage_line, usage_report
+from lrl.evaluation.load import usage_line
 from lrl.policies.actor import Actor
 from lrl.policies.retrying import InvalidRetryConfig, RetryingActor
 from lrl.prompts.template import PromptTemplate
@@ -55,14 +55,15 @@ def test_only_rows_without_a_legal_action_are_asked_again_with_other_random_numb
     assert asked == [(["a", "b", "a", "c"], 0.0), (["b", "c"], 0.7), (["b", "c"], 0.7)]
     names = [(own.purpose, own.env.tolist(), own.turn.tolist()) for _, own, _ in inner.calls]
     assert names[1:] == [("test 1", [11, 13], [1, 3]), ("test 2", [11, 13], [1, 3])]
-    assert actor.report() == {"asked": 4, "asked_again": 2, "further_responses": 4, "still_invalid": 0}
+    counts = {"asked": 4, "asked_again": 2, "further_responses": 4, "still_invalid": 0}
+    assert actor.report() == {**counts, "invalid_retries": {"max_retries": 3, "temperature": 0.7}}
 
 
 def test_what_stays_invalid_is_left_to_the_environment_and_counted():
     actor = RetryingActor(Scripted(lambda *_: "none"), InvalidRetryConfig(max_retries=2))
     assert act(actor, ["a"]).actions == ["none"]
-    assert actor.report() == {"asked": 1, "asked_again": 1, "further_responses": 2, "still_invalid": 1}
-    line = usage_line(usage_report(Loaded(actor, GymnasiumEnvs("FrozenLake-v1"), {})))
+    assert vars(actor.counts) == {"asked": 1, "asked_again": 1, "further_responses": 2, "still_invalid": 1}
+    line = usage_line(actor.report())
     assert line == "1 prompts, 1 asked again for a legal action (2 further responses), 1 in vain"
 
 
@@ -73,7 +74,7 @@ def test_a_greedy_policy_that_repeats_itself_goes_on():
     envs = GymnasiumEnvs("FrozenLake-v1", max_invalid=3)
     for retries, invalid in ((0, 1.0), (1, 0.0)):
         inner = Scripted(respond)
-        actor = RetryingActor(inner, InvalidRetryConfig(max_retries=retries)) if retries else inner
+        actor = RetryingActor(inner, InvalidRetryConfig(max_retries=retries))
         results = evaluate_policy(actor, envs, 4, 0, 4, actor.sampling_at(0.0))
         assert results.means()["invalid_action_rate"] == invalid
 
@@ -97,7 +98,7 @@ def test_greedy_first_responses_are_computed_once_and_forgotten_before_the_next_
 
 def test_greedy_responses_to_another_prompt_are_not_kept():
     inner = Scripted(lambda *_: "LEFT", remembers=False)
-    actor, envs = RetryingActor(inner, InvalidRetryConfig()), GymnasiumEnvs("FrozenLake-v1").make(1, "direct")
+    actor, envs = RetryingActor(inner), GymnasiumEnvs("FrozenLake-v1").make(1, "direct")
     actor.prepare(envs)
     for _ in range(2):
         act(actor, ["a"])
@@ -122,7 +123,7 @@ def test_further_responses_are_sampled_as_the_caller_asks_but_for_the_temperatur
 
 
 def test_the_prompt_is_that_of_the_actor():
-    actor = RetryingActor(Scripted(lambda *_: "LEFT"), InvalidRetryConfig())
+    actor = RetryingActor(Scripted(lambda *_: "LEFT"))
     other = PromptTemplate(response_format="direct", system="Play.")
     actor.prompt = other
     assert actor.actor.prompt is actor.prompt is other

@@ -12,7 +12,8 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.load import load_served, usage_line
 from lrl.lm.config import LanguageModelConfig
-from lrl.policies.served import InvalidRetryConfig, ServedPolicy
+from lrl.policies.retrying import InvalidRetryConfig, RetryingActor
+from lrl.policies.served import ServedPolicy
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.types import PastTurn, RandomKeys, SamplingConfig
@@ -44,8 +45,8 @@ def policy_of(chat_model, retries=10, **prompt):
         chat_model,
         PromptTemplate(**{"response_format": "direct", **prompt}),
         SamplingConfig(temperature=1.0, max_new_tokens=8),
-        InvalidRetryConfig(max_retries=retries),
     )
+    policy = RetryingActor(policy, InvalidRetryConfig(max_retries=retries))
     policy.connect(FrozenLakeCodec())
     return policy
 
@@ -191,7 +192,7 @@ def test_a_chat_model_in_this_process_plays_as_the_policy_of_the_same_model_does
     config, prompt = LanguageModelConfig(name="assets/tiny-lm"), PromptTemplate()
     text = TextPolicy(config, prompt, SamplingConfig(max_new_tokens=48))
     chat = LocalChatModel(config, stop_text="</answer>", device="cpu")
-    served = ServedPolicy(chat, prompt, SamplingConfig(max_new_tokens=48), InvalidRetryConfig(max_retries=0))
+    served = ServedPolicy(chat, prompt, SamplingConfig(max_new_tokens=48))
     played = []
     for policy in (text, served):
         policy.connect(LAKE.codec)
