@@ -44,9 +44,15 @@ def exit_on_user_error(parser: argparse.ArgumentParser) -> Iterator[None]:
         sentence = str(error) if isinstance(error, ValueError) else sentence_of(error)
         if sentence is None:
             raise
-        parser.exit(2, f"{parser.prog}: {sentence}\n")
+        parser.exit(2, f"{parser.prog}: {_naming_options(sentence, parser)}\n")
     except KeyboardInterrupt:
         parser.exit(130, f"{parser.prog}: interrupted\n")
+
+
+def _naming_options(sentence: str, parser: argparse.ArgumentParser) -> str:
+    """Return an error of the library, which begins with the name of a setting, with the option of that name."""
+    option = f"--{sentence.split(' ', 1)[0].rstrip(':')}"
+    return f"--{sentence}" if option in parser._option_string_actions else sentence
 
 
 def subcommand(

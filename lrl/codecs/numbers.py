@@ -368,7 +368,7 @@ class NumberFormat:
             return cls(kind=given) if isinstance(given, str) else cls(**given)
         except (yaml.YAMLError, TypeError) as error:
             raise ValueError(
-                f"--numbers is {text!r}; it must be decimals, integers, or a mapping of keys of env.numbers such as "
+                f"numbers is {text!r}; it must be decimals, integers, or a mapping of keys of env.numbers such as "
                 "'{kind: decimals, precision: 5}'."
             ) from error
 

@@ -405,12 +405,12 @@ def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path, digits: bool
         OSError: the file cannot be written.
     """
     if digits and env.codec.action_texts is None:
-        raise ValueError("--digits is given, but the actions of the environment are numbers; leave it out.")
+        raise ValueError("digits is true, but the actions of the environment are numbers; leave it out.")
     source = MinariDemonstrations(dataset_id, split="all")
     source.prepare_data()
     source.validate(env)
     reader, codec, lines = source.reader, env.codec, 0
-    reader.check_own_actions("--dataset_id")
+    reader.check_own_actions("dataset_id")
     with write_whole(path) as file:
         for index in range(len(reader.lengths)):
             episode = reader.episode(index)

@@ -402,13 +402,13 @@ class MinariDemonstrations(Demonstrations):
         if self.advised and not reader.has_advice:
             raise ValueError(
                 f"demonstrations.advised is true, but {self.dataset_id!r} holds no advice; it must be false, or the "
-                "data set collected with --advisor, or with --random_share by a policy that responds in text or whose "
+                "data set collected with an advisor, or with a random_share by a policy that responds in text or whose "
                 "actions have names."
             )
         counts = reader.num_demonstrated(self.advised)
         if not self.advised and reader.has_advisor:
             raise ValueError(
-                f"demonstrations.advised is false, but {self.dataset_id!r} was collected with --advisor, so that only "
+                f"demonstrations.advised is false, but {self.dataset_id!r} was collected with an advisor, so that only "
                 "its advised actions are demonstrations; it must be true."
             )
         return self.selection.select(reader, counts)

@@ -46,11 +46,11 @@ class Advisor:
     def __init__(self, actor: Actor, policy: Actor) -> None:
         if actor.response_format is not None and not isinstance(actor, ExpertActor):
             raise ValueError(
-                f"--advisor is a {type(actor).__name__}, which responds in text; it must be expert, or a run that acts "
+                f"advisor is a {type(actor).__name__}, which responds in text; it must be expert, or a run that acts "
                 "natively."
             )
         if actor.response_format is not None and policy.response_format is None:
-            raise ValueError("--advisor is expert, but --policy acts natively; it must be a run that acts natively.")
+            raise ValueError("advisor is expert, but policy acts natively; it must be a run that acts natively.")
         self.actor = actor
 
     def prepare(self, envs: VectorEnv) -> None:
@@ -219,7 +219,7 @@ def collect(
             raise
         if not recorder.returns:
             raise ValueError(
-                f"--episodes is {episodes}, none of which can be written: {int(results.successes.sum())} were "
+                f"episodes is {episodes}, none of which can be written: {int(results.successes.sum())} were "
                 f"successful and {int((results.lengths > results.invalid_actions).sum())} had a legal action."
             )
         about = {"policy": name, "commit": commit, "random_share": random_share, "successful_only": successful_only}

@@ -368,7 +368,7 @@ class DatasetReader:
         """
         if self.has_advisor:
             raise ValueError(
-                f"{key} is {self.dataset_id!r}, which was collected with --advisor, so that its actions are not the "
+                f"{key} is {self.dataset_id!r}, which was collected with an advisor, so that its actions are not the "
                 "expert's; it must be a data set of episodes that the expert played."
             )
 

@@ -153,7 +153,7 @@ def _check_video_writer() -> None:
     """Raise if a package is missing; imageio itself raises only after the episode has been played."""
     for name in ("imageio", "imageio_ffmpeg"):
         if importlib.util.find_spec(name) is None:
-            raise ValueError(f"--capture_video needs {name}, which is not installed; pip install 'lrl[video]'.")
+            raise ValueError(f"capture_video needs {name}, which is not installed; pip install 'lrl[video]'.")
 
 
 def _with_render_mode(env_factory: EnvFactory, render_mode: str | None) -> EnvFactory:

@@ -82,11 +82,11 @@ def _read(path: str | Path) -> tuple[Path, Mapping[str, Any], Mapping[str, Any],
     file = checkpoint_file(Path(path))
     checkpoint = read_checkpoint(file)
     if "config" not in checkpoint.get("lrl", {}):
-        raise ValueError(f"--checkpoint is {str(path)!r}, which holds no config; give one that lrl wrote.")
+        raise ValueError(f"checkpoint is {str(path)!r}, which holds no config; give one that lrl wrote.")
     config = yaml.safe_load(checkpoint["lrl"]["config"])
     if "policy" not in config["model"]["init_args"]:
         kind = config["model"]["class_path"].rpartition(".")[2]
-        raise ValueError(f"--checkpoint is {str(path)!r}, a run of {kind}, which holds no policy; give one that does.")
+        raise ValueError(f"checkpoint is {str(path)!r}, a run of {kind}, which holds no policy; give one that does.")
     return file, checkpoint, config, _build(Policy, config["model"]["init_args"]["policy"], file)
 
 
@@ -111,7 +111,7 @@ def saved_numbers(path: str | Path, wanted: str | None = None) -> NumberFormat |
     numbers = NumberFormat(**saved) if saved else None
     shown = numbers or NumberFormat()
     if wanted is not None and wanted != shown.kind and NumberFormat.parse(wanted) != shown:
-        raise ValueError(f"--numbers is {wanted!r}, but the checkpoint was trained with another format; leave it out.")
+        raise ValueError(f"numbers is {wanted!r}, but the checkpoint was trained with another format; leave it out.")
     return numbers
 
 
@@ -121,12 +121,12 @@ def training_env(path: str | Path) -> GymnasiumEnvs:
     Raises:
         ValueError: there is no checkpoint, or it was not trained in a registered environment.
     """
-    file = checkpoint_file(Path(path), "--policy")
+    file = checkpoint_file(Path(path), "policy")
     config = _saved_data(file).get("env")
     env = None if config is None else _build(EnvFactory, config, file)
     if not isinstance(env, GymnasiumEnvs):
         what = "no environment" if env is None else type(env).__name__
-        raise ValueError(f"--policy is {str(path)!r}, which was trained on {what}; --env_id is needed.")
+        raise ValueError(f"policy is {str(path)!r}, which was trained on {what}; env_id is needed.")
     return env
 
 
@@ -177,7 +177,7 @@ def load_baseline(name: str, env_factory: EnvFactory) -> Loaded:
     """
     kinds: dict[str, type[FixedActor]] = {"random": RandomActor, "constant": ConstantActor, "expert": ExpertActor}
     if name not in kinds:
-        raise ValueError(f"--policy is {name!r}; it must be one of {', '.join(BASELINES)}.")
+        raise ValueError(f"policy is {name!r}; it must be one of {', '.join(BASELINES)}.")
     policy = kinds[name]()
     policy.connect(env_factory.codec)
     return Loaded(policy, env_factory, {"name": name, "env_id": env_id(env_factory)})
@@ -194,7 +194,7 @@ def last_checkpoint(path: Path) -> Path:
     return last if last.exists() else path
 
 
-def checkpoint_file(path: Path, key: str = "--checkpoint") -> Path:
+def checkpoint_file(path: Path, key: str = "checkpoint") -> Path:
     """Return the checkpoint at a path, which may be a run directory.
 
     Args:
@@ -220,13 +220,13 @@ def _build(kind: type, config: Mapping[str, Any], file: Path) -> Any:
         return parser.instantiate(parser.parse_object({"object": config}))["object"]
     except ArgumentError as error:
         reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"--checkpoint is {str(file)!r}, whose {kind.__name__} cannot be built: {reason}") from error
+        raise ValueError(f"checkpoint is {str(file)!r}, whose {kind.__name__} cannot be built: {reason}") from error
 
 
 def _training_env(data: Mapping[str, Any], file: Path) -> EnvFactory:
     config = _env_config(data)
     if config is None:
-        raise ValueError(f"--checkpoint is {str(file)!r}, which was trained without environment; --env_id is needed.")
+        raise ValueError(f"checkpoint is {str(file)!r}, which was trained without environment; env_id is needed.")
     return _build(EnvFactory, config, file)
 
 
@@ -247,7 +247,7 @@ def _check_base(policy: Policy, saved: Mapping[str, Any], file: Path) -> None:
     wanted = saved.get("fingerprint", "")
     if wanted != policy.fingerprint:
         raise ValueError(
-            f"--checkpoint is {str(file)!r}, trained on base weights {wanted!r}; here are {policy.fingerprint!r}."
+            f"checkpoint is {str(file)!r}, trained on base weights {wanted!r}; here are {policy.fingerprint!r}."
         )
 
 
@@ -259,7 +259,7 @@ def _load_weights(policy: Policy, state: Mapping[str, Any], file: Path) -> None:
     missing, unknown = sorted(needed - set(given)), sorted(set(given) - set(own))
     if missing or unknown:
         raise ValueError(
-            f"--checkpoint is {str(file)!r}, which does not fit: {missing[:3]} are missing, {unknown[:3]} are unknown."
+            f"checkpoint is {str(file)!r}, which does not fit: {missing[:3]} are missing, {unknown[:3]} are unknown."
         )
     policy.load_state_dict(given, strict=False)
 

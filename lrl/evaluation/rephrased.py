@@ -140,23 +140,25 @@ def read_phrasings(path: str) -> dict[str, Phrasing]:
     """
     file = Path(resolve(path))
     if not file.is_file():
-        raise ValueError(f"--rephrase is {path!r}; there is no such file.")
+        raise ValueError(f"rephrase is {path!r}; there is no such file.")
     try:
         content: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ValueError(f"--rephrase is {path!r}, which is no YAML: {' '.join(str(error).split())}.") from error
+        raise ValueError(f"rephrase is {path!r}, which is no YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, Mapping) or not content:
-        raise ValueError(f"--rephrase is {path!r}; it must map names to phrasings.")
+        raise ValueError(f"rephrase is {path!r}; it must map names to phrasings.")
     phrasings: dict[str, Phrasing] = {}
     for name, fields in content.items():
         known = Phrasing.__dataclass_fields__
         unknown = sorted(set(fields) - set(known)) if isinstance(fields, Mapping) else [fields]
         if unknown:
-            raise ValueError(f"--rephrase {path}: {name} has {unknown[0]!r}; it must be one of {', '.join(known)}.")
+            raise ValueError(
+                f"rephrase is {path!r}, where {name} has {unknown[0]!r}; it must be one of {', '.join(known)}."
+            )
         for key, kind in (("actions", dict), ("observations", dict), ("order", list)):
             if key in fields and not isinstance(fields[key], kind):
                 what = "a list" if kind is list else "a mapping"
-                raise ValueError(f"--rephrase {path}: {key} of {name} is {fields[key]!r}; it must be {what}.")
+                raise ValueError(f"rephrase is {path!r}, where {key} of {name} is {fields[key]!r}; it must be {what}.")
         phrasings[str(name)] = Phrasing(**fields)
     return phrasings
 
@@ -174,10 +176,10 @@ def rephrased(loaded: Loaded, phrasing: Phrasing) -> Iterator[Loaded]:
     """
     policy, envs = loaded.policy, loaded.env_factory
     if not isinstance(envs, GymnasiumEnvs) or policy.prompt is None:
-        raise ValueError("--rephrase needs a policy that reads prompts, in a Gymnasium environment.")
+        raise ValueError("rephrase needs a policy that reads prompts, in a Gymnasium environment.")
     if policy.prompt.system is not None and (phrasing.description or phrasing.actions or phrasing.order):
         raise ValueError(
-            f"--rephrase changes what the system message says, but the policy's prompt.system is "
+            f"rephrase changes what the system message says, but the policy's prompt.system is "
             f"{policy.prompt.system!r}; give a file that rephrases observations only."
         )
     codec, prompt = RephrasedCodec(envs.codec, phrasing), policy.prompt

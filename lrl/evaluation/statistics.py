@@ -189,7 +189,7 @@ def run_seeds(config: str, count: int, folder: Path, jobs: int = 1, options: Seq
     """
     for name, value in (("count", count), ("jobs", jobs)):
         if value < 1:
-            raise ValueError(f"--{name} is {value}; it must be at least 1.")
+            raise ValueError(f"{name} is {value}; it must be at least 1.")
     seeds = [headline_seed(index) for index in range(count)]
     runs = [folder / f"seed{seed}" for seed in seeds]
     shared = [
@@ -221,7 +221,7 @@ def _is_finished(run: Path, arguments: Sequence[str]) -> bool:
     if command.strip().endswith(written) and "finished after" in log:
         return True
     raise ValueError(
-        f"--folder holds {str(run)!r}, a run that has not finished or has another command; remove it or use another "
+        f"folder holds {str(run)!r}, a run that has not finished or has another command; remove it or use another "
         "folder."
     )
 
@@ -269,7 +269,7 @@ def check_bounds(result: dict[str, Any], values: np.ndarray) -> None:
     bounds = bounds_of(result)
     if bounds is not None and not ((bounds[0] <= values) & (values <= bounds[1])).all():
         raise ValueError(
-            f"--bounds is {bounds[0]:g} {bounds[1]:g}, but {result['metric']} ends between {values.min():g} and"
+            f"bounds is {bounds[0]:g} {bounds[1]:g}, but {result['metric']} ends between {values.min():g} and"
             f" {values.max():g}; the final value of every run must be in between."
         )
 
@@ -317,11 +317,11 @@ def with_earlier_runs(result: dict[str, Any], earlier: dict[str, Any]) -> dict[s
     """
     for key in ("command", "metric", "drawn"):
         if result[key] != earlier[key]:
-            raise ValueError(f"--add: the {key} was {earlier[key]!r} and is {result[key]!r}; it must be the same.")
+            raise ValueError(f"add: the {key} was {earlier[key]!r} and is {result[key]!r}; it must be the same.")
     configs = {run.get("config") for run in (*result["runs"], *earlier["runs"])}
     if len(configs) > 1:
         raise ValueError(
-            "--add: the configuration has changed since the file was written; it must be written from all runs."
+            "add: the configuration has changed since the file was written; it must be written from all runs."
         )
     seeds = {run["seed"] for run in result["runs"]}
     runs = [*result["runs"], *(run for run in earlier["runs"] if run["seed"] not in seeds)]

@@ -127,18 +127,18 @@ def load_adapter(name: str) -> AdapterModel:
     from transformers import AutoTokenizer
 
     if Path(name).is_dir() and not Path(name, _CONFIG).is_file():
-        raise ValueError(f"--peft_model_id is {name!r}, a folder without {_CONFIG}; it must hold an adapter of peft.")
+        raise ValueError(f"peft_model_id is {name!r}, a folder without {_CONFIG}; it must hold an adapter of peft.")
     try:
         adapter = PeftConfig.from_pretrained(name)
     except Exception as error:  # of the hub, of the network, or in the file
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise ValueError(f"--peft_model_id is {name!r}, which peft cannot read ({reason}).") from error
+        raise ValueError(f"peft_model_id is {name!r}, which peft cannot read ({reason}).") from error
     base = adapter.base_model_name_or_path
     if not base:
-        raise ValueError(f"--peft_model_id is {name!r}, which does not name its base (base_model_name_or_path).")
+        raise ValueError(f"peft_model_id is {name!r}, which does not name its base (base_model_name_or_path).")
     if adapter.revision not in (None, "main") and not Path(locate(base)).exists():
         raise ValueError(
-            f"--peft_model_id is {name!r}, whose base is {base!r} in the revision {adapter.revision!r}, and the newest "
+            f"peft_model_id is {name!r}, whose base is {base!r} in the revision {adapter.revision!r}, and the newest "
             f"would be loaded; download that revision, and let base_model_name_or_path in {_CONFIG} name its folder."
         )
     check_available(base)
@@ -158,9 +158,7 @@ def load_adapter(name: str) -> AdapterModel:
             adapted = PeftModel.from_pretrained(model, name)
         except (RuntimeError, ValueError, OSError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise ValueError(
-                f"--peft_model_id is {name!r}, which does not fit its base {base!r} ({reason})."
-            ) from error
+            raise ValueError(f"peft_model_id is {name!r}, which does not fit its base {base!r} ({reason}).") from error
     return AdapterModel(adapted.eval(), tokenizer, config)
 
 
@@ -185,7 +183,7 @@ def _loaded_as(name: str) -> dict[str, Any]:
         found = {key: loaded[key] for key in ("dtype", "quantization")}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"--peft_model_id is {name!r}, whose {BASE_FILE} is damaged ({error!r}); export the adapter again."
+            f"peft_model_id is {name!r}, whose {BASE_FILE} is damaged ({error!r}); export the adapter again."
         ) from error
     # The configuration of a base in 4 bits is valid only with adapters.
     return found | ({"lora": LoRAConfig()} if found["quantization"] else {})

@@ -110,9 +110,9 @@ def write_package(folder: Path, envs: GymnasiumEnvs, reward_range: tuple[float, 
     """
     low, high = reward_range
     if not low < high:
-        raise ValueError(f"--reward_range is {low:g} {high:g}; it must be two numbers, the smaller one first.")
+        raise ValueError(f"reward_range is {low:g} {high:g}; it must be two numbers, the smaller one first.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"--package is {str(folder)!r}, which is not empty; it must be a new folder.")
+        raise ValueError(f"package is {str(folder)!r}, which is not empty; it must be a new folder.")
     envs.check("env", "direct")
     name = re.sub(r"\W+", "_", envs.id.lower()).strip("_")
     words: dict[str, Any] = {

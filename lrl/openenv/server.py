@@ -239,7 +239,7 @@ class OpenEnvServer:
 
         await websocket.accept()
         if self.num_sessions >= self._max_sessions:
-            reason = f"all {self._max_sessions} sessions are taken; play fewer environments, or raise --max_sessions"
+            reason = f"all {self._max_sessions} sessions are taken; play fewer environments, or raise max_sessions"
             await websocket.send_text(json.dumps(error_message("CAPACITY_REACHED", reason)))
             await websocket.close()
             return
@@ -351,7 +351,7 @@ class _KnownOrigins:
         origins = {value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"origin"}
         app: ASGIApp = self.app
         if origins - self.origins:
-            reason = f"the web page {min(origins)} may not play; lrl serve_env --origins lists those that may"
+            reason = f"the web page {min(origins)} may not play; origins of `lrl serve_env` lists those that may"
             app = WebSocketClose(1008) if scope["type"] == "websocket" else _json({"detail": reason}, 403)
         await app(scope, receive, send)
 
@@ -381,7 +381,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port))
     except (OSError, OverflowError) as error:
-        raise ValueError(f"--host is {host!r} and --port is {port}, which cannot be used: {error}.") from error
+        raise ValueError(f"host is {host!r} and port is {port}, which cannot be used: {error}.") from error
 
 
 def require_extra() -> None:

@@ -182,9 +182,9 @@ def planned(tasks: Sequence[str], methods: Sequence[str], num_seeds: int | None 
     for option, names, known in (("tasks", tasks, TASKS), ("methods", methods, (*METHODS, *NETWORKS, IN_CONTEXT))):
         for name in names:
             if name not in known:
-                raise ValueError(f"--{option} has {name!r}; it must be one of {', '.join(known)}.")
+                raise ValueError(f"{option} has {name!r}; it must be one of {', '.join(known)}.")
     if num_seeds is not None and num_seeds < 1:
-        raise ValueError(f"--seeds is {num_seeds}; it must be at least 1.")
+        raise ValueError(f"seeds is {num_seeds}; it must be at least 1.")
     pairs = [(task, method) for task in tasks for method in methods]
     seeds = {pair: num_seeds or (_NETWORK_SEEDS if pair[1] in NETWORKS else TASKS[pair[0]].num_seeds) for pair in pairs}
     most = max(seeds.values(), default=0)
@@ -214,7 +214,7 @@ def read_record(run: SearchRun, budget: SearchBudget, folder: Path) -> dict[str,
 def _check_budget(run: SearchRun, budget: SearchBudget, record: Mapping[str, Any], name: str, remedy: str) -> None:
     for entry, value in budget.entries(run.method).items():
         if record.get(entry) != value:
-            raise ValueError(f"--{entry} is {value}, but {name} was made with {record.get(entry)}; {remedy}.")
+            raise ValueError(f"{entry} is {value}, but {name} was made with {record.get(entry)}; {remedy}.")
 
 
 def restore_records(
@@ -233,7 +233,7 @@ def restore_records(
     """
     found = {run: record for run in runs if (record := records.get(run)) and not run.file(folder).exists()}
     for run, record in found.items():
-        _check_budget(run, budget, record, f"--finished has {run.task} {run.method} {run.index}, which", "leave it out")
+        _check_budget(run, budget, record, f"finished has {run.task} {run.method} {run.index}, which", "leave it out")
     for run, record in found.items():
         _write(record, run.file(folder))
     return len(found)
@@ -263,7 +263,7 @@ def search_all(
         ValueError: ``jobs`` is below 1, or a record was made with another budget.
     """
     if jobs < 1:
-        raise ValueError(f"--jobs is {jobs}; it must be at least 1.")
+        raise ValueError(f"jobs is {jobs}; it must be at least 1.")
     todo = [run for run in runs if read_record(run, budget, folder) is None]
     told = on_record or (lambda record: None)
     if jobs == 1:

@@ -46,8 +46,8 @@ class PolicyChatModel(ChatModel):
         if self._policy is None:
             try:
                 policy = load_policy(self.name).policy
-            except ValueError as error:  # it names the option of the commands
-                raise ValueError(str(error).replace("--checkpoint is", f"{self.key} is", 1)) from error
+            except ValueError as error:  # it names the checkpoint by another key
+                raise ValueError(str(error).replace("checkpoint is", f"{self.key} is", 1)) from error
             if not isinstance(policy, TextPolicy):
                 raise ValueError(f"{self.key} is {self.name!r}, a {type(policy).__name__}; it must be a TextPolicy.")
             self._policy: TextPolicy | None = policy
@@ -199,6 +199,6 @@ def chat_model_of(checkpoint: str) -> PolicyChatModel:
         ValueError: there is no such checkpoint, or it holds another policy.
     """
     chat_model = PolicyChatModel(checkpoint)
-    chat_model.key = "--checkpoint"
+    chat_model.key = "checkpoint"
     chat_model.connect()  # now, so that a missing checkpoint is not taken for a task that is too large
     return chat_model

@@ -70,8 +70,8 @@ def train(run: SearchRun, budget: SearchBudget) -> dict[str, Any]:
     values = block_means(played.returns[: budget.episodes], budget.rollouts)
     if not len(values):
         raise ValueError(
-            f"--max_env_steps is {budget.max_env_steps}, in which {len(played.returns)} episodes of {run.task} ended; "
-            f"there must be at least --rollouts of them, {budget.rollouts}."
+            f"max_env_steps is {budget.max_env_steps}, in which {len(played.returns)} episodes of {run.task} ended; "
+            f"there must be at least {budget.rollouts}, the setting rollouts."
         )
     critic = {id(weight) for weight in module.policy.critic_parameters()}
     return {

@@ -207,7 +207,7 @@ def draw_progress(records: Records, path: Path) -> None:
 
     records = {run: record for run, record in records.items() if record is not None and _is_drawn(record)}
     if not records:
-        raise ValueError("no run has finished that could be drawn; leave --picture out, or run some first.")
+        raise ValueError("no run has finished that could be drawn; leave picture out, or run some first.")
     tasks, methods = (list(dict.fromkeys(getattr(run, part) for run in records)) for part in ("task", "method"))
     colours = {method: f"C{place}" for place, method in enumerate(methods)}
     columns = min(_COLUMNS, len(tasks))

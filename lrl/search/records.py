@@ -75,12 +75,12 @@ def read_report(path: Path) -> Records:
         ValueError: there is no such file, or it is of another kind.
     """
     if not path.is_file():
-        raise ValueError(f"--finished is {str(path)!r}, which is no file; give one that --json wrote.")
+        raise ValueError(f"finished is {str(path)!r}, which is no file; give a report of `lrl search_table`.")
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"--finished is {str(path)!r}, which is no JSON; give one that --json wrote.") from error
-    return report_records(report, f"--finished {path}")
+        raise ValueError(f"finished is {str(path)!r}, which is no JSON; give one of `lrl search_table`.") from error
+    return report_records(report, str(path))
 
 
 def report_records(report: Mapping[str, Any], name: str = "the report") -> Records:
@@ -94,11 +94,11 @@ def report_records(report: Mapping[str, Any], name: str = "the report") -> Recor
         ValueError: it is another kind of file.
     """
     if not isinstance(report, Mapping) or not {"planned", "searches"} <= set(report):
-        raise ValueError(f"{name!r} holds no searches of `lrl search_table --json`.")
+        raise ValueError(f"{name!r} holds no searches of `lrl search_table`.")
     try:
         found = {SearchRun(one["task"], one["method"], one["index"]): one for one in report["searches"]}
         planned = [(one["task"], one["method"], range(one["seeds"])) for one in report["planned"]]
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{name!r} has entries of another kind; give a file of `lrl search_table --json`.") from error
+        raise ValueError(f"{name!r} has entries of another kind; give a report of `lrl search_table`.") from error
     runs = [SearchRun(task, method, index) for task, method, indices in planned for index in indices]
     return {run: found.get(run) for run in runs}

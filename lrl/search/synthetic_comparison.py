@@ -122,7 +122,7 @@ def synthetic_table(reports: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for name, report in reports.items():
         if "searchers" not in report:
-            raise ValueError(f"{name!r} holds no searchers of `lrl synthetic_search --json`.")
+            raise ValueError(f"{name!r} holds no searchers of `lrl synthetic_search`.")
         for group, title in _GROUPS.items():
             for searcher, whole in report["searchers"].items():
                 figures = whole if group == "all" else whole.get(group)

@@ -117,7 +117,7 @@ class Interruption:
         if number:
             path, name = os.path.relpath(self._write()), signal.Signals(number).name
             if self._trainer.is_global_zero:
-                logging.getLogger("lrl").warning("%s: wrote %s; resume with --ckpt_path %s", name, path, path)
+                logging.getLogger("lrl").warning("%s: wrote %s; resume with ckpt_path %s", name, path, path)
             # Lightning kills the main process where one of those that it started ends with another status than 0.
             raise SystemExit(128 + number if self._trainer.is_global_zero else 0)
 

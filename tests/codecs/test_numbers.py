@@ -132,7 +132,7 @@ def test_a_command_line_names_a_kind_or_gives_all_keys():
     assert NumberFormat.parse("integers") == NumberFormat(kind="integers")
     assert NumberFormat.parse("{kind: decimals, precision: 5}") == NumberFormat(precision=5)
     for wrong in ("3", "{digits: 5}", "[1]", "{"):
-        with pytest.raises(ValueError, match="--numbers is .* it must be decimals, integers, or a mapping of keys"):
+        with pytest.raises(ValueError, match="numbers is .* it must be decimals, integers, or a mapping of keys"):
             NumberFormat.parse(wrong)
     for wrong, named in (
         ("{precision: 5.5}", "numbers.precision is 5.5"),

@@ -202,17 +202,17 @@ READERS = {
 @pytest.mark.parametrize("reader", READERS)
 def test_actions_that_an_advisor_would_not_take_are_never_imitated(reader):
     advised(LAKES)
-    with pytest.raises(ValueError, match="collected with --advisor"):
+    with pytest.raises(ValueError, match="collected with an advisor"):
         READERS[reader]()
 
 
 def test_an_advisor_that_reads_what_is_not_shown_is_refused():
-    with pytest.raises(ValueError, match="--advisor is expert, but --policy acts natively"):
+    with pytest.raises(ValueError, match="advisor is expert, but policy acts natively"):
         advised(POLE, network(POLE))
 
 
 def test_an_advisor_that_responds_in_text_is_refused():
-    with pytest.raises(ValueError, match="--advisor is a TextPolicy, which responds in text"):
+    with pytest.raises(ValueError, match="advisor is a TextPolicy, which responds in text"):
         advised(LAKES, advisor=text_policy(LAKES))
 
 

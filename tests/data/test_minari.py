@@ -347,7 +347,7 @@ def test_held_out_rows_are_all_used_once(model, datasets, monkeypatch):
 def test_json_lines_come_back_as_the_environment_writes_them(model, datasets, tmp_path, dataset_id, digits):
     path, env = tmp_path / "new" / "demos.jsonl", ENVS[dataset_id]
     if digits and env.codec.action_texts is None:
-        with pytest.raises(ValueError, match="--digits is given, but the actions of the environment are numbers"):
+        with pytest.raises(ValueError, match="digits is true, but the actions of the environment are numbers"):
             write_jsonl(dataset_id, env, path, digits)
         return
     assert write_jsonl(dataset_id, env, path, digits) == DatasetReader(dataset_id).lengths.sum()

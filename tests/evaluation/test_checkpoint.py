@@ -187,7 +187,7 @@ def test_numbers_are_those_that_the_policy_was_trained_on(tmp_path: Path, offlin
     for wanted in (None, numbers["kind"], yaml.safe_dump(numbers, default_flow_style=True)):
         assert saved_numbers(tmp_path / "last.ckpt", wanted) == NumberFormat(**numbers)
     for wanted in ("decimals", "{kind: integers, ranges: [[-1, 1]]}"):
-        with pytest.raises(ValueError, match=r"--numbers is .* but the checkpoint was trained with another format"):
+        with pytest.raises(ValueError, match=r"numbers is .* but the checkpoint was trained with another format"):
             saved_numbers(tmp_path / "last.ckpt", wanted)
 
 
@@ -220,5 +220,5 @@ def test_baselines_are_known_by_name(name: str) -> None:
 
 
 def test_an_unknown_baseline_is_named() -> None:
-    with pytest.raises(ValueError, match="--policy is 'best'; it must be one of random, constant, expert"):
+    with pytest.raises(ValueError, match="policy is 'best'; it must be one of random, constant, expert"):
         load_baseline("best", GymnasiumEnvs("FrozenLake-v1"))

@@ -47,9 +47,9 @@ def test_equal_seeds_have_an_interval_of_width_0():
 def test_a_value_outside_the_bounds_raises_one_sentence():
     result = {"metric": "val/return", "bounds": [0, 500]}
     check_bounds(result, np.array([0.0, 500.0]))
-    with pytest.raises(ValueError, match="--bounds is 0 500, but val/return ends between -1 and 500"):
+    with pytest.raises(ValueError, match="bounds is 0 500, but val/return ends between -1 and 500"):
         check_bounds(result, np.array([-1.0, 500.0]))
-    with pytest.raises(ValueError, match="--bounds is 0 1"):
+    with pytest.raises(ValueError, match="bounds is 0 1"):
         check_bounds({"metric": "val/success_rate"}, np.array([1.2]))
 
 

@@ -68,5 +68,5 @@ def test_other_and_unfinished_runs_raise_and_are_not_removed(tmp_path, state):
 
 @pytest.mark.parametrize("setting", ["count", "jobs"])
 def test_counts_below_one_raise(tmp_path, setting):
-    with pytest.raises(ValueError, match=f"--{setting} is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match=f"{setting} is 0; it must be at least 1"):
         run_seeds("some.yaml", **({"count": 1} | {setting: 0}), folder=tmp_path)

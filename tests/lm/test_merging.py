@@ -310,7 +310,7 @@ def test_the_base_of_an_exported_adapter_is_loaded_as_it_was_in_training(folders
         torch.testing.assert_close(logits(loaded.model), logits(model.model))
     for text in ("{", "[]", '{"dtype": "float32"}'):
         (tmp_path / "exported" / BASE_FILE).write_text(text)
-        with pytest.raises(ValueError, match=r"^--peft_model_id is '.*', whose lrl_base.json is damaged"):
+        with pytest.raises(ValueError, match=r"^peft_model_id is '.*', whose lrl_base.json is damaged"):
             load_adapter(str(tmp_path / "exported"))
 
 

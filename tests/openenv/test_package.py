@@ -78,10 +78,10 @@ def test_only_the_image_listens_on_all_interfaces(tmp_path, monkeypatch, capsys)
 
 
 def test_what_cannot_be_written_is_one_sentence(tmp_path):
-    with pytest.raises(ValueError, match="--reward_range is 1 0; it must be two numbers, the smaller one first"):
+    with pytest.raises(ValueError, match="reward_range is 1 0; it must be two numbers, the smaller one first"):
         write_package(tmp_path / "x", CARTS, (1.0, 0.0), "lrl")
     (tmp_path / "kept").write_text("")
-    with pytest.raises(ValueError, match="--package is .*, which is not empty"):
+    with pytest.raises(ValueError, match="package is .*, which is not empty"):
         write_package(tmp_path, CARTS, (0.0, 1.0), "lrl")
     with pytest.raises(ValueError, match="env: env.id is 'Nowhere-v0', which is not registered"):
         write_package(tmp_path / "x", GymnasiumEnvs("Nowhere-v0"), (0.0, 1.0), "lrl")

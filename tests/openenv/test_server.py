@@ -185,7 +185,7 @@ def test_the_server_says_where_it_listens(capsys):
 def test_an_address_that_is_taken_is_one_sentence():
     with (
         server.listen("127.0.0.1", 0) as taken,
-        pytest.raises(ValueError, match=r"--host is '127.0.0.1' and --port is \d+, which cannot be used"),
+        pytest.raises(ValueError, match=r"host is '127.0.0.1' and port is \d+, which cannot be used"),
     ):
         server.listen("127.0.0.1", taken.getsockname()[1])
 

@@ -41,9 +41,9 @@ def test_runs_on_further_seeds_are_added_to_those_that_are_kept(tmp_path):
     assert [run["seed"] for run in both["runs"]] == [0, 1, 2]
     np.testing.assert_array_equal(final_values(both), [0, 0.9, 0.9])
     first["runs"][0]["config"] = "another"
-    with pytest.raises(ValueError, match="--add: the configuration has changed"):
+    with pytest.raises(ValueError, match="add: the configuration has changed"):
         with_earlier_runs(second, first)
-    with pytest.raises(ValueError, match="--add: the metric was 'val/return' and is 'val/exact_success'"):
+    with pytest.raises(ValueError, match="add: the metric was 'val/return' and is 'val/exact_success'"):
         with_earlier_runs(second, first | {"metric": "val/return"})
 
 

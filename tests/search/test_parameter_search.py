@@ -147,7 +147,7 @@ def test_only_records_of_networks_depend_on_the_budget_of_steps(tmp_path):
         search_all([run], budget, tmp_path, make_record=lambda run, budget: budget.entries(run.method))
         if method == "ars":
             assert read_record(run, other, tmp_path) == {"iterations": 2, "rollouts": 1, "fresh_episodes": 100}
-    with pytest.raises(ValueError, match="--max_env_steps is 20, but .*ppo_0.json was made with 10; "):
+    with pytest.raises(ValueError, match="max_env_steps is 20, but .*ppo_0.json was made with 10; "):
         read_record(run, other, tmp_path)
 
 

@@ -79,7 +79,7 @@ def test_a_table_of_the_documentation_is_made_from_a_kept_file():
     for kind, said in {
         "search searches nothing": "rule 'nothing'; it must be best_iteration or fresh",
         "search searches": "rule ''; it must be",
-        "search other fresh": "'other' holds no searches of `lrl search_table --json`",
+        "search other fresh": "'other' holds no searches of `lrl search_table`",
         "search missing fresh": "must be a file of assets/results",
     }.items():
         with pytest.raises(ValueError, match=said):
@@ -132,7 +132,7 @@ def test_finished_runs_of_a_kept_report_are_not_run_again(tmp_path, capsys):
         ("{", "which is no JSON"),
         ("[]", "holds no searches"),
         ('{"planned": [{}], "searches": []}', "all.json' has entries of another kind; give "),
-        ("another budget", "--iterations is 7, but --finished has nim random_search 0, which was made with 6; "),
+        ("another budget", "--iterations is 7, but finished has nim random_search 0, which was made with 6; "),
     ],
 )
 def test_a_report_that_cannot_be_gone_on_from_is_an_error(tmp_path, capsys, text, sentence):
