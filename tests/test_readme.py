@@ -13,7 +13,7 @@ from openenv_server import serving_process
 
 from lrl.cli.main import LRLCLI
 from lrl.data.minari import MinariDemonstrations
-from lrl.envs.frozen_lake_rows import RandomMapRows
+from lrl.envs.frozen_lake import RandomMapRows
 from lrl.search.synthetic import SyntheticHistories
 
 PAGES = ("README.md", "configs/README.md", *sorted(str(page) for page in Path("docs").rglob("*.md")))

@@ -28,7 +28,7 @@ from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.data.sources import ExpertDemonstrations
 from lrl.data.transitions import TransitionsDataModule
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake_rows import ExpertQRows
+from lrl.envs.frozen_lake import ExpertQRows
 from lrl.envs.prompt_env import PromptEnvs
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.heads import ValueHeadConfig

@@ -8,7 +8,7 @@ import torch
 from tiny_runs import WORDS, batch_of, sampled_values, save_tiny_model
 
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
-from lrl.functional.masking import selected_logprobs
+from lrl.functional.distributions import Categorical
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.decoding import DecodeLoop
 from lrl.lm.heads import ValueHeadConfig
@@ -132,7 +132,7 @@ def turns(rows=6, prompt=9, response=5, seed=0):
 def logprobs(model, logits=None):
     inputs, mask = turns()
     chosen = (logits or model.logits)(model.lay_out(inputs, mask))
-    return selected_logprobs(chosen, inputs["response_ids"]) * mask
+    return Categorical(chosen).logprobs(inputs["response_ids"]) * mask
 
 
 def plain_logprobs(hugging_face):
@@ -144,7 +144,7 @@ def plain_logprobs(hugging_face):
     ):
         prompt, response = prompt[seen], response[counts]
         logits = hugging_face(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
-        rows.append(torch.nn.functional.pad(selected_logprobs(logits, response), (0, mask.shape[1] - len(response))))
+        rows.append(torch.nn.functional.pad(Categorical(logits).logprobs(response), (0, mask.shape[1] - len(response))))
     return torch.stack(rows)
 
 
@@ -157,7 +157,7 @@ def sampled_logprobs(model):
     out, alone = DecodeLoop(model, None).generate(prompts, bits, SamplingConfig(max_new_tokens=6)), []
     for prompt, ids, mask in zip(prompts, out.ids, out.mask, strict=True):
         row = torch.tensor(prompt + ids[mask].tolist())[None]
-        alone.append(selected_logprobs(model.model(row, use_cache=False).logits[0, len(prompt) - 1 : -1], ids[mask]))
+        alone.append(Categorical(model.model(row, use_cache=False).logits[0, len(prompt) - 1 : -1]).logprobs(ids[mask]))
     return torch.cat(alone), out.logprobs[out.mask]
 
 

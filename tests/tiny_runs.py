@@ -16,7 +16,7 @@ from settings import made
 from lrl.algorithms.grpo import GRPOModule
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake_rows import ExpertQRows
+from lrl.envs.frozen_lake import ExpertQRows
 from lrl.envs.prompt_env import PromptEnvs
 from lrl.lm.config import LanguageModelConfig
 from lrl.policies.text import TextPolicy

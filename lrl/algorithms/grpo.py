@@ -34,9 +34,8 @@ from lrl.functional.advantages import group_advantages
 from lrl.functional.losses import clipped_surrogate, kl_estimate, ratio_metrics
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
-from lrl.training.credit import GroupCreditConfig, check_episodes
+from lrl.training.credit import GroupCreditConfig, KLConfig, check_episodes
 from lrl.training.gradient_module import GradientModule
-from lrl.training.kl_coefficient import KLConfig
 from lrl.training.optimizer import OptimizerConfig
 from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 

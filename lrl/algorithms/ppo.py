@@ -52,9 +52,8 @@ from torch import Tensor
 from lrl.functional.losses import clipped_surrogate, ratio_metrics, value_loss
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments, check_fields
-from lrl.training.credit import CreditConfig
+from lrl.training.credit import AdaptiveKLConfig, CreditConfig, KLCoefficient
 from lrl.training.gradient_module import GradientModule
-from lrl.training.kl_coefficient import AdaptiveKLConfig, KLCoefficient
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.value_fit import ValueFit, check_separate_critic, check_whole_weights, fit_values
 from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch

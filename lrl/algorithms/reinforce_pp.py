@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import torch
 
-from lrl.functional.advantages import group_advantages, token_gae
+from lrl.functional.advantages import group_advantages, token_gae, whiten
 from lrl.functional.losses import clipped_surrogate, ratio_metrics
-from lrl.functional.masking import whiten
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
 from lrl.training.credit import check_episodes

@@ -28,8 +28,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Write the file, and print the expert's exact success probability."""
     import gymnasium as gym
 
-    from lrl.envs.frozen_lake import named_map, transition_table
-    from lrl.envs.frozen_lake_rows import generate_records, write_csv
+    from lrl.envs.frozen_lake import generate_records, named_map, transition_table, write_csv
     from lrl.envs.tabular import optimal_q, optimal_success, q_learning, success_probability
 
     lake = {"map_name": arguments.map_name, "is_slippery": arguments.slippery}

@@ -39,7 +39,7 @@ for _name in (
     *("algorithms.grpo", "algorithms.ppo", "algorithms.reinforce_pp", "algorithms.reward_model", "algorithms.sft"),
     *("algorithms.trpo", "chat.local", "chat.served"),
     *("data.demonstrations", "data.jsonl", "data.minari", "data.rollout_buffer", "data.rows", "data.sources"),
-    *("data.transitions", "envs.factory", "envs.frozen_lake_rows", "envs.prompt_env", "openenv.factory"),
+    *("data.transitions", "envs.factory", "envs.frozen_lake", "envs.prompt_env", "openenv.factory"),
     *("policies.head", "policies.mlp", "policies.scoring", "policies.text"),
     *("rewards.behaviour_cloning", "rewards.clone_likelihood", "rewards.expert_q", "rewards.format"),
     *("rewards.learned", "search.in_context", "search.module", "search.networks", "search.pictures"),

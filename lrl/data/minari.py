@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple, final
 import numpy as np
 
 from lrl.codecs.codec import InvalidActionError, TextCodec, clip_to_space
-from lrl.data.augmentation import Augmentation
-from lrl.data.sources import Demonstrations, LazyDemonstrations, Reasoning
+from lrl.data.sources import Augmentation, Demonstrations, LazyDemonstrations, Reasoning
 from lrl.envs.factory import EnvFactory
 from lrl.envs.minari_reader import DatasetReader, StoredEpisode, download
 from lrl.functional.random import counter_hash, permutation

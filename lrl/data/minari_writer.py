@@ -15,11 +15,10 @@ from gymnasium.vector import VectorEnv
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.numbers import Range, Ranges
 from lrl.codecs.space_formats import flatten
-from lrl.envs.boundary import close_env
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.minari_reader import DatasetReader
 from lrl.envs.minari_storage import DatasetWriter
-from lrl.envs.native import NativeStep
+from lrl.envs.native import NativeStep, close_env
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
 from lrl.policies.actor import Actor
 from lrl.policies.baselines import ExpertActor, NoisyActor

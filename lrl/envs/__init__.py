@@ -11,7 +11,7 @@ gym.register(
 
 gym.register(
     id="lrl/HalfCheetah-v5",
-    entry_point="lrl.envs.mujoco:half_cheetah",
+    entry_point="lrl.envs.factory:half_cheetah",
     max_episode_steps=1000,
     reward_threshold=4800.0,
     kwargs={"gravity": 1.0, "friction": 1.0},

@@ -1,11 +1,13 @@
-"""Factories of vectorized environments."""
+"""Factories of vectorized environments, and HalfCheetah with modified physics."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import importlib
+import importlib.util
 import logging
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -17,9 +19,7 @@ from gymnasium.vector import VectorEnv
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.registry import codec_for
-from lrl.envs.boundary import close_env, reason_of, shown
-from lrl.envs.mujoco import redirect_mujoco_warnings
-from lrl.envs.native import NativeEnv, SuccessAt
+from lrl.envs.native import NativeEnv, SuccessAt, close_env, reason_of, shown
 from lrl.envs.processes import OnDeath, SeparateEnvs, SupervisedAsyncVectorEnv
 from lrl.envs.text import TextEnv
 from lrl.ranges import PositiveInt, check_arguments
@@ -264,3 +264,40 @@ def _make_native(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | No
 
 def _make_wrapped(wrapper: Callable[..., gym.Env], make_native: Callable[[], gym.Env], *settings: Any) -> gym.Env:
     return wrapper(make_native(), *settings)
+
+
+def half_cheetah(gravity: float = 1.0, friction: float = 1.0, **kwargs: Any) -> gym.Env:
+    """Create Gymnasium's HalfCheetah, version 5, with modified gravity and friction.
+
+    Args:
+        gravity: Factor of the gravity; positive.
+        friction: Factor of all friction coefficients of the ground and the body; positive.
+        kwargs: Arguments of HalfCheetah, such as ``reset_noise_scale``.
+
+    Raises:
+        ValueError: If a factor is not positive.
+    """
+    from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
+
+    for name, factor in (("gravity", gravity), ("friction", friction)):
+        if factor <= 0:
+            raise ValueError(f"{name} is {factor}; it must be positive.")
+    env = HalfCheetahEnv(**kwargs)
+    env.model.opt.gravity[:] *= gravity
+    env.model.geom_friction[:] *= friction
+    return env
+
+
+def redirect_mujoco_warnings() -> None:
+    """Turn MuJoCo's warnings into Python warnings, without a log file and without deprecation notes about models."""
+    if importlib.util.find_spec("mujoco") is None:
+        return
+    import mujoco
+
+    bindings: Any = mujoco
+    bindings.set_mju_user_warning(_warn)
+
+
+def _warn(text: str) -> None:
+    if "deprecated" not in text:
+        warnings.warn(f"MuJoCo: {text}", RuntimeWarning, stacklevel=2)

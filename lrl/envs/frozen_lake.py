@@ -1,15 +1,28 @@
-"""Maps of FrozenLake: named maps, random maps with a train/test split, and an environment with random maps."""
+"""FrozenLake: maps, an environment with a new random map per episode, and data sets of an expert's actions.
+
+Random maps are divided into a training and a test split. Data sets hold the reachable states of maps with optimal
+Q-values, or the states of a CSV file with the columns of the original experiment.
+"""
 
 from __future__ import annotations
 
+import csv
+import re
 import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import MAPS, FrozenLakeEnv, generate_random_map
+from gymnasium.spaces import Discrete
 
-from lrl.codecs.toy_text import Desc
-from lrl.envs.tabular import TransitionTable
+from lrl.codecs.toy_text import Desc, FrozenLakeCodec, render_map
+from lrl.envs.prompt_env import RowSource
+from lrl.envs.tabular import TransitionTable, optimal_q, reachable_states
+from lrl.files import resolve, write_whole
+from lrl.rewards.reward import Row
 
 Split = Literal["train", "test", "all"]
 """Split of random maps. A hash of the map selects a fifth of all maps for testing."""
@@ -120,3 +133,303 @@ def _validate(split: str, size: int, p: float) -> None:
         raise ValueError(f"size is {size}; it must be at least 2.")
     if not 0 < p <= 1:
         raise ValueError(f"p is {p}; it must be in (0, 1].")
+
+
+# Data sets of states with the Q-values of an expert.
+
+
+class ExpertQRows(RowSource):
+    """Data set of all reachable states of one map (11 on the 4x4 map) with optimal Q-values.
+
+    Args:
+        map_name: ``4x4`` or ``8x8``.
+        desc: A custom map, instead of ``map_name``.
+        is_slippery: Whether moves can slip to the sides.
+        gamma: Discount factor.
+    """
+
+    def __init__(
+        self, map_name: str = "4x4", desc: Sequence[str] | None = None, is_slippery: bool = True, gamma: float = 0.99
+    ) -> None:
+        self.desc: Desc = named_map(map_name) if desc is None else tuple(desc)
+        self.is_slippery, self.gamma = is_slippery, gamma
+
+    @property
+    def codec(self) -> FrozenLakeCodec:
+        """Codec of FrozenLake."""
+        return FrozenLakeCodec(self.is_slippery)
+
+    @property
+    def spaces(self) -> tuple[Discrete, Discrete]:
+        """The spaces of FrozenLake on the map: cells and directions."""
+        return Discrete(len("".join(self.desc))), Discrete(4)
+
+    def rows(self) -> list[Row]:
+        """Return one row per state, in ascending order."""
+        return make_rows([self.desc], self.is_slippery, self.gamma)
+
+
+class RandomMapRows(RowSource):
+    """Data set of all reachable states of many random maps with optimal Q-values.
+
+    Args:
+        num_maps: Number of different maps.
+        seed: Seed of the maps.
+        split: The split of the maps: ``train``, ``test`` or ``all``.
+        size: Side length in cells.
+        p: Probability that a cell is ice.
+        is_slippery: Whether moves can slip to the sides.
+        gamma: Discount factor.
+    """
+
+    def __init__(
+        self,
+        num_maps: int = 1000,
+        seed: int = 0,
+        split: Split = "train",
+        size: int = 4,
+        p: float = 0.8,
+        is_slippery: bool = True,
+        gamma: float = 0.99,
+    ) -> None:
+        self.num_maps, self.seed = num_maps, seed
+        self.split: Split = split
+        self.size, self.p = size, p
+        self.is_slippery, self.gamma = is_slippery, gamma
+
+    @property
+    def codec(self) -> FrozenLakeCodec:
+        """Codec of FrozenLake."""
+        return FrozenLakeCodec(self.is_slippery)
+
+    def rows(self) -> list[Row]:
+        """Return the rows of all maps, one map after the other."""
+        maps = random_maps(self.num_maps, self.seed, self.split, self.size, self.p)
+        return make_rows(maps, self.is_slippery, self.gamma)
+
+
+def make_rows(maps: Sequence[Desc], is_slippery: bool = True, gamma: float = 0.99) -> list[Row]:
+    """Return the rows of all reachable states of maps of the same size, with optimal Q-values."""
+    if not maps:
+        return []
+    tables = [transition_table(desc, is_slippery) for desc in maps]
+    values = optimal_q(tables, gamma)
+    rows: list[Row] = []
+    for desc, table, q in zip(maps, tables, values, strict=True):
+        start = "".join(desc).index("S")
+        rows += [make_row(state, desc, q[state]) for state in reachable_states(table, start)]
+    return rows
+
+
+def make_row(state: int, desc: Desc, q_values: np.ndarray, action: int | None = None) -> Row:
+    """Create the row of one state.
+
+    Args:
+        state: Index of the cell.
+        desc: The map.
+        q_values: The expert's value of each action, ``(action,)``.
+        action: The expert's action; None selects the first best one.
+    """
+    chosen = int(q_values.argmax()) if action is None else action
+    return Row(
+        observation=render_map(state, desc),
+        q_values=tuple(q_values.tolist()),
+        action=chosen,
+        native_observation=state,
+        state=state,
+        desc=desc,
+    )
+
+
+ACTIONS = FrozenLakeCodec().action_texts
+Q_COLUMNS = tuple(f"q_value_{action.lower()}" for action in ACTIONS)
+REQUIRED_COLUMNS = ("state_str", "action_text", *Q_COLUMNS)
+"""Columns that a file must contain."""
+COLUMNS = ("state", "state_str", "action", "action_text", *Q_COLUMNS, "reward", "next_state", "done", "batch_idx")
+"""All columns. ``state_str`` is the environment's ``ansi`` rendering with ``|`` instead of newlines: an empty line or
+the last action, followed by the map, with an escape sequence that colours the agent's cell."""
+
+_COLOURED = re.compile(r"\x1b\[[0-9;]*m(.)\x1b\[0m")
+_HEADER = re.compile(r"\s*(\((Left|Down|Right|Up)\))?\s*")
+
+
+class CsvRows(RowSource):
+    """Data set of the states in a CSV file of demonstrations.
+
+    Only :data:`REQUIRED_COLUMNS` are required; the state is then the coloured cell of ``state_str``. Other
+    :data:`COLUMNS` are read if they are present, and must be consistent.
+
+    Args:
+        path: Path of the file, or ``assets/expert_q/frozen_lake.csv``, which ships with lrl. Columns that are not in
+            :data:`COLUMNS` are ignored.
+        distinct: Whether to drop repeated rows. The file of the original experiment repeats 11 different rows.
+        is_slippery: Whether the description says that the ice is slippery.
+    """
+
+    def __init__(self, path: str, distinct: bool = True, is_slippery: bool = True) -> None:
+        self.path, self.distinct, self.is_slippery = Path(resolve(path)), distinct, is_slippery
+
+    @property
+    def codec(self) -> FrozenLakeCodec:
+        """Codec of FrozenLake."""
+        return FrozenLakeCodec(self.is_slippery)
+
+    def rows(self) -> list[Row]:
+        """Return the rows in the order of the file.
+
+        Raises:
+            ValueError: If the file cannot be read; the message contains the row (1 follows the header) and the column.
+        """
+        rows = [_read_row(record, f"{self.path}, row {number}") for number, record in enumerate(self._records(), 1)]
+        return list(dict.fromkeys(rows)) if self.distinct else rows
+
+    def _records(self) -> Iterator[Mapping[str, Any]]:
+        try:
+            with self.path.open(newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                missing = [column for column in REQUIRED_COLUMNS if column not in (reader.fieldnames or ())]
+                if missing:
+                    raise ValueError(f"{self.path}, row 0 (the header), column {missing[0]}: it is missing.")
+                yield from reader
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f"rows.path is {str(self.path)!r}, which cannot be read as CSV: {error}.") from error
+
+
+def _read_row(record: Mapping[str, Any], where: str) -> Row:
+    cells = _Cells(record, where)
+    desc, agent = cells.read("state_str", parse_rendering, "an ansi rendering of the map with | for newlines")
+    size = len(desc) * len(desc[0])
+    state = cells.read_optional("state", _index_below(size), f"a cell's index below {size}", agent)
+    if state is None:
+        raise ValueError(f"{where}, column state_str: no cell is coloured, and there is no column state.")
+    if agent not in (None, state):
+        raise ValueError(f"{where}, column state_str: the coloured cell is {agent}; column state is {state}.")
+    named = cells.read("action_text", _action_named, f"one of {', '.join(ACTIONS)}")
+    action = cells.read_optional("action", _index_below(len(ACTIONS)), "0, 1, 2 or 3", named)
+    if named != action:
+        text = record["action_text"]
+        raise ValueError(f"{where}, column action_text: it is {text!r}; action {action} is {ACTIONS[action]}.")
+    values = np.array([cells.read(column, _finite, "a finite number") for column in Q_COLUMNS])
+    cells.read_optional("next_state", _index_below(size), f"a cell's index below {size}")
+    cells.read_optional("reward", _finite, "a finite number")
+    return make_row(state, desc, values, action)
+
+
+class _Cells:
+    """Reads the cells of one record; errors contain the row and the column."""
+
+    def __init__(self, record: Mapping[str, Any], where: str) -> None:
+        self.record, self.where = record, where
+
+    def read(self, column: str, convert: Callable[[str], Any], expected: str) -> Any:
+        """Return the converted cell of ``column``."""
+        text = self.record[column]
+        try:
+            if text is None:
+                raise ValueError("the row ends before it")
+            return convert(text)
+        except ValueError as error:
+            raise ValueError(f"{self.where}, column {column}: it is {text!r}; it must be {expected}.") from error
+
+    def read_optional(self, column: str, convert: Callable[[str], Any], expected: str, default: Any = None) -> Any:
+        """Return the converted cell of ``column``, or ``default`` if the file has no such column."""
+        return self.read(column, convert, expected) if column in self.record else default
+
+
+def _action_named(text: str) -> int:
+    return ACTIONS.index(text.strip().upper())
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not np.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def _index_below(size: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        value = float(text)  # Spreadsheet programs may write 3 as 3.0.
+        if value not in range(size):
+            raise ValueError(text)
+        return int(value)
+
+    return convert
+
+
+def parse_rendering(state_str: str) -> tuple[Desc, int | None]:
+    """Parse an ``ansi`` rendering with ``|`` instead of newlines.
+
+    Returns:
+        The map, and the index of the coloured cell; None if no cell is coloured.
+
+    Raises:
+        ValueError: If it contains no rectangular map of S, F, H and G, or more than one coloured cell.
+    """
+    lines = state_str.replace("\r", "").replace("\n", "|").split("|")
+    rows = [line.strip() for line in lines if not _HEADER.fullmatch(line)]
+    desc = tuple(_COLOURED.sub(r"\1", line) for line in rows)
+    if not desc or len({len(line) for line in desc}) > 1 or set("".join(desc)) - set("SFHG"):
+        raise ValueError(state_str)
+    coloured = [(row, match.start()) for row, line in enumerate(rows) for match in _COLOURED.finditer(line)]
+    if len(coloured) > 1:
+        raise ValueError(state_str)
+    return desc, coloured[0][0] * len(desc[0]) + coloured[0][1] if coloured else None
+
+
+def generate_records(
+    q_values: np.ndarray, num_episodes: int, seed: int = 0, batch_size: int = 100, **kwargs: Any
+) -> list[dict[str, Any]]:
+    """Play greedy episodes and return the records of the successful ones, as in the original experiment.
+
+    Args:
+        q_values: Q-values of the expert, ``(state, action)``.
+        num_episodes: Number of episodes, including failures.
+        seed: Seed of the first episode; later episodes count up from it.
+        batch_size: Number of successful episodes with the same ``batch_idx``.
+        kwargs: Arguments of ``FrozenLake-v1``: ``map_name``, ``desc``, ``is_slippery``.
+
+    Returns:
+        One dict with the keys :data:`COLUMNS` per step.
+    """
+    env = gym.make("FrozenLake-v1", render_mode="ansi", disable_env_checker=True, **kwargs)
+    records: list[dict[str, Any]] = []
+    successes = 0
+    for episode in range(num_episodes):
+        steps = _greedy_episode(env, q_values, seed + episode)
+        if steps[-1]["reward"] > 0:
+            records += [step | {"batch_idx": successes // batch_size} for step in steps]
+            successes += 1
+    env.close()
+    return records
+
+
+def _greedy_episode(env: gym.Env, q_values: np.ndarray, seed: int) -> list[dict[str, Any]]:
+    state, _ = env.reset(seed=seed)
+    steps: list[dict[str, Any]] = []
+    while not steps or not steps[-1]["done"]:
+        rendering = str(env.render()).replace("\n", "|")
+        action = int(q_values[state].argmax())
+        next_state, reward, terminated, truncated, _ = env.step(action)
+        steps.append(
+            {
+                "state": state,
+                "state_str": rendering,
+                "action": action,
+                "action_text": ACTIONS[action],
+                **dict(zip(Q_COLUMNS, q_values[state].tolist(), strict=True)),
+                "reward": float(reward),
+                "next_state": next_state,
+                "done": terminated or truncated,
+            }
+        )
+        state = next_state
+    return steps
+
+
+def write_csv(path: str | Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Write records with the columns :data:`COLUMNS` and create missing folders."""
+    with write_whole(path, newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(records)

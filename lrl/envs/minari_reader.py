@@ -16,26 +16,24 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lrl.envs.minari_columns import (
-    Columns,
-    checked_leaves,
-    clip_columns,
-    columns_of_infos,
-    columns_size,
-    invalid_values,
-    sample_at,
-    spaces_match,
-    to_minari_space,
-    values_out_of_bounds,
-)
 from lrl.envs.minari_storage import (
     ADVISED,
     ADVISED_ACTION,
     CONTEXT,
     HAS_ADVISOR,
     RANDOM_STEPS,
+    Columns,
+    checked_leaves,
+    clip_columns,
+    columns_of_infos,
+    columns_size,
     dataset_path,
+    invalid_values,
+    sample_at,
+    spaces_match,
     suppress_output,
+    to_minari_space,
+    values_out_of_bounds,
 )
 
 # One recorded episode, as columns of native observations, actions and rewards.

@@ -3,15 +3,343 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import logging
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, final
 
 import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
 from gymnasium.utils import seeding
+from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
-from lrl.codecs.codec import TextCodec
-from lrl.envs.boundary import CheckedEnv
+from lrl.codecs.codec import InvalidActionError, TextCodec
+
+# The boundary that everything passes that an environment returns, before anything is computed from it.
+#
+# :class:`CheckedEnv` checks one native environment and converts what has an unambiguous meaning, such as a reward of
+# shape ``(1,)``. :func:`check_batch` checks whole batches for numbers that are not finite, in one NumPy call each.
+
+OWN_OPTIONS = ("episode", "reset_mask")
+"""Options of a reset that lrl passes to its vectorized environments and that no native environment receives."""
+
+_SUCCESS = ("success", "is_success")
+_NOT_FINITE = "it must be finite"
+_MUST_BE_FLAG = "it must be true or false"
+
+
+class EnvironmentFailedError(ValueError):
+    """Raised if an environment raises an error, returns what cannot be used, or its process dies.
+
+    The message is one sentence that names the environment, the seed of the episode, the step and what was wrong. It is
+    a ``ValueError``, so that all commands report it.
+    """
+
+
+def shown(value: Any) -> str:
+    """Return a value on one line of at most 60 characters, for an error message."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # The class of the value is an environment's own.
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def failure(name: str, seed: Any, step: int, problem: str) -> EnvironmentFailedError:
+    """Return the error for a problem at one step; step 0 is the reset."""
+    return EnvironmentFailedError(f"{name} (episode seed {seed}, step {step}): {problem}.")
+
+
+def close_env(env: gym.Env) -> None:
+    """Close a native environment. An error is a warning, because nothing depends on the environment any more."""
+    try:
+        env.close()
+    except Exception as error:
+        logging.getLogger("lrl").warning("%s: close raised %s.", _name(env), reason_of(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error's type and its message, on one line without a full stop."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.') or 'no reason given'}"
+
+
+@final
+class CheckedEnv(gym.Wrapper):
+    """Wrapper that checks what a native environment returns, and does not pass lrl's own options on to it.
+
+    Rewards become finite floats, ``terminated`` and ``truncated`` become bools, and observations have the structure,
+    the shapes and a compatible dtype of the observation space. Bounds of a Box are not checked, because many
+    environments exceed their own. Whether numbers of an observation are finite is left to :func:`check_batch` unless
+    ``checks_finite``.
+
+    Args:
+        env: A native environment.
+        reset_options: Options of every reset; options passed to :meth:`reset` take precedence.
+        checks_finite: Whether to check that observations are finite, where they are not batched.
+
+    Raises:
+        EnvironmentFailedError: By :meth:`reset` and :meth:`step`, if the environment raises an error or returns
+            something else.
+    """
+
+    def __init__(
+        self, env: gym.Env, reset_options: Mapping[str, Any] | None = None, checks_finite: bool = False
+    ) -> None:
+        super().__init__(env)
+        self.name = _name(env)
+        self._space, self._reset_options = env.observation_space, dict(reset_options or {})
+        self._checks_finite = checks_finite
+        self._seed: int | None = None
+        self._step = 0
+        self._left_out: set[str] = set()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode. The environment's options are None if there are none."""
+        self._seed, self._step = seed, 0
+        given = {name: value for name, value in (options or {}).items() if name not in OWN_OPTIONS}
+        try:
+            outcome: Any = self.env.reset(seed=seed, options=(self._reset_options | given) or None)
+        except (Exception, SystemExit) as error:
+            self._raised("reset", error)
+        if not (isinstance(outcome, tuple) and len(outcome) == 2):
+            self._fail(f"reset returned {shown(outcome)}; it must return (observation, info)")
+        observation, info = outcome
+        if not isinstance(info, Mapping):
+            self._fail(f"info is {shown(info)}; it must be a dictionary")
+        return self._observation(observation), dict(info)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take a step."""
+        self._step += 1
+        try:
+            outcome: Any = self.env.step(action)
+        except (Exception, SystemExit) as error:
+            self._raised("step", error)
+        if outcome.__class__ is not tuple or len(outcome) != 5:
+            must = "it must return (observation, reward, terminated, truncated, info)"
+            self._fail(f"step returned {shown(outcome)}; {must}")
+        observation, reward, terminated, truncated, info = outcome
+        if reward.__class__ is not float or not math.isfinite(reward):
+            reward = self._reward(reward)
+        if terminated.__class__ is not bool:
+            terminated = self._flag("terminated", terminated)
+        if truncated.__class__ is not bool:
+            truncated = self._flag("truncated", truncated)
+        if info.__class__ is not dict:
+            if not isinstance(info, Mapping):
+                self._fail(f"info is {shown(info)}; it must be a dictionary")
+            info = dict(info)
+        return self._observation(observation), reward, terminated, truncated, info
+
+    def close(self) -> None:
+        """Close the environment; see :func:`close_env`."""
+        close_env(self.env)
+
+    def reported(self, info: Mapping[str, Any]) -> tuple[bool | None, dict[str, float]]:
+        """Read the entries of the last step's ``info`` that lrl uses.
+
+        Returns:
+            Whether the environment reports a success, by ``success`` or else ``is_success``, None if it reports
+            neither; and the terms of the reward, ``reward_<term>``, as ``reward/<term>``. A term that is not a finite
+            number is left out, with one warning.
+        """
+        success = None
+        for name in _SUCCESS:
+            if success is None and info.get(name) is not None:
+                success = self._flag(f"info[{name!r}]", info[name])
+        terms: dict[str, float] = {}
+        for name, value in info.items():
+            if name.__class__ is str and name.startswith("reward_"):
+                number = value if value.__class__ is float else _number(value)
+                if number is not None and math.isfinite(number):
+                    terms[f"reward/{name[7:]}"] = number
+                elif name not in self._left_out:
+                    self._left_out.add(name)
+                    problem = f"info[{name!r}] is {shown(value)}, which is not a finite number and is left out"
+                    logging.getLogger("lrl").warning("%s", failure(self.name, self._seed, self._step, problem))
+        return success, terms
+
+    def _observation(self, observation: Any) -> Any:
+        space = self._space
+        if observation.__class__ is not np.ndarray or not _fits(space, observation):
+            observation = self._conform(space, observation, "observation")
+        if self._checks_finite:
+            found = _not_finite(space, observation, "observation")
+            if found is not None:
+                self._fail(found)
+        return observation
+
+    def _conform(self, space: gym.Space, value: Any, key: str) -> Any:
+        """Return an observation as an element of its space, except for bounds; raise if its meaning is not clear."""
+        if isinstance(space, spaces.Dict):
+            missing = [name for name in space.spaces if not isinstance(value, Mapping) or name not in value]
+            if missing:
+                self._fail(f"{key} is {shown(value)}; it must be a dictionary with the key {missing[0]!r}")
+            return {name: self._conform(part, value[name], f"{key}[{name!r}]") for name, part in space.spaces.items()}
+        if isinstance(space, spaces.Tuple):
+            if not isinstance(value, (tuple, list)) or len(value) != len(space.spaces):
+                self._fail(f"{key} is {shown(value)}; it must be a tuple of {len(space.spaces)}")
+            pairs = enumerate(zip(space.spaces, value, strict=True))
+            return tuple(self._conform(part, one, f"{key}[{index}]") for index, (part, one) in pairs)
+        if isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
+            return self._array(space, value, key)
+        if isinstance(space, spaces.Discrete):
+            number = _number(value)
+            if number is None or int(space.start) > number or number >= int(space.start + space.n) or number % 1:
+                last = int(space.start + space.n) - 1
+                self._fail(f"{key} is {shown(value)}; it must be an integer from {int(space.start)} to {last}")
+            return np.asarray(int(number), dtype=space.dtype)[()]
+        if type(space) is spaces.Text:
+            known = isinstance(value, str)
+        else:  # Texts of lrl hold any observation of a server; other spaces are rare.
+            known = isinstance(space, spaces.Text) or space.contains(value)
+        if not known:
+            self._fail(f"{key} is {shown(value)}; it must be in {space}")
+        return value
+
+    def _array(self, space: Any, value: Any, key: str) -> np.ndarray:
+        if isinstance(value, np.ndarray) and _fits(space, value):
+            array = value
+        else:
+            try:
+                array = np.asarray(value)
+            except Exception:  # Sequences of different lengths, or a class whose conversion fails.
+                array = np.asarray(None)
+            if array.dtype.kind not in "bfiu":
+                self._fail(f"{key} is {shown(value)}; it must be an array of numbers")
+            if array.shape != space.shape:
+                self._fail(f"{key} has shape {array.shape}; it must have shape {space.shape}")
+            with np.errstate(all="ignore"):
+                cast = array.astype(space.dtype)
+            if space.dtype.kind != "f" and not np.array_equal(cast, array):
+                self._fail(f"{key} is {shown(value)}, which {space.dtype} cannot represent; its space is {space}")
+            array = cast
+        if not isinstance(space, spaces.Box) and not space.contains(array.astype(space.dtype)):
+            self._fail(f"{key} is {shown(value)}; it must be in {space}")
+        return array
+
+    def _reward(self, value: Any) -> float:
+        number = _number(value)
+        if number is None:
+            self._fail(f"reward is {shown(value)}; it must be a number")
+        if not math.isfinite(number):
+            self._fail(f"reward is {number}; {_NOT_FINITE}")
+        return number
+
+    def _flag(self, key: str, value: Any) -> bool:
+        """Return a bool for a bool, or for the number 0 or 1; several environments report a success as 1.0."""
+        number = _number(value)
+        if number is None or number not in (0, 1):
+            self._fail(f"{key} is {shown(value)}; {_MUST_BE_FLAG}")
+        return bool(number)
+
+    def _fail(self, problem: str) -> NoReturn:
+        raise failure(self.name, self._seed, self._step, problem)
+
+    def _raised(self, method: str, error: Exception | SystemExit) -> NoReturn:
+        """Raise one sentence for an error of the environment, or the error itself if it is one of lrl's.
+
+        Subclasses of ``SystemExit`` come from handlers of signals.
+        """
+        of_signal = isinstance(error, SystemExit) and type(error) is not SystemExit
+        if of_signal or isinstance(error, (EnvironmentFailedError, InvalidActionError)):
+            raise error
+        raise failure(self.name, self._seed, self._step, f"{method} raised {reason_of(error)}") from error
+
+
+def _name(env: gym.Env) -> str:
+    """Return the registered name of an environment, or else that of its class."""
+    spec = env.unwrapped.spec
+    return type(env.unwrapped).__name__ if spec is None else spec.id
+
+
+def _number(value: Any) -> float | None:
+    """Return a real number, or the one number in an array, as a float; None for anything else."""
+    if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+    if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "bfiu":
+        return float(value.item())
+    return None
+
+
+def _fits(space: Any, array: np.ndarray) -> bool:
+    """Return whether an array can be part of a batch of a Box without any change."""
+    if space.__class__ is not spaces.Box or array.shape != space.shape:
+        return False
+    return array.dtype == space.dtype or (array.dtype.kind == "f" and space.dtype.kind == "f")
+
+
+def _not_finite(space: gym.Space, values: Any, key: str) -> str | None:
+    """Return what is wrong with an observation that contains a number that is not finite, else None."""
+    if isinstance(space, spaces.Dict):
+        parts = ((part, values[name], f"{key}[{name!r}]") for name, part in space.spaces.items())
+    elif isinstance(space, spaces.Tuple):
+        parts = ((part, values[index], f"{key}[{index}]") for index, part in enumerate(space.spaces))
+    elif isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(np.asarray(values, dtype=space.dtype))
+        if finite.all():
+            return None
+        place = tuple(int(index) for index in np.argwhere(~finite)[0])
+        index = f"[{', '.join(map(str, place))}]" if place else ""
+        value = float(np.asarray(values)[place])
+        problem = f", which {space.dtype} cannot represent" if math.isfinite(value) else f"; {_NOT_FINITE}"
+        return f"{key}{index} is {value}{problem}"
+    else:
+        return None
+    return next((found for part in parts if (found := _not_finite(*part)) is not None), None)
+
+
+def check_batch(
+    space: gym.Space,
+    name: str,
+    seeds: Sequence[int] | np.ndarray,
+    steps: np.ndarray,
+    observations: Any,
+    rewards: np.ndarray | None = None,
+) -> None:
+    """Raise if batched observations or rewards contain a number that is not finite.
+
+    Args:
+        space: Observation space of a single environment.
+        name: Name of the environment.
+        seeds: Seeds of the current episodes, one for each environment.
+        steps: Number of steps of the current episodes, int64 ``(env,)``.
+        observations: A batch of observations of ``space``.
+        rewards: float64 ``(env,)``; None after a reset.
+
+    Raises:
+        EnvironmentFailedError: If a number is not finite; the message names where it is.
+    """
+    if rewards is not None and not np.isfinite(rewards).all():
+        row = int(np.flatnonzero(~np.isfinite(rewards))[0])
+        problem = f"reward is {rewards[row]}; {_NOT_FINITE}"
+        raise failure(name, seeds[row], int(steps[row]), problem)
+    if _batch_is_finite(space, observations):
+        return
+    for row, observation in enumerate(iterate(batch_space(space, len(steps)), observations)):
+        problem = _not_finite(space, observation, "observation")
+        if problem is not None:
+            raise failure(name, seeds[row], int(steps[row]), problem)
+
+
+def _batch_is_finite(space: gym.Space, observations: Any) -> bool:
+    if isinstance(space, spaces.Dict):
+        return all(_batch_is_finite(part, observations[name]) for name, part in space.spaces.items())
+    if isinstance(space, spaces.Tuple):
+        return all(_batch_is_finite(part, observations[index]) for index, part in enumerate(space.spaces))
+    return not isinstance(space, spaces.Box) or space.dtype.kind != "f" or bool(np.isfinite(observations).all())
+
+
+def empty_observation(space: gym.Space) -> Any:
+    """Return an element of a space that stands for the observation of a copy that has not been reset yet."""
+    return next(iter(iterate(batch_space(space, 1), create_empty_array(space, 1, fn=np.zeros))))
+
 
 SuccessAt = Literal["last_step", "any_step"]
 """Whether an episode is a success if its last step is one, or if any of its steps is one."""
@@ -56,7 +384,7 @@ class NativeEnv(gym.Wrapper):
     is one. The return is undiscounted and contains native rewards only.
 
     Args:
-        env: A native environment. What it returns is checked, see :class:`~lrl.envs.boundary.CheckedEnv`.
+        env: A native environment. What it returns is checked, see :class:`~lrl.envs.native.CheckedEnv`.
         success_return: Return from which an episode is a success; None selects the registered threshold.
         reset_options: Options of every reset; options passed to :meth:`reset` take precedence.
         codec: Codec whose context is recorded, so that recorded observations can be converted to text later.

@@ -16,7 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import CloudpickleWrapper, concatenate, create_empty_array, iterate
 
-from lrl.envs.boundary import EnvironmentFailedError, empty_observation
+from lrl.envs.native import EnvironmentFailedError, empty_observation
 
 OnDeath = Literal["fail", "restart"]
 """Whether a dead process ends the run or is restarted."""

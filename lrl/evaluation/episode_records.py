@@ -17,8 +17,8 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from lrl.codecs.codec import TextCodec
-from lrl.envs.boundary import close_env, shown
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.envs.native import close_env, shown
 from lrl.envs.text import text_of
 from lrl.policies.actor import Actor
 from lrl.ranges import check_seed

@@ -10,8 +10,8 @@ import numpy as np
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.codecs.toy_text import Desc, FrozenLakeCodec, get_desc
-from lrl.envs.boundary import close_env
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.envs.native import close_env
 from lrl.envs.tabular import TransitionTable, optimal_q, optimal_success, reachable_states, success_probability
 from lrl.policies.actor import Actor
 from lrl.prompts.response_format import get_response_format

@@ -18,7 +18,7 @@ from lrl.policies.policy import Policy
 from lrl.policies.retrying import InvalidRetryConfig, RetryingActor
 from lrl.policies.served import ServedPolicy
 from lrl.prompts.template import PromptTemplate
-from lrl.rollouts.few_shot_examples import add_examples, wants_examples
+from lrl.rollouts.runner import add_examples, wants_examples
 from lrl.types import SamplingConfig
 
 BASELINES = ("random", "constant", "expert")

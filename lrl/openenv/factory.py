@@ -11,9 +11,8 @@ from gymnasium.vector import VectorEnv
 
 from lrl.addresses import checked_url
 from lrl.codecs.codec import InvalidActionError
-from lrl.envs.boundary import EnvironmentFailedError
 from lrl.envs.factory import EnvFactory
-from lrl.envs.native import SuccessAt
+from lrl.envs.native import EnvironmentFailedError, SuccessAt
 from lrl.envs.processes import SeparateEnvs
 from lrl.envs.text import AnyText, TextEnv
 from lrl.openenv.codec import OpenEnvAction, OpenEnvCodec

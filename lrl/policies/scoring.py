@@ -16,7 +16,6 @@ from torch import Tensor
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.functional.distributions import Categorical
-from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_bits
 from lrl.lm.attention import compute_dtype
 from lrl.lm.candidates import Normalisation, Prefixes, candidate_logprobs, check_distinct, divisors, prefix_sums
@@ -237,7 +236,7 @@ class ScoringPolicy(Policy):
             states = states.view(len(unique), -1, *states.shape[1:])[:, 0, 0]
         if response is None:
             return prefix_sums(logits, prefixes, ids, mask), states
-        each = selected_logprobs(logits, response) * response_mask
+        each = Categorical(logits).logprobs(response) * response_mask
         return each.sum(-1).view(len(unique), count), states
 
     def _candidates(self) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lrl.codecs.codec import InvalidActionError
 from lrl.functional.distributions import Categorical
-from lrl.functional.masking import selected_logprobs
 from lrl.functional.random import seeded, token_bits
 from lrl.lm.config import LanguageModelConfig
 from lrl.lm.decoding import DecodeLoop, Generator
@@ -175,7 +174,7 @@ class TextPolicy(Policy):
         if self.language_model.in_chunks(mask):
             return self._in_chunks(self.language_model.token_states(layout, model), layout, ids, mask, model)[0]
         logits = self.language_model.logits(layout, model) / self.sampling.temperature
-        return selected_logprobs(logits, ids)
+        return Categorical(logits).logprobs(ids)
 
     def _in_chunks(
         self, states: Tensor, layout: Layout, ids: Tensor, mask: Tensor, model: Any = None

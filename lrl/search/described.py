@@ -21,8 +21,8 @@ from lrl.codecs.quantities import Quantity, describe_quantities
 from lrl.codecs.registry import codec_for
 from lrl.codecs.spaces import EnvironmentMetadata, SpaceCodec
 from lrl.codecs.toy_text import FrozenLakeCodec, get_desc
-from lrl.envs.boundary import close_env
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.envs.native import close_env
 from lrl.search.policies import LinearPolicy, SearchedPolicy, TabularPolicy
 
 _WRITTEN_IN_FULL = 24

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from lrl.envs.boundary import CheckedEnv, check_batch, close_env
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.envs.native import CheckedEnv, check_batch, close_env
 from lrl.envs.processes import SeparateEnvs
 from lrl.envs.tabular import TransitionTable
 from lrl.functional.random import seeds as hashed_seeds

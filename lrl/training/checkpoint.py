@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lrl.functional.distributed import read_checkpoint
 from lrl.ranges import PositiveFloat, PositiveInt, check_arguments
-from lrl.training.finite import weights_are_finite
+from lrl.training.guards import weights_are_finite
 from lrl.training.run_module import RunModule
 
 
@@ -24,7 +24,7 @@ class CollectionCheckpoint(Checkpoint):
     """Writes ``last.ckpt``, and ``best.ckpt`` if a metric is monitored.
 
     However a run ends, it leaves a ``last.ckpt`` that says how far the pass over its collection got: at a limit such as
-    ``max_steps`` or ``max_time``, at SIGTERM and Ctrl-C (:class:`lrl.training.interruption.Interruption`), and, on one
+    ``max_steps`` or ``max_time``, at SIGTERM and Ctrl-C (:class:`lrl.training.guards.Interruption`), and, on one
     device, at an error. After an error while weights may be changing (an optimiser step, the fit of a critic), the file
     that was written before stays.
 

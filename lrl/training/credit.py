@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from lrl.functional.advantages import (
     bandit,
+    explained_variance,
     gae,
     grouped_gae,
     nested_gae,
@@ -19,10 +21,11 @@ from lrl.functional.advantages import (
     token_gae,
     turn_numbers,
     value_before_last_token,
+    variance,
+    whiten,
 )
-from lrl.functional.masking import explained_variance, variance, whiten
 from lrl.policies.policy import Policy
-from lrl.ranges import ClosedUnitInterval, NonNegativeFloat, check_fields
+from lrl.ranges import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt, check_fields
 from lrl.types import Credit, Rollout
 
 
@@ -220,3 +223,74 @@ class GroupCreditConfig:
 def _states(rollout: Rollout) -> Tensor:
     assert rollout.state is not None
     return rollout.state
+
+
+# The weight of the KL term to the reference policy: fixed, or steered towards a target.
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLConfig:
+    """The KL term that keeps a policy near the one that the run started from."""
+
+    coef: NonNegativeFloat = 0.0
+    """Weight; 0 keeps no reference policy."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How GRPO estimates the divergence from sampled tokens (:func:`lrl.functional.losses.kl_estimate`)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "model.kl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveKLConfig:
+    """KL penalties of PPO; the one to the reference can follow a target (arXiv:1909.08593, section 2.2)."""
+
+    coef: NonNegativeFloat = 0.0
+    """Weight, at first if it is steered; 0 keeps no reference policy."""
+    target: PositiveFloat | None = None
+    """Nats per turn that the weight is steered towards; null leaves it fixed."""
+    horizon: PositiveInt = 10_000
+    """Turns over which it is steered."""
+    old_coef: NonNegativeFloat = 0.0
+    """Weight of KL(pi_old || pi), the divergence from the policy that sampled."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "model.kl")
+        if self.target is not None and self.coef == 0:
+            raise ValueError(f"model.kl.target is {self.target}, but model.kl.coef is 0; it must be positive.")
+
+
+class KLCoefficient:
+    """Holds the weight of a KL penalty, which changes between collections.
+
+    Args:
+        config: where it starts, and what it is steered towards.
+    """
+
+    def __init__(self, config: AdaptiveKLConfig) -> None:
+        self.config = config
+        self.value = self._next = float(config.coef)
+
+    def observe(self, kl: float, turns: float) -> None:
+        """Take the mean KL per turn of a collection into account, from :meth:`advance` on.
+
+        Args:
+            kl: mean over turns, in nats.
+            turns: how many there were, over all ranks.
+        """
+        if self.config.target is not None:
+            error = min(max(kl / self.config.target - 1, -0.2), 0.2)
+            self._next = self.value * math.exp(error * turns / self.config.horizon)
+
+    def advance(self) -> None:
+        """Use the weight that the last collection asked for: its advantages have been estimated."""
+        self.value = self._next
+
+    def state(self) -> list[float]:
+        """Return the current weight and the next."""
+        return [self.value, self._next]
+
+    def load(self, state: list[float]) -> None:
+        """Restore :meth:`state`, if the weight is steered; else the configured one counts."""
+        if self.config.target is not None:
+            self.value, self._next = state

@@ -21,7 +21,7 @@ from lrl.lm.loading import fingerprint
 from lrl.lm.networks import at_least_float32
 from lrl.policies.policy import Policy
 from lrl.training.collect import VectorEnvRollouts
-from lrl.training.finite import FiniteSteps, gradient_norm, whole_number
+from lrl.training.guards import FiniteSteps, gradient_norm, whole_number
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.policy_module import PolicyModule
 from lrl.training.resume import check_start

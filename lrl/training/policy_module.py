@@ -13,7 +13,7 @@ from lrl.data.run_data import RunDataModule
 from lrl.evaluation.episodes import EpisodeMetrics, EpisodeResults, evaluate_policy, gather
 from lrl.functional.distributed import drop_frozen, frozen_parameter_names, unsharded
 from lrl.policies.policy import Policy
-from lrl.rollouts.few_shot_examples import add_examples, wants_examples
+from lrl.rollouts.runner import add_examples, wants_examples
 from lrl.training.resume import check_fingerprint
 from lrl.training.run_module import RunModule
 

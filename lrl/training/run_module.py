@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lrl.data.run_data import ClockedDataModule
 from lrl.functional.distributed import all_gather_objects, value_of_this_rank
-from lrl.training.interruption import DeferredSignals, Interruption, requeue_signals
+from lrl.training.guards import DeferredSignals, Interruption, requeue_signals
 from lrl.training.metrics import MetricMeans, State
 from lrl.training.resume import check_seed, check_settings, mend_loops, read_whole, settings_of
 

@@ -34,7 +34,7 @@ from lrl.policies.text import TextPolicy
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
 from lrl.rewards.reward import Reward, Row
-from lrl.training.kl_coefficient import KLConfig
+from lrl.training.credit import KLConfig
 from lrl.training.optimizer import OptimizerConfig
 from lrl.types import PastTurn, SamplingConfig
 

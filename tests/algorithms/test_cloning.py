@@ -23,7 +23,7 @@ from lrl.data.minari_writer import collect
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.data.sources import ExpertDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake_rows import ExpertQRows
+from lrl.envs.frozen_lake import ExpertQRows
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.load import load_baseline
 from lrl.functional.distributions import Gaussian

@@ -31,7 +31,7 @@ from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
-from lrl.rollouts.few_shot_examples import draw_stored_examples
+from lrl.rollouts.runner import draw_stored_examples
 from lrl.types import SamplingConfig
 
 LAKES = GymnasiumEnvs("lrl/FrozenLakeRandomMaps-v0", max_episode_steps=12)

@@ -8,7 +8,7 @@ import pytest
 
 from lrl.codecs.babyai import COLORS, BabyAICodec
 from lrl.codecs.numbers import NumberFormat
-from lrl.data.augmentation import BabyAISymmetry, GaussianNoise
+from lrl.data.sources import BabyAISymmetry, GaussianNoise
 from lrl.envs.babyai import HELD_OUT
 from lrl.envs.factory import GymnasiumEnvs
 

@@ -17,7 +17,7 @@ from lrl.data.demonstrations import DemonstrationsDataModule
 from lrl.data.jsonl import JsonlDemonstrations
 from lrl.data.sources import ConcatDemonstrations, ExpertDemonstrations, Reasoning
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake_rows import ExpertQRows
+from lrl.envs.frozen_lake import ExpertQRows
 from lrl.lm.config import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts.response_format import get_response_format

@@ -16,15 +16,14 @@ from settings import made
 import lrl.data.minari as module
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.spaces import SpaceCodec
-from lrl.data.augmentation import Augmentation
 from lrl.data.demonstrations import DemonstrationsDataModule
 from lrl.data.jsonl import JsonlDemonstrations, write_jsonl
 from lrl.data.minari import MinariDemonstrations
 from lrl.data.minari_writer import collect, observation_ranges, observation_statistics
-from lrl.data.sources import ExpertDemonstrations
+from lrl.data.sources import Augmentation, ExpertDemonstrations
 from lrl.envs import minari_reader
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake_rows import ExpertQRows
+from lrl.envs.frozen_lake import ExpertQRows
 from lrl.envs.minari_reader import DatasetReader
 from lrl.envs.minari_storage import DatasetWriter, dataset_path
 from lrl.evaluation.load import load_baseline

@@ -18,7 +18,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.minari_reader import DatasetReader
 from lrl.envs.minari_storage import DatasetWriter
 from lrl.policies.mlp import MLPPolicy
-from lrl.rollouts.few_shot_examples import draw_stored_examples
+from lrl.rollouts.runner import draw_stored_examples
 
 NAME = "lrl/recorded-v0"
 WIDE = Box(-np.inf, np.inf, (2,), np.float64)

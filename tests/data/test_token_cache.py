@@ -15,7 +15,7 @@ from lrl.data.minari import MinariDemonstrations
 from lrl.data.minari_writer import collect
 from lrl.data.sources import ExpertDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake_rows import ExpertQRows
+from lrl.envs.frozen_lake import ExpertQRows
 from lrl.evaluation.load import load_baseline
 from lrl.evaluation.rephrased import Phrasing, RephrasedCodec
 from lrl.lm.config import LanguageModelConfig

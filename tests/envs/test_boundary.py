@@ -11,8 +11,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lrl.envs.boundary import EnvironmentFailedError
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.native import EnvironmentFailedError
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.policies.baselines import RandomActor
 from lrl.policies.mlp import MLPPolicy

@@ -8,15 +8,7 @@ import pytest
 import yaml
 
 from lrl.cli.expert_q import main
-from lrl.envs.frozen_lake_rows import (
-    COLUMNS,
-    Q_COLUMNS,
-    CsvRows,
-    ExpertQRows,
-    generate_records,
-    parse_rendering,
-    write_csv,
-)
+from lrl.envs.frozen_lake import COLUMNS, Q_COLUMNS, CsvRows, ExpertQRows, generate_records, parse_rendering, write_csv
 from lrl.envs.prompt_env import PromptEnv
 from lrl.files import shipped
 from lrl.rewards.expert_q import NormalizedAdvantageReward

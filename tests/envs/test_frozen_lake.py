@@ -5,8 +5,7 @@ import pytest
 
 from lrl.codecs.toy_text import FrozenLakeCodec, get_desc, render_map
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake import map_split, named_map, random_maps, transition_table
-from lrl.envs.frozen_lake_rows import ExpertQRows, RandomMapRows
+from lrl.envs.frozen_lake import ExpertQRows, RandomMapRows, map_split, named_map, random_maps, transition_table
 from lrl.envs.tabular import optimal_success
 
 RANDOM = "lrl/FrozenLakeRandomMaps-v0"

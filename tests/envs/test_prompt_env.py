@@ -7,7 +7,7 @@ from gymnasium.vector import AutoresetMode
 
 from lrl.codecs.spaces import SpaceCodec
 from lrl.codecs.toy_text import FrozenLakeCodec
-from lrl.envs.frozen_lake_rows import ExpertQRows, RandomMapRows
+from lrl.envs.frozen_lake import ExpertQRows, RandomMapRows
 from lrl.envs.prompt_env import EpisodeRows, PromptEnvs, RowSource
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward, BoundedCloningReward
 from lrl.rewards.expert_q import NormalizedAdvantageReward, OptimalActionReward

@@ -4,8 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from lrl.envs.frozen_lake import named_map, transition_table
-from lrl.envs.frozen_lake_rows import ExpertQRows
+from lrl.envs.frozen_lake import ExpertQRows, named_map, transition_table
 from lrl.envs.tabular import (
     TransitionTable,
     optimal_q,

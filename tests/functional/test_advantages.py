@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_runs import on_two_ranks
 
-from lrl.functional.masking import explained_variance, whiten
+from lrl.functional.advantages import explained_variance, whiten
 from lrl.training.credit import CreditConfig
 from lrl.types import Rollout
 

@@ -8,7 +8,6 @@ import torch
 from lrl.functional.advantages import group_advantages
 from lrl.functional.distributions import Categorical
 from lrl.functional.losses import clipped_surrogate, kl_estimate, normalise
-from lrl.functional.masking import selected_logprobs
 
 
 def test_group_advantages_are_centred_and_divided_by_the_groups_own_deviation():
@@ -79,5 +78,5 @@ def test_k1_and_k3_average_to_the_true_kl():
 
 def test_logprobs_and_entropy_of_a_uniform_distribution():
     logits = torch.zeros(1, 4)
-    assert float(selected_logprobs(logits, torch.tensor([2]))) == pytest.approx(-math.log(4))
+    assert float(Categorical(logits).logprobs(torch.tensor([2]))) == pytest.approx(-math.log(4))
     assert float(Categorical(logits).entropy()) == pytest.approx(math.log(4))

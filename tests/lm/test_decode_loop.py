@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
-from lrl.functional.masking import selected_logprobs
+from lrl.functional.distributions import Categorical
 from lrl.functional.random import exponentials, token_bits
 from lrl.lm import prefill
 from lrl.lm.decoding import decode, texts_per_row
@@ -43,7 +43,7 @@ def test_recorded_logprobs_are_the_teacher_forced_ones(model, share):
         response = out.ids[row][out.mask[row]]
         logits = model(torch.cat([torch.tensor(prompt), response])[None]).logits[0, len(prompt) - 1 : -1] / 0.7
         torch.testing.assert_close(
-            out.logprobs[row][out.mask[row]], selected_logprobs(logits, response), atol=1e-9, rtol=0
+            out.logprobs[row][out.mask[row]], Categorical(logits).logprobs(response), atol=1e-9, rtol=0
         )
 
 

@@ -14,7 +14,7 @@ from lrl.algorithms.sft import SFTModule
 from lrl.data.demonstrations import DemonstrationsDataModule
 from lrl.data.sources import ExpertDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake_rows import ExpertQRows
+from lrl.envs.frozen_lake import ExpertQRows
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.liger import fuse_kernels
 from lrl.lm.model import LanguageModel

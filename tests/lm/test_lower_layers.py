@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tiny_architectures import load
 from tiny_runs import WORDS, grpo, make_trainer, rollout_data, save_tiny_model
 
-from lrl.functional.masking import selected_logprobs
+from lrl.functional.distributions import Categorical
 from lrl.functional.random import seeded
 from lrl.lm.config import LoRAConfig
 from lrl.training.checkpoint import CollectionCheckpoint
@@ -62,7 +62,7 @@ def part_of(batch, rows):
 def logprobs(model, batch, pack_tokens=None, logits=None):
     inputs, mask = batch
     logits = (logits or model.logits)(model.lay_out(inputs, mask, pack_tokens))
-    return selected_logprobs(logits, inputs["response_ids"]) * mask
+    return Categorical(logits).logprobs(inputs["response_ids"]) * mask
 
 
 def gradients(model, *parts, pack_tokens=None, dropout_seed=None):

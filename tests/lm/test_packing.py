@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from lrl.functional.masking import selected_logprobs
+from lrl.functional.distributions import Categorical
 from lrl.lm.layouts import lay_out, pack, spread
 
 
@@ -41,7 +41,7 @@ def test_packed_rows_give_the_logprobs_and_gradients_of_single_turns(row_tokens,
             logits_to_keep=layout.logit_columns,
             use_cache=False,
         ).logits
-        logprobs = selected_logprobs(out[layout.row[:, None], layout.kept], batch[2]) * batch[3]
+        logprobs = Categorical(out[layout.row[:, None], layout.kept]).logprobs(batch[2]) * batch[3]
         grads = torch.autograd.grad(logprobs.sum(), list(model.parameters()))
         results.append((logprobs, torch.cat([grad.flatten() for grad in grads])))
     torch.testing.assert_close(results[0][0], results[1][0], atol=1e-5, rtol=0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
-from lrl.functional.masking import selected_logprobs
+from lrl.functional.distributions import Categorical
 from lrl.lm.layouts import lay_out
 
 ARCHITECTURES = {
@@ -47,7 +47,7 @@ def test_shared_rows_give_the_logprobs_and_gradients_of_single_turns(name, atten
     results = []
     for share in (True, False):
         layout = lay_out(prompts, prompt_mask, responses, response_mask, share)
-        logprobs = selected_logprobs(logits_of(model, layout), responses) * response_mask
+        logprobs = Categorical(logits_of(model, layout)).logprobs(responses) * response_mask
         grads = torch.autograd.grad(logprobs.sum(), list(model.parameters()))
         results.append((logprobs, torch.cat([grad.flatten() for grad in grads]), layout))
     assert results[0][2].completions_per_row > 1 and results[1][2].completions_per_row == 1
@@ -60,12 +60,12 @@ def test_the_plain_pass_is_one_turn_alone():
     model = AutoModelForCausalLM.from_config(ARCHITECTURES["llama"]).eval()
     prompts, prompt_mask, responses, response_mask = turns()
     layout = lay_out(prompts, prompt_mask, responses, response_mask, share=True)
-    logprobs = selected_logprobs(logits_of(model, layout), responses)
+    logprobs = Categorical(logits_of(model, layout)).logprobs(responses)
     for turn in range(len(prompts)):
         prompt, response = prompts[turn][prompt_mask[turn]], responses[turn][response_mask[turn]]
         alone = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
         torch.testing.assert_close(
-            logprobs[turn][response_mask[turn]], selected_logprobs(alone, response), atol=1e-5, rtol=0
+            logprobs[turn][response_mask[turn]], Categorical(alone).logprobs(response), atol=1e-5, rtol=0
         )
 
 

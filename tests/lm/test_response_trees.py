@@ -11,7 +11,7 @@ from tiny_architectures import LORA, load
 from tiny_runs import WORDS, batch_of, text_policy
 
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
-from lrl.functional.masking import selected_logprobs
+from lrl.functional.distributions import Categorical
 from lrl.lm import response_trees
 from lrl.lm.config import LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
@@ -125,8 +125,8 @@ def test_equal_turns_are_arranged_once_and_refer_to_their_own_text(models):
             text = [*ids[turn][prompt_mask[turn]], *response[turn][mask[turn]]]
             assert text[place] == layout.input_ids[row, column]
         for model in models:
-            plain = selected_logprobs(model.logits(lay_out(ids, prompt_mask, response, mask, share=False)), response)
-            torch.testing.assert_close(selected_logprobs(model.logits(layout), response) * mask, plain * mask)
+            plain = Categorical(model.logits(lay_out(ids, prompt_mask, response, mask, share=False))).logprobs(response)
+            torch.testing.assert_close(Categorical(model.logits(layout)).logprobs(response) * mask, plain * mask)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def check_against_plain_pass(models, ids, prompt_mask, response, mask):
         plain = lay_out(ids, prompt_mask, response, mask, share=False)
         inputs = {"prompt_ids": ids, "prompt_mask": prompt_mask, "response_ids": response}
         for layout in (plain, model.lay_out(inputs, mask)):
-            logprobs = selected_logprobs(model.logits(layout), response)
+            logprobs = Categorical(model.logits(layout)).logprobs(response)
             (logprobs * mask * torch.linspace(-1, 1, mask.numel()).view(mask.shape)).sum().backward()
             grads = torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.requires_grad])
             model.zero_grad()

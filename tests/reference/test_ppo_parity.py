@@ -5,8 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lrl.functional.advantages import gae, nested_gae, token_gae
-from lrl.functional.masking import whiten
+from lrl.functional.advantages import gae, nested_gae, token_gae, whiten
 
 pytestmark = pytest.mark.reference
 

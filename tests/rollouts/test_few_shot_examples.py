@@ -16,8 +16,8 @@ from lrl.policies.baselines import ExpertActor, expert_for
 from lrl.prompts.template import PromptTemplate
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward
 from lrl.rewards.format import ClosingTagFormatReward
-from lrl.rollouts import few_shot_examples
-from lrl.rollouts.few_shot_examples import add_examples, draw_examples, draw_stored_examples
+from lrl.rollouts import runner as few_shot_examples
+from lrl.rollouts.runner import add_examples, draw_examples, draw_stored_examples
 
 HELD_OUT = re.compile("yellow box|red key|red door|green ball|grey door")
 TEST_LEVEL = "lrl/BabyAI-MixedTestLocal-v0"

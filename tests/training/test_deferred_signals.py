@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
-from lrl.training.interruption import DeferredSignals, requeue_signals
+from lrl.training.guards import DeferredSignals, requeue_signals
 
 
 @pytest.fixture

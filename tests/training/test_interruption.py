@@ -10,7 +10,7 @@ import torch
 from tiny_runs import demonstrations, make_trainer, module_of, rollout_data, save_tiny_model, sft
 
 from lrl.training.checkpoint import CollectionCheckpoint
-from lrl.training.interruption import Interruption
+from lrl.training.guards import Interruption
 
 STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}
 

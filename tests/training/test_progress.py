@@ -11,7 +11,7 @@ from lrl.algorithms.sft import SFTModule
 from lrl.data.demonstrations import DemonstrationsDataModule
 from lrl.data.sources import ExpertDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake_rows import ExpertQRows
+from lrl.envs.frozen_lake import ExpertQRows
 from lrl.training.progress import ConsoleProgress
 
 
