@@ -28,8 +28,8 @@ def network(env, scale=1e4):
 
 def save_run(run, policy, env, trained=None):
     """A run directory of a policy, a network unless its class is given, and of its environment's arguments."""
-    factory = {"class_path": "lrl.envs.factory.GymnasiumEnvs", "init_args": env}
-    trained = trained or {"class_path": "lrl.policies.mlp.MLPPolicy", "init_args": MLP}
+    factory = {"class_path": "GymnasiumEnvs", "init_args": env}
+    trained = trained or {"class_path": "MLPPolicy", "init_args": MLP}
     config = {"model": {"init_args": {"policy": trained}}, "data": {"init_args": {"env": factory}}}
     state = {f"policy.{name}": tensor for name, tensor in policy.state_dict().items()}
     ours = {"config": yaml.safe_dump(config), "env_steps": 7, "fingerprint": policy.fingerprint}

@@ -15,7 +15,7 @@ from lrl.files import resolve, resolve_config
 
 ROOT = Path(lrl.files.__file__).parents[1]
 LAKE = str(ROOT / "configs" / "frozen_lake" / "grpo.yaml")
-CALLBACKS = ["lrl.training.checkpoint.CollectionCheckpoint"]
+CALLBACKS = ["CollectionCheckpoint"]
 SHORT = {
     "--trainer.max_epochs": "1",
     "--trainer.limit_val_batches": "0",

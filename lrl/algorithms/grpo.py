@@ -34,12 +34,14 @@ from lrl.functional.advantages import group_advantages
 from lrl.functional.losses import clipped_surrogate, kl_estimate, ratio_metrics
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
+from lrl.registry import register
 from lrl.training.credit import GroupCreditConfig, KLConfig, check_episodes
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig
 from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 
 
+@register
 class GRPOModule(GradientModule):
     """Trains a policy by GRPO.
 

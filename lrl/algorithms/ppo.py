@@ -52,6 +52,7 @@ from torch import Tensor
 from lrl.functional.losses import clipped_surrogate, ratio_metrics, value_loss
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments, check_fields
+from lrl.registry import register
 from lrl.training.credit import AdaptiveKLConfig, CreditConfig, KLCoefficient
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig
@@ -76,6 +77,7 @@ class CriticConfig:
             raise ValueError(f"model.critic.lr is {self.lr}; it must be null, critic.fit does not read it.")
 
 
+@register
 class PPOValueHeadModule(GradientModule):
     """Trains a policy that has a critic by PPO.
 

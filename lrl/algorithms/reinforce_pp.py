@@ -26,12 +26,14 @@ from lrl.functional.advantages import group_advantages, token_gae, whiten
 from lrl.functional.losses import clipped_surrogate, ratio_metrics
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
+from lrl.registry import register
 from lrl.training.credit import check_episodes
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig
 from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 
 
+@register
 class REINFORCEPlusPlusModule(GradientModule):
     """Trains a policy by REINFORCE++.
 

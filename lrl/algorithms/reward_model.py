@@ -30,6 +30,7 @@ from lrl.data.transitions import Split, TransitionsDataModule
 from lrl.functional.random import seeded, seeds
 from lrl.lm.networks import seeded_init
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.rewards.reward_model import RewardModel
 from lrl.training.metrics import MetricMeans
 from lrl.training.optimizer import OptimizerConfig
@@ -39,6 +40,7 @@ _CHUNK = 2**14
 """Held-out rows that are evaluated at a time."""
 
 
+@register
 class RewardModelModule(RunModule):
     """Trains a :class:`~lrl.rewards.reward_model.RewardModel` on the transitions of a data set.
 

@@ -36,6 +36,7 @@ from lrl.functional.distributions import Gaussian
 from lrl.functional.random import seeds
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.training.gradient_module import GradientModule
 from lrl.training.metrics import MetricMeans
 from lrl.training.optimizer import OptimizerConfig
@@ -45,6 +46,7 @@ _CHUNK = 4096
 """Demonstrations that running statistics learn from at a time."""
 
 
+@register
 class SFTModule(GradientModule):
     """Trains a policy to respond as demonstrated.
 

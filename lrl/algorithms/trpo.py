@@ -64,6 +64,7 @@ from lrl.ranges import (
     check_arguments,
     check_fields,
 )
+from lrl.registry import register
 from lrl.training.credit import CreditConfig
 from lrl.training.gradient_module import GradientModule
 from lrl.training.guards import FiniteSteps
@@ -104,6 +105,7 @@ class LineSearchConfig:
         check_fields(self, "model.line_search")
 
 
+@register
 class TRPOModule(GradientModule):
     """Trains a policy and its separate critic by the natural gradient inside a trust region.
 

@@ -18,9 +18,11 @@ from lrl.lm.files import check_available
 from lrl.lm.model import LanguageModel
 from lrl.lm.tokenizer import ChatTokenizer
 from lrl.ranges import PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.types import SamplingConfig
 
 
+@register
 @final
 class LocalChatModel(ChatModel):
     """A language model that responds in this process; loaded by :meth:`connect`, or the first :meth:`complete`.

@@ -22,6 +22,7 @@ from lrl.addresses import check_variable, checked_url, is_loopback
 from lrl.chat.cache import CompletionCache, request_key
 from lrl.chat.model import ChatModel, Completion, ConversationTooLongError, Message
 from lrl.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
+from lrl.registry import register
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
@@ -108,6 +109,7 @@ class Failure:
     """Tokens of an empty response, which costs as much as any other."""
 
 
+@register
 @final
 @dataclass(eq=False)
 class ServedChatModel(ChatModel):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import importlib.util
 import logging
 import os
@@ -30,24 +29,11 @@ from lrl.evaluation.load import checkpoint_file
 from lrl.files import resolve_config, shipped
 from lrl.functional.distributed import read_checkpoint
 from lrl.ranges import check_seed
+from lrl.registry import enable_short_names
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.export import ExportModel
 from lrl.training.progress import HeldOutTable
 from lrl.training.run_module import RunModule
-
-for _name in (
-    *("algorithms.grpo", "algorithms.ppo", "algorithms.reinforce_pp", "algorithms.reward_model", "algorithms.sft"),
-    *("algorithms.trpo", "chat.local", "chat.served"),
-    *("data.demonstrations", "data.jsonl", "data.minari", "data.rollout_buffer", "data.rows", "data.sources"),
-    *("data.transitions", "envs.factory", "envs.frozen_lake", "envs.prompt_env", "openenv.factory"),
-    *("policies.head", "policies.mlp", "policies.scoring", "policies.text"),
-    *("rewards.behaviour_cloning", "rewards.clone_likelihood", "rewards.expert_q", "rewards.format"),
-    *("rewards.learned", "search.in_context", "search.module", "search.networks", "search.pictures"),
-    *("search.policies", "search.prompted", "search.searchers", "search.stand_in", "search.synthetic"),
-    *("training.checkpoint", "training.collect", "training.export", "training.pictures", "training.progress"),
-    "training.transcripts",
-):  # so that configurations can name classes without their module
-    importlib.import_module(f"lrl.{_name}")
 
 
 def base_config() -> Path:
@@ -123,6 +109,7 @@ class LRLCLI(LightningCLI):
         defaults = {"default_config_files": [str(base_config())], "exit_on_error": False}  # run() prints errors
         self.run_directory: RunDirectory | None = None
         self._words = sys.argv[1:] if args is None else args
+        enable_short_names()
         each = {"exit_on_error": False} | dict.fromkeys(self.subcommands(), defaults)
         try:
             super().__init__(

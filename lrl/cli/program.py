@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 import time
 
@@ -63,6 +64,8 @@ Example:
 
 def main() -> None:
     """Run the command line; a user's error is printed as one sentence, with exit status 2."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())  # as `python -m lrl` does, so that packages in the current folder are found
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help"):
         commands = (f"  {name:<16} {text}\n" for name, text in (TRAINER_COMMANDS | COMMANDS).items())

@@ -12,8 +12,11 @@ from jsonargparse import Namespace
 from jsonargparse.typing import register_type
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lrl.registry import short_name
+
 _TEXT_OR_NONE = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\bNone\b""")
 
+_CLASS_PATH = re.compile(r"(?<=class_path: )[\w.]+")
 _DURATION = re.compile(r"(?:(\d+) days?, |(\d+):)?(\d+):(\d+):(\d+(?:\.\d+)?)")
 
 
@@ -48,12 +51,13 @@ class RunParser(LightningArgumentParser):
         return super().parse_args(args, *more, **settings)
 
     def dump(self, cfg: Any, *args: Any, **settings: Any) -> str:
-        """Return a configuration as text."""
-        return super().dump(without_enumerations(cfg), *args, **{"skip_validation": True} | settings)
+        """Return a configuration as text, in which components have their short names."""
+        text = super().dump(without_enumerations(cfg), *args, **{"skip_validation": True} | settings)
+        return _CLASS_PATH.sub(lambda found: short_name(found[0]), text)
 
     def save(self, cfg: Any, *args: Any, **settings: Any) -> None:
-        """Write a configuration to a file."""
-        super().save(without_enumerations(cfg), *args, **{"skip_validation": True} | settings)
+        """Write a configuration to a file as :meth:`dump` does."""
+        super().save(cfg, *args, **{"skip_validation": True} | settings)
 
 
 def without_enumerations(value: Any) -> Any:

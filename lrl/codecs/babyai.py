@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lrl.codecs.codec import NamedActionsCodec
+from lrl.registry import register
 
 VIEW_SIZE = 7
 """Side length of the visible area in cells. The agent is in the middle of the last row and faces the first row."""
@@ -28,6 +29,7 @@ _MIDDLE, _LAST = VIEW_SIZE // 2, VIEW_SIZE - 1
 _AGENT = _MIDDLE * VIEW_SIZE + _LAST
 
 
+@register
 class BabyAICodec(NamedActionsCodec):
     """Codec for BabyAI: ``Goal: go to the red ball``, followed by one sentence per line.
 

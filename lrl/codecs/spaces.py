@@ -23,6 +23,7 @@ from lrl.codecs.space_formats import (
     TextFormat,
     flatten,
 )
+from lrl.registry import register
 
 _Quantities = tuple[Quantity, ...]
 
@@ -165,6 +166,7 @@ def _pairs(
     return first, second
 
 
+@register
 class SpaceCodec(TextCodec):
     """Codec for any environment, based on its spaces.
 

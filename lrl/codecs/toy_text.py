@@ -8,8 +8,10 @@ from typing import Any, SupportsInt
 import gymnasium as gym
 
 from lrl.codecs.codec import NamedActionsCodec
+from lrl.registry import register
 
 
+@register
 class TaxiCodec(NamedActionsCodec):
     """Codec for Taxi, with observations such as ``taxi at row 2 column 3, passenger at red, destination green``."""
 
@@ -39,6 +41,7 @@ class TaxiCodec(NamedActionsCodec):
         return f"taxi at row {row} column {column}, passenger {where}, destination {self._places[destination]}"
 
 
+@register
 class CliffWalkingCodec(NamedActionsCodec):
     """Codec for CliffWalking, with observations such as ``row 3 column 0``."""
 
@@ -72,6 +75,7 @@ Desc = tuple[str, ...]
 """A FrozenLake map: one string per row, made of the letters S, F, H and G."""
 
 
+@register
 class FrozenLakeCodec(NamedActionsCodec):
     """Codec for FrozenLake with rectangular maps of any size.
 

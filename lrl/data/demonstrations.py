@@ -14,12 +14,14 @@ from lrl.envs.factory import EnvFactory
 from lrl.functional.random import permutation
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.types import Demonstration, TurnBatch
 
 _WINDOW = 32
 """Number of batches whose turns are sorted by length together, so that a batch holds turns of similar length."""
 
 
+@register
 class DemonstrationsDataModule(RunDataModule):
     """Streams demonstrations as :class:`~lrl.types.TurnBatch`; one Lightning epoch is one pass over them.
 

@@ -24,6 +24,7 @@ from lrl.files import write_whole
 from lrl.functional.random import permutation
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.types import Demonstration, NativeTurn
 
 # Lines of JSON Lines files: where they are in a file, and how observations and actions are parsed from them.
@@ -265,6 +266,7 @@ _CACHED = 2**15
 """Number of demonstrations that are kept in memory."""
 
 
+@register
 class JsonlDemonstrations(Demonstrations):
     """Demonstrates the actions or responses of a file with one JSON object per line.
 

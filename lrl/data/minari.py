@@ -19,6 +19,7 @@ from lrl.envs.minari_reader import DatasetReader, StoredEpisode, download
 from lrl.functional.random import counter_hash, permutation
 from lrl.policies.policy import Policy
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.types import Demonstration, NativeTurn, PastTurn
 
 # The steps of a Minari data set as lazy sequences of demonstrations: native, or written as text.
@@ -255,6 +256,7 @@ class EpisodeSelection:
         return {"all": order, "validation": order[:held_out], "train": order[held_out:]}[self.split]
 
 
+@register
 class MinariDemonstrations(Demonstrations):
     """Demonstrates the actions of a Minari data set, each with the prompt that the environment would have shown.
 

@@ -12,9 +12,11 @@ from lrl.envs.factory import EnvFactory
 from lrl.functional.distributed import all_gather_objects, redistribute_lists, value_of_this_rank
 from lrl.functional.random import permutation
 from lrl.ranges import PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.types import Rollout, TurnBatch
 
 
+@register
 class RolloutDataModule(RunDataModule):
     """Streams online rollouts as minibatches of turns (:class:`~lrl.types.TurnBatch`).
 

@@ -18,12 +18,14 @@ from lrl.envs.prompt_env import EnvRows, EpisodeRows
 from lrl.functional.random import permutation
 from lrl.lm.lru_cache import LRUCache
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.rewards.reward import Row
 
 _CACHED_BYTES = 2**29
 """Size of the episodes that are kept in memory: more than a million steps of HalfCheetah."""
 
 
+@register
 class MinariRows(EnvRows):
     """Data set of the steps of a Minari data set, which rewards such as behaviour cloning compare responses with.
 
@@ -184,6 +186,7 @@ def _native(sample: Any) -> Any:
 # Rows of prompts from JSON Lines files: one object per line with an observation and an action.
 
 
+@register
 class JsonlRows(EnvRows):
     """Data set of the lines of a file, such as ``{"observation": "<observation>..", "action": "<action>.."}``.
 

@@ -24,6 +24,7 @@ from lrl.envs.prompt_env import RowSource
 from lrl.functional.random import counter_hash, permutation
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveFloat, PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.types import Demonstration
 
 
@@ -124,6 +125,7 @@ class Reasoning:
         return policy.write(action_text, template)
 
 
+@register
 class ExpertDemonstrations(Demonstrations):
     """Demonstrates an action with the highest Q-value in every row, or the row's action if there are no Q-values.
 
@@ -162,6 +164,7 @@ class ExpertDemonstrations(Demonstrations):
         return demonstrations
 
 
+@register
 @final
 class ConcatDemonstrations(Demonstrations):
     """Demonstrates what each of several sources does; a pass shuffles them together.
@@ -276,6 +279,7 @@ class Augmentation(ABC, Generic[ObsType, ActType]):
         """
 
 
+@register
 class BabyAISymmetry(Augmentation[dict[str, Any], int]):
     """Permutes the colours and kinds of all objects of a room, in view and mission, and mirrors some episodes.
 
@@ -308,6 +312,7 @@ class BabyAISymmetry(Augmentation[dict[str, Any], int]):
         return changed, [_MIRRORED_ACTIONS.get(int(action), action) if mirrored else action for action in actions]
 
 
+@register
 class GaussianNoise(Augmentation[np.ndarray, np.ndarray]):
     """Adds Gaussian noise to the numbers of actions, for policies to which neighbouring numbers are different tokens.
 

@@ -15,6 +15,7 @@ from lrl.data.run_data import ClockedDataModule, MinibatchLoader
 from lrl.envs.minari_reader import DatasetReader, download
 from lrl.functional.random import permutation
 from lrl.ranges import HalfOpenUnitInterval, OpenUnitInterval, PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.rewards.reward_model import space_to_dict, transition_vectors
 
 Split = Literal["train", "validation", "test"]
@@ -23,6 +24,7 @@ _MISSING = 0.01
 """Largest share of the weight of a return, ``gamma**n``, that may lie beyond a time limit."""
 
 
+@register
 class TransitionsDataModule(ClockedDataModule):
     """Streams pairs of inputs ``(row, size)`` and rewards ``(row,)``; one Lightning epoch is one pass over them.
 

@@ -23,6 +23,7 @@ from lrl.envs.native import NativeEnv, SuccessAt, close_env, reason_of, shown
 from lrl.envs.processes import OnDeath, SeparateEnvs, SupervisedAsyncVectorEnv
 from lrl.envs.text import TextEnv
 from lrl.ranges import PositiveInt, check_arguments
+from lrl.registry import register
 
 _ALWAYS_END = ("lrl/Nim-v0", "Blackjack-v1")
 """Environments without time limit whose episodes always end."""
@@ -88,6 +89,7 @@ class EnvFactory(ABC):
         return self
 
 
+@register
 class GymnasiumEnvs(EnvFactory):
     """Factory of vectorized copies of one registered Gymnasium environment.
 

@@ -22,6 +22,7 @@ from lrl.codecs.toy_text import Desc, FrozenLakeCodec, render_map
 from lrl.envs.prompt_env import RowSource
 from lrl.envs.tabular import TransitionTable, optimal_q, reachable_states
 from lrl.files import resolve, write_whole
+from lrl.registry import register
 from lrl.rewards.reward import Row
 
 Split = Literal["train", "test", "all"]
@@ -138,6 +139,7 @@ def _validate(split: str, size: int, p: float) -> None:
 # Data sets of states with the Q-values of an expert.
 
 
+@register
 class ExpertQRows(RowSource):
     """Data set of all reachable states of one map (11 on the 4x4 map) with optimal Q-values.
 
@@ -169,6 +171,7 @@ class ExpertQRows(RowSource):
         return make_rows([self.desc], self.is_slippery, self.gamma)
 
 
+@register
 class RandomMapRows(RowSource):
     """Data set of all reachable states of many random maps with optimal Q-values.
 
@@ -253,6 +256,7 @@ _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.)\x1b\[0m")
 _HEADER = re.compile(r"\s*(\((Left|Down|Right|Up)\))?\s*")
 
 
+@register
 class CsvRows(RowSource):
     """Data set of the states in a CSV file of demonstrations.
 

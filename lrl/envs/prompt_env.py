@@ -21,6 +21,7 @@ from lrl.envs.factory import EnvFactory
 from lrl.envs.text import AnyText
 from lrl.functional.random import permutation
 from lrl.prompts.response_format import get_response_format
+from lrl.registry import register
 from lrl.rewards.reward import Reward, Row
 from lrl.types import History, PastTurn
 
@@ -81,6 +82,7 @@ class EpisodeRows(Sequence[Row]):
         """
 
 
+@register
 class PromptEnvs(EnvFactory):
     """Factory of vectorized one-turn environments on a data set.
 

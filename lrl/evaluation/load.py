@@ -18,6 +18,7 @@ from lrl.policies.policy import Policy
 from lrl.policies.retrying import InvalidRetryConfig, RetryingActor
 from lrl.policies.served import ServedPolicy
 from lrl.prompts.template import PromptTemplate
+from lrl.registry import build
 from lrl.rollouts.runner import add_examples, wants_examples
 from lrl.types import SamplingConfig
 
@@ -211,13 +212,11 @@ def checkpoint_file(path: Path, key: str = "checkpoint") -> Path:
 
 
 def _build(kind: type, config: Mapping[str, Any], file: Path) -> Any:
-    """Instantiate an object from its ``class_path`` and ``init_args``."""
-    from jsonargparse import ArgumentError, ArgumentParser
+    """Instantiate an object from its ``class_path`` and ``init_args`` in a checkpoint."""
+    from jsonargparse import ArgumentError
 
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--object", type=kind)
     try:
-        return parser.instantiate(parser.parse_object({"object": config}))["object"]
+        return build(kind, config)
     except ArgumentError as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"checkpoint is {str(file)!r}, whose {kind.__name__} cannot be built: {reason}") from error

@@ -16,6 +16,7 @@ from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.load import Loaded
 from lrl.files import resolve
+from lrl.registry import register
 from lrl.types import PastTurn
 
 # Rewords the texts of a codec, to evaluate how a trained policy generalises to prompts that it has not seen.
@@ -35,6 +36,7 @@ class Phrasing:
     """Old names of all actions in the order in which the description lists them."""
 
 
+@register
 class RephrasedCodec(TextCodec):
     """Wraps a codec so that its prompts and action names are worded differently.
 

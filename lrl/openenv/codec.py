@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
+from lrl.registry import register
 
 _OWN_FIELDS = ("metadata", "reward", "done")
 """Fields of the protocol itself, which are neither part of an action nor shown to the policy."""
@@ -30,6 +31,7 @@ class OpenEnvAction:
     """``module:Class`` of the action of an environment in this process; None reads it from ``step``."""
 
 
+@register
 class OpenEnvCodec(TextCodec):
     """Codec between texts and the JSON objects of an OpenEnv environment.
 

@@ -18,6 +18,7 @@ from lrl.envs.text import AnyText, TextEnv
 from lrl.openenv.codec import OpenEnvAction, OpenEnvCodec
 from lrl.openenv.sessions import Endpoint, InvalidPayloadError, LocalEndpoint, Outcome, SessionError, UrlEndpoint
 from lrl.ranges import PositiveFloat, PositiveInt, check_arguments
+from lrl.registry import register
 
 # OpenEnv environments as text environments, one session for each.
 
@@ -157,6 +158,7 @@ class OpenEnvVectorEnv(SeparateEnvs):
         return super().step(actions)
 
 
+@register
 class OpenEnvEnvs(EnvFactory):
     """Factory of vectorized sessions with an OpenEnv environment, at a URL or in this process.
 

@@ -21,6 +21,7 @@ from lrl.lm.lru_cache import LRUCache
 from lrl.lm.networks import RunningNorm, RunningWhitening, at_least_float32, mlp, seeded_init, value_view
 from lrl.policies.policy import LanguageModelTrunk, Policy
 from lrl.ranges import LeftOpenUnitInterval, PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, RandomKeys, SamplingConfig, TurnBatch
 
 # One state per text: pooled over its tokens, and kept where the model is frozen and texts come back.
@@ -105,6 +106,7 @@ _STATE_CLIP = 5.0
 """Largest absolute value of a whitened state."""
 
 
+@register
 @final
 class HeadPolicy(Policy):
     """A small network on the last hidden states of a language model: one token per turn.

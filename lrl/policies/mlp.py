@@ -14,9 +14,11 @@ from lrl.lm.heads import ActionHead, check_spaces, vector_size, vectors
 from lrl.lm.networks import RunningNorm, at_least_float32, mlp, seeded_init, value_view
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveFloat, check_arguments
+from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, RandomKeys, SamplingConfig, TurnBatch
 
 
+@register
 @final
 class MLPPolicy(Policy):
     """A multilayer perceptron on native observations: one token per turn.

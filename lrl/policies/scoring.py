@@ -27,9 +27,11 @@ from lrl.lm.logprobs import sample_tokens, sampling_logprobs
 from lrl.policies.policy import LanguageModelTrunk, Policy
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
+from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
 
+@register
 @final
 class ScoringPolicy(Policy):
     """A softmax over the probabilities of the actions' texts, for environments with finitely many actions.

@@ -20,9 +20,11 @@ from lrl.lm.layouts import Layout, pad_prompts
 from lrl.policies.policy import LanguageModelTrunk, Policy
 from lrl.prompts.response_format import get_response_format
 from lrl.prompts.template import PromptTemplate
+from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
 
+@register
 @final
 class TextPolicy(Policy):
     """A language model that generates its response as text; every sampled token counts.

@@ -12,6 +12,7 @@ import numpy as np
 
 from lrl.codecs.codec import TextCodec
 from lrl.ranges import PositiveFloat, check_arguments
+from lrl.registry import register
 from lrl.rewards.reward import NativeAction, Reward, Row
 
 
@@ -60,6 +61,7 @@ class _DistanceReward(Reward):
         """Return the rewards ``(row,)`` of integer actions, by whether they are those of the data, bool ``(row,)``."""
 
 
+@register
 class BehaviourCloningReward(_DistanceReward):
     """Reward of the original experiment on control: minus the mean squared error of a continuous action.
 
@@ -86,6 +88,7 @@ class BehaviourCloningReward(_DistanceReward):
         return np.where(equal, 0.0, self.wrong)
 
 
+@register
 class BoundedCloningReward(_DistanceReward):
     """Reward ``exp(-MSE / scale)`` in [0, 1] of a continuous action, 1 or 0 of a discrete one, 0 if invalid.
 

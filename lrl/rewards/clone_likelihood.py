@@ -19,6 +19,7 @@ from lrl.functional.distributed import find_checkpoint, read_checkpoint
 from lrl.lm.heads import ActionHead
 from lrl.lm.networks import RunningNorm, mlp, seeded_init
 from lrl.ranges import NonNegativeFloat, check_arguments
+from lrl.registry import register
 from lrl.rewards.learned import NetworkReward
 
 # The actor of a network that was cloned from demonstrations, read from the checkpoint of its run.
@@ -126,7 +127,8 @@ def load_cloned_network(
     checkpoint: Any = read_checkpoint(cloned_network_file(path, key))
     policy = _policy_config(checkpoint)
     settings = policy.get("init_args", {})
-    if not policy.get("class_path", "").endswith(".MLPPolicy") or any(name not in settings for name in _SETTINGS):
+    kind = policy.get("class_path", "").rpartition(".")[2]
+    if kind != "MLPPolicy" or any(name not in settings for name in _SETTINGS):
         raise ValueError(f"{key} is {str(path)!r}, which holds no MLPPolicy; it must be a run of clone_mlp.yaml.")
     weights = {
         name.removeprefix(_PREFIX): weight
@@ -148,6 +150,7 @@ def _policy_config(checkpoint: Any) -> Mapping[str, Any]:
     return config.get("model", {}).get("init_args", {}).get("policy") or {}
 
 
+@register
 class CloneLikelihoodReward(NetworkReward):
     """Reward of the log-likelihood of an action under a network that was cloned from demonstrations.
 

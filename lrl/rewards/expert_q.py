@@ -13,6 +13,7 @@ import numpy as np
 
 from lrl.codecs.codec import TextCodec
 from lrl.ranges import PositiveFloat, check_arguments
+from lrl.registry import register
 from lrl.rewards.reward import NativeAction, Reward, Row
 
 _EQUAL_VALUES_TOLERANCE = 1e-9
@@ -47,6 +48,7 @@ class _ChosenActionReward(Reward):
         """Compute the rewards, float64 ``(row,)``, of valid actions ``chosen``, int64 ``(row,)``."""
 
 
+@register
 class NormalizedAdvantageReward(_ChosenActionReward):
     """Reward of the original experiment: ``min(1, (Q(a) - min Q) / (max Q - min Q) + .2 [a is the expert's action])``.
 
@@ -64,6 +66,7 @@ class NormalizedAdvantageReward(_ChosenActionReward):
         return np.where(all_equal, np.where(is_expert, 1.0, 0.5), np.minimum(1.0, normalized + 0.2 * is_expert))
 
 
+@register
 class OptimalActionReward(_ChosenActionReward):
     """Reward of 1 for a best action, ties included, else 0."""
 
@@ -73,6 +76,7 @@ class OptimalActionReward(_ChosenActionReward):
         return np.array([float(action in row.best_actions) for row, action in zip(rows, chosen, strict=True)])
 
 
+@register
 class QGapReward(_ChosenActionReward):
     """Reward ``exp(-(max Q - Q(a)) / (temperature (max Q - min Q)))``, which is 1 if all Q-values are equal.
 

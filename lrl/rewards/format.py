@@ -9,11 +9,13 @@ import numpy as np
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.prompts.response_format import ResponseFormat, get_response_format
+from lrl.registry import register
 from lrl.rewards.reward import NativeAction, Reward, Row
 
 _CLOSING_TAG = re.compile(r"</\w+>$")
 
 
+@register
 class FormatReward(Reward):
     """Reward of 1 if a response contains ``<think>...</think>`` and ``<answer>...</answer>`` anywhere, else 0."""
 
@@ -32,6 +34,7 @@ def _has(response: str, tag: str) -> bool:
     return f"</{tag}>" in response.partition(f"<{tag}>")[2]
 
 
+@register
 class InvalidActionReward(Reward):
     """Reward of -1 if a response contains no legal action, else 0. The weight is the size of the penalty."""
 
@@ -44,6 +47,7 @@ class InvalidActionReward(Reward):
         return np.array([-1.0 if action is None else 0.0 for action in actions])
 
 
+@register
 class ClosingTagFormatReward(Reward):
     """Reward for the format of a response: the sum of three terms, as in the original experiment on control.
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from lrl.codecs.codec import TextCodec
 from lrl.ranges import NonNegativeFloat, check_arguments
+from lrl.registry import register
 from lrl.rewards.reward import NativeAction, Reward, Row
 from lrl.rewards.reward_model import RewardModel, load_reward_model, reward_model_file
 
@@ -87,6 +88,7 @@ class NetworkReward(Reward):
         return rewards
 
 
+@register
 class LearnedReward(NetworkReward):
     """Reward that a reward model predicts for the action in the row's state, and a constant for an invalid response.
 

@@ -11,6 +11,7 @@ import numpy as np
 from lrl.chat.model import ChatModel, Completion, Message
 from lrl.evaluation.load import load_policy
 from lrl.policies.text import TextPolicy
+from lrl.registry import register
 from lrl.search.prompted import PromptedSearcher
 from lrl.search.searcher import ParameterSpace, Searcher, Trial
 from lrl.search.searchers import RandomSearch
@@ -20,6 +21,7 @@ from lrl.types import RandomKeys, SamplingConfig
 # A chat model that is the text policy of a checkpoint, for models that were trained here to search.
 
 
+@register
 @final
 class PolicyChatModel(ChatModel):
     """Responds as the text policy of a checkpoint does to an observation, with the prompt of its training.
@@ -110,6 +112,7 @@ class UnplayableError(ValueError):
     """Says that a language model cannot search in a space, because not even one policy fits in its prompt."""
 
 
+@register
 @final
 class InContextSearcher(Searcher):
     """Proposes random policies at first, and then what a language model that learned to search replies to the history.

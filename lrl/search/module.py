@@ -42,6 +42,7 @@ from lrl.envs.factory import EnvFactory
 from lrl.evaluation.load import requests_line
 from lrl.functional.random import seeds
 from lrl.ranges import NonNegativeInt, PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.search.described import task_in_words
 from lrl.search.policies import SearchedPolicy
 from lrl.search.rollouts import make_batched, play_parameters, proposal_seeds
@@ -51,6 +52,7 @@ from lrl.training.policy_module import PolicyModule
 # Lightning data module of a search for the parameters of a small policy.
 
 
+@register
 class SearchDataModule(RunDataModule):
     """Says which policies of a search are played next, and counts them; one Lightning epoch plays one policy.
 
@@ -129,6 +131,7 @@ class SearchDataModule(RunDataModule):
         self.played = int(state_dict["played"])
 
 
+@register
 class PromptedSearchModule(PolicyModule):
     """Searches the parameters of a policy: a training step is one proposal and its episodes.
 

@@ -30,6 +30,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from lrl.evaluation.statistics import bootstrap_interval, headline_seed
+from lrl.registry import build, register
 from lrl.search.experiments import NETWORKS, SearchBudget, SearchRun, search
 from lrl.search.tasks import TASKS, SearchTask
 from lrl.training.collect import rollout_data
@@ -144,9 +145,10 @@ def _fit(
     from lrl.cli.quiet import silence_libraries
     from lrl.data.rollout_buffer import RolloutDataModule
     from lrl.data.run_data import ValidationConfig
+    from lrl.training.gradient_module import GradientModule
 
     silence_libraries()
-    module, played = _module(config["model"]), TrainingReturns(budget.episodes)
+    module, played = build(GradientModule, config["model"]), TrainingReturns(budget.episodes)
     held_out, steps = ValidationConfig(episodes=0), budget.max_env_steps
     data = RolloutDataModule(task.env_factory(), **config["data"], max_env_steps=steps, validation=held_out, seed=seed)
     trainer = L.Trainer(
@@ -167,20 +169,6 @@ def _fit(
     if not (data.spent or played.spent):
         raise SystemExit(128 + signal.SIGTERM)
     return module, data, played
-
-
-def _module(config: dict[str, Any]) -> GradientModule:
-    """Return the module with this ``class_path`` and ``init_args``, as ``lrl fit`` builds it."""
-    from jsonargparse import ArgumentParser
-
-    import lrl.algorithms.ppo
-    import lrl.algorithms.trpo
-    import lrl.policies.mlp  # noqa: F401 (all three, so that configurations can name their classes)
-    from lrl.training.gradient_module import GradientModule
-
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--model", type=GradientModule)
-    return parser.instantiate(parser.parse_object({"model": config}))["model"]
 
 
 def _fresh_returns(task: SearchTask, policy: Policy, budget: SearchBudget, seed: int) -> np.ndarray:
@@ -218,6 +206,7 @@ def _one_thread() -> Iterator[None]:
 # The return of every training episode, and a budget of episodes.
 
 
+@register
 class TrainingReturns(L.Callback):
     """Keeps the returns of the training episodes of this process, in the order in which they ended.
 

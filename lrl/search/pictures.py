@@ -13,6 +13,7 @@ import numpy as np
 
 from lrl.evaluation.pictures import Curve, new_figure, save_figure
 from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_bounds
+from lrl.registry import register
 from lrl.search.experiments import UNPLAYABLE
 from lrl.search.module import PromptedSearchModule
 from lrl.search.records import Records, best_so_far, is_random
@@ -112,6 +113,7 @@ def draw_parameters(policies: SearchedPolicies, path: Path, title: str = "") -> 
     save_figure(figure, path)
 
 
+@register
 class SearchPictures(L.Callback):
     """Writes ``proposals.jsonl`` after every proposal, and ``search.png`` and ``parameters.png`` at the end.
 

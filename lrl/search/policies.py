@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeInt, PositiveFloat, check_arguments
+from lrl.registry import register
 from lrl.search.searcher import ParameterSpace
 from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, RandomKeys, SamplingConfig, TurnBatch
 
@@ -170,6 +171,7 @@ class SearchedPolicy(Policy):
 # The linear policy whose weights are searched.
 
 
+@register
 @final
 class LinearPolicy(SearchedPolicy):
     """Compute scores or actions ``s W + b`` of the raw observation ``s``: one weight per dimension and output.
@@ -271,6 +273,7 @@ class LinearPolicy(SearchedPolicy):
 # The policy with one action for each state, which is searched.
 
 
+@register
 @final
 class TabularPolicy(SearchedPolicy):
     """A table of one action for each observation of a Discrete space; parameter ``i`` is the action in state ``i``."""

@@ -13,6 +13,7 @@ import numpy as np
 from lrl.chat.model import ChatModel, Completion, ConversationTooLongError, Message
 from lrl.functional.random import seeds
 from lrl.ranges import PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.search.parsing import ProposalError, parse_parameters
 from lrl.search.prompts import (
     Entry,
@@ -36,6 +37,7 @@ _SPENT = {"requests": "requests", "retries": "request_retries", "cost": "cost"}
 """Names in the report of a chat model, and those of their metrics."""
 
 
+@register
 @final
 class PromptedSearcher(Searcher):
     """Shows a language model the parameters and mean returns so far, and proposes what it replies.

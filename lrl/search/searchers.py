@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from lrl.ranges import ClosedUnitInterval, LeftOpenUnitInterval, PositiveFloat, PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.search.searcher import ParameterSpace, Searcher, Trial, other_proposals
 
 # Real vectors that stand for the proposals of a space, for methods that move through real numbers only.
@@ -142,6 +143,7 @@ class GenerationSearcher(Searcher):
 # Random search, the control that every other searcher must beat.
 
 
+@register
 @final
 class RandomSearch(Searcher):
     """Proposes independent random parameters, distributed as warm-up policies are, and learns nothing."""
@@ -185,6 +187,7 @@ class RandomSearch(Searcher):
 # Augmented random search (Mania, Guy and Recht, arXiv:1803.07055).
 
 
+@register
 @final
 class AugmentedRandomSearch(GenerationSearcher):
     """Moves along random directions by the differences of the returns on both sides (variant V1-t).
@@ -243,6 +246,7 @@ class AugmentedRandomSearch(GenerationSearcher):
 # CMA-ES, the covariance matrix adaptation evolution strategy (Hansen, arXiv:1604.00772), by the package ``cmaes``.
 
 
+@register
 @final
 class CMAES(GenerationSearcher):
     """Adapts the mean and the whole covariance of a normal distribution, at first that of random parameters.
@@ -304,6 +308,7 @@ class CMAES(GenerationSearcher):
 # The cross-entropy method (Rubinstein, 1999; Szita and Lörincz, "Learning Tetris", 2006).
 
 
+@register
 @final
 class CrossEntropyMethod(GenerationSearcher):
     """Samples parameters independently of each other, and fits their distributions to the best of each generation.

@@ -10,6 +10,7 @@ import numpy as np
 
 from lrl.chat.model import ChatModel, Completion, Message
 from lrl.ranges import ClosedUnitInterval, PositiveFloat, check_arguments
+from lrl.registry import register
 from lrl.types import SamplingConfig
 
 _NUMBER = r"-?(?:\d+\.?\d*|\.\d+)"
@@ -20,6 +21,7 @@ _RANGE = re.compile(rf"number from ({_NUMBER}) to ({_NUMBER})")
 _ACTIONS = re.compile(r"one of ((?:-?\d+, )*-?\d+)\.")
 
 
+@register
 @final
 class HillClimbingChatModel(ChatModel):
     """Replies with the best parameters in the prompt, some of them changed at random.

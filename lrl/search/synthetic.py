@@ -19,6 +19,7 @@ from lrl.data.sources import Demonstrations
 from lrl.functional.random import seeds
 from lrl.policies.policy import Policy
 from lrl.ranges import ClosedUnitInterval, NonNegativeInt, PositiveInt, check_arguments, check_fields
+from lrl.registry import register
 from lrl.search.prompts import Entry, HistoryConfig, integer_prompt, to_integers
 from lrl.search.searcher import ParameterSpace, Trial
 from lrl.types import Demonstration
@@ -383,6 +384,7 @@ def _one_plus_lambda(
 # Demonstrations of searching: histories of synthetic functions with the proposals of a teacher.
 
 
+@register
 @final
 class SyntheticHistories(Demonstrations):
     """Generates the demonstrations of :mod:`lrl.search.synthetic`, about 14 for each function and 1 ms each.

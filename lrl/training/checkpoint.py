@@ -16,10 +16,12 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lrl.functional.distributed import read_checkpoint
 from lrl.ranges import PositiveFloat, PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.training.guards import weights_are_finite
 from lrl.training.run_module import RunModule
 
 
+@register
 class CollectionCheckpoint(Checkpoint):
     """Writes ``last.ckpt``, and ``best.ckpt`` if a metric is monitored.
 

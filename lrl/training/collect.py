@@ -12,6 +12,7 @@ import torch
 
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.functional.distributed import unsharded
+from lrl.registry import register
 from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector, FixedHorizonCollector
 from lrl.types import Rollout
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from lrl.training.gradient_module import GradientModule
 
 
+@register
 class VectorEnvRollouts(L.Callback):
     """Collects once at the start of every Lightning epoch, inside the trainer's precision context.
 

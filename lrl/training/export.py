@@ -9,12 +9,14 @@ import lightning as L
 
 from lrl.lm.export import check_embeddings, check_exportable, save_pretrained
 from lrl.lm.model import LanguageModel
+from lrl.registry import register
 from lrl.training.gradient_module import GradientModule
 
 FOLDER = "model"
 """Name of the exported folder in the run directory."""
 
 
+@register
 class ExportModel(L.Callback):
     """Writes ``model/`` into the run directory at the end of training, and pushes it to the Hugging Face hub.
 

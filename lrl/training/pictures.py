@@ -20,9 +20,11 @@ from lrl.evaluation.pictures import Curve, aggregate, draw_curves, draw_policy, 
 from lrl.functional.distributed import unsharded
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.types import Rollout
 
 
+@register
 class PolicyPicture(L.Callback):
     """Writes ``policy.png`` (on FrozenLake only) and ``learning_curve.png`` at the end of training.
 
@@ -83,6 +85,7 @@ _SOLVED = 0.97
 """Fraction of the best stationary policy's success rate from which a map counts as solved."""
 
 
+@register
 class ExactSuccess(L.Callback):
     """Logs ``val/exact_success`` after each validation on FrozenLake; does nothing elsewhere.
 
@@ -152,6 +155,7 @@ def _log_solved(lake: Lake, success: float, greedy: np.ndarray, sampled: np.ndar
 _FIELDS: tuple[str, ...] = ("collection", "state", "episodes", "return_mean", "return_std", "action_entropy", "actions")
 
 
+@register
 class GroupStatistics(L.Callback):
     """Writes a row per collection and initial state to ``groups.csv`` in the run directory.
 

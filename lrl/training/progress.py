@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from lrl.evaluation.episodes import EpisodeResults
 from lrl.evaluation.load import env_id
 from lrl.evaluation.report import results_table, write_json
+from lrl.registry import register
 
 _LINES = 20
 """Number of logged lines of a run."""
@@ -32,6 +33,7 @@ _SHOWN = {
 }
 
 
+@register
 class ConsoleProgress(L.Callback):
     """A progress bar over collections on a terminal, and a logged line every ``every_n_collections``.
 

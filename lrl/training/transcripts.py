@@ -11,9 +11,11 @@ from typing import Any
 import lightning as L
 
 from lrl.ranges import PositiveInt, check_arguments
+from lrl.registry import register
 from lrl.types import Rollout
 
 
+@register
 class Transcripts(L.Callback):
     """Writes some episodes of every n-th collection to ``transcripts.jsonl`` and ``transcripts.txt``.
 

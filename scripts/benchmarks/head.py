@@ -129,21 +129,15 @@ def _measure(repeats: int, frozen: bool) -> tuple[dict[str, list[float]], dict[s
 
 def _built(frozen: bool) -> tuple[Any, Any, Any]:
     """Return the module, the environments and the collector of the config."""
-    from jsonargparse import ArgumentParser
-
-    import lrl.policies.head  # noqa: F401  (so that the configuration can name its class)
     from lrl.algorithms.trpo import TRPOModule
     from lrl.envs.factory import EnvFactory
+    from lrl.registry import build
     from lrl.rollouts.collectors import CollectionPlan, FixedHorizonCollector
 
     content = yaml.safe_load(Path(CONFIG).read_text())
     content["model"]["init_args"]["policy"]["init_args"] |= {"freeze_trunk": frozen, "init_seed": 0}
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--model", type=TRPOModule)
-    parser.add_argument("--env", type=EnvFactory)
-    given = {"model": content["model"], "env": content["data"]["init_args"]["env"]}
-    made = parser.instantiate(parser.parse_object(given))
-    module, factory = made.model, made.env
+    module = build(TRPOModule, content["model"])
+    factory = build(EnvFactory, content["data"]["init_args"]["env"])
     module.policy.connect(factory.codec)
     module.policy.connect_spaces(*factory.spaces)
     module.policy.configure()

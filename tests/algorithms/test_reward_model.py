@@ -242,7 +242,7 @@ def test_a_reward_model_is_no_policy(tmp_path):
     fit(tmp_path, CollectionCheckpoint(1), max_epochs=1)
     path = tmp_path / "checkpoints" / "last.ckpt"
     checkpoint = torch.load(path, weights_only=True)
-    checkpoint["lrl"]["config"] = "model: {class_path: lrl.algorithms.reward_model.RewardModelModule, init_args: {}}"
+    checkpoint["lrl"]["config"] = "model: {class_path: RewardModelModule, init_args: {}}"
     torch.save(checkpoint, path)
     with pytest.raises(ValueError, match="a run of RewardModelModule, which holds no policy"):
         load_policy(path)

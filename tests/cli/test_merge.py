@@ -56,7 +56,7 @@ def save(root, policy, init_args, **data):
         for weight in policy.parameters():
             if weight.requires_grad:
                 weight.add_(0.1 * torch.randn_like(weight))
-    kind = {"class_path": f"{type(policy).__module__}.{type(policy).__name__}", "init_args": init_args}
+    kind = {"class_path": type(policy).__name__, "init_args": init_args}
     config = {"model": {"init_args": {"policy": kind}}, "data": {"init_args": data}}
     frozen = {name for name, weight in policy.named_parameters(remove_duplicate=False) if not weight.requires_grad}
     state = {f"policy.{name}": tensor for name, tensor in policy.state_dict().items() if name not in frozen}
@@ -76,7 +76,7 @@ def write_without_text(root, kind, **init_args):
     policy.connect(envs.codec)
     policy.connect_spaces(*envs.spaces)
     policy.configure()
-    env = {"class_path": "lrl.envs.factory.GymnasiumEnvs", "init_args": {"id": "CartPole-v1"}}
+    env = {"class_path": "GymnasiumEnvs", "init_args": {"id": "CartPole-v1"}}
     return save(root, policy, init_args, env=env)
 
 

@@ -13,7 +13,7 @@ SMALL += "--data.init_args.group_size=2 --data.init_args.num_epochs=1 --data.ini
 @pytest.mark.parametrize("overlay", ["qlora", "bf16"])
 def test_a_run_with_the_overlay_trains_on_a_cpu(overlay, tmp_path):
     configs = ["--config", "configs/frozen_lake/grpo.yaml", "--config", f"overlays/{overlay}.yaml"]
-    callbacks = "--trainer.callbacks=[{class_path: lrl.training.checkpoint.CollectionCheckpoint}]"
+    callbacks = "--trainer.callbacks=[{class_path: CollectionCheckpoint}]"
     run = tmp_path / "run"
     done = run_words(["python", "-m", "lrl", "fit", *configs, *SMALL.split(), callbacks, f"--run_directory={run}"])
     assert done.returncode == 0, done.stderr

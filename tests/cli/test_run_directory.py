@@ -74,7 +74,7 @@ def test_a_directory_that_was_there_and_what_a_user_put_there_stay(launch, tmp_p
 
 def test_a_run_that_had_begun_training_is_kept(launch, tmp_path):
     run = tmp_path / "begun"
-    stop = {"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": {"monitor": "no_such"}}
+    stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "no_such"}}
     callbacks = json.dumps([stop])
     status, _, said = launch("fit", "--run_directory", run, "--trainer.callbacks", callbacks)
     assert status == 2 and "trainer.callbacks: Early stopping conditioned on metric `no_such`" in said
@@ -89,8 +89,8 @@ class KilledError(BaseException):
 
 
 CALLBACKS = json.dumps([
-    {"class_path": "lrl.training.transcripts.Transcripts", "init_args": {"every_n_collections": 1}},
-    {"class_path": "lrl.training.checkpoint.CollectionCheckpoint", "init_args": {"every_n_collections": 2}},
+    {"class_path": "Transcripts", "init_args": {"every_n_collections": 1}},
+    {"class_path": "CollectionCheckpoint", "init_args": {"every_n_collections": 2}},
 ])  # fmt: skip
 LONGER = ("--trainer.max_epochs", "5", "--trainer.callbacks", CALLBACKS)
 

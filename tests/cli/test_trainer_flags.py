@@ -16,8 +16,6 @@ import yaml
 from commands import run_words
 from tiny_runs import demonstrations, make_trainer, save_tiny_model, sft
 
-import lrl.cli.main  # noqa: F401 (what a run imports)
-
 NETWORK = "--model.init_args.policy.init_args.hidden_sizes=[4]"
 SIZES = {"num_envs": 2, "num_steps": 8, "validation.episodes": 2}
 TRAINER = ("--trainer.accelerator=cpu", "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1")

@@ -249,7 +249,7 @@ def test_options_that_make_no_advice_are_one_sentence(said, capsys):
 
 def test_an_advisor_that_reads_other_numbers_than_are_shown_is_refused(tmp_path):
     trained = {"id": "CartPole-v1", "numbers": {"kind": "integers"}}
-    head = {"class_path": "lrl.policies.head.HeadPolicy", "init_args": {"language_model": {"name": "assets/tiny-lm"}}}
+    head = {"class_path": "HeadPolicy", "init_args": {"language_model": {"name": "assets/tiny-lm"}}}
     save_run(tmp_path / "run", head_policy(), trained, head)
     assert load_advisor(str(tmp_path / "run"), GymnasiumEnvs("CartPole-v1", numbers=NumberFormat(kind="integers")))
     with pytest.raises(ValueError, match="which reads NumberFormat.*integers.*, but --policy"):

@@ -12,7 +12,7 @@ SMALL = {
     "trainer.devices": "2",
     "trainer.max_epochs": "1",
     "trainer.limit_val_batches": "0",
-    "trainer.callbacks": "[{class_path: lrl.training.checkpoint.CollectionCheckpoint}]",
+    "trainer.callbacks": "[{class_path: CollectionCheckpoint}]",
     "data.init_args.num_groups": "2",
     "data.init_args.group_size": "2",
     "data.init_args.num_epochs": "1",

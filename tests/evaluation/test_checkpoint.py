@@ -19,7 +19,7 @@ from lrl.prompts.template import PromptTemplate
 from lrl.types import SamplingConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft under transformers 5
-LAKE = {"class_path": "lrl.envs.factory.GymnasiumEnvs", "init_args": {"id": "FrozenLake-v1"}}
+LAKE = {"class_path": "GymnasiumEnvs", "init_args": {"id": "FrozenLake-v1"}}
 
 
 def trained(model: str, lora: bool) -> TextPolicy:
@@ -41,9 +41,9 @@ def write_checkpoint(folder: Path, model: str, lora: bool, **changes: Any) -> tu
     policy = trained(model, lora)
     language_model = {"name": model} | ({"lora": {"r": 2, "alpha": 4}} if lora else {})
     init_args = {"language_model": language_model, "prompt": {}, "sampling": {"max_new_tokens": 4}}
-    prompts = {"class_path": "lrl.envs.prompt_env.PromptEnvs", "init_args": {}}
+    prompts = {"class_path": "PromptEnvs", "init_args": {}}
     config = {
-        "model": {"init_args": {"policy": {"class_path": "lrl.policies.text.TextPolicy", "init_args": init_args}}},
+        "model": {"init_args": {"policy": {"class_path": "TextPolicy", "init_args": init_args}}},
         "data": {"init_args": {"env": prompts, "validation_env": LAKE}},
     }
     learned = {name for name, p in policy.named_parameters(remove_duplicate=False) if p.requires_grad}

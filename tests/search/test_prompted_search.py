@@ -226,9 +226,9 @@ def test_the_found_policy_is_what_evaluate_loads(tmp_path):
     trainer = fit(tmp_path, CollectionCheckpoint(1))
     path = tmp_path / "checkpoints" / "last.ckpt"
     checkpoint = torch.load(path, weights_only=True)
-    data = "data: {init_args: {env: {class_path: lrl.envs.factory.GymnasiumEnvs, init_args: {id: CartPole-v1}}}}"
-    policy = "{policy: {class_path: lrl.search.policies.LinearPolicy}}"
-    module = f"model: {{class_path: lrl.search.module.PromptedSearchModule, init_args: {policy}}}"
+    data = "data: {init_args: {env: {class_path: GymnasiumEnvs, init_args: {id: CartPole-v1}}}}"
+    policy = "{policy: {class_path: LinearPolicy}}"
+    module = f"model: {{class_path: PromptedSearchModule, init_args: {policy}}}"
     checkpoint["lrl"]["config"] = f"{data}\n{module}"
     torch.save(checkpoint, path)
     loaded = load_policy(path)

@@ -61,7 +61,7 @@ def test_a_model_behind_a_server_searches_on_tasks_of_every_kind(name, tmp_path)
 @pytest.mark.slow
 def test_a_model_behind_a_server_finds_a_policy_that_balances_the_pole(tmp_path):
     stop = {
-        "class_path": "lightning.pytorch.callbacks.EarlyStopping",
+        "class_path": "EarlyStopping",
         "init_args": {"monitor": "search/best_return", "mode": "max", "stopping_threshold": 499.9, "patience": 1000},
     }
     with ChatServer(climb) as server:

@@ -177,7 +177,7 @@ def test_gradient_methods_raise_one_sentence():
 def test_a_checkpoint_is_played_where_all_others_are(kind, id, values, tmp_path):
     config = {
         "model": {"class_path": "Search", "init_args": {"policy": {"class_path": f"lrl.search.policies.{kind}"}}},
-        "data": {"init_args": {"env": {"class_path": "lrl.envs.factory.GymnasiumEnvs", "init_args": {"id": id}}}},
+        "data": {"init_args": {"env": {"class_path": "GymnasiumEnvs", "init_args": {"id": id}}}},
     }
     weights = {"policy.parameter_values": torch.tensor(values, dtype=torch.float64)}
     saved = {"lrl": {"config": yaml.safe_dump(config), "env_steps": 3}, "state_dict": weights}
