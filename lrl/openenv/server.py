@@ -418,7 +418,7 @@ async def _body(request: Request) -> Any:
     """Return the JSON of a body; None where it is none.
 
     Raises:
-        HTTPException: the body has more than :data:`MAX_MESSAGE` bytes, of which no more are read, or its client
+        HTTPException: If the body has more than :data:`MAX_MESSAGE` bytes, of which no more are read, or its client
             has closed the connection.
     """
     from starlette.exceptions import HTTPException

@@ -1,6 +1,6 @@
-"""Searches for the parameters of small policies without a trainer: one record for each task, method and seed.
+"""Searches on the tasks of ProPS without a trainer: one record for each task, method and seed, and reports of them.
 
-Networks, which are trained by gradients, have records of the same kind.
+Networks that are trained by gradients have records of the same form.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -17,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from lrl.evaluation.pictures import Series
+from lrl.evaluation.report import result_text
 from lrl.evaluation.statistics import bootstrap_interval, headline_seed
 from lrl.files import write_whole
 from lrl.search.in_context import InContextSearcher, UnplayableError, chat_model_of
 from lrl.search.policies import LinearPolicy, SearchedPolicy, TabularPolicy
 from lrl.search.rollouts import fresh_seeds, make_batched, play_parameters, proposal_seeds
-from lrl.search.searcher import Searcher, Trial
-from lrl.search.searchers import CMAES, AugmentedRandomSearch, CrossEntropyMethod, RandomSearch
+from lrl.search.searchers import CMAES, AugmentedRandomSearch, CrossEntropyMethod, RandomSearch, Searcher, Trial
 from lrl.search.tasks import TASKS, SearchTask
 
 METHODS: dict[str, Callable[[], Searcher]] = {
@@ -103,7 +105,7 @@ def make_searcher(method: str, budget: SearchBudget) -> Searcher:
     """Return the searcher of a method.
 
     Raises:
-        ValueError: the checkpoint of :data:`IN_CONTEXT` is missing, or holds another policy.
+        ValueError: If the checkpoint of :data:`IN_CONTEXT` is missing, or holds another policy.
     """
     if method != IN_CONTEXT:
         return METHODS[method]()
@@ -115,9 +117,9 @@ def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], Non
     """Search with one method, and return the record.
 
     Args:
-        run: the task, the method and the seed.
-        budget: the same for all methods.
-        on_trial: called after each proposal.
+        run: The task, the method and the seed.
+        budget: The same for all methods.
+        on_trial: Called after each proposal.
 
     Returns:
         ``best_iteration`` is the figure of the paper, the best mean return that any proposal had; ``fresh`` that of the
@@ -172,12 +174,12 @@ def planned(tasks: Sequence[str], methods: Sequence[str], num_seeds: int | None 
     """Return all runs, the first seed of every task and method first.
 
     Args:
-        tasks: names of :data:`~lrl.search.tasks.TASKS`.
-        methods: names of :data:`METHODS` or :data:`NETWORKS`, or :data:`IN_CONTEXT`.
-        num_seeds: number of seeds; None takes that of each task for searches, and three for networks.
+        tasks: Names of :data:`~lrl.search.tasks.TASKS`.
+        methods: Names of :data:`METHODS` or :data:`NETWORKS`, or :data:`IN_CONTEXT`.
+        num_seeds: Number of seeds; None takes that of each task for searches, and three for networks.
 
     Raises:
-        ValueError: a name is unknown, or ``num_seeds`` is below 1.
+        ValueError: If a name is unknown, or ``num_seeds`` is below 1.
     """
     for option, names, known in (("tasks", tasks, TASKS), ("methods", methods, (*METHODS, *NETWORKS, IN_CONTEXT))):
         for name in names:
@@ -201,7 +203,7 @@ def read_record(run: SearchRun, budget: SearchBudget, folder: Path) -> dict[str,
     """Return the record of a finished run; None if it has not finished.
 
     Raises:
-        ValueError: it was made with another budget.
+        ValueError: If it was made with another budget.
     """
     file = run.file(folder)
     if not file.exists():
@@ -223,13 +225,13 @@ def restore_records(
     """Write the records of runs that have none in the folder yet, as if they had finished there; return how many.
 
     Args:
-        records: of an earlier report; runs without one are left out.
-        runs: what :func:`~lrl.search.experiments.planned` returned.
-        budget: of the runs.
-        folder: of the records.
+        records: Of an earlier report; runs without one are left out.
+        runs: What :func:`~lrl.search.experiments.planned` returned.
+        budget: Of the runs.
+        folder: Of the records.
 
     Raises:
-        ValueError: one of them was made with another budget; none is written.
+        ValueError: If one of them was made with another budget; none is written.
     """
     found = {run: record for run in runs if (record := records.get(run)) and not run.file(folder).exists()}
     for run, record in found.items():
@@ -251,16 +253,16 @@ def search_all(
     """Finish all runs that have no record yet; each record is written whole when its run ends.
 
     Args:
-        runs: what :func:`~lrl.search.experiments.planned` returned.
-        budget: the same for all.
-        folder: of the records.
-        jobs: number of processes, of one thread each.
-        about: further entries of each record.
-        on_record: called with each new record.
-        make_record: returns the record of a run; a function of a module, which other processes import.
+        runs: What :func:`~lrl.search.experiments.planned` returned.
+        budget: The same for all.
+        folder: Of the records.
+        jobs: Number of processes, of one thread each.
+        about: Further entries of each record.
+        on_record: Called with each new record.
+        make_record: Returns the record of a run; a function of a module, which other processes import.
 
     Raises:
-        ValueError: ``jobs`` is below 1, or a record was made with another budget.
+        ValueError: If ``jobs`` is below 1, or a record was made with another budget.
     """
     if jobs < 1:
         raise ValueError(f"jobs is {jobs}; it must be at least 1.")
@@ -298,3 +300,92 @@ def _write(record: dict[str, Any], file: Path) -> None:
     """Write a record as JSON, whole or not at all."""
     with write_whole(file) as lines:
         lines.write(json.dumps(record) + "\n")
+
+
+Records = Mapping[SearchRun, dict[str, Any] | None]
+"""The record of each planned run; None where it has not finished."""
+
+
+def is_random(record: Mapping[str, Any]) -> bool:
+    """Return whether most proposals of a language model were random for want of a usable reply."""
+    return record.get("failed", 0) > record.get("iterations", 0) / 2
+
+
+def best_so_far(record: Mapping[str, Any]) -> Series:
+    """Return the best mean return so far against episodes: where it changes, and at the end.
+
+    Args:
+        record: Of a search or a network, with its ``values``, or as :func:`search_report` keeps it.
+    """
+    if "best_so_far" in record:
+        kept = record["best_so_far"]
+        return Series(clock=np.array(kept["episodes"], dtype=np.float64), values=np.array(kept["values"]))
+    best = np.maximum.accumulate(np.array(record["values"], dtype=np.float64))
+    last = len(best) - 1
+    kept = [place for place in range(len(best)) if place in (0, last) or best[place] > best[place - 1]]
+    return Series(clock=(np.array(kept, dtype=np.float64) + 1) * record["rollouts"], values=best[kept])
+
+
+def search_report(records: Records, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report of all records; :func:`report_records` reads it.
+
+    Instead of the ``values`` of all proposals it has ``best_so_far``, where they exceed all before.
+
+    Args:
+        records: Of all planned runs.
+        about: Further entries of the report.
+    """
+    planned = Counter((run.task, run.method) for run in records)
+    seeds = [{"task": task, "method": method, "seeds": count} for (task, method), count in planned.items()]
+    searches = [_without_values(record) | vars(run) for run, record in records.items() if record is not None]
+    return {**about, "planned": seeds, "searches": searches}
+
+
+def _without_values(record: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in record.items() if name != "values"}
+    if "values" in record:
+        series = best_so_far(record)
+        kept["best_so_far"] = {"episodes": series.clock.astype(int).tolist(), "values": series.values.tolist()}
+    return kept
+
+
+def write_report(report: Mapping[str, Any], path: Path) -> None:
+    """Write a report as JSON, whole or not at all, with a line for each list of numbers."""
+    with write_whole(path) as file:
+        file.write(result_text(dict(report)))
+
+
+def read_report(path: Path) -> Records:
+    """Return the record of each planned run of a report's file.
+
+    Raises:
+        ValueError: If there is no such file, or it is of another kind.
+    """
+    if not path.is_file():
+        raise ValueError(f"finished is {str(path)!r}, which is no file; give a report of `lrl search_table`.")
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"finished is {str(path)!r}, which is no JSON; give one of `lrl search_table`.") from error
+    return report_records(report, str(path))
+
+
+def report_records(report: Mapping[str, Any], name: str = "the report") -> Records:
+    """Return the record of each planned run of a report.
+
+    Args:
+        report: What :func:`search_report` returned.
+        name: Of the report, for the error.
+
+    Raises:
+        ValueError: If it is another kind of file.
+    """
+    if not isinstance(report, Mapping) or not {"planned", "searches"} <= set(report):
+        raise ValueError(f"{name!r} holds no searches of `lrl search_table`.")
+    try:
+        found = {SearchRun(one["task"], one["method"], one["index"]): one for one in report["searches"]}
+        planned = [(one["task"], one["method"], range(one["seeds"])) for one in report["planned"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{name!r} has entries of another kind; give a report of `lrl search_table`.") from error
+    runs = [SearchRun(task, method, index) for task, method, indices in planned for index in indices]
+    return {run: found.get(run) for run in runs}

@@ -13,8 +13,7 @@ from lrl.evaluation.load import load_policy
 from lrl.policies.text import TextPolicy
 from lrl.registry import register
 from lrl.search.prompted import PromptedSearcher
-from lrl.search.searcher import ParameterSpace, Searcher, Trial
-from lrl.search.searchers import RandomSearch
+from lrl.search.searchers import ParameterSpace, RandomSearch, Searcher, Trial
 from lrl.search.synthetic import TeacherConfig
 from lrl.types import RandomKeys, SamplingConfig
 
@@ -27,10 +26,10 @@ class PolicyChatModel(ChatModel):
     """Responds as the text policy of a checkpoint does to an observation, with the prompt of its training.
 
     Args:
-        checkpoint: a checkpoint of a :class:`~lrl.policies.text.TextPolicy`, or a run directory.
+        checkpoint: A checkpoint of a :class:`~lrl.policies.text.TextPolicy`, or a run directory.
 
     Attributes:
-        key: what error messages call the checkpoint; a command sets the name of its option.
+        key: What error messages call the checkpoint; a command sets the name of its option.
     """
 
     key = "chat_model.checkpoint"
@@ -43,7 +42,7 @@ class PolicyChatModel(ChatModel):
         """The policy, loaded when it is first asked.
 
         Raises:
-            ValueError: there is no checkpoint, or it holds another policy.
+            ValueError: If there is no checkpoint, or it holds another policy.
         """
         if self._policy is None:
             try:
@@ -59,7 +58,7 @@ class PolicyChatModel(ChatModel):
         """Load the policy.
 
         Raises:
-            ValueError: there is no checkpoint, or it holds another policy.
+            ValueError: If there is no checkpoint, or it holds another policy.
         """
         _ = self.policy
 
@@ -67,9 +66,9 @@ class PolicyChatModel(ChatModel):
         """Return whether the last message fits into the policy's prompt, and its response into the model's context.
 
         Args:
-            conversation: messages, of which the last one is read.
-            sampling: has the maximum number of tokens of a response.
-            response: a text for which a response must have room, with the token that ends it.
+            conversation: Messages, of which the last one is read.
+            sampling: Has the maximum number of tokens of a response.
+            response: A text for which a response must have room, with the token that ends it.
         """
         policy, text = self.policy, conversation[-1]["content"]
         if response and len(policy.encode_response(response)) > sampling.max_new_tokens:
@@ -121,11 +120,11 @@ class InContextSearcher(Searcher):
     random until two of them have different returns: where a reward is rare, a history of equal returns says nothing.
 
     Args:
-        chat_model: a model that learned from :class:`~lrl.search.synthetic.SyntheticHistories`.
-        warmup: least number of random policies, those that random search with the same seed begins with; they are
+        chat_model: A model that learned from :class:`~lrl.search.synthetic.SyntheticHistories`.
+        warmup: Least number of random policies, those that random search with the same seed begins with; they are
             proposals like all others. Parameters that somebody else has played (:meth:`tell` without :meth:`ask`) are
             part of the history, but no proposals: a prompt does not count them.
-        temperature: of the replies.
+        temperature: Of the replies.
     """
 
     def __init__(self, chat_model: ChatModel, warmup: int = 5, temperature: float = 1.0) -> None:
@@ -135,7 +134,7 @@ class InContextSearcher(Searcher):
         """Start a search.
 
         Raises:
-            UnplayableError: a prompt with one policy of this space and a reply do not fit in the model.
+            UnplayableError: If a prompt with one policy of this space and a reply do not fit in the model.
         """
         super().setup(space, seed, num_iterations)
         self._num_asked = 0
@@ -199,7 +198,7 @@ def chat_model_of(checkpoint: str) -> PolicyChatModel:
     """Return the text policy of a checkpoint as a chat model, loaded once in a process.
 
     Raises:
-        ValueError: there is no such checkpoint, or it holds another policy.
+        ValueError: If there is no such checkpoint, or it holds another policy.
     """
     chat_model = PolicyChatModel(checkpoint)
     chat_model.key = "checkpoint"

@@ -46,7 +46,7 @@ from lrl.registry import register
 from lrl.search.described import task_in_words
 from lrl.search.policies import SearchedPolicy
 from lrl.search.rollouts import make_batched, play_parameters, proposal_seeds
-from lrl.search.searcher import Searcher, Trial
+from lrl.search.searchers import Searcher, Trial
 from lrl.training.policy_module import PolicyModule
 
 # Lightning data module of a search for the parameters of a small policy.
@@ -60,14 +60,14 @@ class SearchDataModule(RunDataModule):
     leave room for both.
 
     Args:
-        env: where the policies are played.
-        num_iterations: number of proposals.
-        num_rollouts: episodes of each policy, the random ones included.
-        max_steps: episodes are cut after this many steps; held-out episodes are as long as the environment lets them
+        env: Where the policies are played.
+        num_iterations: Number of proposals.
+        num_rollouts: Episodes of each policy, the random ones included.
+        max_steps: Episodes are cut after this many steps; held-out episodes are as long as the environment lets them
             be, which ``env.max_episode_steps`` changes for both.
-        warmup: number of random policies that are played first, for the searcher to start from.
-        validation: held-out episodes of the best policy so far.
-        seed: of everything random in the run.
+        warmup: Number of random policies that are played first, for the searcher to start from.
+        validation: Held-out episodes of the best policy so far.
+        seed: Of everything random in the run.
     """
 
     collects = True
@@ -103,7 +103,7 @@ class SearchDataModule(RunDataModule):
         """Check that the model is a search.
 
         Raises:
-            ValueError: it is not.
+            ValueError: If it is not.
         """
         module = None if self.trainer is None else self.trainer.lightning_module
         if module is not None and not hasattr(module, "searcher"):
@@ -138,8 +138,8 @@ class PromptedSearchModule(PolicyModule):
     The policy holds the best parameters so far, at checkpoints and in held-out episodes.
 
     Args:
-        policy: whose parameters are searched.
-        searcher: proposes them.
+        policy: Whose parameters are searched.
+        searcher: Proposes them.
     """
 
     run_data: SearchDataModule | None
@@ -278,7 +278,7 @@ class PromptedSearchModule(PolicyModule):
         """Connect the policy, and start the search.
 
         Raises:
-            ValueError: the data module is of another kind, there are several devices, or numbers have 16 bits.
+            ValueError: If the data module is of another kind, there are several devices, or numbers have 16 bits.
         """
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, SearchDataModule):
@@ -354,7 +354,7 @@ class PromptedSearchModule(PolicyModule):
         """Restore the trials and the searcher.
 
         Raises:
-            ValueError: the checkpoint holds no search, or one by another searcher or with other settings.
+            ValueError: If the checkpoint holds no search, or one by another searcher or with other settings.
         """
         super().on_load_checkpoint(checkpoint)
         if self.trainer.state.fn != "fit":

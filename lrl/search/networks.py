@@ -60,7 +60,7 @@ def train(run: SearchRun, budget: SearchBudget) -> dict[str, Any]:
         without its critic.
 
     Raises:
-        ValueError: the budget ends before ``rollouts`` episodes do.
+        ValueError: If the budget ends before ``rollouts`` episodes do.
     """
     task, seed, started = TASKS[run.task], headline_seed(run.index), time.perf_counter()
     config = settings(task, run.method, seed)
@@ -99,12 +99,12 @@ def settings(task: SearchTask, method: str, seed: int) -> dict[str, Any]:
     """Return the configuration of a run by the rule of this module: ``model``, ``data`` and ``trainer``.
 
     Args:
-        task: its environment determines the file.
-        method: of :data:`~lrl.search.experiments.NETWORKS`.
-        seed: of the network's weights.
+        task: Its environment determines the file.
+        method: Of :data:`~lrl.search.experiments.NETWORKS`.
+        seed: Of the network's weights.
 
     Raises:
-        ValueError: the file is missing.
+        ValueError: If the file is missing.
     """
     import yaml
 
@@ -138,7 +138,7 @@ def _fit(
     """Train until the budget is spent.
 
     Raises:
-        SystemExit: a signal came before; Lightning returns as if the run had ended.
+        SystemExit: If a signal came before; Lightning returns as if the run had ended.
     """
     import lightning as L
 
@@ -213,10 +213,10 @@ class TrainingReturns(L.Callback):
     Episodes that end at the same time are in the order of their environments. Checkpoints do not hold the returns.
 
     Args:
-        max_episodes: ends the run after the collection in which so many episodes have ended; None does not.
+        max_episodes: Ends the run after the collection in which so many episodes have ended; None does not.
 
     Attributes:
-        returns: undiscounted sums of rewards.
+        returns: Undiscounted sums of rewards.
     """
 
     def __init__(self, max_episodes: int | None = None) -> None:

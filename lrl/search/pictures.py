@@ -14,9 +14,8 @@ import numpy as np
 from lrl.evaluation.pictures import Curve, new_figure, save_figure
 from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_bounds
 from lrl.registry import register
-from lrl.search.experiments import UNPLAYABLE
+from lrl.search.experiments import UNPLAYABLE, Records, best_so_far, is_random
 from lrl.search.module import PromptedSearchModule
-from lrl.search.records import Records, best_so_far, is_random
 from lrl.search.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -67,9 +66,9 @@ def draw_search(policies: SearchedPolicies, path: Path, title: str = "") -> None
     """Draw the mean return of each policy and the best so far against episodes, to a PNG.
 
     Args:
-        policies: in order of play.
-        path: the PNG; missing folders are created.
-        title: title above the picture.
+        policies: In order of play.
+        path: The PNG; missing folders are created.
+        title: Title above the picture.
     """
     figure, axes = new_figure(7, 4.2)
     for chosen, label, colour in ((policies.warm_up, "random policies", "0.6"), (~policies.warm_up, "proposals", "C0")):
@@ -90,9 +89,9 @@ def draw_parameters(policies: SearchedPolicies, path: Path, title: str = "") -> 
     The colour is the rank of the mean return; the best policy is drawn in black on top.
 
     Args:
-        policies: in order of play.
-        path: the PNG; missing folders are created.
-        title: title above the picture.
+        policies: In order of play.
+        path: The PNG; missing folders are created.
+        title: Title above the picture.
     """
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
@@ -129,7 +128,7 @@ class SearchPictures(L.Callback):
         """Write the policies that the run before has played.
 
         Raises:
-            ValueError: the run is no search.
+            ValueError: If the run is no search.
         """
         if not isinstance(pl_module, PromptedSearchModule):
             name = type(pl_module).__name__
@@ -177,8 +176,8 @@ def progress_curve(method: str, records: Sequence[dict[str, Any]]) -> Curve:
     A seed that ended earlier than others keeps its best.
 
     Args:
-        method: label of the curve.
-        records: of its seeds on one task, at least one.
+        method: Label of the curve.
+        records: Of its seeds on one task, at least one.
     """
     runs = [best_so_far(record) for record in records]
     clock = np.unique(np.concatenate([run.clock for run in runs]))
@@ -197,12 +196,12 @@ def draw_progress(records: Records, path: Path) -> None:
     """Draw a panel for each task with a curve and a band for each method, and the published ProPS, to a PNG.
 
     Args:
-        records: of all planned runs; what has not finished, cannot be played, or was random in place of a language
+        records: Of all planned runs; what has not finished, cannot be played, or was random in place of a language
             model's proposals is left out, and so is a task of which nothing is left.
-        path: the PNG; missing folders are created.
+        path: The PNG; missing folders are created.
 
     Raises:
-        ValueError: nothing is left to draw.
+        ValueError: If nothing is left to draw.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

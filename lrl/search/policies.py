@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeInt, PositiveFloat, check_arguments
 from lrl.registry import register
-from lrl.search.searcher import ParameterSpace
+from lrl.search.searchers import ParameterSpace
 from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, RandomKeys, SamplingConfig, TurnBatch
 
 MAX_PARAMETERS = 10_000
@@ -61,7 +61,7 @@ class SearchedPolicy(Policy):
         """Set spaces that the policy can read and act in.
 
         Raises:
-            ValueError: the policy would have more than :data:`MAX_PARAMETERS` parameters.
+            ValueError: If the policy would have more than :data:`MAX_PARAMETERS` parameters.
         """
         self._spaces = observation_space, action_space
         size = self.num_parameters
@@ -103,7 +103,7 @@ class SearchedPolicy(Policy):
             values: ``(parameter,)``.
 
         Raises:
-            ValueError: their number is wrong, or one of them is outside of the range or no action.
+            ValueError: If their number is wrong, or one of them is outside of the range or no action.
         """
         self.configure()
         complaint = self.parameter_space().complaint(list(values))
@@ -181,14 +181,14 @@ class LinearPolicy(SearchedPolicy):
     dimension of the observation, all of the second, ..., then the biases (ProPS, arXiv:2511.21928).
 
     Args:
-        bias: whether there are biases.
-        low: smallest weight, with no more than ``decimals`` decimal places.
-        high: largest weight, likewise.
-        decimals: decimal places of the weights; null does not round.
-        scale: standard deviation of random weights.
+        bias: Whether there are biases.
+        low: Smallest weight, with no more than ``decimals`` decimal places.
+        high: Largest weight, likewise.
+        decimals: Decimal places of the weights; null does not round.
+        scale: Standard deviation of random weights.
 
     Raises:
-        ValueError: ``low`` is not below ``high``, or one of them is infinite or would be rounded.
+        ValueError: If ``low`` is not below ``high``, or one of them is infinite or would be rounded.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class LinearPolicy(SearchedPolicy):
         """Set the spaces, from which the number of weights follows.
 
         Raises:
-            ValueError: observations are not a Box, actions neither Discrete nor a Box, or there are too many weights.
+            ValueError: If observations are no Box, actions neither Discrete nor a Box, or there are too many weights.
         """
         if not isinstance(observation_space, spaces.Box):
             raise ValueError(
@@ -282,7 +282,7 @@ class TabularPolicy(SearchedPolicy):
         """Set the spaces, which give the table its size and its actions.
 
         Raises:
-            ValueError: observations or actions are not Discrete, or there are too many states.
+            ValueError: If observations or actions are not Discrete, or there are too many states.
         """
         for name, space in {"observations": observation_space, "actions": action_space}.items():
             if not isinstance(space, spaces.Discrete):

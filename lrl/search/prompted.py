@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, final
 
@@ -14,10 +16,10 @@ from lrl.chat.model import ChatModel, Completion, ConversationTooLongError, Mess
 from lrl.functional.random import seeds
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.registry import register
-from lrl.search.parsing import ProposalError, parse_parameters
 from lrl.search.prompts import (
     Entry,
     HistoryConfig,
+    ProposalError,
     SearchPrompt,
     TaskText,
     integer_space,
@@ -25,7 +27,7 @@ from lrl.search.prompts import (
     render_reply,
     same_parameters,
 )
-from lrl.search.searcher import ParameterSpace, Searcher, Trial
+from lrl.search.searchers import ParameterSpace, Searcher, Trial
 from lrl.types import SamplingConfig
 
 _METRICS: tuple[str, ...] = (
@@ -54,13 +56,13 @@ class PromptedSearcher(Searcher):
     prompts are at most 0.8 times as long for the rest of the search.
 
     Args:
-        chat_model: writes the replies.
-        prompt: what the model is told besides the history.
-        history: which policies it is shown.
-        sampling: temperature and maximum length of a reply.
-        max_tries: number of replies to a proposal before it counts as failed.
-        on_failure: after ``max_tries`` unusable replies, ``stop`` raises and ``random`` proposes a random policy.
-        allow_repeats: whether parameters that were tried before may be proposed again.
+        chat_model: Writes the replies.
+        prompt: What the model is told besides the history.
+        history: Which policies it is shown.
+        sampling: Temperature and maximum length of a reply.
+        max_tries: Number of replies to a proposal before it counts as failed.
+        on_failure: After ``max_tries`` unusable replies, ``stop`` raises and ``random`` proposes a random policy.
+        allow_repeats: Whether parameters that were tried before may be proposed again.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class PromptedSearcher(Searcher):
         """Start a search with an empty history.
 
         Raises:
-            ValueError: the parameters cannot be written as integers, and ``history.style`` asks for that; the chat
+            ValueError: If the parameters cannot be written as integers, and ``history.style`` asks for that; the chat
                 model cannot be had, or has no room for a prompt with one policy, or for a proposal in its response.
         """
         if self.history.style == "integers":
@@ -113,7 +115,7 @@ class PromptedSearcher(Searcher):
         """Raise if the chat model has no room for one policy, or for a proposal.
 
         Raises:
-            ValueError: it has not.
+            ValueError: If it has not.
         """
         integers = self.history.style == "integers"
         some = self.space.nearest(np.full(self.space.size, self.space.high if integers else 0.0))
@@ -158,7 +160,7 @@ class PromptedSearcher(Searcher):
         """Return what the model proposes, rounded to the decimals of the space.
 
         Raises:
-            ValueError: no reply could be used, or the model cannot be reached.
+            ValueError: If no reply could be used, or the model cannot be reached.
         """
         self._metrics, self._replies, complaint = dict.fromkeys(_METRICS, 0.0), [], ""
         sent: list[list[list[Message]]] = []
@@ -199,7 +201,7 @@ class PromptedSearcher(Searcher):
         """Return the prompt, or that of each parameter, with as many policies as the chat model has room for.
 
         Raises:
-            ValueError: it has no room for a single one.
+            ValueError: If it has no room for a single one.
         """
         most = len(self.history.selected(self.entries))
         conversations, shown = self._render_all(complaint, most), most
@@ -253,9 +255,9 @@ class PromptedSearcher(Searcher):
         """Ask once; return the reply to each prompt, and whether one was cut.
 
         Args:
-            attempt: number of the try, from 0.
-            conversations: the prompts.
-            again: whether the same prompts were sent before, so that greedy replies would be the same.
+            attempt: Number of the try, from 0.
+            conversations: The prompts.
+            again: Whether the same prompts were sent before, so that greedy replies would be the same.
         """
         request = ("prompted search", self.seed, self.asked, attempt)
         own = [seeds(*request)] if len(conversations) == 1 else seeds(*request, np.arange(len(conversations)))
@@ -291,7 +293,7 @@ class PromptedSearcher(Searcher):
         """Return the proposal in a reply, or in those for each parameter.
 
         Raises:
-            ProposalError: it cannot be used.
+            ProposalError: If it cannot be used.
         """
         if self.history.style == "integers":
             if cut:
@@ -338,3 +340,142 @@ class PromptedSearcher(Searcher):
 def _characters(conversation: Sequence[Message]) -> int:
     """Return the number of characters of a conversation."""
     return sum(len(message["content"]) for message in conversation)
+
+
+_MINUS = dict.fromkeys(map(ord, "−–‒﹣－"), "-")  # noqa: RUF001 (models write them for a minus)
+# Every quantifier over characters that may repeat is possessive, and no two in a row match the same character: the
+# time that a reply takes is linear in its length.
+_NUMBER = r"[+-]?+(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?+\d++)?+"
+_MARKS = r"[\s`*\"'_]*+"
+_ALONE = (
+    rf"(?!,\d|{_MARKS}(?:[-=]>|[→⇒±=^×]|(?:\+/)?+[-+/]\s*+<?+\.?+\d|to\s++<?+[-+\d.])"
+    r"|[\s`*\"'_]*\*\s*+<?+\.?+\d)"  # a product, unlike the end of bold text
+)
+"""Not behind a number: a decimal comma, a sum, a range or a change from one value to another (``1.0 -> 1.5``)."""
+_ASSIGNMENT = re.compile(
+    rf"params?+{_MARKS}\[\s*+(\d{{1,9}})\s*+\]{_MARKS}(?::=|[:=]){_MARKS}(<\s*+)?+({_NUMBER})(?![\w.]*\w)"
+    rf"(?(2)\s*+>){_ALONE}",
+    re.IGNORECASE,
+)
+"""For example ``params[0]: 1.2``, ``params[0] = .5``, ``**params[0]**: -1e-1`` or ``params[0]: <1.2>``."""
+_SEPARATOR = r"(?:\s++(?:[,;]\s*+)?+|[,;]\s*+)"
+_LIST = rf"{_NUMBER}(?:{_SEPARATOR}{_NUMBER})*+"
+_BRACKETED = re.compile(rf"(params?+{_MARKS})?+(?:\[|(?<!\w)\()\s*+({_LIST})\s*+[,;]?+\s*+[\])]", re.IGNORECASE)
+"""A list in brackets; group 1 where it is an index, as in ``params[0]``."""
+_BARE_LINE = re.compile(
+    rf"{_MARKS}(?:line\s++1{_MARKS}:{_MARKS})?+(?:params?+{_MARKS}[:=]{_MARKS})?+"  # the prompt speaks of line 1
+    rf"({_LIST})[\s,;.`*]*+",
+    re.IGNORECASE,
+)
+_LAST_NUMBER = re.compile(r"(?:(?<![\d.])|(?=[+-]))[+-]?+[\d.]++(?:[eE][+-]?+\d*+)?+$")
+_REASONING_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
+
+
+def parse_parameters(text: str, space: ParameterSpace, cut: bool = False) -> list[float]:
+    """Return the values that a response proposes, as they were written.
+
+    Values are read by their index, in any order, from anywhere in the response; every index is needed once. A complete
+    list from ``params[0]`` to the last counts, whatever else is said of single parameters in other lines. What is no
+    single number (``1/2``, ``1.0 -> 1.5``) is not read. Without indices, a list of numbers in brackets or on a line of
+    its own is read. Reasoning between ``<think>`` and ``</think>`` is skipped.
+
+    Args:
+        text: The response.
+        space: What may be proposed.
+        cut: Whether the response ended because it reached its maximum length; its last number may be incomplete.
+
+    Raises:
+        ProposalError: If there are no values, not all, too many, contradictory or illegal ones.
+    """
+    said = without_reasoning(text).translate(_MINUS)
+    if cut:
+        said = _LAST_NUMBER.sub("", said.rstrip())
+    try:
+        values = _indexed(said, space.size)
+        if values is None:
+            values = _listed(said, space.size)
+        complaint = space.complaint(values)
+    except ProposalError as error:
+        complaint, values = str(error), []
+    if complaint:
+        raise ProposalError("The reply was cut at its maximum length: " * cut + complaint)
+    return values
+
+
+def without_reasoning(text: str) -> str:
+    """Remove the reasoning of a model that thinks aloud; what is not closed was cut, and is removed to its end."""
+    before, *tagged = _REASONING_TAG.split(text)
+    said, reasoning = [before], False
+    for slash, part in zip(tagged[::2], tagged[1::2], strict=True):
+        if slash and not reasoning:  # the prompt may have opened it
+            said = []
+        reasoning = not slash
+        if not reasoning:
+            said.append("\n" + part)
+    return "".join(said)
+
+
+def _indexed(text: str, size: int) -> list[float] | None:
+    """Return the values of ``params[i]: value``; None where there are none."""
+    lines = [[(int(match[1]), float(match[3])) for match in _ASSIGNMENT.finditer(line)] for line in text.splitlines()]
+    found = [pair for line in lines for pair in line]
+    if not found:
+        return None
+    indices = [index for index, _ in found]
+    if len(set(indices)) < len(indices):
+        lists = {tuple(values) for values in _complete_lists(lines, size)}
+        if len(lists) == 1:
+            return list(lists.pop())
+        twice = next(index for index, count in Counter(indices).items() if count > 1)
+        raise ProposalError(f"params[{twice}] was given more than once; give every index once.")
+    by_index = dict(found)
+    unknown = [index for index in indices if index >= size]
+    if unknown and len(indices) <= size:
+        raise ProposalError(f"params[{unknown[0]}] does not exist; the indices are 0 to {size - 1}.")
+    missing = [index for index in range(size) if index not in by_index]
+    if missing and len(missing) < size:
+        raise ProposalError(
+            f"{len(indices)} values were given; there must be {size}, and params[{missing[0]}] is missing."
+        )
+    return [by_index[index] for index in sorted(by_index)]
+
+
+def _complete_lists(lines: Sequence[Sequence[tuple[int, float]]], size: int) -> Iterator[list[float]]:
+    """Yield the values of lists from 0 to ``size - 1``, each on one or more lines that hold nothing else."""
+    for start, first in enumerate(lines):
+        if not first or first[0][0] != 0:
+            continue
+        pairs: list[tuple[int, float]] = []
+        for place in range(start, len(lines)):
+            line = lines[place]
+            if len(pairs) >= size or not (pairs == [] or not line or line[0][0] == len(pairs)):
+                break
+            pairs.extend(line)
+        if [index for index, _ in pairs] == list(range(size)):
+            yield [value for _, value in pairs]
+
+
+def _listed(text: str, size: int) -> list[float]:
+    """Return a list of numbers without indices.
+
+    Raises:
+        ProposalError: If there is none, or there are several different ones.
+    """
+    found: list[tuple[float, ...]] = []
+    for match in _BRACKETED.finditer(text):
+        if not match[1]:
+            found.append(_numbers(match[2]))
+    for line in text.splitlines():
+        match = _BARE_LINE.fullmatch(line)
+        if match:
+            found.append(_numbers(match[1]))
+    if not found:
+        raise ProposalError("No parameters were found in the reply.")
+    fitting = list(dict.fromkeys(values for values in found if len(values) == size))
+    if len(fitting) > 1:
+        raise ProposalError("Several different lists of parameters were given; give one.")
+    return list(fitting[0] if fitting else max(found, key=len))
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(map(float, re.findall(_NUMBER, text)))

@@ -11,8 +11,12 @@ import numpy as np
 
 from lrl.chat.model import Message
 from lrl.ranges import NonNegativeInt, PositiveFloat, PositiveInt, check_fields
-from lrl.search.parsing import ProposalError
-from lrl.search.searcher import ParameterSpace, Trial
+from lrl.search.searchers import ParameterSpace, Trial
+
+
+class ProposalError(ValueError):
+    """Raised for a response without a legal proposal. The message is one sentence, which is shown to the model."""
+
 
 # Policies and their returns as small integers, for language models that were trained to search.
 #
@@ -31,7 +35,7 @@ def integer_space(space: ParameterSpace) -> ParameterSpace:
     A real parameter is counted in its last decimal place from the lower end of its range; an action stands for itself.
 
     Raises:
-        ValueError: parameters are not rounded, or to so many decimals that they exceed 999.
+        ValueError: If parameters are not rounded, or to so many decimals that they exceed 999.
     """
     if space.actions is not None:
         return space
@@ -62,7 +66,7 @@ def read_integers(replies: Sequence[str], space: ParameterSpace) -> np.ndarray:
     """Return the legal parameters ``(parameter,)`` that replies stand for, an integer for each parameter.
 
     Raises:
-        ProposalError: a reply is something else, or a value is illegal.
+        ProposalError: If a reply is something else, or a value is illegal.
     """
     for index, reply in enumerate(replies):
         if not re.fullmatch(r"\s*\d+\s*", reply, re.ASCII):  # float reads no others, such as "\x1e93"
@@ -153,7 +157,7 @@ class SearchPrompt:
         """Raise if the prompt of a style would not say what is configured.
 
         Raises:
-            ValueError: ``style`` is integers, and a setting is not the default.
+            ValueError: If ``style`` is integers, and a setting is not the default.
         """
         unset = SearchPrompt()
         for name in ("describe_environment", "optimum", "step_size") if style == "integers" else ():
@@ -180,15 +184,15 @@ class SearchPrompt:
         """Return the conversation, which is one message of the user.
 
         Args:
-            space: what may be proposed.
-            task: the environment and the policy in words.
-            history: the policies so far, as :meth:`lrl.search.prompts.HistoryConfig.render` writes them.
+            space: What may be proposed.
+            task: The environment and the policy in words.
+            history: The policies so far, as :meth:`lrl.search.prompts.HistoryConfig.render` writes them.
             order: ``time`` or ``value``.
             style: ``indexed`` or ``compact``, for the reply; ``integers``: one line and the history of one parameter.
-            iteration: number of this proposal, from 1.
-            total: number of all proposals.
-            complaint: why the previous reply was rejected, one sentence; empty for the first try.
-            allow_repeats: whether parameters that were tried before may be proposed again.
+            iteration: Number of this proposal, from 1.
+            total: Number of all proposals.
+            complaint: Why the previous reply was rejected, one sentence; empty for the first try.
+            allow_repeats: Whether parameters that were tried before may be proposed again.
         """
         if style == "integers":
             return [{"role": "user", "content": integer_prompt(space, history, iteration, total)}]
@@ -327,8 +331,8 @@ class HistoryConfig:
         """Return the entries that are shown, in order; of equal values the older one counts as the better.
 
         Args:
-            entries: all policies so far, oldest first.
-            most: the maximum number, at least 1; None shows all that are configured. Left out are the first in order,
+            entries: All policies so far, oldest first.
+            most: The maximum number, at least 1; None shows all that are configured. Left out are the first in order,
                 the oldest or the worst, but never the best.
         """
         first_recent = 0 if self.recent is None else max(0, len(entries) - self.recent)
@@ -349,10 +353,10 @@ class HistoryConfig:
         """Write the entries that are shown, one line each, with trajectories where they are asked for.
 
         Args:
-            entries: all policies so far, oldest first.
-            space: what their parameters are.
-            most: the maximum number that is shown, see :meth:`selected`.
-            parameter: index of the parameter whose values are shown, all in one line, in style ``integers``.
+            entries: All policies so far, oldest first.
+            space: What their parameters are.
+            most: The maximum number that is shown, see :meth:`selected`.
+            parameter: Index of the parameter whose values are shown, all in one line, in style ``integers``.
         """
         shown, lines = self.selected(entries, most), []
         if self.style == "integers":

@@ -24,7 +24,7 @@ from lrl.search.batched import (
     TableDynamics,
 )
 from lrl.search.policies import Decide, SearchedPolicy
-from lrl.search.searcher import Trial
+from lrl.search.searchers import Trial
 
 # The fastest way to play whole episodes of a native environment in this process.
 
@@ -87,16 +87,16 @@ def _dynamics(native: Any, kwargs: dict[str, Any]) -> Dynamics | None:
 
 
 TrajectorySteps = list[tuple[str, str, float]]
-"""Observation, action and reward of each step, as :attr:`Trial.trajectory <lrl.search.searcher.Trial.trajectory>`."""
+"""Observation, action and reward of each step, as :attr:`Trial.trajectory <lrl.search.searchers.Trial.trajectory>`."""
 
 
 def proposal_seeds(seed: int, proposal: int, num_rollouts: int) -> np.ndarray:
     """Return the seeds of the episodes of a proposal, int64 ``(episode,)``; no two proposals share any.
 
     Args:
-        seed: of the search.
-        proposal: index of the proposal, from 0; warm-up policies may count from -1 downwards.
-        num_rollouts: number of episodes.
+        seed: Of the search.
+        proposal: Index of the proposal, from 0; warm-up policies may count from -1 downwards.
+        num_rollouts: Number of episodes.
     """
     return hashed_seeds("proposal", seed, proposal, np.arange(num_rollouts))
 
@@ -120,16 +120,16 @@ def play_parameters(
     not counted; those that cannot be stepped then are reset. Copies without an episode of their own are not reset.
 
     Args:
-        policy: connected to the spaces; its own parameters are not used and not changed.
-        envs: environments without autoreset, which are reused: make them once by
+        policy: Connected to the spaces; its own parameters are not used and not changed.
+        envs: Environments without autoreset, which are reused: make them once by
             :func:`~lrl.search.rollouts.make_batched`. A factory makes them for this call only.
         parameters: ``(parameter,)``.
-        seeds: one for each episode.
-        max_steps: truncates episodes after this many steps; the environment's own limit may be shorter.
-        trajectory: whether to describe the steps of the first episode.
+        seeds: One for each episode.
+        max_steps: Truncates episodes after this many steps; the environment's own limit may be shorter.
+        trajectory: Whether to describe the steps of the first episode.
 
     Raises:
-        ValueError: there is no seed, an environment fails or returns a number that is not finite, or ``envs`` is the
+        ValueError: If there is no seed, an environment fails or returns a number that is not finite, or ``envs`` is the
             factory of environments that cannot be played natively.
     """
     if not len(seeds):
@@ -158,14 +158,14 @@ def play_seeds(
     """Play one whole episode for each seed, and return their returns ``(episode,)`` and the number of their steps.
 
     Args:
-        decide: maps the observations of all environments to their actions.
-        envs: environments without autoreset, which are reused.
-        seeds: one for each episode, at least one.
-        max_steps: truncates episodes after this many steps; the environment's own limit may be shorter.
-        described: a list that the steps of the first episode are added to, as text.
+        decide: Maps the observations of all environments to their actions.
+        envs: Environments without autoreset, which are reused.
+        seeds: One for each episode, at least one.
+        max_steps: Truncates episodes after this many steps; the environment's own limit may be shorter.
+        described: A list that the steps of the first episode are added to, as text.
 
     Raises:
-        ValueError: an environment fails, or returns a number that is not finite.
+        ValueError: If an environment fails, or returns a number that is not finite.
     """
     returns, env_steps = [], 0
     for first in range(0, len(seeds), envs.num_envs):

@@ -1,30 +1,168 @@
-"""The base class of searchers that learn from a generation of proposals at a time."""
+"""Searchers, which propose parameters of a small policy, and the algorithms that need no language model.
+
+These are random search, augmented random search, CMA-ES and the cross-entropy method.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import zlib
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
 
 from lrl.ranges import ClosedUnitInterval, LeftOpenUnitInterval, PositiveFloat, PositiveInt, check_arguments
 from lrl.registry import register
-from lrl.search.searcher import ParameterSpace, Searcher, Trial, other_proposals
 
-# Real vectors that stand for the proposals of a space, for methods that move through real numbers only.
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterSpace:
+    """The parameter vectors that a searcher may propose.
+
+    Parameters are real numbers between ``low`` and ``high``, or, if ``actions`` is given, one of these actions each.
+    """
+
+    size: int
+    """Number of parameters."""
+    low: float = -6.0
+    """Smallest value of a real parameter."""
+    high: float = 6.0
+    """Largest value of a real parameter."""
+    decimals: int | None = 1
+    """Number of decimal places that real parameters are rounded to; None does not round."""
+    actions: Sequence[int] | None = None
+    """Possible values of each parameter of a tabular policy; None if parameters are real numbers."""
+    scale: float = 3.0
+    """Standard deviation of the normal distribution from which :meth:`sample` samples real parameters."""
+
+    def sample(self, rng: np.random.Generator) -> np.ndarray:
+        """Sample a vector, float64 ``(size,)``: normal, clipped and rounded, or uniform over the actions."""
+        if self.actions is not None:
+            return rng.choice(np.asarray(self.actions, dtype=np.float64), self.size)
+        return self.nearest(rng.normal(0.0, self.scale, self.size))
+
+    def nearest(self, values: np.ndarray) -> np.ndarray:
+        """Return the legal vector that is nearest to real numbers ``(size,)``."""
+        if self.actions is not None:
+            actions = np.asarray(self.actions, dtype=np.float64)
+            return actions[np.abs(np.asarray(values)[:, None] - actions).argmin(axis=1)]
+        clipped = np.clip(values, self.low, self.high)
+        return clipped if self.decimals is None else clipped.round(self.decimals) + 0.0  # turns -0.0 into 0.0
+
+    def complaint(self, values: Sequence[float]) -> str:
+        """Return a sentence that says why values are not legal; an empty string if they are."""
+        if len(values) != self.size:
+            return f"{len(values)} values were given; there must be {self.size}."
+        if self.actions is not None:
+            wrong = [i for i, value in enumerate(values) if value not in self.actions]
+            legal = f"one of {', '.join(map(str, self.actions))}"
+        else:
+            wrong = [i for i, value in enumerate(values) if not self.low <= value <= self.high]
+            legal = f"between {self.low:g} and {self.high:g}"
+        if not wrong:
+            return ""
+        return f"params[{wrong[0]}] is {values[wrong[0]]:g}; it must be {legal}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Parameters and the returns of the episodes that were played with them."""
+
+    parameters: np.ndarray
+    """float64 ``(parameter,)``."""
+    returns: np.ndarray
+    """Undiscounted return of each episode, float64 ``(episode,)``."""
+    env_steps: int
+    """Number of steps of all episodes together."""
+    trajectory: list[tuple[str, str, float]] = field(default_factory=list)
+    """Observation, action and reward of each step of the first episode; empty unless the searcher needs it."""
+
+    @property
+    def value(self) -> float:
+        """The mean return, which a search maximises."""
+        return float(self.returns.mean())
+
+
+class Searcher(ABC):
+    """Abstract base class of algorithms that propose one parameter vector at a time and learn from its returns.
+
+    Proposals depend on the seed and on the trials so far only, so that a restored searcher makes the same proposals.
+    """
+
+    @property
+    def needs_trajectory(self) -> bool:
+        """Return whether the searcher reads :attr:`Trial.trajectory`."""
+        return False
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Return the costs of the last :meth:`ask` by name, which are logged as ``search/<name>``."""
+        return {}
+
+    @property
+    def usage(self) -> Mapping[str, float]:
+        """Return the number of requests to a language model and their costs in the whole search, by name."""
+        return {}
+
+    @property
+    def replies(self) -> list[dict[str, str]]:
+        """Return the responses of a language model in the last :meth:`ask`."""
+        return []
+
+    def describe(self, environment: str, policy: str) -> None:  # noqa: B027 (most searchers do not read descriptions)
+        """Set descriptions for prompts. This is called once, before :meth:`setup`.
+
+        Args:
+            environment: Description of the environment.
+            policy: Description of what the parameters do in the policy.
+        """
+
+    def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
+        """Start a search. This is called once, before the first :meth:`ask` and before :meth:`load_state_dict`.
+
+        Args:
+            space: The vectors that may be proposed.
+            seed: Seed of the search.
+            num_iterations: Number of proposals of the whole search.
+
+        Raises:
+            ValueError: If the searcher does not support this space.
+        """
+        self.space, self.seed, self.num_iterations = space, seed, num_iterations
+
+    @abstractmethod
+    def ask(self) -> np.ndarray:
+        """Return the next proposal, float64 ``(size,)``, which is legal in the space."""
+
+    @abstractmethod
+    def tell(self, trial: Trial) -> None:
+        """Learn from the last proposal, or from a warm-up policy that the searcher did not propose."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that later proposals depend on, as numbers, strings, lists, dicts and tensors."""
+
+    @abstractmethod
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the result of :meth:`state_dict`."""
 
 
 @final
 class Relaxation:
-    """The real vectors behind the proposals: the parameters themselves, or one logit for each action of each entry.
+    """Maps parameter vectors to unbounded search points, for methods that search real vectors only.
 
-    Logits order nothing: every action of a table is as far from every other, which numbers of actions are not. The
-    proposal is the action with the highest logit.
+    The point of real parameters is the vector itself. The point of a table has one logit for each entry and action, and
+    the proposal is the action with the highest logit: unlike the numbers of actions, logits do not order the actions.
 
     Args:
-        space: what may be proposed.
+        space: The vectors that may be proposed.
+
+    Attributes:
+        size: Number of dimensions of a point.
+        scale: Standard deviation of the points of random proposals.
     """
 
     def __init__(self, space: ParameterSpace) -> None:
@@ -32,41 +170,40 @@ class Relaxation:
         self._actions = None if space.actions is None else np.asarray(space.actions, dtype=np.float64)
         self.size = space.size if self._actions is None else space.size * len(self._actions)
         self.scale = space.scale if self._actions is None else 1.0
-        """Standard deviation of the vectors of random proposals."""
 
     @property
     def bounds(self) -> np.ndarray | None:
-        """Lower and upper end of each number, ``(size, 2)``; None for logits, which have none."""
+        """Return the lower and upper bound of each dimension, ``(size, 2)``; None for logits."""
         return None if self._actions is not None else np.tile([self.space.low, self.space.high], (self.size, 1))
 
     @property
     def zero(self) -> np.ndarray:
-        """The vector inside the bounds that is nearest to zero."""
+        """Return the point inside the bounds that is nearest to zero."""
         return self.clip(np.zeros(self.size))
 
     def clip(self, point: np.ndarray) -> np.ndarray:
-        """Return the nearest vector inside the bounds."""
+        """Return the nearest point inside the bounds."""
         return point if self._actions is not None else np.clip(point, self.space.low, self.space.high)
 
     def proposal(self, point: np.ndarray) -> np.ndarray:
-        """Return the legal parameters ``(parameter,)`` of a real vector ``(size,)``."""
+        """Return the legal parameters ``(parameter,)`` of a point ``(size,)``."""
         if self._actions is None:
             return self.space.nearest(point)
         return self._actions[point.reshape(self.space.size, -1).argmax(1)]
 
     def point(self, parameters: np.ndarray) -> np.ndarray:
-        """Return a real vector ``(size,)`` of some parameters; a chosen action has logit 1, all others 0."""
+        """Return a point ``(size,)`` of parameters; in a table the chosen actions have logit 1, all others 0."""
         if self._actions is None:
             return np.asarray(parameters, dtype=np.float64)
         return (np.asarray(parameters)[:, None] == self._actions).astype(np.float64).ravel()
 
 
 class GenerationSearcher(Searcher):
-    """Proposes the points of a generation one after the other, then learns from all of them.
+    """Abstract base class of searchers that propose a generation of points, then learn from all of their values.
 
-    Of parameters that others have played before the first proposal (warm-up) the best are where the search starts;
-    later ones change nothing. The state of a search is the start and all values that it was told: restoring it repeats
-    the search up to there, which takes milliseconds, and compares the proposals by their checksum.
+    The search starts from the best of the warm-up policies that are told before the first proposal. The state of a
+    search consists of this start and the values of all proposals; restoring it repeats the search, which takes
+    milliseconds, and compares a checksum of the proposals.
     """
 
     def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
@@ -75,18 +212,17 @@ class GenerationSearcher(Searcher):
         self.relaxation = Relaxation(space)
         self.rng = np.random.default_rng(seed)
         self._values: list[float] = []
-        self._checksum = 0  # of the proposals that the values belong to
+        self._checksum = 0  # of the proposals whose values are known
         self._warm_up: dict[str, Any] | None = None
         self._generation: list[np.ndarray] = []
-        self._first = 0  # number of proposals before this generation
+        self._first = 0  # index of the first proposal of this generation
         self._pending: np.ndarray | None = None
 
-    @abstractmethod
-    def begin(self, start: np.ndarray | None) -> None:
+    def begin(self, start: np.ndarray | None) -> None:  # noqa: B027 (a searcher without memory prepares nothing)
         """Prepare the first generation.
 
         Args:
-            start: parameters ``(parameter,)`` to start from; None where nothing is known.
+            start: Parameters ``(parameter,)`` to start from; None without warm-up policies.
         """
 
     @abstractmethod
@@ -95,14 +231,14 @@ class GenerationSearcher(Searcher):
 
     @abstractmethod
     def learn(self, points: list[np.ndarray], values: np.ndarray) -> None:
-        """Learn the values ``(point,)`` of a whole generation; higher ones are better."""
+        """Learn from the values ``(point,)`` of a whole generation, which are to be maximised."""
 
     def proposal(self, point: np.ndarray) -> np.ndarray:
         """Return the legal parameters ``(parameter,)`` of a point."""
         return self.relaxation.proposal(point)
 
     def ask(self) -> np.ndarray:
-        """Return the next proposal; the same one until its value is told."""
+        """Return the next proposal, which stays the same until its value is told."""
         if not self._generation:
             self.begin(None if self._warm_up is None else np.array(self._warm_up["parameters"]))
             self._generation = self.sample()
@@ -114,7 +250,7 @@ class GenerationSearcher(Searcher):
         return self._pending.copy()
 
     def tell(self, trial: Trial) -> None:
-        """Learn the value of the last proposal, or keep the best warm-up parameters."""
+        """Add the value of the last proposal, or keep the best warm-up policy."""
         if self._pending is not None and np.array_equal(trial.parameters, self._pending):
             self._checksum = zlib.crc32(self._pending.tobytes(), self._checksum)
             self._pending = None
@@ -127,87 +263,65 @@ class GenerationSearcher(Searcher):
         return {"warm_up": self._warm_up, "values": list(self._values), "checksum": self._checksum}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Repeat a search with the values that it was told.
+        """Repeat a search with its recorded values.
 
         Raises:
-            ValueError: the values belong to other proposals, because a setting has changed.
+            ValueError: If the proposals differ from the recorded ones, because a setting has changed.
         """
         self.setup(self.space, self.seed, self.num_iterations)
         self._warm_up = state_dict["warm_up"]
         for value in state_dict["values"]:
             self.tell(Trial(parameters=self.ask(), returns=np.array([value]), env_steps=0))
         if self._checksum != state_dict["checksum"]:
-            raise other_proposals(self)
-
-
-# Random search, the control that every other searcher must beat.
+            raise ValueError(
+                f"ckpt_path holds a search of {type(self).__name__} with other proposals than these settings lead to; "
+                "resume with the same seed_everything, model.searcher, model.policy and data.num_iterations."
+            )
 
 
 @register
 @final
-class RandomSearch(Searcher):
-    """Proposes independent random parameters, distributed as warm-up policies are, and learns nothing."""
+class RandomSearch(GenerationSearcher):
+    """Proposes independent random parameters with the distribution of warm-up policies, and learns nothing.
 
-    def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
-        """Start a search."""
-        super().setup(space, seed, num_iterations)
-        self._num_told = self._checksum = 0
-        self._pending: np.ndarray | None = None
+    It is the baseline that every other searcher must outperform.
+    """
 
-    def ask(self) -> np.ndarray:
-        """Return the next proposal, which depends on the seed and the number of earlier ones alone."""
-        # The stream of [seed, 0] is that of the seed alone, which other searchers use; the 1 keeps them apart.
-        self._pending = self.space.sample(np.random.default_rng([self.seed, self._num_told, 1]))
-        return self._pending.copy()
+    def sample(self) -> list[np.ndarray]:
+        """Sample parameters, which depend on the seed and the number of earlier proposals only."""
+        # The stream of [seed, 0] equals that of the seed, which other searchers use; the 1 makes the streams differ.
+        return [self.space.sample(np.random.default_rng([self.seed, len(self._values), 1]))]
 
-    def tell(self, trial: Trial) -> None:
-        """Count a proposal; parameters that were not proposed change nothing."""
-        if self._pending is not None and np.array_equal(trial.parameters, self._pending):
-            self._checksum = zlib.crc32(self._pending.tobytes(), self._checksum)
-            self._pending = None
-            self._num_told += 1
+    def proposal(self, point: np.ndarray) -> np.ndarray:
+        """Return the point, which is legal."""
+        return point
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the number and the checksum of the proposals so far."""
-        return {"num_told": self._num_told, "checksum": self._checksum}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Repeat the proposals so far.
-
-        Raises:
-            ValueError: they are others, because a setting has changed.
-        """
-        self.setup(self.space, self.seed, self.num_iterations)
-        for _ in range(int(state_dict["num_told"])):
-            self.tell(Trial(parameters=self.ask(), returns=np.zeros(1), env_steps=0))
-        if self._checksum != state_dict.get("checksum"):
-            raise other_proposals(self)
-
-
-# Augmented random search (Mania, Guy and Recht, arXiv:1803.07055).
+    def learn(self, points: list[np.ndarray], values: np.ndarray) -> None:
+        """Do nothing, because proposals are independent."""
 
 
 @register
 @final
 class AugmentedRandomSearch(GenerationSearcher):
-    """Moves along random directions by the differences of the returns on both sides (variant V1-t).
+    """Augmented random search, variant V1-t (Mania, Guy and Recht, arXiv:1803.07055).
 
-    The entries of a table are searched as logits, one for each action (:class:`~lrl.search.searchers.Relaxation`).
+    Each update moves along random directions in proportion to the difference of the returns on both sides. The entries
+    of a table are searched as logits, one for each action (:class:`~lrl.search.searchers.Relaxation`).
 
     **Departures from the paper**
 
     1. Observations are not normalised (V2), because the policy is a function of the raw observation.
     2. Step size and noise are multiples of the standard deviation of random parameters, because parameters are rounded
-       and their range is known; those of the paper are smaller than the rounding.
+       and their range is known; the values in the paper are smaller than the rounding.
 
     Args:
-        num_directions: directions of a generation, each of which takes two proposals.
-        num_top: directions that the step is made of, those with the best return on either side.
-        step_size: of the parameters, in standard deviations of random ones.
-        noise: standard deviation of the directions, likewise.
+        num_directions: Number of directions of a generation, each of which takes two proposals.
+        num_top: Number of directions that determine the step: those with the highest return on either side.
+        step_size: Step size in standard deviations of random parameters.
+        noise: Standard deviation of the directions, in standard deviations of random parameters.
 
     Raises:
-        ValueError: ``num_top`` is above ``num_directions``.
+        ValueError: If ``num_top`` is larger than ``num_directions``.
     """
 
     def __init__(
@@ -223,7 +337,7 @@ class AugmentedRandomSearch(GenerationSearcher):
         self.num_directions, self.num_top, self.step_size, self.noise = num_directions, num_top, step_size, noise
 
     def begin(self, start: np.ndarray | None) -> None:
-        """Begin at the start if there is one, else at zero or the legal point that is nearest to it."""
+        """Begin at the start, or without one at the legal point that is nearest to zero."""
         self.centre = self.relaxation.zero if start is None else self.relaxation.point(start)
 
     def sample(self) -> list[np.ndarray]:
@@ -233,7 +347,7 @@ class AugmentedRandomSearch(GenerationSearcher):
         return [self.centre + sign * width * direction for direction in self._directions for sign in (1, -1)]
 
     def learn(self, points: list[np.ndarray], values: np.ndarray) -> None:
-        """Step along the best directions, by their difference over the standard deviation of their returns."""
+        """Move along the best directions, by the difference of their returns over the standard deviation of these."""
         sides = values.reshape(-1, 2)
         top = np.argsort(-sides.max(1), kind="stable")[: self.num_top]
         spread = sides[top].std()
@@ -243,25 +357,24 @@ class AugmentedRandomSearch(GenerationSearcher):
         self.centre = self.relaxation.clip(self.centre + self.step_size * self.relaxation.scale * step)
 
 
-# CMA-ES, the covariance matrix adaptation evolution strategy (Hansen, arXiv:1604.00772), by the package ``cmaes``.
-
-
 @register
 @final
 class CMAES(GenerationSearcher):
-    """Adapts the mean and the whole covariance of a normal distribution, at first that of random parameters.
+    """Covariance matrix adaptation evolution strategy (Hansen, arXiv:1604.00772), from the package ``cmaes``.
 
-    The entries of a table are searched as logits, one for each action (:class:`~lrl.search.searchers.Relaxation`).
-    Values beyond the range are clipped to it. A search that has converged, or that proposed the same rounded parameters
-    a whole generation long, starts again from random parameters with twice the population (IPOP).
+    It adapts the mean and the covariance matrix of a normal distribution, which is initially the distribution of random
+    parameters. The entries of a table are searched as logits, one for each action
+    (:class:`~lrl.search.searchers.Relaxation`). Values outside the range are clipped. If the search has converged, or
+    if all proposals of a generation are equal after rounding, it restarts from random parameters with twice the
+    population (IPOP).
 
     Args:
-        population_size: proposals of a generation, at least 4; null takes ``4 + 3 ln(dimension)``.
+        population_size: Number of proposals of a generation, at least 4; None uses ``4 + 3 ln(dimension)``.
     """
 
     def __init__(self, population_size: PositiveInt | None = None) -> None:
         check_arguments(CMAES.__init__, locals(), "searcher")
-        if population_size is not None and population_size < 4:  # the half that is learned from must be two or more
+        if population_size is not None and population_size < 4:  # half of them, at least two, determine the update
             raise ValueError(f"searcher.population_size is {population_size}; it must be at least 4.")
         self.population_size = population_size
 
@@ -269,7 +382,7 @@ class CMAES(GenerationSearcher):
         """Start a search.
 
         Raises:
-            ValueError: the package ``cmaes`` is not installed.
+            ValueError: If the package ``cmaes`` is not installed.
         """
         if importlib.util.find_spec("cmaes") is None:
             raise ValueError("searcher is CMAES, which needs the package cmaes; call pip install 'lrl[search]'.")
@@ -287,7 +400,7 @@ class CMAES(GenerationSearcher):
             mean=mean,
             sigma=self.relaxation.scale,
             bounds=self.relaxation.bounds,
-            n_max_resampling=1,  # in many dimensions nearly every sample has a number beyond its range
+            n_max_resampling=1,  # with many dimensions, nearly every sample has a number outside its range
             seed=int(self.rng.integers(2**32)),
             population_size=population_size,
         )
@@ -297,7 +410,7 @@ class CMAES(GenerationSearcher):
         return [self._cma.ask() for _ in range(self._cma.population_size)]
 
     def learn(self, points: list[np.ndarray], values: np.ndarray) -> None:
-        """Adapt the distribution, or start again."""
+        """Adapt the distribution, or restart."""
         self._cma.tell([(point, -float(value)) for point, value in zip(points, values, strict=True)])
         proposals = {tuple(self.proposal(point)) for point in points}
         if self._cma.should_stop() or len(proposals) == 1:
@@ -305,24 +418,22 @@ class CMAES(GenerationSearcher):
             self._begin(mean, 2 * self._cma.population_size)
 
 
-# The cross-entropy method (Rubinstein, 1999; Szita and Lörincz, "Learning Tetris", 2006).
-
-
 @register
 @final
 class CrossEntropyMethod(GenerationSearcher):
-    """Samples parameters independently of each other, and fits their distributions to the best of each generation.
+    """Cross-entropy method (Rubinstein, 1999; Szita and Lörincz, "Learning Tetris", 2006).
 
-    Real parameters have a normal distribution, at first that of random ones; extra standard deviation, which falls
-    linearly to zero, keeps it from shrinking too early. The entries of a table have a categorical distribution each,
-    at first a uniform one, mixed with a uniform part that falls likewise.
+    Parameters are sampled independently of each other, and their distributions are fitted to the best proposals of each
+    generation. The distribution of a real parameter is normal, and initially that of random parameters; additional
+    noise, which decreases linearly to zero, prevents it from becoming narrow too early. The distribution of an entry of
+    a table is categorical, initially uniform, and mixed with a uniform distribution whose weight decreases likewise.
 
     Args:
-        population_size: proposals of a generation.
-        elite_share: share of a generation that the distributions are fit to; at least two proposals.
-        extra_noise: extra standard deviation at the start, in multiples of that of random parameters, and the uniform
-            part of a categorical distribution.
-        learning_rate: weight of the new distribution of a table's entry against the old one.
+        population_size: Number of proposals of a generation.
+        elite_share: Fraction of a generation that the distributions are fitted to; at least two proposals are used.
+        extra_noise: Initial additional standard deviation, in standard deviations of random parameters, and initial
+            weight of the uniform distribution.
+        learning_rate: Weight of the fitted categorical distribution of a table's entry against the previous one.
     """
 
     def __init__(
@@ -358,11 +469,11 @@ class CrossEntropyMethod(GenerationSearcher):
             noise = self.rng.standard_normal(shape)
             return [self.space.nearest(self.mean + self.std * row) for row in noise]
         uniforms, cumulated = self.rng.random((*shape, 1)), np.cumsum(self.probabilities, axis=1)
-        choices = (cumulated[:, :-1] < uniforms).sum(-1)  # the last one ends at 1, whatever its rounding
+        choices = (cumulated[:, :-1] < uniforms).sum(-1)  # the last sum counts as 1, even if rounding makes it smaller
         return list(self.actions[choices])
 
     def proposal(self, point: np.ndarray) -> np.ndarray:
-        """Return the point: it is legal."""
+        """Return the point, which is legal."""
         return point
 
     def learn(self, points: list[np.ndarray], values: np.ndarray) -> None:

@@ -29,8 +29,8 @@ class HillClimbingChatModel(ChatModel):
     It reads the prompt as a language model would, and nothing else. What it reaches is no result of a language model.
 
     Args:
-        scale: standard deviation of a change of a real parameter.
-        share: probability of changing a parameter.
+        scale: Standard deviation of a change of a real parameter.
+        share: Probability of changing a parameter.
     """
 
     name = "hill-climbing stand-in"

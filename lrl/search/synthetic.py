@@ -21,7 +21,7 @@ from lrl.policies.policy import Policy
 from lrl.ranges import ClosedUnitInterval, NonNegativeInt, PositiveInt, check_arguments, check_fields
 from lrl.registry import register
 from lrl.search.prompts import Entry, HistoryConfig, integer_prompt, to_integers
-from lrl.search.searcher import ParameterSpace, Trial
+from lrl.search.searchers import ParameterSpace, Trial
 from lrl.types import Demonstration
 
 REAL_KINDS = ("quadratic", "ridge", "plateau", "steps")
@@ -137,9 +137,9 @@ def sample_function(seed: int, index: int, held_out: bool = False) -> SyntheticF
     """Sample a function.
 
     Args:
-        seed: of all functions.
-        index: of this one.
-        held_out: whether it is of those that are never trained on.
+        seed: Of all functions.
+        index: Of this one.
+        held_out: Whether it is of those that are never trained on.
     """
     purpose = "synthetic, held out" if held_out else "synthetic"
     rng = np.random.default_rng(int(seeds(purpose, seed, index)))
@@ -258,10 +258,10 @@ def demonstrations(
     """Yield demonstrations, ``prompt`` and ``response``, of some functions.
 
     Args:
-        seed: of everything random.
-        functions: their indices.
-        teacher: what is demonstrated.
-        held_out: whether they are of those that are never trained on.
+        seed: Of everything random.
+        functions: Their indices.
+        teacher: What is demonstrated.
+        held_out: Whether they are of those that are never trained on.
     """
     for index in functions:
         yield from _of_function(sample_function(seed, index, held_out), int(seeds("history", seed, index)), teacher)
@@ -339,11 +339,11 @@ def teach(
     A proposal that was made before is changed a little, because it would be rejected.
 
     Args:
-        function: what is searched.
-        entries: the history, not empty; only its best entry counts.
-        tried: all parameters of the history.
-        generations: at least 0; none leaves the best entry.
-        rng: of the teacher's samples.
+        function: What is searched.
+        entries: The history, not empty; only its best entry counts.
+        tried: All parameters of the history.
+        generations: At least 0; none leaves the best entry.
+        rng: Of the teacher's samples.
     """
     space, best = function.space, np.array(max(entries, key=lambda entry: entry.value).parameters)
     evolved = _cma_es if space.actions is None else _one_plus_lambda
@@ -393,10 +393,10 @@ class SyntheticHistories(Demonstrations):
     ``JsonlDemonstrations``.
 
     Args:
-        num_functions: number of functions.
-        generations: how many generations the teacher is ahead of a history.
-        held_out: whether the functions are others, for the loss of validation; searchers are compared on yet others.
-        seed: of the functions and histories.
+        num_functions: Number of functions.
+        generations: How many generations the teacher is ahead of a history.
+        held_out: Whether the functions are others, for the loss of validation; searchers are compared on yet others.
+        seed: Of the functions and histories.
     """
 
     def __init__(

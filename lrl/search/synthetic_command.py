@@ -92,10 +92,9 @@ def write(arguments: argparse.Namespace) -> None:
 def compare(arguments: argparse.Namespace) -> None:
     """Print a Markdown table, one row per searcher."""
     from lrl.cli.run_directory import commit
+    from lrl.search.experiments import write_report
     from lrl.search.in_context import InContextSearcher, chat_model_of
-    from lrl.search.records import write_report
-    from lrl.search.searcher import Searcher
-    from lrl.search.searchers import CMAES, RandomSearch
+    from lrl.search.searchers import CMAES, RandomSearch, Searcher
     from lrl.search.synthetic_comparison import compare_searchers, synthetic_table
 
     searchers: dict[str, partial[Searcher]] = {"random_search": partial(RandomSearch), "cma_es": partial(CMAES)}

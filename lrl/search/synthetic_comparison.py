@@ -9,7 +9,7 @@ import numpy as np
 
 from lrl.evaluation.statistics import bootstrap_interval
 from lrl.functional.random import seeds
-from lrl.search.searcher import Searcher, Trial
+from lrl.search.searchers import Searcher, Trial
 from lrl.search.synthetic import REAL_KINDS, TABLE_KINDS, SyntheticFunction, sample_function
 
 GROUPS = {"real": REAL_KINDS, "tables": TABLE_KINDS}
@@ -24,11 +24,11 @@ def search_function(
     The best is chosen by measured values, as a search does; its exact value is at most 0.
 
     Args:
-        searcher: any.
-        function: what is searched.
-        seed: of the warm-up, which all searchers share, and of the search.
-        warmup: number of random proposals that the searcher is told first.
-        iterations: number of its own.
+        searcher: Any.
+        function: What is searched.
+        seed: Of the warm-up, which all searchers share, and of the search.
+        warmup: Number of random proposals that the searcher is told first.
+        iterations: Number of its own.
     """
     space, rng = function.space, np.random.default_rng(int(seeds("synthetic measurement", seed)))
     warm = np.random.default_rng(int(seeds("synthetic warm-up", seed)))
@@ -56,12 +56,12 @@ def compare_searchers(
     """Search the same held-out functions with several searchers.
 
     Args:
-        searchers: makes each by its name; ``random_search`` is what the others are compared with, if it is there.
-        seed: of the functions and the searches.
-        num_functions: number of functions.
-        warmup: random proposals of each search, the same for all searchers.
-        iterations: proposals of each search.
-        on_function: called with the index of each function that is done.
+        searchers: Makes each by its name; ``random_search`` is what the others are compared with, if it is there.
+        seed: Of the functions and the searches.
+        num_functions: Number of functions.
+        warmup: Random proposals of each search, the same for all searchers.
+        iterations: Proposals of each search.
+        on_function: Called with the index of each function that is done.
 
     Returns:
         For each name the mean exact value of the chosen proposal with its 95% interval over functions, the values of
@@ -113,10 +113,10 @@ def synthetic_table(reports: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a Markdown table with a row per searcher and group of functions of each report.
 
     Args:
-        reports: what ``lrl synthetic_search --json`` wrote, by name.
+        reports: What ``lrl synthetic_search --json`` wrote, by name.
 
     Raises:
-        ValueError: one is another kind of file.
+        ValueError: If one is another kind of file.
     """
     heads = ["searcher", "functions", "proposals", "exact value", "gain on random search", "better on"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]

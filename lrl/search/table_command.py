@@ -59,10 +59,18 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> None:
     """Run what is missing, print the tables, and write one file of all records."""
     from lrl.cli.run_directory import commit
-    from lrl.search.experiments import SearchBudget, planned, read_record, restore_records, search_all
+    from lrl.search.experiments import (
+        SearchBudget,
+        planned,
+        read_record,
+        read_report,
+        restore_records,
+        search_all,
+        search_report,
+        write_report,
+    )
     from lrl.search.networks import search_or_train
     from lrl.search.pictures import draw_progress
-    from lrl.search.records import read_report, search_report, write_report
     from lrl.search.tables import search_tables
     from lrl.search.tasks import TASKS
 

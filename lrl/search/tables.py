@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_interval
-from lrl.search.experiments import IN_CONTEXT, METHODS, NETWORKS, UNPLAYABLE
-from lrl.search.records import Records, is_random
+from lrl.search.experiments import IN_CONTEXT, METHODS, NETWORKS, UNPLAYABLE, Records, is_random
 from lrl.search.tasks import TASKS
 
 # Compare a language model that learned to search with random search, seed by seed.
@@ -25,8 +24,8 @@ def gains(records: Records, task: str, rule: str) -> np.ndarray:
     Seeds that only one of them has finished are left out.
 
     Args:
-        records: of all planned runs.
-        task: name of the task.
+        records: Of all planned runs.
+        task: Name of the task.
         rule: ``best_iteration`` or ``fresh``.
     """
     found: dict[str, dict[int, float]] = {IN_CONTEXT: {}, CONTROL: {}}
@@ -149,8 +148,8 @@ def rule_table(records: Records, rule: str) -> str:
     follows where only n of m planned seeds have finished.
 
     Args:
-        records: of all planned runs.
-        rule: of :data:`RULES`.
+        records: Of all planned runs.
+        rule: Of :data:`RULES`.
     """
     methods = _names(records, "method")
     heads = ["task", "parameters", *methods, *(f"published {_PUBLISHED_HEADS[name]}" for name in _PUBLISHED[rule])]

@@ -32,9 +32,9 @@ class Decoding:
     """The same prompts for both implementations.
 
     Args:
-        options: of the command line.
-        prompts: number of distinct prompts.
-        group: responses to each.
+        options: Of the command line.
+        prompts: Number of distinct prompts.
+        group: Responses to each.
     """
 
     def __init__(self, options: argparse.Namespace, prompts: int, group: int) -> None:

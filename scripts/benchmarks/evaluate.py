@@ -94,7 +94,7 @@ class Both:
         """Check that both play the same episodes where nothing is random.
 
         Raises:
-            AssertionError: returns or lengths differ.
+            AssertionError: If returns or lengths differ.
         """
         if self.temperature > 0:
             return

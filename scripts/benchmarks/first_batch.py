@@ -78,15 +78,15 @@ def compare_first_batch(module: GRPOModule, trainer: Any, tolerance: float | Non
     """Compare loss and gradient on TRL's first batch, with trained weights slightly off those that sampled it.
 
     Args:
-        module: the algorithm of lrl.
-        trainer: that of TRL, with the same weights.
-        tolerance: of the loss, and of the gradient; None in 16 bits, where losses may differ by 1e-2 and two ways of
+        module: The algorithm of lrl.
+        trainer: That of TRL, with the same weights.
+        tolerance: Of the loss, and of the gradient; None in 16 bits, where losses may differ by 1e-2 and two ways of
             computing the same gradient differ by rounding: there the gradient of lrl on eight rows must be no farther
             than :data:`SOUND` times that of TRL from the gradient of TRL in float32, and its length along that
             one no farther from 1 than that of TRL by :data:`LENGTH`.
 
     Raises:
-        AssertionError: they differ.
+        AssertionError: If they differ.
     """
     inputs = first_batch(trainer)
     if tolerance is None:

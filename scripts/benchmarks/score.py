@@ -85,7 +85,7 @@ class Both:
         """Return the largest difference of a probability in the first states of episodes.
 
         Raises:
-            AssertionError: it is not the same policy.
+            AssertionError: If it is not the same policy.
         """
         count = self.options.num_envs
         envs = self.envs.make(count, self.policy.response_format)

@@ -196,7 +196,7 @@ def compare_first_batch(ours: Ours, theirs: Theirs, count: int) -> dict[str, flo
     """Compare loss and gradient on the first demonstrations.
 
     Raises:
-        AssertionError: they differ.
+        AssertionError: If they differ.
     """
     batch, trainer = ours.batch(count), theirs.trainer
     trainer.model.train()

@@ -18,10 +18,10 @@ class WholeRuns(ABC):
     """Two runs with the same settings; each repeat has a seed of its own.
 
     Args:
-        config: of ours, with its parsing, logging and checkpoints.
-        env_steps: that both take, rounded up to whole collections.
-        figure: column of ``metrics.csv`` whose last value is kept; held-out episodes are played only if it is theirs.
-        keep_runs: folder for our run directories, each named by its seed; None throws them away.
+        config: Of ours, with its parsing, logging and checkpoints.
+        env_steps: That both take, rounded up to whole collections.
+        figure: Column of ``metrics.csv`` whose last value is kept; held-out episodes are played only if it is theirs.
+        keep_runs: Folder for our run directories, each named by its seed; None throws them away.
     """
 
     def __init__(self, config: str, env_steps: int, figure: str, keep_runs: Path | None = None) -> None:

@@ -130,8 +130,8 @@ def write() -> None:
 
 def _draw_searches(name: str, report: Mapping[str, Any]) -> None:
     """Draw what ``lrl search_table --json`` wrote."""
+    from lrl.search.experiments import report_records
     from lrl.search.pictures import draw_progress  # they import torch
-    from lrl.search.records import report_records
 
     draw_progress(report_records(report, name), PICTURES / f"{name}.png")
 

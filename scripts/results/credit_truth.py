@@ -103,16 +103,16 @@ def sample_rollout(
     """Play groups of whole episodes, all from the start.
 
     Args:
-        lake: the map.
-        policy: action probabilities ``(state, action)``, all positive.
-        num_groups: number of groups.
-        group_size: episodes per group.
-        tokens: tokens per turn, see :data:`TOKENS`.
-        gamma: discount per turn of values and advantages.
-        seed: of actions and transitions.
+        lake: The map.
+        policy: Action probabilities ``(state, action)``, all positive.
+        num_groups: Number of groups.
+        group_size: Episodes per group.
+        tokens: Tokens per turn, see :data:`TOKENS`.
+        gamma: Discount per turn of values and advantages.
+        seed: Of actions and transitions.
 
     Raises:
-        ValueError: another number of tokens.
+        ValueError: If another number of tokens.
     """
     if tokens not in TOKENS:
         raise ValueError(f"tokens is {tokens}; it must be one of {', '.join(map(str, TOKENS))}.")
@@ -251,7 +251,7 @@ def score(estimated: Tensor, true: Tensor, choice: Tensor) -> Score:
     Args:
         estimated: ``(token,)``.
         true: ``(token,)``.
-        choice: int64 ``(token,)``; equal numbers are the same choice.
+        choice: Int64 ``(token,)``; equal numbers are the same choice.
     """
     index = torch.unique(choice, return_inverse=True)[1]
     averaged, _ = _compared(_means(estimated, index), _means(true, index))
@@ -279,9 +279,9 @@ def estimates(sample: ExactRollout, gamma: float, gae_lambda: float) -> dict[str
     """Return the advantages of all estimators by name, each ``(time, env, token)``.
 
     Args:
-        sample: episodes with exact values.
-        gamma: discount per turn.
-        gae_lambda: per turn.
+        sample: Episodes with exact values.
+        gamma: Discount per turn.
+        gae_lambda: Per turn.
     """
     rollout, found = sample.rollout, dict[str, Tensor]()
     for name, (kind, scale) in _GROUPED.items():
@@ -303,11 +303,11 @@ def policies(lake: Lake, temperatures: Sequence[float]) -> dict[str, np.ndarray]
     """Return the policies that play, action probabilities ``(state, action)`` by name.
 
     Args:
-        lake: the map.
-        temperatures: of the softmax of optimal Q-values, each positive.
+        lake: The map.
+        temperatures: Of the softmax of optimal Q-values, each positive.
 
     Raises:
-        ValueError: a temperature is not positive.
+        ValueError: If a temperature is not positive.
     """
     found = {"uniform": np.full_like(lake.q_values, 1 / lake.table.num_actions)}
     for temperature in temperatures:
@@ -365,9 +365,9 @@ def credit_table(result: Mapping[str, Any], tokens: int, averaged: bool = False)
     """Return a Markdown table of correlations with intervals over seeds, one row per estimator.
 
     Args:
-        result: what :func:`~results.credit_truth.measure` returned, or the file that holds it.
-        tokens: tokens per turn.
-        averaged: whether correlations are those of averages, else those of single tokens, beside error variances.
+        result: What :func:`~results.credit_truth.measure` returned, or the file that holds it.
+        tokens: Tokens per turn.
+        averaged: Whether correlations are those of averages, else those of single tokens, beside error variances.
     """
     names, key = (
         [policy["policy"] for policy in result["policies"]],
@@ -395,8 +395,8 @@ def draw_scores(result: Mapping[str, Any], path: Path) -> None:
     """Draw the correlations of each estimator with their intervals to a PNG; open markers have three tokens per turn.
 
     Args:
-        result: what :func:`~results.credit_truth.measure` returned, or the file that holds it.
-        path: the PNG; missing folders are created.
+        result: What :func:`~results.credit_truth.measure` returned, or the file that holds it.
+        path: The PNG; missing folders are created.
     """
     figure, axes = new_figure(11, 7)
     axes.remove()

@@ -39,7 +39,7 @@ from results.summaries import baselines_table, figure_text, learning_table, minu
 from results.tables import benchmark_table, comparisons_table, rephrased_table, text_cost_table
 
 if TYPE_CHECKING:
-    from lrl.search.records import Records
+    from lrl.search.experiments import Records
 
 
 Results = Mapping[str, dict[str, Any]]
@@ -65,12 +65,12 @@ def fill_tables(page: Path, text: str, results: Results) -> str:
     """Return the text of a page with all its tables made anew.
 
     Args:
-        page: path of the page, from which links are relative; the working directory is the repository's root.
-        text: current text of the page.
-        results: kept results by name.
+        page: Path of the page, from which links are relative; the working directory is the repository's root.
+        text: Current text of the page.
+        results: Kept results by name.
 
     Raises:
-        ValueError: a table's kind is unknown, or it names a result that does not exist.
+        ValueError: If a table's kind is unknown, or it names a result that does not exist.
     """
 
     def made(found: re.Match[str]) -> str:
@@ -224,7 +224,7 @@ def _search_gains(words: Sequence[str], results: Results, page: Path) -> str:
 
 
 def _searched(name: str, results: Results) -> Records:
-    from lrl.search.records import report_records
+    from lrl.search.experiments import report_records
 
     return report_records(_named(name, results), name)
 

@@ -18,9 +18,9 @@ def rows_curve(
     """Return final values against the number of rows, with the interval of tables at points of five seeds or more.
 
     Args:
-        label: label of the curve.
-        values_by_rows: final values over seeds, ``(run,)``, by the number of rows; the numbers of seeds may differ.
-        bounds: of the metric, for which a bootstrap interval is used; None uses Student's interval.
+        label: Label of the curve.
+        values_by_rows: Final values over seeds, ``(run,)``, by the number of rows; the numbers of seeds may differ.
+        bounds: Of the metric, for which a bootstrap interval is used; None uses Student's interval.
     """
     rows = sorted(values_by_rows)
     most = max(len(values) for values in values_by_rows.values())
@@ -48,8 +48,8 @@ def draw_rows(results: Sequence[Mapping[str, Any]], path: Path) -> Path:
     Several results of one label and number of rows are one point.
 
     Args:
-        results: kept results with ``label``, ``rows``, ``metric`` and ``runs``; the first gives the y axis.
-        path: the PNG.
+        results: Kept results with ``label``, ``rows``, ``metric`` and ``runs``; the first gives the y axis.
+        path: The PNG.
 
     Returns:
         ``path``.
@@ -73,9 +73,9 @@ def draw_twin(results: Sequence[Mapping[str, Any]], clock: str, path: Path) -> P
     """Draw the ``drawn`` metric of runs on the left axis and their ``metric`` on the right one, a line per run.
 
     Args:
-        results: kept results whose ``drawn`` is another metric than their ``metric``; the first names both axes.
-        clock: the x axis, one of :data:`lrl.evaluation.pictures.CLOCKS`.
-        path: the PNG.
+        results: Kept results whose ``drawn`` is another metric than their ``metric``; the first names both axes.
+        clock: The x axis, one of :data:`lrl.evaluation.pictures.CLOCKS`.
+        path: The PNG.
 
     Returns:
         ``path``.

@@ -38,13 +38,13 @@ def summarise(
     """Summarise the runs of one experiment.
 
     Args:
-        runs: run directories that differ only in their seeds.
-        metric: column of ``metrics.csv`` whose last value is the result and whose curve is saved.
-        drawn: another column whose curve is saved for the picture; None draws ``metric``.
-        reach: a return; :func:`first_episode` that reaches it is saved for each run, as ``first_episode``.
+        runs: Run directories that differ only in their seeds.
+        metric: Column of ``metrics.csv`` whose last value is the result and whose curve is saved.
+        drawn: Another column whose curve is saved for the picture; None draws ``metric``.
+        reach: A return; :func:`first_episode` that reaches it is saved for each run, as ``first_episode``.
 
     Raises:
-        ValueError: no run is given, a run has no such metric, or the commands differ.
+        ValueError: If no run is given, a run has no such metric, or the commands differ.
     """
     if not runs:
         raise ValueError("no run is given; at least one run directory is needed.")
@@ -222,7 +222,7 @@ def baselines_table(reports: dict[str, dict[str, Any]]) -> str:
     """Return a Markdown table of the returns of several policies in the same environments.
 
     Args:
-        reports: name of the policy to the report that ``lrl success_table --json`` wrote.
+        reports: Name of the policy to the report that ``lrl success_table --json`` wrote.
     """
     lines = [f"| environment | {' | '.join(reports)} |", "|---" * (len(reports) + 1) + "|"]
     for rows in zip(*(report["environments"] for report in reports.values()), strict=True):

@@ -10,8 +10,7 @@ import numpy as np
 
 from lrl.evaluation.exact import Lake, lakes_of
 from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_interval
-from lrl.search.experiments import NETWORKS, UNPLAYABLE
-from lrl.search.records import Records
+from lrl.search.experiments import NETWORKS, UNPLAYABLE, Records
 from lrl.search.tasks import TASKS
 
 
@@ -53,7 +52,7 @@ def rephrased_table(reports: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return a Markdown table of success rates: a row per kind of policy, a column per phrasing.
 
     Args:
-        reports: for each kind of policy one report per seed, all with the same phrasings.
+        reports: For each kind of policy one report per seed, all with the same phrasings.
     """
     phrasings = list(
         dict.fromkeys(name for seeds in reports.values() for report in seeds for name in report["rephrased"])

@@ -7,8 +7,7 @@ import pytest
 from results.documentation import fill_tables
 from results.tables import exact_success, exact_table, lake
 
-from lrl.search.experiments import SearchRun
-from lrl.search.records import search_report
+from lrl.search.experiments import SearchRun, search_report
 from lrl.search.tasks import TASKS
 
 LEFT, DOWN, RIGHT, UP = range(4)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from lrl.search.parsing import parse_parameters
+from lrl.search.prompted import parse_parameters
 from lrl.search.prompts import Entry, HistoryConfig, render_reply, render_value, same_parameters
-from lrl.search.searcher import ParameterSpace, Trial
+from lrl.search.searchers import ParameterSpace, Trial
 
 SPACE = ParameterSpace(size=2)
 ENTRIES = [Entry((float(i), -0.5), value, 20) for i, value in enumerate([3.0, 9.0, 1.0, 9.0, 4.0, 2.0])]

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from lrl.search.parsing import ProposalError, parse_parameters
-from lrl.search.searcher import ParameterSpace
+from lrl.search.prompted import ProposalError, parse_parameters
+from lrl.search.searchers import ParameterSpace
 
 THREE = ParameterSpace(size=3)
 TABLE = ParameterSpace(size=3, actions=(0, 1, 2))

@@ -9,7 +9,7 @@ from lrl.policies.text import TextPolicy
 from lrl.prompts.template import PromptTemplate
 from lrl.search.in_context import PolicyChatModel
 from lrl.search.prompted import PromptedSearcher
-from lrl.search.searcher import ParameterSpace
+from lrl.search.searchers import ParameterSpace
 from lrl.types import Decisions, SamplingConfig
 
 CONVERSATIONS = [[{"role": "user", "content": text}] for text in ("You are at S.", "You are at G.")]

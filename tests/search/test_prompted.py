@@ -9,7 +9,7 @@ import pytest
 from lrl.chat.model import ChatModel, Completion, ConversationTooLongError
 from lrl.search.prompted import PromptedSearcher
 from lrl.search.prompts import HistoryConfig, SearchPrompt
-from lrl.search.searcher import ParameterSpace, Trial
+from lrl.search.searchers import ParameterSpace, Trial
 from lrl.search.stand_in import HillClimbingChatModel
 from lrl.types import SamplingConfig
 

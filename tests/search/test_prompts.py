@@ -10,7 +10,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.search.described import environment_in_words, policy_in_words
 from lrl.search.policies import LinearPolicy, TabularPolicy
 from lrl.search.prompts import SearchPrompt, TaskText
-from lrl.search.searcher import ParameterSpace
+from lrl.search.searchers import ParameterSpace
 
 REAL, TABLE = ParameterSpace(size=3), ParameterSpace(size=2, actions=(0, 1, 2))
 TASK = TaskText(environment="A pole stands on a cart.", policy="it is linear.")

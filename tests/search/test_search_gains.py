@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from results.documentation import fill_tables
 
-from lrl.search.experiments import SearchRun
-from lrl.search.records import search_report
+from lrl.search.experiments import SearchRun, search_report
 from lrl.search.tables import gains, gains_table, has_gains, is_better
 
 

@@ -14,7 +14,7 @@ from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.load import load_policy
 from lrl.search.policies import LinearPolicy, TabularPolicy
 from lrl.search.rollouts import play_parameters
-from lrl.search.searcher import ParameterSpace
+from lrl.search.searchers import ParameterSpace
 from lrl.types import RandomKeys
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from lrl.search.searcher import ParameterSpace, Trial
-from lrl.search.searchers import CMAES, AugmentedRandomSearch, CrossEntropyMethod, RandomSearch, Relaxation
+from lrl.search.searchers import (
+    CMAES,
+    AugmentedRandomSearch,
+    CrossEntropyMethod,
+    ParameterSpace,
+    RandomSearch,
+    Relaxation,
+    Trial,
+)
 
 SEARCHERS = {"random": RandomSearch, "cross-entropy": CrossEntropyMethod, "CMA-ES": CMAES, "ARS": AugmentedRandomSearch}
 REAL = ParameterSpace(size=8)

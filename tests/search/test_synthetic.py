@@ -9,8 +9,7 @@ import pytest
 from search_runs import train_to_search
 
 from lrl.chat.model import ChatModel, Completion
-from lrl.search.parsing import ProposalError
-from lrl.search.prompted import PromptedSearcher
+from lrl.search.prompted import PromptedSearcher, ProposalError
 from lrl.search.prompts import (
     Entry,
     HistoryConfig,
@@ -21,8 +20,7 @@ from lrl.search.prompts import (
     read_integers,
     to_integers,
 )
-from lrl.search.searcher import ParameterSpace
-from lrl.search.searchers import CMAES, RandomSearch
+from lrl.search.searchers import CMAES, ParameterSpace, RandomSearch
 from lrl.search.synthetic import (
     KINDS,
     REAL_KINDS,
