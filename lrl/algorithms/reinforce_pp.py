@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import torch
 
-from lrl.functional.advantages import group_advantages, token_gae, whiten
+from lrl.functional.advantages import Discounts, TurnGrid, group_advantages, token_gae, whiten
 from lrl.functional.losses import clipped_surrogate, ratio_metrics
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
@@ -75,8 +75,8 @@ class REINFORCEPlusPlusModule(GradientModule):
         mask, zeros = rollout.response_mask, torch.zeros_like(rollout.logprobs)
         kl = zeros if rollout.ref_logprobs is None else (rollout.logprobs - rollout.ref_logprobs) * mask
         ends = (zeros[..., 0], rollout.terminated, rollout.cut)
-        undiscounted = {"gamma": 1.0, "gae_lambda": 1.0, "token_gamma": 1.0, "token_lambda": 1.0}
-        advantages, _ = token_gae(rollout.rewards, -self.kl_coef * kl, zeros, mask, *ends, **undiscounted)
+        grid = TurnGrid(rollout.rewards, -self.kl_coef * kl, zeros, mask, *ends)
+        advantages, _ = token_gae(grid, Discounts(gamma=1.0, gae_lambda=1.0))
         if self.group_baseline:
             if int(rollout.group.unique(return_counts=True)[1].min()) < 2:
                 raise ValueError("data.group_size is 1; it must be at least 2 for model.group_baseline.")

@@ -1,9 +1,9 @@
-"""Advantages from rewards: over turns, over tokens, over both, and over groups of episodes.
+"""Estimators of advantages: GAE over turns and tokens, and comparisons within groups of episodes.
 
-All tensors but those of :func:`group_advantages` lie on the grid of a rollout, with axes ``(time, env)`` for turns and
-``(time, env, token)`` for the tokens of turns. A row of a column follows the row before it. Two masks say where an
-episode ends: after a turn that is ``terminated`` nothing follows; a turn that is ``cut`` was truncated, or is the last
-of its environment in this rollout, and the value of the state after it (``final_values``) stands for what follows.
+Tensors lie on the grid of a rollout, with axes ``(time, env)`` for turns and ``(time, env, token)`` for their tokens.
+Consecutive rows of a column are consecutive turns of one environment. Two masks mark where an episode ends. Nothing
+follows a turn that is ``terminated``. A turn that is ``cut`` was truncated, or is the environment's last turn in this
+rollout; the value of the state after it (``final_values``) replaces the rewards that would follow.
 
 With one token per turn, :func:`gae`, :func:`nested_gae` and :func:`token_gae` agree.
 """
@@ -11,50 +11,73 @@ With one token per turn, :func:`gae`, :func:`nested_gae` and :func:`token_gae` a
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+Reduce = Callable[[Tensor], Tensor]
+"""Sums a tensor over ranks; all ranks must call it."""
+
+
+class Discounts(NamedTuple):
+    """Holds the discount factors and the GAE coefficients per turn and per token."""
+
+    gamma: float
+    """Discount per turn."""
+    gae_lambda: float
+    """GAE coefficient per turn; 0 relies on the value function, 1 on the rewards."""
+    token_gamma: float = 1.0
+    """Discount per token inside a turn."""
+    token_lambda: float = 1.0
+    """GAE coefficient per token inside a turn."""
+
+
+class TurnGrid(NamedTuple):
+    """Holds the rewards and values of a rollout, from which advantages are estimated."""
+
+    rewards: Tensor
+    """Rewards of the turns, float ``(time, env)``."""
+    token_rewards: Tensor
+    """Rewards of single tokens, such as a KL penalty, float ``(time, env, token)``; 0 where masked."""
+    values: Tensor
+    """Values of the states before each token, float ``(time, env, token)``."""
+    mask: Tensor
+    """Sampled tokens, which come first in each turn, bool ``(time, env, token)``."""
+    final_values: Tensor
+    """Values of the states after turns that are cut, float ``(time, env)``."""
+    terminated: Tensor
+    """Whether the episode terminated with the turn, bool ``(time, env)``."""
+    cut: Tensor
+    """Whether the episode was truncated or continues after the rollout, bool ``(time, env)``."""
+
 
 def gae(
-    rewards: Tensor,
-    values: Tensor,
-    final_values: Tensor,
-    terminated: Tensor,
-    cut: Tensor,
-    *,
-    gamma: float,
-    gae_lambda: float,
-    next_values: Tensor | None = None,
-    local_penalties: bool = False,
+    grid: TurnGrid, discounts: Discounts, *, bootstrap_last: bool = False, local_penalties: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Estimate the advantages of turns by generalised advantage estimation (arXiv:1506.02438, eq. 16).
 
-    ``R_t = r_t + gamma ((1 - gae_lambda) V_{t+1} + gae_lambda R_{t+1})`` and ``A_t = R_t - V_t``, which is the sum of
-    discounted temporal-difference errors of the paper.
+    ``R_t = r_t + gamma ((1 - gae_lambda) V_{t+1} + gae_lambda R_{t+1})`` and ``A_t = R_t - V_t``, which equals the
+    paper's discounted sum of temporal-difference errors. ``V_t`` is the value before the first token of turn ``t``.
 
     Args:
-        rewards: float ``(time, env)``.
-        values: float ``(time, env)``, of the state before each turn.
-        final_values: float ``(time, env)``, of the state after each turn that is cut.
-        terminated: bool ``(time, env)``.
-        cut: bool ``(time, env)``.
-        gamma: discount per turn.
-        gae_lambda: per turn; 0 trusts the value function, 1 the rewards.
-        next_values: float ``(time, env)``: the value of each turn's state as the turn before sees it; None takes
-            ``values``.
-        local_penalties: a negative reward counts for its own turn only, not for the turns before.
+        grid: rewards and values; token rewards are not read.
+        discounts: those per turn are used.
+        bootstrap_last: whether ``V_{t+1}`` is the value before the last token of the next turn instead of its first.
+        local_penalties: whether a negative reward counts for its own turn only, not for the turns before.
 
     Returns:
         Advantages and lambda returns, each float ``(time, env)``.
     """
-    next_values = values if next_values is None else next_values
+    rewards, values = grid.rewards, grid.values[..., 0]
+    next_values = _values_before_last_token(grid.values, grid.mask) if bootstrap_last else values
     returns = torch.zeros_like(rewards)
     next_value = next_return = torch.zeros_like(rewards[0])
     for time in reversed(range(len(rewards))):
-        value = torch.where(cut[time], final_values[time], next_value)
-        target = torch.where(cut[time], final_values[time], next_return)
-        future = gamma * ((1 - gae_lambda) * value + gae_lambda * target) * ~terminated[time]
+        value = torch.where(grid.cut[time], grid.final_values[time], next_value)
+        target = torch.where(grid.cut[time], grid.final_values[time], next_return)
+        mixed = (1 - discounts.gae_lambda) * value + discounts.gae_lambda * target
+        future = discounts.gamma * mixed * ~grid.terminated[time]
         returns[time] = rewards[time] + future
         passed_on = rewards[time].clamp(min=0) if local_penalties else rewards[time]
         next_value, next_return = next_values[time], passed_on + future
@@ -62,191 +85,128 @@ def gae(
 
 
 def nested_gae(
-    rewards: Tensor,
-    token_rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    final_values: Tensor,
-    terminated: Tensor,
-    cut: Tensor,
-    *,
-    gamma: float,
-    gae_lambda: float,
-    token_gamma: float,
-    token_lambda: float,
-    next_values: Tensor | None = None,
-    local_penalties: bool = False,
+    grid: TurnGrid, discounts: Discounts, *, bootstrap_last: bool = False, local_penalties: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the advantages of tokens by GAE over turns, then inside each turn.
+    """Estimate the advantages of tokens by GAE over turns, then by GAE inside each turn.
 
-    The lambda return of a turn (:func:`gae`) is the reward of its last token; no value follows that token.
+    The lambda return of a turn (:func:`gae`) is the reward of its last token, after which no value follows.
 
     Args:
-        rewards: float ``(time, env)``, of turns.
-        token_rewards: float ``(time, env, token)``, of single tokens (a KL penalty); 0 where masked.
-        values: float ``(time, env, token)``, of the state before each token.
-        mask: bool ``(time, env, token)``: sampled tokens, a prefix of each turn.
-        final_values: float ``(time, env)``, of the state after each turn that is cut.
-        terminated: bool ``(time, env)``.
-        cut: bool ``(time, env)``.
-        gamma: discount per turn.
-        gae_lambda: per turn.
-        token_gamma: discount per token inside a turn.
-        token_lambda: per token inside a turn.
-        next_values: see :func:`gae`.
+        grid: rewards and values.
+        discounts: per turn and per token.
+        bootstrap_last: see :func:`gae`.
         local_penalties: see :func:`gae`.
 
     Returns:
         Advantages and returns, each float ``(time, env, token)``, 0 where masked.
     """
-    ends, discounts = (final_values, terminated, cut), {"gamma": gamma, "gae_lambda": gae_lambda}
-    options = {"next_values": next_values, "local_penalties": local_penalties}
-    _, returns = gae(rewards, values[..., 0], *ends, **discounts, **options)
-    return _inside_turns(returns, token_rewards, values, mask, token_gamma, token_lambda)
+    _, returns = gae(grid, discounts, bootstrap_last=bootstrap_last, local_penalties=local_penalties)
+    return _gae_inside_turns(returns, grid, discounts)
 
 
-def bandit(
-    rewards: Tensor,
-    token_rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    ended: Tensor,
-    *,
-    token_gamma: float,
-    token_lambda: float,
-) -> tuple[Tensor, Tensor]:
-    """Estimate advantages as if each turn were a contextual bandit that is rewarded by the end of its episode.
+def bandit(grid: TurnGrid, discounts: Discounts) -> tuple[Tensor, Tensor]:
+    """Estimate advantages as if each turn were a contextual bandit whose reward is that of the episode's last turn.
 
-    As :func:`nested_gae`, but the reward of a turn's last token is the reward of the episode's last turn.
+    Otherwise the estimator is that of :func:`nested_gae`.
 
     Args:
-        rewards: float ``(time, env)``, of turns.
-        token_rewards: float ``(time, env, token)``, of single tokens; 0 where masked.
-        values: float ``(time, env, token)``, of the state before each token.
-        mask: bool ``(time, env, token)``: sampled tokens, a prefix of each turn.
-        ended: bool ``(time, env)``: the last turn of an episode; every episode must have one.
-        token_gamma: discount per token inside a turn.
-        token_lambda: per token inside a turn.
+        grid: rewards and values; every episode must end in the rollout.
+        discounts: those per token are used.
 
     Returns:
         Advantages and returns, each float ``(time, env, token)``, 0 where masked.
     """
-    returns, last = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
-    for time in reversed(range(len(rewards))):
-        returns[time] = last = torch.where(ended[time], rewards[time], last)
-    return _inside_turns(returns, token_rewards, values, mask, token_gamma, token_lambda)
+    ended = grid.terminated | grid.cut
+    returns, last = torch.zeros_like(grid.rewards), torch.zeros_like(grid.rewards[0])
+    for time in reversed(range(len(grid.rewards))):
+        returns[time] = last = torch.where(ended[time], grid.rewards[time], last)
+    return _gae_inside_turns(returns, grid, discounts)
 
 
-def token_gae(
-    rewards: Tensor,
-    token_rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    final_values: Tensor,
-    terminated: Tensor,
-    cut: Tensor,
-    *,
-    gamma: float,
-    gae_lambda: float,
-    token_gamma: float,
-    token_lambda: float,
-) -> tuple[Tensor, Tensor]:
-    """Estimate the advantages of tokens by GAE along one chain of all tokens of an episode.
+def token_gae(grid: TurnGrid, discounts: Discounts) -> tuple[Tensor, Tensor]:
+    """Estimate the advantages of tokens by GAE over the sequence of all tokens of an episode.
 
-    From a token to the next of the same turn, discounts are those of tokens; from a turn's last token to the first of
-    the next turn, those of turns. A turn's reward belongs to its last token.
+    The discounts per token apply between tokens of one turn, the discounts per turn between the last token of a turn
+    and the first token of the next. The reward of a turn is received at its last token.
 
     Args:
-        rewards: float ``(time, env)``, of turns.
-        token_rewards: float ``(time, env, token)``, of single tokens; 0 where masked.
-        values: float ``(time, env, token)``, of the state before each token.
-        mask: bool ``(time, env, token)``: sampled tokens, a prefix of each turn.
-        final_values: float ``(time, env)``, of the state after each turn that is cut.
-        terminated: bool ``(time, env)``.
-        cut: bool ``(time, env)``.
-        gamma: discount per turn.
-        gae_lambda: per turn.
-        token_gamma: discount per token inside a turn.
-        token_lambda: per token inside a turn.
+        grid: rewards and values.
+        discounts: per turn and per token.
 
     Returns:
         Advantages and returns, each float ``(time, env, token)``, 0 where masked.
     """
-    rewards = token_rewards + rewards[..., None] * _is_last_token(mask)
+    gamma, gae_lambda, token_gamma, token_lambda = discounts
+    values = grid.values
+    rewards = grid.token_rewards + grid.rewards[..., None] * _is_last_token(grid.mask)
     advantages = torch.zeros_like(values)
-    first_value = first_advantage = torch.zeros_like(final_values[0])
+    first_value = first_advantage = torch.zeros_like(grid.final_values[0])
     for time in reversed(range(len(rewards))):
-        value = gamma * torch.where(cut[time], final_values[time], first_value) * ~terminated[time]
-        carry = gamma * gae_lambda * torch.where(cut[time], 0.0, first_advantage) * ~terminated[time]
+        cut, goes_on = grid.cut[time], ~grid.terminated[time]
+        value = gamma * torch.where(cut, grid.final_values[time], first_value) * goes_on
+        carry = gamma * gae_lambda * torch.where(cut, 0.0, first_advantage) * goes_on
         for token in reversed(range(values.shape[-1])):
-            sampled, own = mask[time, :, token], values[time, :, token]
+            sampled, own = grid.mask[time, :, token], values[time, :, token]
             advantage = torch.where(sampled, rewards[time, :, token] + value - own + carry, 0.0)
             advantages[time, :, token] = advantage
             value = torch.where(sampled, token_gamma * own, value)
             carry = torch.where(sampled, token_gamma * token_lambda * advantage, carry)
         first_value, first_advantage = values[time, :, 0], advantages[time, :, 0]
-    return advantages, (advantages + values) * mask
+    return advantages, (advantages + values) * grid.mask
 
 
-def _inside_turns(
-    turn_returns: Tensor, token_rewards: Tensor, values: Tensor, mask: Tensor, token_gamma: float, token_lambda: float
-) -> tuple[Tensor, Tensor]:
-    """GAE over the tokens of each turn, whose last token is rewarded by ``turn_returns`` ``(time, env)``."""
-    rewards = token_rewards + turn_returns[..., None] * _is_last_token(mask)
+def _gae_inside_turns(turn_returns: Tensor, grid: TurnGrid, discounts: Discounts) -> tuple[Tensor, Tensor]:
+    """Estimate advantages inside each turn, whose last token is rewarded by ``turn_returns`` ``(time, env)``."""
+    mask, values = grid.mask, grid.values
+    rewards = grid.token_rewards + turn_returns[..., None] * _is_last_token(mask)
     advantages = torch.zeros_like(values)
     carry = next_value = torch.zeros_like(turn_returns)
     for token in reversed(range(values.shape[-1])):
         sampled, own = mask[..., token], values[..., token]
-        delta = rewards[..., token] + token_gamma * next_value - own
-        advantages[..., token] = carry = (delta + token_gamma * token_lambda * carry) * sampled
+        delta = rewards[..., token] + discounts.token_gamma * next_value - own
+        carry = (delta + discounts.token_gamma * discounts.token_lambda * carry) * sampled
+        advantages[..., token] = carry
         next_value = own * sampled
     return advantages, (advantages + values) * mask
 
 
 def _is_last_token(mask: Tensor) -> Tensor:
-    """Return where the last sampled token of each turn is, bool in the shape of ``mask``."""
+    """Return whether each token is the last sampled one of its turn, bool with the shape of ``mask``."""
     following = torch.cat([mask[..., 1:], torch.zeros_like(mask[..., :1])], dim=-1)
     return mask & ~following
 
 
-def value_before_last_token(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the values before the last sampled token of each turn, ``(time, env)``.
-
-    Args:
-        values: float ``(time, env, token)``.
-        mask: bool ``(time, env, token)``.
-    """
+def _values_before_last_token(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the value before the last sampled token of each turn, ``(time, env)``."""
     last = mask.sum(-1, keepdim=True).clamp(min=1) - 1
     return values.gather(-1, last).squeeze(-1)
 
 
+# Comparisons within groups, which need no critic.
+
+
 def group_advantages(
-    returns: Tensor,
-    group: Tensor,
-    scale: str = "group_std",
-    leave_one_out: bool = False,
-    eps: float = 1e-4,
-    reduce: Callable[[Tensor], Tensor] | None = None,
+    returns: Tensor, group: Tensor, scale: str = "group_std", leave_one_out: bool = False, reduce: Reduce | None = None
 ) -> Tensor:
-    """Advantage of each episode over its group: the critic-free baseline of GRPO.
+    """Compare the return of each episode with those of its group, as in GRPO.
 
     ``A_i = (R_i - mean(R of its group)) / scale``, arXiv:2402.03300 section 4.1.2. With ``leave_one_out`` the
-    baseline is the mean of the *other* members (RLOO, arXiv:2402.14740, eq. 8). A group that agrees gets exactly 0.
+    baseline is the mean of the *other* members (RLOO, arXiv:2402.14740, eq. 8). If all returns of a group are equal,
+    its advantages are exactly 0.
 
     Args:
         returns: float ``(episode,)``.
         group: int64 ``(episode,)``; equal numbers form a group.
         scale: ``group_std`` (GRPO), ``batch_std`` (standard deviation over all episodes), or ``none`` (Dr. GRPO,
             arXiv:2503.20783).
-        leave_one_out: baseline without the episode itself; needs groups of at least two.
-        eps: added to the standard deviation.
-        reduce: sums a tensor over ranks, where each holds whole groups; None is for the episodes of all ranks.
+        leave_one_out: whether the baseline leaves out the episode itself; groups must have at least two members.
+        reduce: for ``batch_std`` over ranks that each hold whole groups; None if ``returns`` are those of all ranks.
 
     Returns:
         float ``(episode,)``.
 
     Raises:
-        ValueError: an unknown scale, or leave-one-out in a group of one.
+        ValueError: If ``scale`` is unknown, or a group has one member and ``leave_one_out`` is true.
     """
     _, index = torch.unique(group, return_inverse=True)
     count = torch.bincount(index).to(returns.dtype)
@@ -255,7 +215,7 @@ def group_advantages(
     squares = torch.zeros_like(count).index_add(0, index, centred.square())
     if leave_one_out:
         if bool((count < 2).any()):
-            raise ValueError("leave_one_out needs group_size >= 2; there is a group of one episode.")
+            raise ValueError("model.leave_one_out is true, but a group has one episode; data.group_size must be >= 2.")
         centred = centred * (count / (count - 1))[index]
     if scale == "none":
         return centred
@@ -265,106 +225,96 @@ def group_advantages(
         std = (squares / (count - 1).clamp(min=1)).sqrt()[index]
     else:
         raise ValueError(f"advantage_scale is {scale!r}; it must be group_std, batch_std or none.")
-    agrees = squares[index] <= (1e-6 * returns.abs().clamp(min=1)).square()
-    return torch.where(agrees, torch.zeros_like(centred), centred / (std + eps))
+    all_equal = squares[index] <= (1e-6 * returns.abs().clamp(min=1)).square()
+    return torch.where(all_equal, torch.zeros_like(centred), centred / (std + 1e-4))
 
 
-def _std(values: Tensor, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """Return the standard deviation of values ``(n,)``, by n - 1; ``reduce`` sums over ranks. 0 for a single value."""
+def _std(values: Tensor, reduce: Reduce | None) -> Tensor:
+    """Return the sample standard deviation of values ``(n,)`` over all ranks; 0 for a single value."""
     if reduce is None:
         return values.std(correction=1) if len(values) > 1 else torch.zeros_like(values)
     count = reduce(values.new_tensor(float(len(values)), dtype=torch.float64))
     return (variance(values, reduce) * count / (count - 1).clamp(min=1)).sqrt().to(values.dtype)
 
 
-# Advantages of single turns without a critic: turns of a group in the same state, or at the same time, are compared.
-#
-# All tensors lie on the grid of a rollout, ``(time, env)``, on which each environment plays one whole
-# episode: its turns are ``active`` from the first row on until the episode ends; what stands below is
-# ignored. Nothing follows an episode that is truncated. Environments with equal numbers in ``group``,
-# ``(env,)``, started from the same state; turns of one group with equal numbers in ``state`` form a *step
-# group*.
+class GroupedTurns(NamedTuple):
+    """Holds turns that are compared within their group: each environment plays one whole episode.
 
-Reduce = Callable[[Tensor], Tensor]
-"""Sums a tensor over ranks."""
-
-
-def step_groups(state: Tensor, group: Tensor, active: Tensor) -> Tensor:
-    """Number the step groups: turns of one group of episodes before which the same state was observed.
-
-    Args:
-        state: int64 ``(time, env)``; equal numbers stand for the same observation.
-        group: int64 ``(env,)``.
-        active: bool ``(time, env)``.
-
-    Returns:
-        int64 ``(time, env)``, consecutive from 0 on; -1 where inactive.
+    The turns of an episode are ``active`` from the first row on; other rows are ignored. Turns of one group with equal
+    numbers in ``state`` form a *step group*.
     """
-    out = torch.full_like(state, -1)
-    pairs = torch.stack([group.expand_as(state)[active], state[active]], dim=-1)
-    out[active] = torch.unique(pairs, dim=0, return_inverse=True)[1]
-    return out
+
+    rewards: Tensor
+    """float ``(time, env)``."""
+    state: Tensor
+    """Number of the state before each turn, equal for equal observations, int64 ``(time, env)``."""
+    group: Tensor
+    """Number of each environment's group, whose episodes start from the same state, int64 ``(env,)``."""
+    active: Tensor
+    """Whether a turn was taken, bool ``(time, env)``."""
 
 
-def discounted_returns(rewards: Tensor, active: Tensor, gamma: float) -> Tensor:
-    """Return the discounted sum of rewards from each turn to the end of its episode, ``(time, env)``; 0 where inactive.
+def step_groups(turns: GroupedTurns) -> Tensor:
+    """Return the number of each active turn's step group, int64 ``(active turn,)``, consecutive from 0."""
+    active = turns.active
+    pairs = torch.stack([turns.group.expand_as(turns.state)[active], turns.state[active]], dim=-1)
+    return torch.unique(pairs, dim=0, return_inverse=True)[1]
+
+
+def discounted_returns(turns: GroupedTurns, gamma: float) -> Tensor:
+    """Return the discounted sum of rewards from each turn to the end of its episode, ``(time, env)``; 0 if inactive.
 
     Args:
-        rewards: float ``(time, env)``.
-        active: bool ``(time, env)``.
+        turns: only rewards and ``active`` are read.
         gamma: discount per turn.
     """
+    rewards = turns.rewards
     returns, following = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
     for time in reversed(range(len(rewards))):
-        returns[time] = following = (rewards[time] + gamma * following) * active[time]
+        returns[time] = following = (rewards[time] + gamma * following) * turns.active[time]
     return returns
 
 
 def step_advantages(
-    rewards: Tensor,
-    state: Tensor,
-    group: Tensor,
-    active: Tensor,
+    turns: GroupedTurns,
     *,
     gamma: float,
     scale: str = "group_std",
     leave_one_out: bool = False,
     reduce: Reduce | None = None,
 ) -> Tensor:
-    """Compare the turns of each step group by the discounted return from there: GiGPO's step advantage.
+    """Compare the discounted return from each turn with those of its step group: the step advantage of GiGPO.
 
     ``A_t = (R_t - mean(R of its step group)) / scale`` with ``R_t = sum_k gamma^k r_{t+k}``, arXiv:2505.10978, section
-    4.3. A turn whose state no other turn of the group observed gets 0, and so does a step group that agrees.
+    4.3. The advantage is 0 if no other turn of the group has the same state, or if all returns of a step group are
+    equal.
 
     Args:
-        rewards: float ``(time, env)``.
-        state: int64 ``(time, env)``.
-        group: int64 ``(env,)``.
-        active: bool ``(time, env)``.
+        turns: what is compared.
         gamma: discount per turn.
         scale: ``group_std`` (of the step group), ``batch_std`` (of the returns from all turns) or ``none``.
         leave_one_out: whether the baseline of a turn is the mean of the *other* turns of its step group.
-        reduce: None is for one rank.
+        reduce: for ``batch_std`` over ranks; None for one rank.
 
     Returns:
         float ``(time, env)``, 0 where inactive.
     """
-    index, out = step_groups(state, group, active)[active], torch.zeros_like(rewards)
-    returns = discounted_returns(rewards, active, gamma)[active]
+    index, out = step_groups(turns), torch.zeros_like(turns.rewards)
+    returns = discounted_returns(turns, gamma)[turns.active]
     advantages = group_advantages(returns, index, scale, reduce=reduce)
     if leave_one_out:
         count = torch.bincount(index)[index].to(returns.dtype)
         advantages = advantages * count / (count - 1).clamp(min=1)
-    out[active] = advantages
+    out[turns.active] = advantages
     return out
 
 
 def turn_numbers(active: Tensor) -> Tensor:
-    """Return the number of each turn in its episode, int64 ``(time, env)``, to compare turns of equal numbers.
+    """Return the index of each turn in its episode, int64 ``(time, env)``.
 
-    With these in place of states, :func:`step_advantages` has a baseline that depends on time: the
-    mean over the episodes of a group that are still going, 0 where only one is left. It suits episodes of similar
-    length that are rewarded at every step. Turns are counted, not env steps: an invalid response uses up one.
+    With these in place of states, the baseline of :func:`step_advantages` depends on time: it is the mean over the
+    episodes of the group that have not ended. It suits episodes of similar length with a reward at every step. Turns
+    are counted, not steps of the environment: a turn with an invalid response counts as well.
 
     Args:
         active: bool ``(time, env)``.
@@ -372,30 +322,25 @@ def turn_numbers(active: Tensor) -> Tensor:
     return torch.arange(len(active), device=active.device)[:, None].expand_as(active)
 
 
-def grouped_values(returns: Tensor, state: Tensor, group: Tensor, active: Tensor) -> Tensor:
-    """Return the mean return of each turn's step group, which stands for the value of the state before it.
+def grouped_values(returns: Tensor, turns: GroupedTurns) -> Tensor:
+    """Return the mean return of each turn's step group, an estimate of the value of the state before it.
 
     Args:
-        returns: float ``(time, env)``, from each turn on.
-        state: int64 ``(time, env)``.
-        group: int64 ``(env,)``.
-        active: bool ``(time, env)``.
+        returns: return from each turn on, float ``(time, env)``.
+        turns: their states and groups.
 
     Returns:
         float ``(time, env)``, 0 where inactive.
     """
-    index, out = step_groups(state, group, active)[active], torch.zeros_like(returns)
+    index, out = step_groups(turns), torch.zeros_like(returns)
     count = torch.bincount(index).to(returns.dtype)
-    total = torch.zeros_like(count).index_add(0, index, returns[active])
-    out[active] = (total / count)[index]
+    total = torch.zeros_like(count).index_add(0, index, returns[turns.active])
+    out[turns.active] = (total / count)[index]
     return out
 
 
 def grouped_gae(
-    rewards: Tensor,
-    state: Tensor,
-    group: Tensor,
-    active: Tensor,
+    turns: GroupedTurns,
     terminated: Tensor,
     *,
     gamma: float,
@@ -403,82 +348,75 @@ def grouped_gae(
     scale: str = "group_std",
     reduce: Reduce | None = None,
 ) -> Tensor:
-    """Estimate advantages by GAE with the mean returns of step groups as values, as GAGPO does (arXiv:2605.13217).
+    """Estimate advantages by GAE with the mean returns of step groups as values, as in GAGPO (arXiv:2605.13217).
 
-    ``V(s)`` is the mean discounted return of the group's turns in ``s`` (:func:`grouped_values`), advantages follow by
-    :func:`~lrl.functional.advantages.gae`, and are centred and scaled over all turns of their group of episodes. A turn
-    whose state no other turn observed is its own baseline: the value before it is the return that followed.
+    ``V(s)`` is the mean discounted return of the group's turns in ``s`` (:func:`grouped_values`). The advantages of
+    :func:`gae` are centred and scaled over all turns of their group of episodes. If no other turn has the same state,
+    the value before a turn is the return that followed.
 
-    The paper's text was not at hand when this was written, only its abstract and summaries by others. They state the
-    exact matching of states, the grouped value in place of a critic, temporal differences with GAE's recursion, and
-    that advantages are normalised by group; over which turns of a group, and that values are plain means, is assumed.
-    Its ratio of whole responses is no part of this.
+    This was written from the paper's abstract and from summaries by others, not from its full text. They state that
+    states are matched exactly, that the grouped value replaces a critic in the recursion of GAE, and that advantages
+    are normalised by group. That a group's normalisation covers all its turns, and that values are unweighted means,
+    is an assumption. The paper's ratio of whole responses is not implemented.
 
     Args:
-        rewards: float ``(time, env)``.
-        state: int64 ``(time, env)``.
-        group: int64 ``(env,)``.
-        active: bool ``(time, env)``.
-        terminated: bool ``(time, env)``.
+        turns: what is compared.
+        terminated: whether the episode terminated with the turn, bool ``(time, env)``.
         gamma: discount per turn.
-        gae_lambda: per turn; 0 trusts the grouped values, 1 compares returns.
+        gae_lambda: GAE coefficient; 0 relies on the grouped values, 1 compares returns.
         scale: ``group_std`` (of the turns of a group), ``batch_std`` (of all turns) or ``none``.
-        reduce: None is for one rank.
+        reduce: for ``batch_std`` over ranks; None for one rank.
 
     Returns:
         float ``(time, env)``, 0 where inactive.
     """
-    values = grouped_values(discounted_returns(rewards, active, gamma), state, group, active)
-    ends = (torch.zeros_like(values), terminated, active & ~terminated & _is_last_turn(active))
-    advantages, _ = gae(rewards, values, *ends, gamma=gamma, gae_lambda=gae_lambda)
+    rewards, state, group, active = turns
+    values = grouped_values(discounted_returns(turns, gamma), turns)
+    is_last_turn = active & ~torch.cat([active[1:], torch.zeros_like(active[:1])])
+    grid = TurnGrid(
+        rewards=rewards,
+        token_rewards=torch.zeros_like(values)[..., None],
+        values=values[..., None],
+        mask=active[..., None],
+        final_values=torch.zeros_like(values),
+        terminated=terminated,
+        cut=is_last_turn & ~terminated,
+    )
+    advantages, _ = gae(grid, Discounts(gamma, gae_lambda))
     out = torch.zeros_like(rewards)
     out[active] = group_advantages(advantages[active], group.expand_as(state)[active], scale, reduce=reduce)
     return out
 
 
-def shared_states(state: Tensor, group: Tensor, active: Tensor) -> Tensor:
-    """Return which active turns have a state that another turn of their group observed too, bool ``(active turn,)``.
-
-    Args:
-        state: int64 ``(time, env)``.
-        group: int64 ``(env,)``.
-        active: bool ``(time, env)``.
-    """
-    index = step_groups(state, group, active)[active]
+def shared_states(turns: GroupedTurns) -> Tensor:
+    """Return whether another turn of the same group has the same state, bool ``(active turn,)``."""
+    index = step_groups(turns)
     return torch.bincount(index)[index] > 1
-
-
-def _is_last_turn(active: Tensor) -> Tensor:
-    """Return where the last turn of each environment is, bool ``(time, env)``."""
-    return active & ~torch.cat([active[1:], torch.zeros_like(active[:1])])
 
 
 # Statistics over the sampled tokens of all ranks.
 
 
-def whiten(
-    advantages: Tensor, mask: Tensor, reduce: Callable[[Tensor], Tensor] | None = None, eps: float = 1e-8
-) -> Tensor:
+def whiten(advantages: Tensor, mask: Tensor, reduce: Reduce | None = None) -> Tensor:
     """Scale advantages to mean 0 and standard deviation 1 over the sampled tokens of all ranks.
 
     Args:
-        advantages: float ``(turn, token)``, or any other shape.
-        mask: bool, the same shape.
-        reduce: sums a tensor over ranks; None is for one rank.
-        eps: added to the standard deviation.
+        advantages: float, any shape.
+        mask: sampled tokens, bool of the same shape.
+        reduce: sums a tensor over ranks; None for one rank.
 
     Returns:
-        float, the same shape, 0 where masked.
+        float of the same shape, 0 where masked.
     """
     centred, squares, count = _deviations(advantages[mask], reduce)
     std = (squares / (count - 1).clamp(min=1)).sqrt()
     out = torch.zeros_like(advantages)
-    out[mask] = (centred / (std + eps)).to(out.dtype) if count > 1 else advantages[mask]
+    out[mask] = (centred / (std + 1e-8)).to(out.dtype) if count > 1 else advantages[mask]
     return out
 
 
-def _deviations(values: Tensor, reduce: Callable[[Tensor], Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Deviations from the mean over ranks, float64 ``(token,)``; the sum of their squares, and their number."""
+def _deviations(values: Tensor, reduce: Reduce | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return deviations from the mean over ranks, float64 ``(token,)``, the sum of their squares, and their number."""
     reduce = reduce or (lambda tensor: tensor)
     wide = values.double()
     total, count = reduce(torch.stack([wide.sum(), wide.new_tensor(float(len(wide)))]))
@@ -486,26 +424,26 @@ def _deviations(values: Tensor, reduce: Callable[[Tensor], Tensor] | None) -> tu
     return centred, reduce(centred.square().sum()), count
 
 
-def variance(values: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+def variance(values: Tensor, reduce: Reduce | None = None) -> Tensor:
     """Return the variance of values over all ranks, float64 ``()``.
 
     Args:
         values: float ``(token,)``.
-        reduce: sums a tensor over ranks; None is for one rank.
+        reduce: sums a tensor over ranks; None for one rank.
     """
     _, squares, count = _deviations(values, reduce)
     return squares / count.clamp(min=1)
 
 
-def explained_variance(values: Tensor, targets: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """Return ``1 - Var(target - value) / Var(target)``, float64 ``()``; NaN if the targets do not vary.
+def explained_variance(values: Tensor, targets: Tensor, reduce: Reduce | None = None) -> Tensor:
+    """Return ``1 - Var(target - value) / Var(target)``, float64 ``()``; NaN if all targets are equal.
 
-    1 is a perfect critic, 0 one that predicts the mean.
+    It is 1 for a perfect critic and 0 for one that predicts the mean.
 
     Args:
         values: float ``(token,)``.
         targets: float ``(token,)``.
-        reduce: sums a tensor over ranks; None is for one rank.
+        reduce: sums a tensor over ranks; None for one rank.
     """
     spread, error = variance(targets, reduce), variance(targets - values, reduce)
     return torch.where(spread > 0, 1 - error / spread, torch.nan)

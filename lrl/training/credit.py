@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -11,6 +10,10 @@ import torch
 from torch import Tensor
 
 from lrl.functional.advantages import (
+    Discounts,
+    GroupedTurns,
+    Reduce,
+    TurnGrid,
     bandit,
     explained_variance,
     gae,
@@ -20,7 +23,6 @@ from lrl.functional.advantages import (
     step_advantages,
     token_gae,
     turn_numbers,
-    value_before_last_token,
     variance,
     whiten,
 )
@@ -70,9 +72,7 @@ class CreditConfig:
                 "language model's policy, critic of an MLPPolicy or a HeadPolicy."
             )
 
-    def estimate(
-        self, rollout: Rollout, token_rewards: Tensor | None = None, reduce: Callable[[Tensor], Tensor] | None = None
-    ) -> Credit:
+    def estimate(self, rollout: Rollout, token_rewards: Tensor | None = None, reduce: Reduce | None = None) -> Credit:
         """Return advantages and returns of a rollout's tokens.
 
         Args:
@@ -96,23 +96,21 @@ class CreditConfig:
 
     def _estimate(self, rollout: Rollout, token_rewards: Tensor | None) -> tuple[Tensor, Tensor]:
         values, mask = _values(rollout), rollout.response_mask
+        assert rollout.final_values is not None
         token_rewards = torch.zeros_like(values) if token_rewards is None else token_rewards
-        per_turn = {"gamma": self.gamma, "gae_lambda": self.gae_lambda}
-        per_token = {"token_gamma": self.token_gamma, "token_lambda": self.token_lambda}
+        ends = (rollout.final_values, rollout.terminated, rollout.cut)
+        grid = TurnGrid(rollout.rewards, token_rewards, values, mask, *ends)
+        discounts = Discounts(self.gamma, self.gae_lambda, self.token_gamma, self.token_lambda)
         if self.kind == "bandit":
             check_episodes(rollout, "bandit credit")
-            ended = rollout.terminated | rollout.truncated
-            return bandit(rollout.rewards, token_rewards, values, mask, ended, **per_token)
-        assert rollout.final_values is not None
-        ends = (rollout.final_values, rollout.terminated, rollout.cut)
+            return bandit(grid, discounts)
         if self.kind == "token":
-            return token_gae(rollout.rewards, token_rewards, values, mask, *ends, **per_turn, **per_token)
-        next_values = value_before_last_token(values, mask) if self.bootstrap_last else None
-        options = {"next_values": next_values, "local_penalties": self.local_penalties}
+            return token_gae(grid, discounts)
+        options = {"bootstrap_last": self.bootstrap_last, "local_penalties": self.local_penalties}
         if self.kind == "nested":
-            return nested_gae(rollout.rewards, token_rewards, values, mask, *ends, **per_turn, **per_token, **options)
-        rewards = rollout.rewards + token_rewards.sum(-1)
-        advantages, returns = gae(rewards, values[..., 0], *ends, **per_turn, **options)
+            return nested_gae(grid, discounts, **options)
+        grid = grid._replace(rewards=rollout.rewards + token_rewards.sum(-1))
+        advantages, returns = gae(grid, discounts, **options)
         return advantages[..., None] * mask, returns[..., None] * mask
 
 
@@ -191,7 +189,7 @@ class GroupCreditConfig:
         episode_advantages: Tensor,
         scale: str,
         leave_one_out: bool = False,
-        reduce: Callable[[Tensor], Tensor] | None = None,
+        reduce: Reduce | None = None,
     ) -> Tensor:
         """Return the advantages of a rollout's turns, ``(time, env)``, 0 where inactive.
 
@@ -204,25 +202,24 @@ class GroupCreditConfig:
         """
         if self.kind == "episode":
             return episode_advantages * rollout.active
-        compared = turn_numbers(rollout.active) if self.kind == "turn" else _states(rollout)
-        turns = (rollout.rewards, compared, rollout.group, rollout.active)
+        turns = _grouped_turns(rollout, turn_numbers(rollout.active) if self.kind == "turn" else rollout.state)
         if self.kind == "grouped_gae":
             discounts = {"gamma": self.gamma, "gae_lambda": self.gae_lambda}
-            return grouped_gae(*turns, rollout.terminated, **discounts, scale=scale, reduce=reduce)
+            return grouped_gae(turns, rollout.terminated, **discounts, scale=scale, reduce=reduce)
         options = {"scale": scale, "leave_one_out": leave_one_out}
-        steps = step_advantages(*turns, gamma=self.gamma, **options, reduce=reduce)
+        steps = step_advantages(turns, gamma=self.gamma, **options, reduce=reduce)
         return steps if self.kind == "turn" else episode_advantages * rollout.active + self.step_weight * steps
 
     def metrics(self, rollout: Rollout) -> dict[str, Tensor]:
         """Return what tells whether states can be compared, to be logged by name; empty unless ``needs_states``."""
         if not self.needs_states:
             return {}
-        return {"rollout/shared_state_rate": shared_states(_states(rollout), rollout.group, rollout.active)}
+        return {"rollout/shared_state_rate": shared_states(_grouped_turns(rollout, rollout.state))}
 
 
-def _states(rollout: Rollout) -> Tensor:
-    assert rollout.state is not None
-    return rollout.state
+def _grouped_turns(rollout: Rollout, state: Tensor | None) -> GroupedTurns:
+    assert state is not None
+    return GroupedTurns(rollout.rewards, state, rollout.group, rollout.active)
 
 
 # The weight of the KL term to the reference policy: fixed, or steered towards a target.

@@ -15,7 +15,7 @@ from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.prompt_env import PromptEnvs, RowSource
 from lrl.envs.text import AdvisedObservation
-from lrl.functional.advantages import group_advantages, grouped_gae, step_advantages, turn_numbers
+from lrl.functional.advantages import GroupedTurns, group_advantages, grouped_gae, step_advantages, turn_numbers
 from lrl.policies.mlp import MLPPolicy
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward
 from lrl.rewards.reward import Row
@@ -26,7 +26,7 @@ LAKE = GymnasiumEnvs("FrozenLake-v1", kwargs={"desc": ["SFF", "HFG"], "is_slippe
 
 
 def turn_advantages(rewards, group, active, **options):
-    return step_advantages(rewards, turn_numbers(active), group, active, **options)
+    return step_advantages(GroupedTurns(rewards, turn_numbers(active), group, active), **options)
 
 
 class Arms(RowSource):
@@ -91,7 +91,7 @@ def test_validation_on_rows_without_q_values_has_no_success_rate(tmp_path):
 def test_all_turns_of_an_episode_carry_its_advantage_unless_turns_are_compared(monkeypatch):
     rollout = collected(LAKE, states=True)
     episode = group_advantages(rollout.returns, rollout.group)
-    turns = (rollout.rewards, rollout.state, rollout.group, rollout.active)
+    turns = GroupedTurns(rollout.rewards, rollout.state, rollout.group, rollout.active)
     found = {}
     for kind in ("episode", "turn", "step", "grouped_gae"):
         module, _ = module_and_data(LAKE, credit=GroupCreditConfig(kind=kind))
@@ -99,11 +99,11 @@ def test_all_turns_of_an_episode_carry_its_advantage_unless_turns_are_compared(m
         monkeypatch.setattr(type(module), "reduce_sum", lambda self, value: value)
         found[kind] = module.advantages(rollout).advantages[..., 0]
     assert torch.equal(found["episode"], episode * rollout.active)
-    steps = step_advantages(*turns, gamma=0.95)
+    steps = step_advantages(turns, gamma=0.95)
     assert steps.any()
     torch.testing.assert_close(found["step"], episode * rollout.active + steps)
     torch.testing.assert_close(
-        found["grouped_gae"], grouped_gae(*turns, rollout.terminated, gamma=0.95, gae_lambda=0.95)
+        found["grouped_gae"], grouped_gae(turns, rollout.terminated, gamma=0.95, gae_lambda=0.95)
     )
     by_turn = turn_advantages(rollout.rewards, rollout.group, rollout.active, gamma=0.95)
     assert by_turn.any() and not torch.equal(by_turn, found["step"])

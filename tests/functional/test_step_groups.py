@@ -1,4 +1,4 @@
-"""Turns that share a state, by numbers computed by hand and by plain loops over episodes."""
+"""Tests of comparisons between turns of a group, against results by hand and plain loops over episodes."""
 
 from collections import defaultdict
 
@@ -7,13 +7,13 @@ import torch
 from tiny_runs import on_two_ranks
 
 from lrl.functional.advantages import (
+    GroupedTurns,
     discounted_returns,
     group_advantages,
     grouped_gae,
     grouped_values,
     shared_states,
     step_advantages,
-    step_groups,
     turn_numbers,
 )
 
@@ -21,7 +21,7 @@ SCALES = ("group_std", "batch_std", "none")
 
 
 def turn_advantages(rewards, group, active, **options):
-    return step_advantages(rewards, turn_numbers(active), group, active, **options)
+    return step_advantages(GroupedTurns(rewards, turn_numbers(active), group, active), **options)
 
 
 def turns(episodes, group):
@@ -33,8 +33,8 @@ def turns(episodes, group):
         for row, (seen, reward) in enumerate(episode):
             state[row, column], fields["rewards"][row, column], fields["active"][row, column] = seen, reward, 1
         fields["ends"][len(episode) - 1, column] = 1
-    told = (fields["rewards"], state, torch.tensor(group), fields["active"].bool())
-    return told, fields["ends"].bool()
+    grid = GroupedTurns(fields["rewards"], state, torch.tensor(group), fields["active"].bool())
+    return grid, fields["ends"].bool()
 
 
 BY_HAND = turns([[(1, 0), (2, 1)], [(1, 0), (3, 0)], [(1, 0), (2, 0)]], [0, 0, 0])
@@ -52,16 +52,16 @@ def random_turns(seed, groups=3, size=4, states=5, most=7):
 
 
 def test_turns_in_the_same_state_are_compared_by_the_discounted_return_from_there():
-    told, _ = BY_HAND
+    grid, _ = BY_HAND
     expected = torch.tensor([[1 / 3, -1 / 6, -1 / 6], [0.5, 0.0, -0.5]], dtype=torch.float64)
-    torch.testing.assert_close(step_advantages(*told, gamma=0.5, scale="none"), expected)
+    torch.testing.assert_close(step_advantages(grid, gamma=0.5, scale="none"), expected)
     spread = torch.tensor([1 / 12, 0.5], dtype=torch.float64).sqrt()[:, None] + 1e-4  # by n - 1, in state 1 and in 2
-    torch.testing.assert_close(step_advantages(*told, gamma=0.5), expected / spread)
+    torch.testing.assert_close(step_advantages(grid, gamma=0.5), expected / spread)
 
 
 def test_turns_of_the_same_number_are_compared_by_hand():
-    told, _ = turns([[(1, 1), (2, 4)], [(3, 2)], [(4, 0), (5, 2)], [(6, 7), (6, 7)]], [0, 0, 0, 1])
-    rewards, _, group, active = told
+    grid, _ = turns([[(1, 1), (2, 4)], [(3, 2)], [(4, 0), (5, 2)], [(6, 7), (6, 7)]], [0, 0, 0, 1])
+    rewards, _, group, active = grid
     expected = torch.tensor([[1.0, 0.0, -1.0, 0.0], [1.0, 0.0, -1.0, 0.0]], dtype=torch.float64)  # 3, 2, 1; 4, 2
     torch.testing.assert_close(turn_advantages(rewards, group, active, gamma=0.5, scale="none"), expected)
     expected = expected * torch.tensor([[1.5, 0.0, 1.5, 0.0], [2.0, 0.0, 2.0, 0.0]])
@@ -71,9 +71,10 @@ def test_turns_of_the_same_number_are_compared_by_hand():
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_advantages_of_turns_with_the_same_number_sum_to_zero_and_equal_a_loop(scale):
-    (rewards, _, group, active), _ = random_turns(7)
+    grid, _ = random_turns(7)
+    rewards, _, group, active = grid
     found = turn_advantages(rewards, group, active, gamma=0.9, scale=scale)
-    returns = discounted_returns(rewards, active, 0.9)
+    returns = discounted_returns(grid, 0.9)
     for time in range(len(rewards)):
         for number in group.unique():
             peers = (group == number) & active[time]
@@ -88,21 +89,21 @@ def test_advantages_of_turns_with_the_same_number_sum_to_zero_and_equal_a_loop(s
 
 
 def test_grouped_gae_by_hand():
-    told, ends = BY_HAND
-    values = grouped_values(discounted_returns(told[0], told[3], 0.5), *told[1:])
+    grid, ends = BY_HAND
+    values = grouped_values(discounted_returns(grid, 0.5), grid)
     torch.testing.assert_close(values, torch.tensor([[1 / 6] * 3, [0.5, 0.0, 0.5]], dtype=torch.float64))
     one_step = torch.tensor([[1 / 12, -1 / 6, 1 / 12], [0.5, 0.0, -0.5]], dtype=torch.float64)  # their mean is 0
-    td = grouped_gae(*told, ends, gamma=0.5, gae_lambda=0.0, scale="none")
+    td = grouped_gae(grid, ends, gamma=0.5, gae_lambda=0.0, scale="none")
     torch.testing.assert_close(td, one_step)
-    scaled = grouped_gae(*told, ends, gamma=0.5, gae_lambda=0.0)
+    scaled = grouped_gae(grid, ends, gamma=0.5, gae_lambda=0.0)
     torch.testing.assert_close(scaled, one_step / (one_step.std() + 1e-4))
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("leave_one_out", [False, True])
 def test_step_advantages_are_those_of_a_loop_over_turns(seed, leave_one_out):
-    told, _ = random_turns(seed)
-    rewards, state, group, active = told
+    grid, _ = random_turns(seed)
+    rewards, state, group, active = grid
     members, expected = defaultdict(list), torch.zeros_like(rewards)
     for env in range(rewards.shape[1]):
         length = int(active[:, env].sum())
@@ -113,7 +114,7 @@ def test_step_advantages_are_those_of_a_loop_over_turns(seed, leave_one_out):
         for number, (time, env, value) in enumerate(same):
             others = [other for k, (*_, other) in enumerate(same) if k != number or not leave_one_out]
             expected[time, env] = value - sum(others) / len(others) if len(same) > 1 else 0.0
-    found = step_advantages(*told, gamma=0.9, scale="none", leave_one_out=leave_one_out)
+    found = step_advantages(grid, gamma=0.9, scale="none", leave_one_out=leave_one_out)
     torch.testing.assert_close(found, expected)
     assert {1, 2} < {len(same) for same in members.values()}
 
@@ -121,9 +122,9 @@ def test_step_advantages_are_those_of_a_loop_over_turns(seed, leave_one_out):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.7, 1.0])
 def test_grouped_gae_is_that_of_a_loop_over_episodes(seed, gae_lambda):
-    told, ends = random_turns(seed)
-    rewards, state, group, active = told
-    returns, members = discounted_returns(rewards, active, 0.9), defaultdict(list)
+    grid, ends = random_turns(seed)
+    rewards, state, group, active = grid
+    returns, members = discounted_returns(grid, 0.9), defaultdict(list)
     for time, env in active.nonzero().tolist():
         members[int(group[env]), int(state[time, env])].append(float(returns[time, env]))
     raw = torch.zeros_like(rewards)
@@ -137,84 +138,82 @@ def test_grouped_gae_is_that_of_a_loop_over_episodes(seed, gae_lambda):
     for number in group.unique():
         own = active & (group == number)
         raw[own] -= raw[own].mean()
-    found = grouped_gae(*told, ends, gamma=0.9, gae_lambda=gae_lambda, scale="none")
+    found = grouped_gae(grid, ends, gamma=0.9, gae_lambda=gae_lambda, scale="none")
     torch.testing.assert_close(found, raw)
 
 
-def test_with_lambda_one_grouped_gae_compares_returns_as_step_groups_do():
-    told, ends = random_turns(7)
+def test_grouped_gae_with_lambda_one_equals_step_advantages():
+    grid, ends = random_turns(7)
     torch.testing.assert_close(
-        grouped_gae(*told, ends, gamma=0.9, gae_lambda=1.0, scale="none"),
-        step_advantages(*told, gamma=0.9, scale="none"),
+        grouped_gae(grid, ends, gamma=0.9, gae_lambda=1.0, scale="none"), step_advantages(grid, gamma=0.9, scale="none")
     )
 
 
-def both(told, ends, scale="group_std", reduce=None):
+def both(grid, ends, scale="group_std", reduce=None):
     options = {"gamma": 0.9, "scale": scale, "reduce": reduce}
-    rewards, _, group, active = told
-    compared = (step_advantages(*told, **options), grouped_gae(*told, ends, gae_lambda=0.8, **options))
+    rewards, _, group, active = grid
+    compared = (step_advantages(grid, **options), grouped_gae(grid, ends, gae_lambda=0.8, **options))
     return *compared, turn_advantages(rewards, group, active, **options)
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_groups_that_agree_get_zero(scale):
-    told, ends = random_turns(1)
-    for rewards in (torch.zeros_like(told[0]), told[3] & ends.new_tensor(False)):
-        agreed = (rewards.to(told[0].dtype), *told[1:])
+def test_groups_with_equal_returns_get_advantage_zero(scale):
+    grid, ends = random_turns(1)
+    for rewards in (torch.zeros_like(grid[0]), grid[3] & ends.new_tensor(False)):
+        agreed = grid._replace(rewards=rewards.to(grid.rewards.dtype))
         assert all(torch.equal(found, torch.zeros_like(found)) for found in both(agreed, ends, scale))
     alike = turns([[(1, 0.3), (2, 0.1)]] * 4, [0, 0, 0, 0])
     assert all(torch.equal(found, torch.zeros_like(found)) for found in both(*alike, scale))
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_a_state_that_nobody_else_saw_gets_step_advantage_zero(scale):
-    told, _ = turns([[(1, 0.0), (2, 1.0)], [(1, 0.0), (3, 5.0)], [(4, 0.0)]], [0, 0, 1])
-    found = step_advantages(*told, gamma=0.9, scale=scale)
+def test_a_state_that_occurs_once_in_its_group_gets_step_advantage_zero(scale):
+    grid, _ = turns([[(1, 0.0), (2, 1.0)], [(1, 0.0), (3, 5.0)], [(4, 0.0)]], [0, 0, 1])
+    found = step_advantages(grid, gamma=0.9, scale=scale)
     assert bool(found[0, :2].all()) and not found[1].any() and not found[0, 2]
-    assert float(shared_states(*told[1:]).float().mean()) == pytest.approx(2 / 5)
+    assert float(shared_states(grid).float().mean()) == pytest.approx(2 / 5)
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_what_stands_after_the_end_of_an_episode_changes_nothing(scale):
-    told, ends = random_turns(2)
-    rewards, state, group, active = told
+def test_rows_after_the_end_of_an_episode_are_ignored(scale):
+    grid, ends = random_turns(2)
+    rewards, state, group, active = grid
     assert not active.all()
-    junk = (rewards.masked_fill(~active, 9.0), state.masked_fill(~active, 1), group, active)
-    for clean, changed in zip(both(told, ends, scale), both(junk, ends, scale), strict=True):
+    junk = GroupedTurns(rewards.masked_fill(~active, 9.0), state.masked_fill(~active, 1), group, active)
+    for clean, changed in zip(both(grid, ends, scale), both(junk, ends, scale), strict=True):
         assert torch.equal(clean, changed) and not clean[~active].any()
 
 
 def test_groups_are_compared_within_themselves_and_their_order_does_not_matter():
-    told, ends = random_turns(3)
-    order = torch.randperm(len(told[2]), generator=torch.Generator().manual_seed(0))
-    moved = (told[0][:, order], told[1][:, order], told[2][order], told[3][:, order])
-    single = told[2] == 1
-    alone = (told[0][:, single], told[1][:, single], told[2][single], told[3][:, single])
-    for found, elsewhere in zip(both(told, ends), both(moved, ends[:, order]), strict=True):
+    grid, ends = random_turns(3)
+    order = torch.randperm(len(grid[2]), generator=torch.Generator().manual_seed(0))
+    moved = GroupedTurns(grid[0][:, order], grid[1][:, order], grid[2][order], grid[3][:, order])
+    single = grid[2] == 1
+    alone = GroupedTurns(grid[0][:, single], grid[1][:, single], grid[2][single], grid[3][:, single])
+    for found, elsewhere in zip(both(grid, ends), both(moved, ends[:, order]), strict=True):
         torch.testing.assert_close(found[:, order], elsewhere)
-    for found, elsewhere in zip(both(told, ends), both(alone, ends[:, single]), strict=True):
+    for found, elsewhere in zip(both(grid, ends), both(alone, ends[:, single]), strict=True):
         torch.testing.assert_close(found[:, single], elsewhere)
-    assert set(step_groups(*told[1:])[~told[3]].tolist()) == {-1}
 
 
-def test_a_truncated_episode_is_followed_by_nothing():
-    told, ends = random_turns(4)
-    for complete, cut in zip(both(told, ends), both(told, ends & False), strict=True):
+def test_truncation_is_treated_like_termination():
+    grid, ends = random_turns(4)
+    for complete, cut in zip(both(grid, ends), both(grid, ends & False), strict=True):
         assert torch.equal(complete, cut)
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_two_ranks_find_what_one_finds(scale):
-    told, ends = random_turns(5, groups=4)
-    half = len(told[2]) // 2
+def test_two_ranks_compute_the_same_as_one(scale):
+    grid, ends = random_turns(5, groups=4)
+    half = len(grid[2]) // 2
 
     def work(rank, reduce):
         own = slice(rank * half, (rank + 1) * half)
-        last = int(told[3][:, own].sum(0).max())  # ranks differ in their numbers of turns
-        share = (told[0][:last, own], told[1][:last, own], told[2][own], told[3][:last, own])
+        last = int(grid[3][:, own].sum(0).max())  # ranks differ in their numbers of turns
+        share = GroupedTurns(grid[0][:last, own], grid[1][:last, own], grid[2][own], grid[3][:last, own])
         return both(share, ends[:last, own], scale, reduce)
 
-    whole = both(told, ends, scale)
+    whole = both(grid, ends, scale)
     for rank, found in enumerate(on_two_ranks(work)):
         for one, other in zip(whole, found, strict=True):
             torch.testing.assert_close(one[: len(other), rank * half : (rank + 1) * half], other)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lrl.functional.advantages import gae, nested_gae, token_gae, whiten
+from lrl.functional.advantages import Discounts, TurnGrid, gae, nested_gae, token_gae, whiten
 
 pytestmark = pytest.mark.reference
 
@@ -35,13 +35,13 @@ def test_advantages_are_those_of_stable_baselines(seed, kind):
     rewards, values, terminated = torch.tensor(rewards), torch.tensor(values), torch.tensor(ends)
     mask, cut = torch.ones(steps, envs, 1, dtype=torch.bool), torch.zeros(steps, envs, dtype=torch.bool)
     cut[-1] = ~terminated[-1]
+    grid = TurnGrid(rewards, torch.zeros(steps, envs, 1), values[..., None], mask, last, terminated, cut)
     if kind == "turn":
-        advantages, returns = gae(rewards, values, last, terminated, cut, gamma=gamma, gae_lambda=gae_lambda)
+        advantages, returns = gae(grid, Discounts(gamma, gae_lambda))
         advantages, returns = advantages[..., None], returns[..., None]
     else:
         estimate = {"nested": nested_gae, "token": token_gae}[kind]
-        grid = (rewards, torch.zeros(steps, envs, 1), values[..., None], mask, last, terminated, cut)
-        advantages, returns = estimate(*grid, gamma=gamma, gae_lambda=gae_lambda, token_gamma=1.0, token_lambda=0.98)
+        advantages, returns = estimate(grid, Discounts(gamma, gae_lambda, token_lambda=0.98))
     np.testing.assert_allclose(advantages[..., 0], buffer.advantages, atol=1e-5)
     np.testing.assert_allclose(returns[..., 0], buffer.returns, atol=1e-5)
     theirs = (buffer.advantages - buffer.advantages.mean()) / (buffer.advantages.std(ddof=1) + 1e-8)
