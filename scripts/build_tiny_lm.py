@@ -24,8 +24,7 @@ from torch import Tensor
 
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.lm.tokenizer import CHATML
-from lrl.prompts.response_format import get_response_format
-from lrl.prompts.template import Message
+from lrl.prompts import Message, get_response_format
 
 ASSETS = Path(__file__).parents[1] / "assets" / "tiny-lm"
 GRAMMAR: dict[str, Any] = json.loads((ASSETS / "grammar.json").read_text(encoding="utf-8"))

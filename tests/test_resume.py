@@ -37,7 +37,7 @@ from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.ranges import PositiveInt
 from lrl.rewards.expert_q import QGapReward
 from lrl.search.module import SearchDataModule

@@ -18,8 +18,7 @@ from torch import Tensor
 from lrl.codecs.codec import InvalidActionError
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.lm.tokenizer import ChatTokenizer
-from lrl.prompts.response_format import get_response_format
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate, get_response_format
 from lrl.types import PastTurn
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from lrl.lm.model import LanguageModel
 from lrl.policies.head import HeadPolicy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.types import PastTurn, RandomKeys, SamplingConfig
 
 WIDE = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, "initializer_range": 0.05}

@@ -20,7 +20,7 @@ from lrl.envs.frozen_lake import ExpertQRows
 from lrl.envs.prompt_env import PromptEnvs
 from lrl.lm.config import LanguageModelConfig
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.rewards.expert_q import QGapReward
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.types import SamplingConfig, TurnBatch

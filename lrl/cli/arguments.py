@@ -384,7 +384,7 @@ def _vllm(arguments: argparse.Namespace, prompt: dict[str, Any]) -> ChatModel:
     from lrl.chat.local import LocalChatModel
     from lrl.chat.vllm import VLLMGenerator
     from lrl.lm.config import LanguageModelConfig
-    from lrl.prompts.response_format import get_response_format
+    from lrl.prompts import get_response_format
 
     config = LanguageModelConfig(name=arguments.model, chat_template=arguments.chat_template, dtype=arguments.dtype)
     stop = get_response_format(prompt["response_format"]).stop

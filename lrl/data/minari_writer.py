@@ -22,7 +22,7 @@ from lrl.envs.native import NativeStep, close_env
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
 from lrl.policies.actor import Actor
 from lrl.policies.baselines import ExpertActor, NoisyActor
-from lrl.prompts.response_format import get_response_format
+from lrl.prompts import get_response_format
 from lrl.rollouts.runner import Step
 from lrl.types import RandomKeys, SamplingConfig
 

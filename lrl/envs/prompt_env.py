@@ -20,7 +20,7 @@ from lrl.codecs.codec import InvalidActionError, TextCodec, clip_to_space
 from lrl.envs.factory import EnvFactory
 from lrl.envs.text import AnyText
 from lrl.functional.random import permutation
-from lrl.prompts.response_format import get_response_format
+from lrl.prompts import get_response_format
 from lrl.registry import register
 from lrl.rewards.reward import Reward, Row
 from lrl.types import History, PastTurn

@@ -13,7 +13,7 @@ import numpy as np
 from lrl.codecs.codec import InvalidActionError, TextCodec, clip_to_space
 from lrl.envs.native import NativeEnv, SuccessAt
 from lrl.envs.tabular import TransitionTable, optimal_q
-from lrl.prompts.response_format import get_response_format
+from lrl.prompts import get_response_format
 
 # Expert actions of native environments: by the environment itself, by value iteration or by a controller.
 

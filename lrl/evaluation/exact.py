@@ -14,7 +14,7 @@ from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.native import close_env
 from lrl.envs.tabular import TransitionTable, optimal_q, optimal_success, reachable_states, success_probability
 from lrl.policies.actor import Actor
-from lrl.prompts.response_format import get_response_format
+from lrl.prompts import get_response_format
 from lrl.types import RandomKeys, SamplingConfig
 
 _CHUNK = 1024

@@ -17,7 +17,7 @@ from lrl.policies.baselines import ConstantActor, ExpertActor, FixedActor, Rando
 from lrl.policies.policy import Policy
 from lrl.policies.retrying import InvalidRetryConfig, RetryingActor
 from lrl.policies.served import ServedPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.registry import build
 from lrl.rollouts.runner import add_examples, wants_examples
 from lrl.types import SamplingConfig
@@ -145,7 +145,7 @@ def load_model(
     Args:
         name: Hugging Face hub name, folder or GGUF file.
         env_factory: environment to evaluate in.
-        prompt: fields of :class:`~lrl.prompts.template.PromptTemplate`.
+        prompt: fields of :class:`~lrl.prompts.PromptTemplate`.
         choose: whether the model scores the legal actions instead of writing one.
         model: fields of :class:`~lrl.lm.model.LanguageModelConfig`, and ``max_new_tokens`` of a response.
 
@@ -156,7 +156,7 @@ def load_model(
     from lrl.lm.config import LanguageModelConfig
     from lrl.policies.scoring import ScoringPolicy
     from lrl.policies.text import TextPolicy
-    from lrl.prompts.template import PromptTemplate
+    from lrl.prompts import PromptTemplate
     from lrl.types import SamplingConfig
 
     sampling = SamplingConfig(max_new_tokens=model.pop("max_new_tokens", SamplingConfig.max_new_tokens))
@@ -278,7 +278,7 @@ def load_served(
     Args:
         chat_model: responds.
         env_factory: environment to evaluate in.
-        prompt: fields of :class:`~lrl.prompts.template.PromptTemplate`.
+        prompt: fields of :class:`~lrl.prompts.PromptTemplate`.
         max_new_tokens: maximum number of tokens of a response.
         invalid_retries: how often a response without a legal action is sampled again.
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
-from lrl.prompts.template import Message
+from lrl.prompts import Message
 
 _MARK = "\ue0ff"
 """A private-use character after the first character of a control token's text."""

@@ -14,8 +14,7 @@ from lrl.codecs.codec import TextCodec
 from lrl.files import resolve
 from lrl.lm.chat_template import OBSERVATION, ControlTokens, PromptFrame
 from lrl.lm.files import configured_end_ids, sources
-from lrl.prompts.response_format import get_response_format
-from lrl.prompts.template import Message, PromptTemplate
+from lrl.prompts import Message, PromptTemplate, get_response_format
 from lrl.types import History
 
 PLAIN = (

@@ -14,8 +14,7 @@ from torch import nn
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.envs.prompt_env import PromptEnv
-from lrl.prompts.response_format import get_response_format
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate, get_response_format
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
 

@@ -19,7 +19,7 @@ from lrl.envs.tabular import optimal_q
 from lrl.envs.text import AdvisedObservation
 from lrl.functional.random import token_uniforms
 from lrl.policies.actor import Actor, ActorWrapper
-from lrl.prompts.response_format import get_response_format
+from lrl.prompts import get_response_format
 from lrl.types import Decisions, History, PastTurn, RandomKeys, SamplingConfig
 
 # Experts: one that reads the same text as a language model, and one that the environment provides.

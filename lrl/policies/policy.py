@@ -17,8 +17,7 @@ from lrl.lm.layouts import pad_prompts
 from lrl.lm.model import LanguageModel
 from lrl.lm.networks import RunningStatistics
 from lrl.policies.actor import Actor
-from lrl.prompts.response_format import get_response_format
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate, get_response_format
 from lrl.types import Evaluation, History, Inputs, NativeTurn, TurnBatch
 
 # The component that policies with a language model share: prompts and the critic.

@@ -10,7 +10,7 @@ from gymnasium.vector import VectorEnv
 
 from lrl.codecs.codec import TextCodec
 from lrl.policies.actor import Actor, ActorWrapper, without_tokens
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.ranges import NonNegativeFloat, NonNegativeInt, check_fields
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 

@@ -25,8 +25,7 @@ from lrl.lm.heads import ValueHead, ValueHeadConfig
 from lrl.lm.layouts import pad_prompts
 from lrl.lm.logprobs import sample_tokens, sampling_logprobs
 from lrl.policies.policy import LanguageModelTrunk, Policy
-from lrl.prompts.response_format import get_response_format
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate, get_response_format
 from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 

@@ -12,8 +12,7 @@ import numpy as np
 from lrl.chat.model import ChatModel, Message
 from lrl.functional.random import counter_hash, seeds
 from lrl.policies.actor import Actor, without_tokens
-from lrl.prompts.response_format import get_response_format
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate, get_response_format
 from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
 

@@ -18,8 +18,7 @@ from lrl.lm.forward import without_gradient
 from lrl.lm.heads import ValueHead, ValueHeadConfig
 from lrl.lm.layouts import Layout, pad_prompts
 from lrl.policies.policy import LanguageModelTrunk, Policy
-from lrl.prompts.response_format import get_response_format
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate, get_response_format
 from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 

@@ -20,7 +20,7 @@ from lrl.lm.heads import ActionHead
 from lrl.lm.networks import RunningNorm, mlp, seeded_init
 from lrl.ranges import NonNegativeFloat, check_arguments
 from lrl.registry import register
-from lrl.rewards.learned import NetworkReward
+from lrl.rewards.reward import NetworkReward
 
 # The actor of a network that was cloned from demonstrations, read from the checkpoint of its run.
 

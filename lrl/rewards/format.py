@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
-from lrl.prompts.response_format import ResponseFormat, get_response_format
+from lrl.prompts import ResponseFormat, get_response_format
 from lrl.registry import register
 from lrl.rewards.reward import NativeAction, Reward, Row
 

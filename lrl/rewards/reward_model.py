@@ -12,9 +12,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from lrl.codecs.codec import TextCodec
 from lrl.functional.distributed import find_checkpoint, read_checkpoint
 from lrl.lm.heads import vector_size, vectors
 from lrl.lm.networks import mlp, seeded_init
+from lrl.ranges import NonNegativeFloat, check_arguments
+from lrl.registry import register
+from lrl.rewards.reward import NetworkReward
 
 _PREFIX = "model."
 """What the names of the weights begin with in the checkpoint of a run."""
@@ -239,3 +243,68 @@ def load_reward_model(path: str | Path, key: str = "path") -> RewardModel:
         raise ValueError(f"{key} is {str(file)!r}, whose weights {wrong[:3]} do not fit its own description.")
     model.load_state_dict(given)
     return model.eval().requires_grad_(False)
+
+
+@register
+class LearnedReward(NetworkReward):
+    """Reward that a reward model predicts for the action in the row's state, and a constant for an invalid response.
+
+    A policy that maximises it finds where the model errs. Compare it with the environment's own return, and subtract
+    the disagreement of an ensemble.
+
+    Args:
+        path: Run directory or checkpoint of :class:`~lrl.algorithms.reward_model.RewardModelModule`; of a run
+            directory ``best.ckpt`` is read, or ``last.ckpt`` without it.
+        invalid: Reward of an invalid response. The default is the original experiment's, the smallest reward of its
+            HalfCheetah data; null takes the smallest reward of the data that the model was trained on.
+        weight: Factor of this function in the sum.
+        disagreement_coef: How many standard deviations over the members of an ensemble to subtract.
+
+    Raises:
+        ValueError: there is no checkpoint at ``path``.
+    """
+
+    name = "learned"
+
+    def __init__(
+        self, path: str, invalid: float | None = -3.15, weight: float = 1.0, disagreement_coef: NonNegativeFloat = 0.0
+    ) -> None:
+        check_arguments(LearnedReward.__init__, locals(), "rewards")
+        super().__init__(path, weight)
+        reward_model_file(path, "rewards.path")
+        self.invalid, self.disagreement_coef = invalid, float(disagreement_coef)
+        self._model: RewardModel | None = None
+
+    @property
+    def model(self) -> RewardModel:
+        """The reward model, loaded when it is first needed.
+
+        Raises:
+            ValueError: the checkpoint is damaged or of something else, or has no members that could disagree.
+        """
+        if self._model is None:
+            model = load_reward_model(self.path, "rewards.path")
+            if self.disagreement_coef and len(model.members) == 1:
+                raise ValueError(
+                    f"rewards.disagreement_coef is {self.disagreement_coef:g}, but the model of {self.path!r} has one "
+                    "member; it must be 0, or the model trained with model.init_args.members of 2 or more."
+                )
+            self._model = model
+        return self._model
+
+    @property
+    def invalid_reward(self) -> float:
+        """Reward of an invalid response."""
+        return float(self.model.minimum) if self.invalid is None else self.invalid
+
+    def load(self, codec: TextCodec) -> None:
+        """Load the model, whatever the environment."""
+        _ = self.model
+
+    def predict(self, observations: Sequence[Any], actions: Sequence[Any]) -> np.ndarray:
+        """Return the predicted rewards, float64 ``(row,)``, less the disagreement.
+
+        Raises:
+            ValueError: observations or actions do not fit the model.
+        """
+        return self.model.predict(observations, actions, self.disagreement_coef)

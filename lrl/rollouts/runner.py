@@ -22,7 +22,7 @@ from lrl.envs.text import text_of
 from lrl.functional.random import counter_hash, permutation, seeds
 from lrl.policies.actor import Actor
 from lrl.policies.baselines import ExpertActor
-from lrl.prompts.response_format import get_response_format
+from lrl.prompts import get_response_format
 from lrl.types import Decisions, History, PastTurn, RandomKeys, SamplingConfig
 
 

@@ -16,10 +16,8 @@ import yaml
 from gymnasium import spaces
 
 from lrl.codecs.codec import TextCodec
-from lrl.codecs.known_environments import ENVIRONMENT_METADATA
-from lrl.codecs.quantities import Quantity, describe_quantities
-from lrl.codecs.registry import codec_for
-from lrl.codecs.spaces import EnvironmentMetadata, SpaceCodec
+from lrl.codecs.registry import ENVIRONMENT_METADATA, codec_for
+from lrl.codecs.spaces import EnvironmentMetadata, Quantity, SpaceCodec, describe_quantities
 from lrl.codecs.toy_text import FrozenLakeCodec, get_desc
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.native import close_env

@@ -28,7 +28,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.minari_storage import DatasetWriter
 from lrl.lm.config import LanguageModelConfig
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.types import SamplingConfig
 
 DATASET = "lrl/synthetic-cheetah-v0"

@@ -20,7 +20,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
 from lrl.lm.config import LanguageModelConfig
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.types import History, PastTurn, SamplingConfig
 
 

@@ -60,7 +60,7 @@ def _policy(name: str) -> tuple[Any, Any]:
     from lrl.policies.head import HeadPolicy
     from lrl.policies.mlp import MLPPolicy
     from lrl.policies.text import TextPolicy
-    from lrl.prompts.template import PromptTemplate
+    from lrl.prompts import PromptTemplate
     from lrl.types import SamplingConfig
 
     model = LanguageModelConfig(attention="eager")  # the only kind beside SDPA's math that has a second derivative

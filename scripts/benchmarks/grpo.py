@@ -31,8 +31,7 @@ from lrl.envs.prompt_env import PromptEnvs, RowSource
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.loading import load_base
 from lrl.policies.text import TextPolicy
-from lrl.prompts.response_format import get_response_format
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate, get_response_format
 from lrl.rewards.reward import Reward, Row
 from lrl.training.credit import KLConfig
 from lrl.training.optimizer import OptimizerConfig

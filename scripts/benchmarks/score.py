@@ -23,7 +23,7 @@ from lrl.lm.candidates import candidate_logprobs
 from lrl.lm.config import LanguageModelConfig
 from lrl.lm.layouts import pad_prompts
 from lrl.policies.scoring import ScoringPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.types import RandomKeys
 
 

@@ -28,8 +28,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.lm.config import LanguageModelConfig
 from lrl.policies.policy import Policy
 from lrl.policies.text import TextPolicy
-from lrl.prompts.response_format import get_response_format
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate, get_response_format
 from lrl.training.optimizer import OptimizerConfig
 from lrl.types import Demonstration, SamplingConfig, TurnBatch
 

@@ -21,7 +21,7 @@ from benchmarks.timing import alternate, machine, quiet
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.native import NativeEnv
 from lrl.envs.text import TextEnv
-from lrl.prompts.response_format import get_response_format
+from lrl.prompts import get_response_format
 
 ENVS = ("CartPole-v1", "lrl/BabyAI-GoToLocal-v0")
 

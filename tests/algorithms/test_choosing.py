@@ -13,7 +13,7 @@ from lrl.data.jsonl import JsonlDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.policies.scoring import ScoringPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 
 START = render_map(0, ("SFFF", "FHFH", "FFFH", "HFFG"))
 

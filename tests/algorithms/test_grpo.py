@@ -18,7 +18,7 @@ from lrl.envs.prompt_env import PromptEnvs, RowSource
 from lrl.functional.advantages import group_advantages
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.rewards.reward import Reward, Row
 from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector
 from lrl.types import RandomKeys, SamplingConfig, TurnBatch

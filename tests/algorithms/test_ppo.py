@@ -25,7 +25,7 @@ from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.scoring import ScoringPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.value_fit import ValueFit

@@ -18,9 +18,8 @@ from lrl.algorithms.reward_model import RewardModelModule, r2
 from lrl.data.transitions import TransitionsDataModule
 from lrl.envs.minari_storage import DatasetWriter
 from lrl.evaluation.load import load_policy
-from lrl.rewards.learned import LearnedReward
 from lrl.rewards.reward import Row
-from lrl.rewards.reward_model import load_reward_model
+from lrl.rewards.reward_model import LearnedReward, load_reward_model
 from lrl.training.checkpoint import CollectionCheckpoint
 
 BOX = spaces.Box(-np.inf, np.inf, (3,))

@@ -22,7 +22,7 @@ from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.head import HeadPolicy, ObservationCriticConfig
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.scoring import ScoringPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.gradient_module import values_of

@@ -16,7 +16,7 @@ from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.scoring import ScoringPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft under transformers 5
 LORA = {"r": 2, "alpha": 8}

@@ -14,7 +14,7 @@ from lrl.codecs import babyai
 from lrl.codecs.babyai import BabyAICodec, describe_view
 from lrl.codecs.codec import InvalidActionError
 from lrl.codecs.registry import codec_for
-from lrl.prompts.response_format import RESPONSE_FORMATS
+from lrl.prompts import RESPONSE_FORMATS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "babyai.txt"
 COLORS = {color[0]: index for index, color in enumerate(babyai.COLORS[:5])} | {"e": 5}

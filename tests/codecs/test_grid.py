@@ -6,7 +6,7 @@ import pytest
 
 from lrl.codecs.codec import InvalidActionError
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
-from lrl.prompts.response_format import RESPONSE_FORMATS
+from lrl.prompts import RESPONSE_FORMATS
 
 
 def test_the_agent_is_visible_in_the_map() -> None:

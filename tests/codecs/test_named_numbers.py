@@ -6,8 +6,7 @@ from gymnasium import spaces
 
 from lrl.codecs.codec import InvalidActionError
 from lrl.codecs.numbers import NumberFormat
-from lrl.codecs.quantities import Quantity
-from lrl.codecs.spaces import EnvironmentMetadata, SpaceCodec
+from lrl.codecs.spaces import EnvironmentMetadata, Quantity, SpaceCodec
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ import gymnasium as gym
 import pytest
 from gymnasium.envs.registration import registry
 
-from lrl.codecs.known_environments import BODIES
 from lrl.codecs.numbers import NumberFormat
-from lrl.codecs.quantities import Quantity, describe_quantities
-from lrl.codecs.registry import codec_for
-from lrl.codecs.spaces import SpaceCodec
+from lrl.codecs.registry import BODIES, codec_for
+from lrl.codecs.spaces import Quantity, SpaceCodec, describe_quantities
 from lrl.envs.factory import GymnasiumEnvs
 
 INTEGERS = NumberFormat(kind="integers", describe=True)

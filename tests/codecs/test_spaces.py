@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from lrl.codecs.codec import InvalidActionError
 from lrl.codecs.numbers import NumberFormat
-from lrl.codecs.quantities import Quantity
-from lrl.codecs.spaces import EnvironmentMetadata, SpaceCodec
+from lrl.codecs.spaces import EnvironmentMetadata, Quantity, SpaceCodec
 
 BOX = spaces.Box(-2.0, 2.0, (2, 3), np.float32)
 JOINT = spaces.Dict({"move": spaces.Discrete(3, start=1), "by": spaces.Box(0.0, 1.0, (2,))})

@@ -30,7 +30,7 @@ from lrl.policies.baselines import FixedActor
 from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.rollouts.runner import draw_stored_examples
 from lrl.types import SamplingConfig
 

@@ -20,7 +20,7 @@ from lrl.evaluation.load import load_policy
 from lrl.lm.config import LanguageModelConfig
 from lrl.policies.head import HeadPolicy
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.types import RandomKeys, SamplingConfig
 
 

@@ -20,8 +20,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake import ExpertQRows
 from lrl.lm.config import LanguageModelConfig
 from lrl.policies.text import TextPolicy
-from lrl.prompts.response_format import get_response_format
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate, get_response_format
 from lrl.types import RandomKeys, SamplingConfig
 
 

@@ -31,8 +31,7 @@ from lrl.lm.config import LanguageModelConfig
 from lrl.lm.decoding import Responses
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.text import TextPolicy
-from lrl.prompts.response_format import get_response_format
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate, get_response_format
 from lrl.types import RandomKeys, SamplingConfig
 
 LAKES = "lrl/FrozenLakeRandomMaps-v0"

@@ -23,7 +23,7 @@ from lrl.lm.config import LanguageModelConfig
 from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward, BoundedCloningReward
 from lrl.rewards.format import ClosingTagFormatReward, InvalidActionReward
 from lrl.rollouts.runner import EnvRunner

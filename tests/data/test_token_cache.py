@@ -20,7 +20,7 @@ from lrl.evaluation.load import load_baseline
 from lrl.evaluation.rephrased import Phrasing, RephrasedCodec
 from lrl.lm.config import LanguageModelConfig
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.types import SamplingConfig
 
 PENDULUM = GymnasiumEnvs("Pendulum-v1", max_episode_steps=9)

@@ -31,7 +31,7 @@ from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.scoring import ScoringPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.training.checkpoint import CollectionCheckpoint, checkpoint_folder
 from lrl.training.export import ExportModel
 

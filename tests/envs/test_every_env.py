@@ -4,9 +4,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from lrl.codecs.known_environments import mujoco_observation
 from lrl.codecs.numbers import NumberFormat
-from lrl.codecs.registry import codec_for
+from lrl.codecs.registry import codec_for, mujoco_observation
 from lrl.envs.factory import GymnasiumEnvs
 
 CLASSIC = ["CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1", "Pendulum-v1"]

@@ -5,7 +5,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.prompts.response_format import get_response_format
+from lrl.prompts import get_response_format
 
 RESPONSES = [f"<think>.</think><answer>{text}</answer>" for text in ("LEFT", "DOWN", "RIGHT", "UP")]
 

@@ -15,7 +15,7 @@ from lrl.evaluation.load import Loaded, load_baseline, load_model, load_policy, 
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.merging import merge_adapters_of
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.types import SamplingConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft under transformers 5

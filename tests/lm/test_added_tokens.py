@@ -11,7 +11,7 @@ from lrl.lm.export import check_exportable, load_adapter
 from lrl.lm.merging import save_merged
 from lrl.lm.model import LanguageModel
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.export import ExportModel
 from lrl.training.optimizer import OptimizerConfig

@@ -19,7 +19,7 @@ from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.liger import fuse_kernels
 from lrl.lm.model import LanguageModel
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.types import SamplingConfig
 
 _MODULES = "liger_kernel", "liger_kernel.transformers", "liger_kernel.transformers.monkey_patch"

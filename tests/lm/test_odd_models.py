@@ -17,8 +17,7 @@ from lrl.lm.tokenizer import ChatTokenizer
 from lrl.policies.head import HeadPolicy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.policies.text import TextPolicy
-from lrl.prompts.response_format import get_response_format
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate, get_response_format
 from lrl.types import PastTurn, RandomKeys, SamplingConfig
 
 CODEC = FrozenLakeCodec()

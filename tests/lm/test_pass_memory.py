@@ -17,7 +17,7 @@ from lrl.lm.forward import PassMemory, divide_turns
 from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.head import HeadPolicy
 from lrl.policies.scoring import ScoringPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector
 from lrl.training.value_fit import ValueFit, fit_values
 

@@ -9,7 +9,7 @@ import pytest
 
 from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.lm.tokenizer import ChatTokenizer
-from lrl.prompts.template import Message, PromptTemplate
+from lrl.prompts import Message, PromptTemplate
 from lrl.types import PastTurn
 
 FOLDER = Path(__file__).parents[2] / "assets" / "tiny-lm"

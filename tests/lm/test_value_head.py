@@ -10,7 +10,7 @@ from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.heads import ValueHead, ValueHeadConfig
 from lrl.lm.layouts import pad_prompts
 from lrl.policies.scoring import ScoringPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.training.weights import shard_language_model
 from lrl.types import RandomKeys, TurnBatch
 

@@ -13,7 +13,7 @@ from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.actor import Actor
 from lrl.policies.head import HeadPolicy
 from lrl.policies.scoring import ScoringPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.types import Decisions
 
 

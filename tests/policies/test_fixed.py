@@ -5,7 +5,7 @@ import pytest
 
 from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.policies.baselines import ConstantActor, FixedActor, RandomActor
-from lrl.prompts.response_format import get_response_format
+from lrl.prompts import get_response_format
 from lrl.types import RandomKeys
 
 

@@ -12,7 +12,7 @@ from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.load import usage_line
 from lrl.policies.actor import Actor
 from lrl.policies.retrying import InvalidRetryConfig, RetryingActor
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.types import Decisions, RandomKeys, SamplingConfig
 
 

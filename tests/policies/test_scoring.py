@@ -15,7 +15,7 @@ from lrl.lm.candidates import Prefixes
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.scoring import ScoringPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.types import PastTurn, RandomKeys, SamplingConfig
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")

@@ -15,7 +15,7 @@ from lrl.lm.config import LanguageModelConfig
 from lrl.policies.retrying import InvalidRetryConfig, RetryingActor
 from lrl.policies.served import ServedPolicy
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.types import PastTurn, RandomKeys, SamplingConfig
 
 LAKE = GymnasiumEnvs("FrozenLake-v1")

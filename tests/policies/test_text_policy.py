@@ -12,7 +12,7 @@ from tiny_runs import save_tiny_model, text_policy
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.lm.config import LoRAConfig
-from lrl.prompts.response_format import get_response_format
+from lrl.prompts import get_response_format
 from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector
 from lrl.types import PastTurn, RandomKeys, SamplingConfig, TurnBatch
 
@@ -269,7 +269,7 @@ def test_evaluation_may_sample_otherwise_than_training(folder):
 def test_training_samples_from_the_whole_distribution(folder, changes):
     from lrl.lm.config import LanguageModelConfig
     from lrl.policies.text import TextPolicy
-    from lrl.prompts.template import PromptTemplate
+    from lrl.prompts import PromptTemplate
 
     with pytest.raises(ValueError, match=f"sampling.{next(iter(changes))}"):
         TextPolicy(LanguageModelConfig(name=folder), PromptTemplate(), SamplingConfig(**changes))

@@ -11,7 +11,7 @@ from lrl.algorithms.grpo import GRPOModule
 from lrl.functional.advantages import group_advantages
 from lrl.lm.config import LanguageModelConfig
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.types import SamplingConfig, TurnBatch
 
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")]

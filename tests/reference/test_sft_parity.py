@@ -8,7 +8,7 @@ from lrl.algorithms.sft import SFTModule
 from lrl.data.demonstration_tokens import collate_demonstrations
 from lrl.lm.config import LanguageModelConfig
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.types import SamplingConfig
 
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")]

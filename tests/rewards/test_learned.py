@@ -6,9 +6,8 @@ import torch
 from gymnasium import spaces
 
 from lrl.codecs.spaces import SpaceCodec
-from lrl.rewards.learned import LearnedReward
 from lrl.rewards.reward import Row
-from lrl.rewards.reward_model import RewardModel
+from lrl.rewards.reward_model import LearnedReward, RewardModel
 
 BOX, PUSH = spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1.0, 1.0, (1,))
 STILL = np.zeros(1)

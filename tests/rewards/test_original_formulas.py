@@ -16,7 +16,7 @@ from lrl.codecs.codec import InvalidActionError, clip_to_space
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.spaces import SpaceCodec
 from lrl.codecs.toy_text import FrozenLakeCodec
-from lrl.prompts.response_format import get_response_format
+from lrl.prompts import get_response_format
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward
 from lrl.rewards.expert_q import NormalizedAdvantageReward
 from lrl.rewards.format import ClosingTagFormatReward, FormatReward

@@ -13,7 +13,7 @@ from lrl.envs.minari_reader import DatasetReader
 from lrl.envs.prompt_env import PromptEnvs
 from lrl.evaluation.load import load_baseline
 from lrl.policies.baselines import ExpertActor, expert_for
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward
 from lrl.rewards.format import ClosingTagFormatReward
 from lrl.rollouts import runner as few_shot_examples

@@ -6,7 +6,7 @@ import torch
 from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.lm.config import LanguageModelConfig
 from lrl.policies.text import TextPolicy
-from lrl.prompts.template import PromptTemplate
+from lrl.prompts import PromptTemplate
 from lrl.search.in_context import PolicyChatModel
 from lrl.search.prompted import PromptedSearcher
 from lrl.search.searchers import ParameterSpace
