@@ -1,7 +1,7 @@
-"""Environments whose transitions are written for many copies at once, in NumPy.
+"""Environments with transitions in NumPy for many copies at once: tables, CartPole and the mountain cars.
 
-One implementation serves as a :class:`gymnasium.Env` and as a :class:`gymnasium.vector.VectorEnv`. With equal seeds
-both play the same episode, whatever copies are beside it: each copy has a random number generator of its own.
+Each :class:`Dynamics` serves as a :class:`gymnasium.Env` and as a :class:`gymnasium.vector.VectorEnv`. Each copy has
+its own random number generator, so that its episodes depend on its seed only, not on the other copies.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from lrl.envs.processes import reset_arguments
 from lrl.envs.tabular import TransitionTable
 
 _BLOCK = 64
-"""Number of steps for which the random numbers of a copy are sampled together."""
+"""Number of steps whose random numbers are sampled at once for a copy."""
 
 
 class Dynamics(ABC):
-    """Abstract base class of transitions of independent copies; each copy is a row of the arrays."""
+    """Abstract base class of the transitions of independent copies; each copy is a row of the arrays."""
 
     observation_space: gym.Space
     """Observation space of one copy."""
     action_space: gym.Space
     """Action space of one copy."""
     noise_size: int = 0
-    """Number of random numbers that a copy needs for a step."""
+    """Number of random numbers that a copy uses in a step."""
 
     @abstractmethod
     def start(self, rng: np.random.Generator) -> np.ndarray:
         """Sample the initial state of one copy.
 
         Returns:
-            An array of the shape and type of all states of a copy, ``(...)``.
+            The state, ``(...)``; all states have the same shape and type.
         """
 
     def noise(self, rng: np.random.Generator, steps: int) -> np.ndarray:
-        """Sample the random numbers of the next steps of one copy, ``(steps, noise_size)``; by default uniform."""
+        """Sample random numbers for the next steps of one copy, ``(steps, noise_size)``, uniform by default."""
         return rng.random((steps, self.noise_size))
 
     @abstractmethod
@@ -57,21 +57,21 @@ class Dynamics(ABC):
         """Take one step in each copy.
 
         Args:
-            states: ``(copy, ...)``; not modified.
-            actions: ``(copy, ...)``.
-            noise: ``(copy, noise_size)``.
+            states: States ``(copy, ...)``, which are not modified.
+            actions: Actions ``(copy, ...)``.
+            noise: Random numbers ``(copy, noise_size)``.
 
         Returns:
-            The next states ``(copy, ...)``, rewards, float64 ``(copy,)``, and whether the episode terminates, bool
+            The next states ``(copy, ...)``, the rewards, float64 ``(copy,)``, and whether the episodes terminate, bool
             ``(copy,)``.
         """
 
 
 class DynamicsEnv(gym.Env):
-    """One copy of an environment.
+    """Single environment with given transitions.
 
     Args:
-        dynamics: Its transitions.
+        dynamics: Transitions of the environment.
     """
 
     metadata = {"render_modes": []}
@@ -82,7 +82,7 @@ class DynamicsEnv(gym.Env):
         self._states = np.zeros((1, 0))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; there are no options."""
+        """Start an episode; options are ignored."""
         super().reset(seed=seed)
         self._states = self.dynamics.start(self.np_random)[None]
         return self.dynamics.observe(self._states)[0], {}
@@ -101,18 +101,18 @@ class DynamicsEnv(gym.Env):
 
 
 class DynamicsVectorEnv(VectorEnv):
-    """Many copies of an environment without autoreset.
+    """Vectorized environment without autoreset.
 
-    Copies whose episode has ended may be stepped together with the others; what they return has no meaning.
+    Copies whose episode has ended may be stepped together with the others; their results have no meaning.
 
     Args:
-        dynamics: The transitions.
+        dynamics: Transitions of the environment.
         num_envs: Number of copies.
         max_episode_steps: Number of steps after which an episode is truncated; None for no limit.
 
     Attributes:
-        name: Name of the environment, for error messages.
-        steps_ended_copies: True: copies need not be reset before the next step, see above.
+        name: Name of the environment in error messages.
+        steps_ended_copies: True, because copies may be stepped after the end of their episode.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}
@@ -132,11 +132,12 @@ class DynamicsVectorEnv(VectorEnv):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin episodes and return the observations of all copies.
+        """Start episodes and return the observations of all copies.
 
         Args:
-            seed: One for each copy, or the first of successive ones; None continues with the current random numbers.
-            options: ``reset_mask``, bool ``(copy,)``, selects the copies; by default all of them.
+            seed: Seed of each copy, or the seed of the first copy, which increases by 1 from copy to copy; None keeps
+                the current random number generators.
+            options: ``reset_mask``, bool ``(copy,)``, selects the copies to reset; by default all of them.
         """
         mask, seeds = reset_arguments(self.num_envs, seed, options)
         self._states = self._states.copy()
@@ -164,18 +165,15 @@ class DynamicsVectorEnv(VectorEnv):
         return self._noise[self._rows, position]
 
 
-# Environments with a transition table for many copies at once.
-
-
 class TableDynamics(Dynamics):
-    """Implements any transition table; states are int64 ``(copy,)``, and observed as they are.
+    """Dynamics of a transition table; states are int64 ``(copy,)`` and equal the observations.
 
-    A copy uses one uniform number for its start and one for each step, as Gymnasium's environments with a table do, so
-    equal seeds play equal episodes.
+    A copy uses one uniform number for its initial state and one for each step, like Gymnasium's environments with a
+    table, so that both play the same episodes with the same seeds.
 
     Args:
-        table: The transitions.
-        initial: Probability of each state at the start, ``(state,)``.
+        table: Transition table.
+        initial: Probability of each initial state, ``(state,)``.
         first_action: Number of the first action.
     """
 
@@ -189,7 +187,7 @@ class TableDynamics(Dynamics):
         self._cumulated = np.cumsum(table.probability, axis=-1)
 
     def start(self, rng: np.random.Generator) -> np.ndarray:
-        """Sample a state of the initial distribution."""
+        """Sample a state from the initial distribution."""
         return np.asarray((self._initial > rng.random()).argmax(), dtype=np.int64)
 
     def observe(self, states: np.ndarray) -> np.ndarray:
@@ -199,17 +197,15 @@ class TableDynamics(Dynamics):
     def step(
         self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Sample an outcome of each action."""
+        """Sample the outcome of each action."""
         actions = actions - self._first_action
         outcome = (self._cumulated[states, actions] > noise).argmax(1)
         picked = (states, actions, outcome)
         return self.table.next_state[picked], self.table.reward[picked], self.table.terminated[picked]
 
 
-# Gymnasium's CartPole and mountain cars for many copies at once, which play the episodes of Gymnasium's own.
-#
-# Gymnasium's vectorised CartPole samples all copies from one generator, so that an episode depends on what
-# is beside it; the mountain cars have no vectorised implementation.
+# Gymnasium's CartPole and mountain cars. Gymnasium's own vectorized CartPole samples all copies from one generator, so
+# that an episode depends on the other copies, and it has no vectorized mountain cars.
 
 _TAU, _GRAVITY, _FORCE = 0.02, 9.8, 10.0
 _POLE_MASS, _MASS, _LENGTH = 0.1, 1.1, 0.5
@@ -225,7 +221,7 @@ class CartPole(Dynamics):
         self.observation_space, self.action_space = spaces.Box(-high, high, dtype=np.float32), spaces.Discrete(2)
 
     def start(self, rng: np.random.Generator) -> np.ndarray:
-        """Sample all four numbers in [-.05, .05)."""
+        """Sample all four numbers from [-0.05, 0.05)."""
         return rng.uniform(-0.05, 0.05, 4)
 
     def observe(self, states: np.ndarray) -> np.ndarray:
@@ -235,7 +231,7 @@ class CartPole(Dynamics):
     def step(
         self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Integrate by Euler's method; reward 1 per step."""
+        """Integrate by Euler's method; the reward of each step is 1."""
         theta, speed = states[:, 2], states[:, 3]
         cos, sin = np.cos(theta), np.sin(theta)
         pushed = (np.where(actions == 1, _FORCE, -_FORCE) + _POLE_MOMENT * np.square(speed) * sin) / _MASS
@@ -255,7 +251,7 @@ class MountainCar(Dynamics):
         self.observation_space, self.action_space = _car_space(), spaces.Discrete(3)
 
     def start(self, rng: np.random.Generator) -> np.ndarray:
-        """Sample a position in [-.6, -.4) at rest."""
+        """Sample a position from [-0.6, -0.4) with velocity 0."""
         return np.array([rng.uniform(-0.6, -0.4), 0.0])
 
     def observe(self, states: np.ndarray) -> np.ndarray:
@@ -265,7 +261,7 @@ class MountainCar(Dynamics):
     def step(
         self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Push the car; reward -1 per step, until position .5."""
+        """Push the car; the reward of each step is -1, and the episode terminates at position 0.5."""
         position, velocity = states.T
         velocity = velocity + ((actions - 1) * 0.001 + np.cos(3 * position) * -0.0025)
         states = _moved(position, np.minimum(np.maximum(velocity, -0.07), 0.07))
@@ -275,7 +271,7 @@ class MountainCar(Dynamics):
 class MountainCarContinuous(Dynamics):
     """Implements ``MountainCarContinuous-v0``; states and observations are float32 ``(copy, 2)``.
 
-    Gymnasium computes the first step of an episode in float64; here the start is rounded to float32 as well.
+    Gymnasium computes the first step of an episode in float64; here the initial state is rounded to float32 as well.
     """
 
     def __init__(self) -> None:
@@ -283,7 +279,7 @@ class MountainCarContinuous(Dynamics):
         self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
     def start(self, rng: np.random.Generator) -> np.ndarray:
-        """Sample a position in [-.6, -.4) at rest."""
+        """Sample a position from [-0.6, -0.4) with velocity 0."""
         return np.array([rng.uniform(-0.6, -0.4), 0.0], dtype=np.float32)
 
     def observe(self, states: np.ndarray) -> np.ndarray:
@@ -293,7 +289,7 @@ class MountainCarContinuous(Dynamics):
     def step(
         self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Push the car; reward 100 at position .45, minus a tenth of the squared action."""
+        """Push the car; the reward is 100 at position 0.45, minus a tenth of the squared action."""
         position, velocity = states.T
         action = actions[:, 0]
         force = np.minimum(np.maximum(action, np.float32(-1)), np.float32(1))
@@ -309,7 +305,7 @@ def _car_space() -> spaces.Box:
 
 
 def _moved(position: np.ndarray, velocity: np.ndarray) -> np.ndarray:
-    """Return the states of cars after a step with some velocity; the left wall stops them."""
+    """Return the states of cars that move at a velocity; the left wall stops them."""
     low, high = position.dtype.type(-1.2), position.dtype.type(0.6)
     position = np.minimum(np.maximum(position + velocity, low), high)
     return np.stack([position, np.where((position == low) & (velocity < 0), 0, velocity)], axis=1)

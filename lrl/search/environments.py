@@ -1,9 +1,9 @@
-"""The maze of 3 x 3 cells of ProPS (arXiv:2511.21928)."""
+"""The environments of ProPS (arXiv:2511.21928) that Gymnasium does not have: Maze, Nim, Pong and Navigation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, partial
 
 import numpy as np
 from gymnasium import spaces
@@ -12,18 +12,18 @@ from lrl.envs.tabular import TransitionTable
 from lrl.search.batched import Dynamics, DynamicsEnv, DynamicsVectorEnv, TableDynamics
 
 OPEN = ((0, 1), (1, 2), (2, 5), (4, 5), (0, 3), (3, 6), (6, 7), (7, 8))
-"""Pairs of neighbouring cells without a wall between them; a cell is ``3 * row + column``."""
+"""Pairs of neighbouring cells without a wall between them; the number of a cell is ``3 * row + column``."""
 GOAL = 8
 _MOVES = (-3, 3, 1, -1)
 _STEP_REWARD = -0.1 / 9
 
 
-@lru_cache(maxsize=1)
+@cache
 def maze() -> TableDynamics:
-    """Return the maze: from cell 0 to cell 8 by actions 0 up, 1 down, 2 right and 3 left.
+    """Return a maze of 3 x 3 cells, from cell 0 to cell 8, with the actions 0 up, 1 down, 2 right and 3 left.
 
-    Reward 1 on arrival, which ends the episode, else -0.1/9. A move into a wall leaves the state unchanged. The cells
-    form a tree, in which the only way is down, down, right, right.
+    The reward is 1 on arrival, which terminates the episode, and -0.1/9 in all other steps. A move into a wall leaves
+    the state unchanged. The only path without detours is down, down, right, right.
     """
     cells, moves = np.arange(9)[:, None], np.array(_MOVES)
     passages = {frozenset(pair) for pair in OPEN}
@@ -40,37 +40,24 @@ def maze() -> TableDynamics:
 
 
 class MazeEnv(DynamicsEnv):
-    """The maze, registered as ``lrl/Maze3x3-v0``."""
+    """Maze of 3 x 3 cells, registered as ``lrl/Maze3x3-v0``."""
 
     def __init__(self) -> None:
         super().__init__(maze())
 
 
-class MazeVectorEnv(DynamicsVectorEnv):
-    """Many copies of the maze.
-
-    Args:
-        num_envs: Number of copies.
-        max_episode_steps: Number of steps after which an episode is truncated.
-    """
-
-    def __init__(self, num_envs: int = 1, max_episode_steps: int | None = None) -> None:
-        super().__init__(maze(), num_envs, max_episode_steps)
-
-
-# Misère Nim against a perfect opponent, as in ProPS (arXiv:2511.21928) but without its illegal action 0.
-
 STICKS = 10
-"""Number of sticks at the start."""
+"""Initial number of sticks in Nim."""
 
 
-@lru_cache(maxsize=1)
+@cache
 def nim() -> TableDynamics:
-    """Return the game: who takes the last of ten sticks loses, and the agent begins.
+    """Return misère Nim against a perfect opponent: the player who takes the last of ten sticks loses.
 
-    The observation is the number of sticks left at the agent's turn, and an action is how many it takes: 1, 2 or 3.
-    Reward 1 if the opponent takes the last stick, -1 if the agent does or takes more than are left. With ``n`` sticks
-    left, the opponent takes ``(n + 3) mod 4``, and where that is 0 a random legal number.
+    The agent begins. It observes the number of sticks that are left, and takes 1, 2 or 3; the illegal action 0 of the
+    original does not exist. The reward is 1 if the opponent takes the last stick, and -1 if the agent takes it or more
+    sticks than are left. With ``n`` sticks left, the opponent takes ``(n + 3) mod 4``, or a random legal number if that
+    is 0.
     """
     outcomes = {
         sticks: {taken - 1: list(_outcomes(sticks, taken)) for taken in (1, 2, 3)} for sticks in range(STICKS + 1)
@@ -79,7 +66,7 @@ def nim() -> TableDynamics:
 
 
 def _outcomes(sticks: int, taken: int) -> Iterator[tuple[float, int, float, bool]]:
-    """Yield probability, sticks left at the agent's next turn, reward and end of each reply of the opponent."""
+    """Yield probability, next state, reward and termination for each move of the opponent."""
     left = sticks - taken
     if left <= 0:
         yield 1.0, 0, -1.0, True
@@ -92,37 +79,23 @@ def _outcomes(sticks: int, taken: int) -> Iterator[tuple[float, int, float, bool
 
 
 class NimEnv(DynamicsEnv):
-    """Misère Nim, registered as ``lrl/Nim-v0``."""
+    """Misère Nim against a perfect opponent, registered as ``lrl/Nim-v0``."""
 
     def __init__(self) -> None:
         super().__init__(nim())
 
-
-class NimVectorEnv(DynamicsVectorEnv):
-    """Many games of Nim.
-
-    Args:
-        num_envs: Number of games.
-        max_episode_steps: Number of the agent's moves after which a game is truncated; none takes more than 5.
-    """
-
-    def __init__(self, num_envs: int = 1, max_episode_steps: int | None = None) -> None:
-        super().__init__(nim(), num_envs, max_episode_steps)
-
-
-# Pong on a field of 800 x 600 pixels, with the transitions of ProPS (arXiv:2511.21928).
 
 _SPEED, _PADDLE, _LOWEST = 5.0, 80.0, 520.0
 _PADDLE_MOVES = np.array([-_SPEED, _SPEED, 0.0])
 
 
 class Pong(Dynamics):
-    """Implements Pong against an opponent that never misses; y grows downwards.
+    """Pong on a field of 800 x 600 pixels, against an opponent that never misses; y increases downwards.
 
-    States are float64 ``(copy, 6)``: the tops of the left paddle, which is the agent's, and of the right one, the
-    position of the ball and its velocity. Observations are float32 ``(copy, 5)``: the centre of the agent's paddle,
-    and position and velocity of the ball. Actions: 0 up, 1 down, 2 nothing. Reward 1 for each hit of the agent's, of
-    which 1000 steps allow three; the episode ends when the ball leaves the field.
+    States are float64 ``(copy, 6)``: the upper ends of the agent's left paddle and of the right paddle, and position
+    and velocity of the ball. Observations are float32 ``(copy, 5)``: the centre of the agent's paddle, and position and
+    velocity of the ball. Actions are 0 up, 1 down and 2 nothing. The reward is 1 for each time that the agent hits the
+    ball, at most three times in 1000 steps; the episode terminates when the ball leaves the field.
     """
 
     def __init__(self) -> None:
@@ -131,11 +104,11 @@ class Pong(Dynamics):
         self.action_space = spaces.Discrete(3)
 
     def start(self, rng: np.random.Generator) -> np.ndarray:
-        """Serve from the middle, to either side at any angle."""
+        """Serve from the middle to a random side at a random angle."""
         return np.array([260.0, 260.0, 400.0, 300.0, rng.choice([-_SPEED, _SPEED]), rng.uniform(-_SPEED, _SPEED)])
 
     def observe(self, states: np.ndarray) -> np.ndarray:
-        """Return what the agent sees; it does not see the opponent."""
+        """Return the observations, which do not contain the opponent."""
         seen = states[:, 1:].astype(np.float32)
         seen[:, 0] = states[:, 0] + _PADDLE / 2
         return seen
@@ -150,7 +123,7 @@ class Pong(Dynamics):
         ball = ball + velocity
         (x, y), (vx, vy) = ball.T, velocity.T
         vy = np.where((y <= 0) | (y >= 590), -vy, vy)
-        above = y[:, None] - tops  # how far below the top of each paddle the ball is
+        above = y[:, None] - tops  # distance of the ball below the upper end of each paddle
         covered = (above >= 0) & (above <= _PADDLE)
         hit = covered[:, 0] & (vx < 0) & (x <= 10)
         returned = covered[:, 1] & (vx >= 0) & (x >= 780)
@@ -163,28 +136,14 @@ class Pong(Dynamics):
 
 
 class PongEnv(DynamicsEnv):
-    """Pong, registered as ``lrl/Pong-v0``."""
+    """Pong against a perfect opponent, registered as ``lrl/Pong-v0``."""
 
     def __init__(self) -> None:
         super().__init__(Pong())
 
 
-class PongVectorEnv(DynamicsVectorEnv):
-    """Many copies of Pong.
-
-    Args:
-        num_envs: Number of copies.
-        max_episode_steps: Number of steps after which an episode is truncated.
-    """
-
-    def __init__(self, num_envs: int = 1, max_episode_steps: int | None = None) -> None:
-        super().__init__(Pong(), num_envs, max_episode_steps)
-
-
-# A robot in an L-shaped corridor, with the transitions of the first track of ProPS (arXiv:2511.21928).
-
 OUTER = ((0, 0), (0, 20), (20, 20), (20, 8.5), (11.5, 8.5), (11.5, 0))
-"""Corners of the outer wall, in metres."""
+"""Corners of the outer wall of the L-shaped corridor of Navigation, in metres."""
 INNER = ((3, 3), (3, 17), (17, 17), (17, 11.5), (8.5, 11.5), (8.5, 3))
 """Corners of the inner wall."""
 CENTRE_LINES = (
@@ -195,16 +154,16 @@ CENTRE_LINES = (
     ((10, 1.5), (10, 10)),
     ((1.5, 1.5), (10, 1.5)),
 )
-"""Segments on which episodes begin, each with the same probability."""
+"""Segments on which episodes start, each with the same probability."""
 ANGLES = np.array([-90.0, -45.0, 0.0, 45.0, 90.0]) / 180 * np.pi
-"""Directions of the five distances, from left to right."""
+"""Directions of the five distances in radians, from left to right."""
 _RAY, _NOISE, _COLLISION = 30.0, 0.02, 0.4
 _DISTANCE, _TURN = np.array([0.2, 0.04, 0.04]), np.array([0.0, 0.2, -0.2])
 _REWARD = np.array([5.0, -0.5, -0.5])
 
 
 def _walls(axis: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return position, and lower and upper end, of all walls that cross an axis, each ``(wall,)``."""
+    """Return the position on an axis and both ends of all walls at right angles to it, each ``(wall,)``."""
     sides = [side for corners in (OUTER, INNER) for side in zip(corners, corners[1:] + corners[:1], strict=True)]
     crossing = [side for side in sides if side[0][axis] == side[1][axis]]
     ends = np.array([sorted((a[1 - axis], b[1 - axis])) for a, b in crossing])
@@ -218,7 +177,7 @@ def distances(places: np.ndarray, headings: np.ndarray) -> np.ndarray:
     """Return the distances to the nearest wall in five directions, ``(copy, 5)``.
 
     Args:
-        places: ``(copy, 2)``.
+        places: Positions ``(copy, 2)``.
         headings: Angles from the +y axis, clockwise, ``(copy,)``.
     """
     angles = headings[:, None] + ANGLES
@@ -234,11 +193,11 @@ def distances(places: np.ndarray, headings: np.ndarray) -> np.ndarray:
 
 
 class Navigation(Dynamics):
-    """Implements a point robot that sees five distances, with noise in its motion and its observations.
+    """Point robot in a corridor that observes five distances, with noise in its motion and its observations.
 
-    States are float64 ``(copy, 8)``: place, heading and the last observation. Actions: 0 moves forward, 1 turns right
-    and 2 turns left. Reward 5 for a move forward and -0.5 for a turn; an observed distance below 0.4 m is a collision,
-    with reward -200 instead, and ends the episode.
+    The transitions are those of the first track of ProPS. States are float64 ``(copy, 8)``: position, heading and the
+    last observation. Action 0 moves forward, 1 turns right and 2 turns left. The reward is 5 for a move forward and
+    -0.5 for a turn. An observed distance below 0.4 m is a collision: the reward is -200, and the episode terminates.
     """
 
     noise_size = 7
@@ -248,7 +207,7 @@ class Navigation(Dynamics):
         self.action_space = spaces.Discrete(3)
 
     def start(self, rng: np.random.Generator) -> np.ndarray:
-        """Sample a place on a centre line and a heading."""
+        """Sample a position on a centre line and a heading."""
         begin, end = np.array(CENTRE_LINES[rng.integers(len(CENTRE_LINES))])
         place = begin + rng.random() * (end - begin)
         heading = rng.uniform(-np.pi, np.pi)
@@ -256,17 +215,17 @@ class Navigation(Dynamics):
         return np.concatenate([place, [heading], seen])
 
     def noise(self, rng: np.random.Generator, steps: int) -> np.ndarray:
-        """Sample normal numbers: of the distance, of the turn and of the five observations."""
+        """Sample normal noise of the distance, the turn and the five observations."""
         return _NOISE * rng.standard_normal((steps, self.noise_size))
 
     def observe(self, states: np.ndarray) -> np.ndarray:
-        """Return the five distances with noise."""
+        """Return the five distances, which include noise."""
         return states[:, 3:]
 
     def step(
         self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Move, then turn; a negative distance moves forward as well, as in the original."""
+        """Move, then turn; as in the original, a negative distance also moves forward."""
         heading = states[:, 2]
         moved = np.abs(_DISTANCE[actions] + noise[:, 0])
         after = np.empty_like(states)
@@ -279,19 +238,14 @@ class Navigation(Dynamics):
 
 
 class NavigationEnv(DynamicsEnv):
-    """The corridor, registered as ``lrl/Navigation-v0``."""
+    """Robot in an L-shaped corridor, registered as ``lrl/Navigation-v0``."""
 
     def __init__(self) -> None:
         super().__init__(Navigation())
 
 
-class NavigationVectorEnv(DynamicsVectorEnv):
-    """Many copies of the corridor.
-
-    Args:
-        num_envs: Number of copies.
-        max_episode_steps: Number of steps after which an episode is truncated.
-    """
-
-    def __init__(self, num_envs: int = 1, max_episode_steps: int | None = None) -> None:
-        super().__init__(Navigation(), num_envs, max_episode_steps)
+# Entry points of `gymnasium.make_vec`.
+MazeVectorEnv = partial(DynamicsVectorEnv, maze())
+NimVectorEnv = partial(DynamicsVectorEnv, nim())
+PongVectorEnv = partial(DynamicsVectorEnv, Pong())
+NavigationVectorEnv = partial(DynamicsVectorEnv, Navigation())

@@ -1,4 +1,4 @@
-"""The base class of small policies whose parameters are searched, not trained by gradients."""
+"""Small policies whose parameters are searched, not trained by gradients: linear functions and tables."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeInt, PositiveFloat, check_arguments
 from lrl.registry import register
 from lrl.search.searchers import ParameterSpace
-from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, RandomKeys, SamplingConfig, TurnBatch
+from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
 MAX_PARAMETERS = 10_000
-"""Maximum number of parameters that are searched; Humanoid-v5 has 5,933, an image of 84 x 84 x 3 pixels more."""
+"""Maximum number of parameters of a searched policy; Humanoid-v5 needs 5,933, and image observations need more."""
 Decide = Callable[[np.ndarray], np.ndarray]
-"""From native observations ``(row, ...)`` to native actions ``(row, ...)``."""
+"""Function from native observations ``(row, ...)`` to native actions ``(row, ...)``."""
 
 
 class SearchedPolicy(Policy):
-    """A deterministic policy on native observations, a function of a vector of parameters.
+    """Abstract base class of deterministic policies on native observations that depend on a parameter vector.
 
-    The parameters are a buffer, so that checkpoints hold them and optimizers do not see them.
+    The parameters are a buffer: checkpoints contain it, and optimizers ignore it.
     """
 
     parameter_values: Tensor | None
@@ -40,25 +40,25 @@ class SearchedPolicy(Policy):
 
     @abstractmethod
     def parameter_space(self) -> ParameterSpace:
-        """Return the vectors of parameters that the policy can have, once its spaces are connected."""
+        """Return the possible parameter vectors; the spaces must be connected."""
 
     @abstractmethod
     def decider(self, parameters: np.ndarray) -> Decide:
-        """Return the policy with some parameters as a function of NumPy arrays; the policy itself stays as it is.
+        """Return the policy with given parameters as a function of NumPy arrays; this object does not change.
 
-        Each row's action depends on its own observation only, to the last bit, whatever rows are beside it.
+        The action of a row depends on the observation of that row only, to the last bit.
 
         Args:
-            parameters: ``(parameter,)``, legal in :meth:`parameter_space`.
+            parameters: Parameters ``(parameter,)``, which are legal in :meth:`parameter_space`.
         """
 
     @property
     def response_format(self) -> None:
-        """None: actions are native."""
+        """None, because actions are native."""
         return None
 
     def _connect(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Set spaces that the policy can read and act in.
+        """Set the spaces of one environment.
 
         Raises:
             ValueError: If the policy would have more than :data:`MAX_PARAMETERS` parameters.
@@ -76,7 +76,7 @@ class SearchedPolicy(Policy):
     @property
     @abstractmethod
     def num_parameters(self) -> int:
-        """Number of parameters, once the spaces are connected."""
+        """Number of parameters; the spaces must be connected."""
 
     @property
     def spaces(self) -> tuple[gym.Space, gym.Space]:
@@ -85,7 +85,7 @@ class SearchedPolicy(Policy):
         return self._spaces
 
     def configure(self) -> None:
-        """Initialise the parameters with zeros, or the legal values nearest to zero; a second call does nothing."""
+        """Initialize the parameters with the legal values nearest to zero, unless they are initialized already."""
         if self.parameter_values is None:
             space = self.parameter_space()
             self.parameter_values = torch.from_numpy(space.nearest(np.zeros(space.size)))
@@ -100,10 +100,10 @@ class SearchedPolicy(Policy):
         """Set the parameters.
 
         Args:
-            values: ``(parameter,)``.
+            values: Parameters ``(parameter,)``.
 
         Raises:
-            ValueError: If their number is wrong, or one of them is outside of the range or no action.
+            ValueError: If there are too few or too many values, or one of them is not legal.
         """
         self.configure()
         complaint = self.parameter_space().complaint(list(values))
@@ -120,7 +120,7 @@ class SearchedPolicy(Policy):
         keys: RandomKeys,
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
-        """Decide for each row. ``sampling`` changes nothing: the policy is deterministic."""
+        """Return the action of each row; ``sampling`` is ignored, because the policy is deterministic."""
         actions: Any = self.decider(self.parameters_vector)(np.asarray(observations))
         shape = (len(actions), 1)
         return Decisions(
@@ -131,64 +131,40 @@ class SearchedPolicy(Policy):
             memory=memory,
         )
 
-    # -- what takes a gradient -----------------------------------------------------------------------------------
+    def _raise(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise, because the policy has no gradient.
 
-    def check_gradients(self) -> None:
-        """Raise: the policy is searched."""
-        self._raise()
-
-    def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
-        """Raise: there are no log-probabilities to differentiate."""
-        self._raise()
-
-    def reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        """Raise: there is no reference policy."""
-        self._raise()
-
-    def build_reference(self, warm_started: bool) -> None:
-        """Raise: there is no reference policy."""
-        self._raise()
-
-    def critic_parameters(self) -> list[nn.Parameter]:
-        """Raise: there is no critic, and an algorithm that asks for one trains by gradients."""
-        self._raise()
-
-    def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
-        """Raise: there is no critic."""
-        self._raise()
-
-    def encode_turns(self, turns: Sequence[NativeTurn]) -> Inputs:
-        """Raise: demonstrations train by gradients."""
-        self._raise()
-
-    def _raise(self) -> NoReturn:
+        Raises:
+            ValueError: If an algorithm or a loss calls one of the methods below.
+        """
         raise ValueError(
             f"model.policy is a {type(self).__name__}, which has no gradient; search its parameters, or train an "
             "MLPPolicy."
         )
 
-
-# The linear policy whose weights are searched.
+    check_gradients = evaluate = reference_logprobs = build_reference = _raise
+    critic_parameters = state_values = encode_turns = _raise
 
 
 @register
 @final
 class LinearPolicy(SearchedPolicy):
-    """Compute scores or actions ``s W + b`` of the raw observation ``s``: one weight per dimension and output.
+    """Linear policy, which computes ``s W + b`` from the raw observation ``s``.
 
-    With Discrete actions the highest score is taken, the first of equal ones; values of a Box are clipped to it, so
-    that an environment never charges for more than it can do. Flat order of the parameters: all outputs of the first
-    dimension of the observation, all of the second, ..., then the biases (ProPS, arXiv:2511.21928).
+    If actions are Discrete, the outputs are scores, and the action with the highest score is selected, the first of
+    equal ones. If they are a Box, the outputs are clipped to it, so that penalties on large actions apply to possible
+    actions only. The order of the parameters is that of ProPS (arXiv:2511.21928): all outputs of the first dimension of
+    the observation, all outputs of the second, and so on, then the biases.
 
     Args:
-        bias: Whether there are biases.
-        low: Smallest weight, with no more than ``decimals`` decimal places.
-        high: Largest weight, likewise.
-        decimals: Decimal places of the weights; null does not round.
+        bias: Whether the policy has biases.
+        low: Smallest weight, with at most ``decimals`` decimal places.
+        high: Largest weight, with at most ``decimals`` decimal places.
+        decimals: Number of decimal places of the weights; None does not round.
         scale: Standard deviation of random weights.
 
     Raises:
-        ValueError: If ``low`` is not below ``high``, or one of them is infinite or would be rounded.
+        ValueError: If ``low`` is not below ``high``, or one of them is infinite or has too many decimal places.
     """
 
     def __init__(
@@ -213,10 +189,11 @@ class LinearPolicy(SearchedPolicy):
         self.bias, self.low, self.high, self.decimals, self.scale = bias, low, high, decimals, scale
 
     def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Set the spaces, from which the number of weights follows.
+        """Set the spaces, which determine the number of weights.
 
         Raises:
-            ValueError: If observations are no Box, actions neither Discrete nor a Box, or there are too many weights.
+            ValueError: If observations are not a Box, if actions are neither Discrete nor a Box, or if there are too
+                many weights.
         """
         if not isinstance(observation_space, spaces.Box):
             raise ValueError(
@@ -250,13 +227,13 @@ class LinearPolicy(SearchedPolicy):
         )
 
     def decider(self, parameters: np.ndarray) -> Decide:
-        """Return the function from observations ``(row, ...)`` to clipped actions, or to those of the highest score."""
+        """Return the function from observations ``(row, ...)`` to actions."""
         inputs, outputs = self.shape
         rows = np.asarray(parameters, dtype=np.float64).reshape(inputs + self.bias, outputs)
-        weights, bias = rows[:inputs], rows[inputs:].sum(0)  # no row of biases: zeros
+        weights, bias = rows[:inputs], rows[inputs:].sum(0)  # zeros if there is no row of biases
 
         def scores(observations: np.ndarray) -> np.ndarray:
-            # The sum of a product, not a matrix product, whose rounding depends on the number of rows.
+            # A matrix product would depend on the number of rows in its rounding.
             return (observations.reshape(len(observations), inputs, 1) * weights).sum(1) + bias
 
         acted = self.spaces[1]
@@ -270,16 +247,13 @@ class LinearPolicy(SearchedPolicy):
         )
 
 
-# The policy with one action for each state, which is searched.
-
-
 @register
 @final
 class TabularPolicy(SearchedPolicy):
-    """A table of one action for each observation of a Discrete space; parameter ``i`` is the action in state ``i``."""
+    """Table with one action for each observation of a Discrete space; parameter ``i`` is the action in state ``i``."""
 
     def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Set the spaces, which give the table its size and its actions.
+        """Set the spaces, which determine the size of the table and its actions.
 
         Raises:
             ValueError: If observations or actions are not Discrete, or there are too many states.
@@ -302,7 +276,7 @@ class TabularPolicy(SearchedPolicy):
         return observed, acted
 
     def parameter_space(self) -> ParameterSpace:
-        """Return the actions that each entry of the table may be."""
+        """Return the possible actions of each entry of the table."""
         _, acted = self._discrete
         first = int(acted.start)
         return ParameterSpace(size=self.num_parameters, actions=tuple(range(first, first + int(acted.n))))

@@ -1,4 +1,4 @@
-"""Play whole episodes with the parameters of a small policy, without torch in the loop."""
+"""Functions that play whole episodes with a small policy, in NumPy only."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from lrl.search.batched import (
 from lrl.search.policies import Decide, SearchedPolicy
 from lrl.search.searchers import Trial
 
-# The fastest way to play whole episodes of a native environment in this process.
-
 
 def _table(native: Any) -> Dynamics:
     return TableDynamics(TransitionTable.from_gymnasium(native.P), native.initial_state_distrib)
@@ -42,21 +40,20 @@ _DYNAMICS: dict[str, Callable[[Any], Dynamics]] = {
     "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv": _table,
     "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv": _table,
 }
-"""Transitions by the ``module:class`` of the native environment, of which subclasses may differ."""
-_ANY_ARGUMENTS = (_table,)
+"""Dynamics by the ``module:class`` of the native environment. Subclasses may differ, so they do not count."""
 
 
 def make_batched(factory: EnvFactory, num_envs: int) -> VectorEnv:
-    """Create native environments for :func:`~lrl.search.rollouts.play_parameters`.
+    """Create native environments for :func:`play_parameters`.
 
-    Those with transitions in :mod:`lrl.search.batched` step all copies in NumPy; all others step one after the other.
+    Environments with :class:`~lrl.search.batched.Dynamics` step all copies at once, all others one copy at a time.
 
     Args:
-        factory: Names the environment, its arguments and its time limit.
+        factory: Factory of the environments.
         num_envs: Number of copies.
 
     Raises:
-        ValueError: If the factory does not make registered environments, or its settings are invalid.
+        ValueError: If the factory does not create registered environments, or its settings are invalid.
     """
     if not isinstance(factory, GymnasiumEnvs):
         raise ValueError(f"env is a {type(factory).__name__}; a search plays registered environments (GymnasiumEnvs).")
@@ -78,31 +75,31 @@ def _make_checked(factory: GymnasiumEnvs) -> CheckedEnv:
 
 
 def _dynamics(native: Any, kwargs: dict[str, Any]) -> Dynamics | None:
-    """Return the transitions of an environment; None where there are none, or arguments may have changed them."""
+    """Return the dynamics of an environment; None if there are none, or if its arguments may have changed them."""
     if isinstance(native, DynamicsEnv):
         return native.dynamics
     kind = type(native)
     make = _DYNAMICS.get(f"{kind.__module__}:{kind.__qualname__}")
-    return None if make is None or (kwargs and make not in _ANY_ARGUMENTS) else make(native)
+    return None if make is None or (kwargs and make is not _table) else make(native)
 
 
 TrajectorySteps = list[tuple[str, str, float]]
-"""Observation, action and reward of each step, as :attr:`Trial.trajectory <lrl.search.searchers.Trial.trajectory>`."""
+"""Observation, action and reward of each step, see :attr:`~lrl.search.searchers.Trial.trajectory`."""
 
 
 def proposal_seeds(seed: int, proposal: int, num_rollouts: int) -> np.ndarray:
-    """Return the seeds of the episodes of a proposal, int64 ``(episode,)``; no two proposals share any.
+    """Return the seeds of the episodes of a proposal, int64 ``(episode,)``, which no other proposal has.
 
     Args:
-        seed: Of the search.
-        proposal: Index of the proposal, from 0; warm-up policies may count from -1 downwards.
+        seed: Seed of the search.
+        proposal: Index of the proposal; warm-up policies have negative ones.
         num_rollouts: Number of episodes.
     """
     return hashed_seeds("proposal", seed, proposal, np.arange(num_rollouts))
 
 
 def fresh_seeds(seed: int, num_episodes: int) -> np.ndarray:
-    """Return the seeds of episodes that no proposal was selected on, int64 ``(episode,)``."""
+    """Return the seeds of episodes that are not used to select a proposal, int64 ``(episode,)``."""
     return hashed_seeds("fresh episode", seed, np.arange(num_episodes))
 
 
@@ -114,23 +111,22 @@ def play_parameters(
     max_steps: int,
     trajectory: bool = False,
 ) -> Trial:
-    """Play one whole episode for each seed, as many side by side as there are environments.
+    """Play one whole episode for each seed, in batches of as many episodes as there are environments.
 
-    An episode depends on its seed and the parameters alone. What environments return after the end of their episode is
-    not counted; those that cannot be stepped then are reset. Copies without an episode of their own are not reset.
+    An episode depends on its seed and the parameters only.
 
     Args:
-        policy: Connected to the spaces; its own parameters are not used and not changed.
-        envs: Environments without autoreset, which are reused: make them once by
-            :func:`~lrl.search.rollouts.make_batched`. A factory makes them for this call only.
-        parameters: ``(parameter,)``.
-        seeds: One for each episode.
-        max_steps: Truncates episodes after this many steps; the environment's own limit may be shorter.
-        trajectory: Whether to describe the steps of the first episode.
+        policy: Policy that is connected to the spaces; its own parameters are neither used nor changed.
+        envs: Environments without autoreset from :func:`make_batched`, which can be used for many calls, or a factory,
+            which creates environments for this call only.
+        parameters: Parameters ``(parameter,)``.
+        seeds: Seed of each episode.
+        max_steps: Number of steps after which episodes are truncated; the environment's own limit may be lower.
+        trajectory: Whether to return the steps of the first episode as text.
 
     Raises:
-        ValueError: If there is no seed, an environment fails or returns a number that is not finite, or ``envs`` is the
-            factory of environments that cannot be played natively.
+        ValueError: If there is no seed, if an environment fails or returns a number that is not finite, or if ``envs``
+            is a factory that :func:`make_batched` does not support.
     """
     if not len(seeds):
         raise ValueError("seeds is empty; there must be one for each episode.")
@@ -158,11 +154,11 @@ def play_seeds(
     """Play one whole episode for each seed, and return their returns ``(episode,)`` and the number of their steps.
 
     Args:
-        decide: Maps the observations of all environments to their actions.
-        envs: Environments without autoreset, which are reused.
-        seeds: One for each episode, at least one.
-        max_steps: Truncates episodes after this many steps; the environment's own limit may be shorter.
-        described: A list that the steps of the first episode are added to, as text.
+        decide: Function from the observations of all environments to their actions.
+        envs: Environments without autoreset.
+        seeds: Seed of each episode, at least one.
+        max_steps: Number of steps after which episodes are truncated; the environment's own limit may be lower.
+        described: List to which the steps of the first episode are appended as text.
 
     Raises:
         ValueError: If an environment fails, or returns a number that is not finite.
@@ -183,9 +179,13 @@ def _play(
     max_steps: int,
     described: TrajectorySteps | None,
 ) -> tuple[np.ndarray, int]:
-    """Play at most as many episodes as there are environments; return their returns ``(episode,)`` and their steps."""
+    """Play one batch of episodes; return their returns ``(episode,)`` and the number of their steps.
+
+    Steps of environments whose episode has ended do not count. Environments that cannot be stepped then are reset
+    first; environments without an episode of this batch are not.
+    """
     given = [int(seed) for seed in seeds]
-    all_seeds: Any = given + given[-1:] * (envs.num_envs - len(given))  # copies without an episode of their own
+    all_seeds: Any = given + given[-1:] * (envs.num_envs - len(given))  # also for idle environments
     active = np.arange(envs.num_envs) < len(given)
     needs_reset = envs.num_envs > 1 and not getattr(envs, "steps_ended_copies", False)
     observations, _ = envs.reset(seed=all_seeds, options=None if needs_reset else {"reset_mask": active.copy()})
@@ -212,6 +212,6 @@ def _play(
 
 
 def describe(value: Any) -> str:
-    """Return an observation or action as text: a whole number, or numbers of four significant digits."""
+    """Return an observation or action as text: an integer, or numbers with four significant digits."""
     numbers = np.asarray(value).ravel().tolist()
     return ", ".join(str(one) if isinstance(one, int) else f"{one:.4g}" for one in numbers)
