@@ -155,7 +155,7 @@ class LRLCLI(LightningCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Return a parser whose ``--config`` is :class:`ConfigFile`."""
-        parser = RunParser(dump_header=[f"lightning.pytorch=={L.__version__}"], **kwargs)
+        parser = RunParser(dump_header=[f"lightning.pytorch=={L.__version__}"], allow_abbrev=False, **kwargs)
         parser.add_argument("-c", "--config", action=ConfigFile, help="a file, or one of the configs of lrl by name")
         return parser
 

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 TRAINER_COMMANDS = {
     "fit": "train a policy",
@@ -78,12 +79,29 @@ def main() -> None:
         importlib.import_module(MODULES.get(words[0], f"lrl.cli.{words[0]}")).main(f"lrl {words[0]}", words[1:])
     elif words[0] in TRAINER_COMMANDS or words[0].startswith("-"):
         started = time.monotonic()
-        from lrl.cli.main import run
-
-        run(started=started)
+        _train(words, started)
     else:
         known = [*TRAINER_COMMANDS, *COMMANDS]
         near = difflib.get_close_matches(words[0], known, 1)
         hint = f"did you mean {near[0]}?" if near else f"it must be one of {', '.join(known)}."
         sys.stderr.write(f"lrl: {words[0]!r} is not a command; {hint}\n")
         raise SystemExit(2)
+
+
+def _train(words: Sequence[str], started: float) -> None:
+    """Run a command of LightningCLI; help and misspelt keys take no import of Lightning."""
+    if words[0] in TRAINER_COMMANDS:
+        from lrl.cli.keys import check_keys, help_text
+
+        text = help_text(words, TRAINER_COMMANDS[words[0]])
+        if text is not None:
+            sys.stdout.write(text)
+            return
+        try:
+            check_keys(words)
+        except ValueError as error:
+            sys.stderr.write(f"lrl: {error}\n")
+            raise SystemExit(2) from None
+    from lrl.cli.main import run
+
+    run(started=started)

@@ -12,48 +12,7 @@ from safetensors import SafetensorError
 
 import lrl.cli.main
 from lrl.cli.arguments import exit_on_user_error
-from lrl.cli.error_messages import nearest, suggestion
 from lrl.cli.main import check_wandb_login
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [("lam", "gae_lambda"), ("eps_clip", "clip_range"), ("kl_ceof", "kl_coef"), ("learning_rate", "lr"), ("xyz", None)],
-)
-def test_a_name_of_another_library_or_a_slip_is_recognised(name, meant):
-    assert nearest(name, ["lr", "gae_lambda", "clip_range", "kl_coef", "schedule"]) == meant
-
-
-def test_a_synonym_that_is_no_setting_there_is_not_suggested():
-    assert nearest("learning_rate", ["num_envs", "group_size"]) is None
-
-
-@pytest.mark.parametrize(
-    ("report", "meant"),
-    [
-        ("Group 'language_model' does not accept option 'nmae'", "name"),
-        ("Group 'language_model.lora' does not accept option 'lora_alpha'", "alpha"),
-        ("unrecognized arguments: --sampling.temprature=3", "temperature"),
-        ("Option 'max_tokens' is not accepted", "sampling.max_new_tokens"),
-    ],
-)
-def test_a_misspelt_setting_of_a_group_is_looked_for_in_the_group(report, meant):
-    owner = "Problem with given class_path 'lrl.policies.text.TextPolicy':\n  "
-    assert suggestion(owner + report) == f"; did you mean {meant!r}?"
-
-
-@pytest.mark.parametrize(
-    ("owner", "meant"),
-    [("grpo.GRPOModule", "; did you mean 'optimizer.lr'?"), ("trpo.TRPOModule", "; did you mean 'value_fit.lr'?")],
-)
-def test_a_setting_of_a_group_is_suggested_where_the_class_has_that_group(owner, meant):
-    report = f"Parser key \"model\":\n  Problem with given class_path 'lrl.algorithms.{owner}':\n    "
-    assert suggestion(f"{report}Option 'lr' is not accepted") == meant
-
-
-def test_a_misspelt_setting_of_the_trainer_in_a_config_is_looked_for_in_the_trainer():
-    told = suggestion("Subcommand 'fit' does not accept option 'trainer.max_epohcs'")
-    assert told == "; did you mean 'max_epochs'?"
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from lrl.cli.program import COMMANDS, TRAINER_COMMANDS
 
 HELP = """
 import resource, runpy, sys
-from lrl.cli.program import COMMANDS
-for words in [[], *([name] for name in COMMANDS)]:
-    sys.argv = ["lrl", *words, "--help"]
+from lrl.cli.program import COMMANDS, TRAINER_COMMANDS
+for words in [[], *([name] for name in TRAINER_COMMANDS | COMMANDS), ["fit", "--config", "frozen_lake/grpo.yaml"]]:
+    sys.argv = ["lrl", *words, "--help" if len(words) < 2 else "--model.init_args.lrr=1"]
     try:
         runpy.run_module("lrl", run_name="__main__", alter_sys=False)
     except SystemExit as end:
-        assert end.code == 0, words
+        assert end.code == (0 if len(words) < 2 else 2), words
 slow = {"torch", "lightning", "transformers"} & set(sys.modules)
 assert not slow, slow
 used = resource.getrusage(resource.RUSAGE_SELF)
@@ -24,12 +24,13 @@ assert used.ru_utime + used.ru_stime < 3, used
 """
 
 
-def test_the_help_of_all_commands_takes_less_than_three_seconds_and_no_torch():
+def test_the_help_of_all_commands_and_a_misspelt_key_take_less_than_three_seconds_and_no_torch():
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for name, text in (TRAINER_COMMANDS | COMMANDS).items():
         assert any(line.split() == [name, *text.split()] for line in done.stdout.splitlines())
-    assert all(f"usage: lrl {name} " in done.stdout for name in COMMANDS)
+    assert all(f"usage: lrl {name} " in done.stdout for name in TRAINER_COMMANDS | COMMANDS)
+    assert done.stderr == "lrl: model.init_args.lrr is not an argument of GRPOModule; did you mean 'optimizer.lr'?\n"
 
 
 @pytest.mark.parametrize(

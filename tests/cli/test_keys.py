@@ -1,0 +1,211 @@
+"""Help and errors for misspelt keys come from source files, and agree with the classes."""
+
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+from lrl.cli.keys import check_keys, help_text, nearest
+from lrl.cli.signatures import arguments, find_class
+from lrl.registry import components
+
+LAKE = ("--config", "configs/frozen_lake/grpo.yaml")
+POLICY = "--model.init_args.policy.init_args"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("lam", "gae_lambda"), ("eps_clip", "clip_range"), ("kl_ceof", "kl_coef"), ("learning_rate", "lr"), ("xyz", None)],
+)
+def test_a_name_of_another_library_or_a_slip_is_recognised(name, meant):
+    assert nearest(name, ["lr", "gae_lambda", "clip_range", "kl_coef", "schedule"]) == meant
+
+
+def test_a_synonym_that_is_no_setting_there_is_not_suggested():
+    assert nearest("learning_rate", ["num_envs", "group_size"]) is None
+
+
+def check(*words):
+    check_keys(["fit", *LAKE, *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["--model.init_args.lr", "1"],
+            "model.init_args.lr is not an argument of GRPOModule; did you mean 'optimizer.lr'?",
+        ),
+        (
+            ["--model.init_args.optimizer.lrr=1"],
+            "model.init_args.optimizer.lrr is not .* OptimizerConfig; did you mean 'lr'?",
+        ),
+        (["--model.lrr", "1"], "model.lrr is not an argument of GRPOModule; did you mean 'optimizer.lr'?"),
+        (
+            ["--model.init_args.no_such_key", "1"],
+            "model.init_args.no_such_key is not an argument of GRPOModule; it must be one",
+        ),
+        (
+            ["--model", "TRPOModule", "--model.init_args.lr", "1"],
+            "not an argument of TRPOModule; did you mean 'value_fit.lr'?",
+        ),
+        (["--data.init_args.n_envs", "1"], "n_envs is not an argument of RolloutDataModule; did you mean 'num_envs'?"),
+        (["--data.init_args.validation.epsodes", "1"], "not an argument of ValidationConfig; did you mean 'episodes'?"),
+        ([f"{POLICY}.sampling.temprature", "1"], "not an argument of SamplingConfig; did you mean 'temperature'?"),
+        (
+            [f"{POLICY}.language_model.lora.lora_alpha", "1"],
+            "lora.lora_alpha is not .* LoRAConfig; did you mean 'alpha'?",
+        ),
+        ([f"{POLICY}.max_tokens", "1"], "not an argument of TextPolicy; did you mean 'sampling.max_new_tokens'?"),
+        (["--trainer.max_epoch", "1"], "trainer.max_epoch is not an argument of Trainer; did you mean 'max_epochs'?"),
+        (
+            ["--trainer.callbacks+", "Transcripts", "--trainer.callbacks.evry", "1"],
+            "evry is not an argument of Transcripts",
+        ),
+        (
+            ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitr=x"],
+            "EarlyStopping; did you mean 'monitor'?",
+        ),
+        (
+            ["--trainer.callbacks", "[{class_path: ExactSuccess, init_args: {map: 1}}]"],
+            "map is not an argument of Exact",
+        ),
+        (
+            ["--data.init_args.env.init_args.rewards", '[{"class_path": "FormatReward", "init_args": {"wieght": 1}}]'],
+            "wieght",
+        ),
+        (["--max_epochs", "1"], "max_epochs is not a key of a run; did you mean 'trainer.max_epochs'?"),
+        (["--tariner.max_epochs", "1"], "tariner is not a key of a run; did you mean 'trainer'?"),
+        (["--nonsense", "1"], "nonsense is not a key of a run; it must be one of ckpt_path, config, "),
+        (["--optimizer", "Adam"], "optimizer is not a key of a run"),
+        (["--lr_scheduler", "x"], "lr_scheduler is not a key of a run"),
+        (["--verbose", "true"], "verbose is not a key of a run"),
+    ],
+)
+def test_a_misspelt_key_of_the_command_line_is_named_in_a_sentence(words, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check(*words)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("seed: 3", "seed is not a key of a run; did you mean 'seed_everything'?"),
+        ("trainer: {max_epohcs: 3}", "trainer.max_epohcs is not an argument of Trainer; did you mean 'max_epochs'?"),
+        ("trainer.max_epohcs: 3", "trainer.max_epohcs is not an argument of Trainer; did you mean 'max_epochs'?"),
+        ("model: {class_path: PPOValueHeadModule, init_args: {lam: 1}}", "did you mean 'credit.gae_lambda'?"),
+        ("model: {class_path: GRPOModule, clip_range: 1}", "class_path; it must be model.init_args.clip_range"),
+        (
+            "model: {init_args: {policy: {class_path: TabularPolicy, init_args: {a: 1}}}}",
+            "TabularPolicy, which has none",
+        ),
+        (
+            "trainer: {callbacks+: [{class_path: Transcripts, init_args: {every: 1}}]}",
+            "every is not an argument of Transcr",
+        ),
+        (
+            "trainer: {logger: {class_path: CSVLogger, init_args: {save_dirr: x}}}",
+            "CSVLogger; did you mean 'save_dir'?",
+        ),
+    ],
+)
+def test_a_misspelt_key_of_a_file_is_named_in_a_sentence(text, sentence, tmp_path):
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        check("--config", str(tmp_path / "mine.yaml"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--model.optimizer.lr", "1e-3", "--trainer.callbacks", "null", "--model.init_args.clip_range_high=null"],
+        ["--data.init_args.validation.env.init_args.kwargs", '{"map_name": "None"}'],
+        ["--data.init_args.validation.env.init_args.kwargs.map_name", "8x8"],
+        ["--model", "no_such_package.Module", "--model.init_args.whatever", "1"],
+        ["--model.init_args.policy", "torch.nn.Linear", f"{POLICY}.in_features", "1"],
+        ["--trainer.logger", "WandbLogger", "--trainer.logger.whatever_wandb_takes", "x"],
+        ["--trainer.strategy", "ddp", "--trainer.max_time", "{hours: 1}", "--trainer.logger", "true"],
+        ["--config", "no_such_file.yaml", "--model.init_args.policy", "[unreadable"],
+        ["--print_config", "--seed_everything=1", "-c", "overlays/debug.yaml", "--push_to_hub", "me/lake"],
+        ["--trainer.profiler", "simple", "--trainer.plugins", "[{class_path: some.Plugin, init_args: {a: 1}}]"],
+    ],
+)
+def test_what_is_right_or_cannot_be_decided_is_left_to_the_parser(words):
+    check(*words)
+
+
+def test_keys_of_other_commands_are_theirs():
+    check_keys(["validate", *LAKE, "--verbose", "true"])
+    with pytest.raises(ValueError, match="return_predictions is not a key"):
+        check_keys(["validate", *LAKE, "--return_predictions", "true"])
+
+
+@pytest.mark.slow
+def test_every_configuration_passes_with_the_overlays():
+    overlays = [
+        path for path in Path("configs/overlays").glob("*.yaml") if path.stem != "qlora"
+    ]  # language models only
+    for path in Path("configs").glob("*/*.yaml"):
+        check_keys(["fit", *(word for file in (path, *overlays) for word in ("--config", str(file)))])
+
+
+@pytest.mark.slow
+def test_source_files_tell_the_arguments_of_every_component():
+    for name, path in components().items():
+        found, kind = find_class(path), getattr(importlib.import_module(path.rpartition(".")[0]), name)
+        assert {one.name for one in arguments(found)} == {*inspect.signature(kind).parameters}, name
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("class A:\n    def __init__(self, a, *, b=1): pass", ["a", "b"]),
+        ("class A:\n    def __init__(self, a, **more): pass", None),
+        ("class A(B): pass\nclass B:\n    def __init__(self, b): pass", ["b"]),
+        ("class A(Unknown): pass", None),
+        ("from abc import ABC\nclass A(ABC): pass", []),
+        ("import attrs\n@attrs.define\nclass A:\n    a: int", None),
+        (
+            "@dataclass\nclass B:\n    b: int\n@dataclass\nclass A(B):\n    a: int = 1\n    K: ClassVar[int] = 2",
+            ["b", "a"],
+        ),
+        ("@dataclass\nclass A:\n    a: int = field(default=1)\n    b: int = field(init=False)", ["a"]),
+        ("class A(metaclass=M):\n    def __init__(self, a): pass", None),
+        ("class A:\n    def __init__(self, a): pass\n    def __new__(cls, *args): pass", None),
+        ("if True:\n    class A:\n        def __init__(self, a): pass", ["a"]),
+        ("class A(:", None),
+    ],
+)
+def test_arguments_are_read_from_source(source, names, tmp_path, monkeypatch):
+    module = f"module_{abs(hash(source))}"
+    (tmp_path / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = find_class(f"{module}.A")
+    given = None if found is None else arguments(found)
+    assert (given and [one.name for one in given]) == (names and [*names])
+
+
+def test_help_shows_our_classes_before_the_arguments_of_the_trainer():
+    text = help_text(["fit", "--help"], "train")
+    parts = [
+        "GRPOModule",
+        "RolloutDataModule",
+        "--seed_everything",
+        "--model.help",
+        "MinariRows",
+        "--trainer.max_epochs",
+    ]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    assert all(name in text for name in components())
+    assert "--optimizer" not in text and "--lr_scheduler" not in text
+
+
+def test_help_of_a_class_lists_its_arguments_with_their_groups():
+    text = help_text(["fit", "--model.help", "PPOValueHeadModule"], "train")
+    assert "--model.init_args.optimizer.lr" in text and "(default: 0.95)" in text
+    assert help_text(["fit", "--model.help", "no_such.Module"], "train") is None
+    assert "--trainer.callbacks.init_args.monitor" in help_text(
+        ["fit", "--trainer.callbacks.help=lightning.pytorch.callbacks.EarlyStopping"], "train"
+    )
