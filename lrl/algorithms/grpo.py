@@ -1,6 +1,7 @@
 """GRPO: group relative policy optimisation (arXiv:2402.03300), with the variants that followed it.
 
-Objective, for a group of G episodes that start from the same state, means over their turns and over tokens t of a turn:
+Objective, for a group of G episodes that start from the same state; means are over their turns and over the tokens t of
+a turn:
 
     r_t   = pi(a_t | s_t) / pi_old(a_t | s_t)
     A_i   = (R_i - mean(R_1..R_G)) / std(R_1..R_G)
@@ -9,18 +10,18 @@ Objective, for a group of G episodes that start from the same state, means over 
 
 Departures from the paper:
 
-1. An episode may have many turns; every turn carries the advantage of its episode's undiscounted return.
-2. ``advantage_scale: none | batch_std`` drops the division by the group's standard deviation, which weighs an
-   easy state like a hard one (Dr. GRPO, arXiv:2503.20783); with ``none``, ``leave_one_out`` gives RLOO
-   (arXiv:2402.14740).
+1. An episode may have many turns; every turn has the advantage of its episode's undiscounted return.
+2. ``advantage_scale: none | batch_std`` omits the division by the group's standard deviation, which gives easy and hard
+   states the same weight (Dr. GRPO, arXiv:2503.20783). With ``none``, ``leave_one_out`` gives RLOO (arXiv:2402.14740).
 3. ``clip_range_high`` clips asymmetrically (DAPO, arXiv:2503.14476).
-4. An entropy bonus, exact over the vocabulary. A group that agrees on a wrong action keeps advantage 0: only the
-   bonus and the KL term, which apply where advantages are 0 as well, make the other actions probable again.
-5. The KL term is estimated by k3 at the sampled tokens, as in the paper; k1 and k2 can be chosen.
-6. ``credit`` can tell the turns of an episode apart without a critic: ``turn`` compares returns from turn t on with
-   those of the group's other episodes; where turns of a group observe the same state, ``step`` adds a comparison of
-   these turns (GiGPO, arXiv:2505.10978), and ``grouped_gae`` takes their mean return as the value of the state (GAGPO,
-   arXiv:2605.13217).
+4. An entropy bonus, exact over the vocabulary. If all episodes of a group take the same wrong action, their advantages
+   are 0. Only the entropy bonus and the KL term, which do not depend on advantages, can then make other actions
+   probable again.
+5. The KL term is estimated by k3 at the sampled tokens, as in the paper; k1 and k2 are available.
+6. ``credit`` can assign different advantages to the turns of an episode without a critic. ``turn`` compares the return
+   from turn t on with those of the group's other episodes. For turns of a group with the same observation, ``step``
+   adds a comparison between these turns (GiGPO, arXiv:2505.10978), and ``grouped_gae`` uses their mean return as the
+   value of the state (GAGPO, arXiv:2605.13217).
 """
 
 from __future__ import annotations
@@ -46,18 +47,19 @@ class GRPOModule(GradientModule):
     """Trains a policy by GRPO.
 
     Args:
-        policy: what is trained.
-        optimizer: the optimiser and its learning-rate schedule.
-        clip_range: how far the ratio may fall below 1, and rise above it unless ``clip_range_high`` is given.
-        clip_range_high: how far the ratio may rise above 1; null takes ``clip_range``.
-        kl: the KL term to the policy at the start of this run.
+        policy: policy to train.
+        optimizer: optimiser and learning-rate schedule.
+        clip_range: clips the ratio at ``1 - clip_range``, and at ``1 + clip_range`` unless ``clip_range_high`` is set.
+        clip_range_high: clips the ratio at ``1 + clip_range_high``; null uses ``clip_range``.
+        kl: KL term to the policy at the start of this run.
         ent_coef: weight of the entropy bonus, in nats per token.
-        credit: how the turns of an episode get advantages.
-        advantage_scale: what centred returns are divided by.
-        leave_one_out: the baseline of an episode, or of a turn, is the mean of the others it is compared with.
+        credit: how advantages are assigned to the turns of an episode.
+        advantage_scale: divisor of centred returns: the group's or the batch's standard deviation, or none.
+        leave_one_out: whether the baseline of an episode, or of a turn, leaves out its own return.
         loss_normalisation: ``sequence`` (GRPO), ``token`` (DAPO) or ``constant`` (Dr. GRPO).
-        target_kl: remaining minibatches of a collection are no-op steps once the mean KL(old || new) of one exceeds it.
-        init_from: weights to start from.
+        target_kl: the remaining minibatches of a collection are skipped once the mean KL(old || new) of a minibatch
+            exceeds this many nats; null never skips any.
+        init_from: checkpoint, folder or hub name whose weights the run starts from; null uses the policy's own.
     """
 
     def __init__(
@@ -84,16 +86,16 @@ class GRPOModule(GradientModule):
 
     @property
     def needs_reference(self) -> bool:
-        """Return whether the policy at the start of the run must be kept: if the KL term counts."""
+        """Return whether the policy at the start of the run must be kept: if the KL term has a positive weight."""
         return self.kl.coef > 0
 
     @property
     def needs_states(self) -> bool:
-        """Return whether turns are compared by their observations: if ``credit`` asks for it."""
+        """Return whether turns with equal observations are compared, which depends on ``credit``."""
         return self.credit.needs_states
 
     def advantages(self, rollout: Rollout) -> Credit:
-        """Give every token the advantage of its episode's return over its group, or of its turn, across all ranks."""
+        """Assign to every token the advantage of its episode or of its turn, computed over all ranks."""
         check_episodes(rollout, "GRPO", single=True)
         returns, group = (cast(Tensor, self.all_gather(own)).reshape(-1) for own in (rollout.returns, rollout.group))
         advantages = group_advantages(returns, group, self.advantage_scale, self.leave_one_out)
@@ -108,7 +110,7 @@ class GRPOModule(GradientModule):
         )
 
     def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
-        """Return the clipped surrogate less the KL term plus the entropy bonus, negated, of each token."""
+        """Return for each token the negative clipped surrogate, plus the KL term, minus the entropy bonus."""
         log_ratio = policy.logprobs - batch.old_logprobs
         objective = clipped_surrogate(log_ratio.exp(), batch.advantages, self.clip_low, self.clip_high)
         metrics = ratio_metrics(log_ratio, policy.entropy, batch.response_mask, (self.clip_low, self.clip_high))
@@ -117,13 +119,15 @@ class GRPOModule(GradientModule):
             kl = kl_estimate(policy.logprobs, batch.ref_logprobs, self.kl.estimator)
             objective = objective - self.kl.coef * kl
             metrics["train/kl_to_reference"] = kl[batch.response_mask]
-        if self.ent_coef:  # a bonus of 0 would still be differentiated
+        if self.ent_coef:  # otherwise the entropy would be differentiated without effect
             objective = objective + self.ent_coef * policy.entropy
         return TokenLoss(loss=-objective, metrics=metrics)
 
 
 def group_std(returns: Tensor, group: Tensor) -> Tensor:
-    """Return the population standard deviation of the returns in each group, ``(group,)``; a group of 0 learns nothing.
+    """Return the population standard deviation of the returns in each group, ``(group,)``.
+
+    A group with standard deviation 0 has no policy gradient.
 
     Args:
         returns: ``(episode,)``.

@@ -7,38 +7,41 @@ Objective, for the tokens m of the turns t of an episode:
     L_V  = mean  1/2 max((V - R)^2, (V_old + clip(V - V_old, -clip_range_vf, clip_range_vf) - R)^2)
     loss = -J + vf_coef L_V
 
-Credit. The environment rewards a turn with r_t; a token costs kl.coef log(pi_old / pi_ref), which turn credit subtracts
-from r_t. V_t is the value before the first token of turn t, V_t^m before its token m. G' = G, or with
-``local_penalties`` as G with max(0, r_t):
+Credit. The environment's reward for turn t is r_t. The KL penalty of a token, kl.coef log(pi_old / pi_ref), is
+subtracted from its reward r^m, or with ``turn`` credit from r_t. V_t is the value before the first token of turn t,
+V_t^m the value before its token m. G' equals G, or with ``local_penalties`` G with max(0, r_t) in place of r_t:
 
     turn      G_t = r_t + gamma ((1 - gae_lambda) V_{t+1} + gae_lambda G'_{t+1}),  A_t^m = G_t - V_t,  R_t^m = G_t
     nested    G_t as above is the reward of the turn's last token; inside the turn
               A_t^m = d^m + token_gamma token_lambda A_t^{m+1},  d^m = r^m + token_gamma V_t^{m+1} - V_t^m,
               no value follows the last token; R = A + V
-    token     one chain of all tokens of the episode: discounts of tokens inside a turn, of turns between turns
-    bandit    as nested, but G_t is the reward of the episode's last turn: the contextual-bandit baseline
+    token     GAE over the sequence of all tokens of the episode, with the discounts per token inside a turn and the
+              discounts per turn between turns
+    bandit    as nested, but G_t is the reward of the episode's last turn (a contextual-bandit baseline)
 
-With one token per turn and no KL term the first three are one and the same: the PPO of the paper.
+With one token per turn and no KL term, the first three are identical to the PPO of the paper.
 
 Departures from the paper, and from RL-LLM's nested PPO:
 
-1. V_{t+1} is read before the first token of the next turn, a position that is trained, and not after its last, which
-   never was. ``bootstrap_last`` reads it before the last token instead: it has seen the action, as RL-LLM's had.
-2. An episode that is truncated, or goes on in the next collection, is bootstrapped with the value of the state that it
-   stopped in. RL-LLM dropped episodes that had not ended.
-3. ``local_penalties`` (RL-LLM's max(0, r_t), which keeps a penalty at its own turn) is off: it would hide every
-   negative reward of an environment from the turns before.
-4. The clip, or a penalty on KL(pi_old || pi) with ``clip_range: null``, or both (section 4 of the paper, fixed weight).
-   It is ``log(pi_old / pi)`` at the sampled tokens: on average its gradient is the divergence's, and while r is 1 it
-   adds ``kl.old_coef`` to every advantage. The estimate ``r - 1 - log r``, which ``train/approx_kl`` shows and
-   ``target_kl`` limits, has less variance but counts on every token being sampled now and then: of a share d that
-   leaks to the rest of a vocabulary it sees d^2 / 2 where the divergence is d.
-5. The weight of the KL term to the reference can follow a target (arXiv:1909.08593, section 2.2), by an exponential
-   where the paper has its first two terms: it stays positive.
-6. ``critic.fit`` fits a critic with weights of its own by least squares on all of a collection, for the next one, where
-   the value loss of a few small steps would lag behind; ``vf_coef`` then weighs nothing.
-7. ``vf_coef`` weighs half the squared error; where Stable-Baselines3 says .5, that is 1 here.
-8. The value head's dropout is left out: with it the values that credit rests on would not be those that are trained.
+1. V_{t+1} is the value before the first token of the next turn, a position at which the critic is trained. RL-LLM read
+   it after the last token, where the critic is not trained. ``bootstrap_last`` reads it before the last token, a value
+   that depends on most of the action, as in RL-LLM.
+2. An episode that is truncated or continues in the next collection is bootstrapped with the value of the state that
+   follows. RL-LLM dropped episodes that had not ended.
+3. ``local_penalties`` (RL-LLM's max(0, r_t), which does not pass penalties on to earlier turns) is off by default: it
+   would hide every negative reward of an environment from the turns before.
+4. The ratio is clipped, or KL(pi_old || pi) is penalised (``clip_range: null``), or both (section 4 of the paper, with
+   a fixed weight). The penalty is ``log(pi_old / pi)`` at the sampled tokens, whose expected gradient is that of the
+   divergence; while r is 1 it adds ``kl.old_coef`` to every advantage. The estimate ``r - 1 - log r``, which
+   ``train/approx_kl`` logs and ``target_kl`` limits, has less variance, but underestimates probability that moves to
+   tokens that are not sampled: if a share d moves to them, the divergence is about d and the estimate d^2 / 2.
+5. The weight of the KL term to the reference can follow a target (arXiv:1909.08593, section 2.2). It is multiplied by
+   an exponential, which keeps it positive, instead of the linear factor of the paper.
+6. ``critic.fit`` fits a critic with separate weights by least squares once per collection, instead of training it by
+   the value loss; ``vf_coef`` then has no effect.
+7. ``vf_coef`` is the weight of half the squared error; 0.5 in Stable-Baselines3 corresponds to 1 here.
+8. The dropout of a value head is not applied. With dropout, the values used for credit would differ from those that
+   are trained.
 """
 
 from __future__ import annotations
@@ -62,12 +65,12 @@ from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig:
-    """How the weights that belong to the critic alone are trained."""
+    """Settings of the weights that only the critic uses."""
 
     lr: PositiveFloat | None = None
-    """Their learning rate; null takes ``optimizer.lr``."""
+    """Learning rate of these weights; null uses ``optimizer.lr``."""
     fit: ValueFit | None = None
-    """Fit them separately, once per collection, instead of by the value loss; null does not."""
+    """Fits these weights by least squares, once per collection; null trains them by the value loss."""
 
     def __post_init__(self) -> None:
         check_fields(self, "model.critic")
@@ -82,18 +85,20 @@ class PPOValueHeadModule(GradientModule):
     """Trains a policy that has a critic by PPO.
 
     Args:
-        policy: what is trained.
-        optimizer: the optimiser and its learning-rate schedule.
-        critic: how the critic's own weights are trained.
-        credit: how rewards become advantages.
-        kl: KL penalties to the policy at the start of this run, and to the policy that sampled.
-        clip_range: of the ratio; null clips nothing, then ``kl.old_coef`` must be positive.
-        clip_range_vf: how far a value may move from what it was; null does not limit it.
+        policy: policy to train.
+        optimizer: optimiser and learning-rate schedule.
+        critic: settings of the weights that only the critic uses.
+        credit: estimator of advantages and its discounts.
+        kl: KL penalties to the policy at the start of this run and to the policy that sampled.
+        clip_range: clips the ratio to ``[1 - clip_range, 1 + clip_range]``; null does not clip, and ``kl.old_coef``
+            must then be positive.
+        clip_range_vf: clips the change of each value in the value loss; null does not clip.
         vf_coef: weight of the value loss.
         ent_coef: weight of the entropy bonus, in nats per token.
-        loss_normalisation: ``token`` weighs all tokens alike, ``sequence`` all turns.
-        target_kl: remaining minibatches of a collection are no-op steps once the mean KL(old || new) of one exceeds it.
-        init_from: weights to start from.
+        loss_normalisation: ``token`` gives all tokens the same weight, ``sequence`` all turns.
+        target_kl: the remaining minibatches of a collection are skipped once the mean KL(old || new) of a minibatch
+            exceeds this many nats; null never skips any.
+        init_from: checkpoint, folder or hub name whose weights the run starts from; null uses the policy's own.
     """
 
     needs_values = True
@@ -127,11 +132,11 @@ class PPOValueHeadModule(GradientModule):
 
     @property
     def needs_reference(self) -> bool:
-        """Return whether the policy at the start of the run must be kept: if the KL penalty counts."""
+        """Return whether the policy at the start of the run must be kept: if the KL penalty has a positive weight."""
         return self.kl.coef > 0
 
     def advantages(self, rollout: Rollout) -> Credit:
-        """Estimate the advantage of every token; each costs what the KL penalty takes for leaving the reference."""
+        """Estimate the advantage of every token from rewards minus the KL penalty to the reference."""
         token_rewards = None
         if rollout.ref_logprobs is not None:
             kl = (rollout.logprobs - rollout.ref_logprobs) * rollout.response_mask
@@ -140,13 +145,13 @@ class PPOValueHeadModule(GradientModule):
         return self.credit.estimate(rollout, token_rewards, self.reduce_sum)
 
     def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
-        """Return the value loss less the clipped surrogate and its bonuses, of each token."""
+        """Return for each token the value loss minus the clipped surrogate and the entropy bonus."""
         assert policy.values is not None
         assert batch.returns is not None
         log_ratio = policy.logprobs - batch.old_logprobs
         ratio, clip = log_ratio.exp(), None if self.clip_range is None else (self.clip_range, self.clip_range)
         objective = ratio * batch.advantages if clip is None else clipped_surrogate(ratio, batch.advantages, *clip)
-        if self.ent_coef:  # a bonus of 0 would still be differentiated
+        if self.ent_coef:  # otherwise the entropy would be differentiated without effect
             objective = objective + self.ent_coef * policy.entropy
         if self.kl.old_coef:
             objective = objective + self.kl.old_coef * log_ratio
@@ -159,7 +164,7 @@ class PPOValueHeadModule(GradientModule):
     # -- the weight of the KL penalty, and the critic's own weights -------------------------------------------------
 
     def _observe(self, kl: Tensor) -> None:
-        """Log the divergence from the reference, ``(turn,)``, and steer the weight of its penalty."""
+        """Log the divergence from the reference, ``(turn,)``, and adapt the weight of its penalty."""
         self.record("train/kl_to_reference", kl)
         self.record("train/kl_coef", kl.new_tensor([self.kl_coef.value]))
         if self.kl.target is not None:
@@ -167,12 +172,12 @@ class PPOValueHeadModule(GradientModule):
             self.kl_coef.observe(total / count, count)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Use the next weight of the KL penalty: the advantages of this collection have been estimated."""
+        """Switch to the adapted weight of the KL penalty, after the advantages of the collection were estimated."""
         super().on_train_batch_start(batch, batch_idx)
         self.kl_coef.advance()
 
     def prepare(self, rollout: Rollout) -> TurnBatch:
-        """Estimate advantages, flatten the turns, and fit the critic if that is done separately."""
+        """Estimate advantages, flatten the turns, and fit the critic if ``critic.fit`` is set."""
         batch = super().prepare(rollout)
         if self.critic.fit is not None:
             error = fit_values(self, batch, self.critic.fit)
@@ -193,10 +198,10 @@ class PPOValueHeadModule(GradientModule):
             check_separate_critic(self.policy, "model.critic.fit")
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the trainable weights; the critic's own are a group if they have a learning rate of their own.
+        """Return the trainable weights; those of the critic are a separate group if ``critic.lr`` is set.
 
         Raises:
-            ValueError: they have one, and the critic shares all of its weights.
+            ValueError: If ``critic.lr`` is set and the critic shares all of its weights with the actor.
         """
         groups = super().parameter_groups()
         if self.critic.lr is None:
@@ -220,7 +225,7 @@ class PPOValueHeadModule(GradientModule):
         """Restore the weight of the KL penalty.
 
         Raises:
-            ValueError: ``critic.lr`` differs, which the saved state of the optimiser would overrule.
+            ValueError: If ``critic.lr`` differs, which the saved state of the optimiser would override.
         """
         super().on_load_checkpoint(checkpoint)
         saved = checkpoint["lrl"]

@@ -3,8 +3,8 @@
 Objective, for the tokens m of the turns t of an episode:
 
     r_m   = pi(a_m | s_m) / pi_old(a_m | s_m)
-    A_m   = sum of the rewards from token m to the end of the episode, a token's own being
-            -kl_coef log(pi_old / pi_ref), the environment's belonging to the last token of its turn
+    A_m   = sum of the rewards from token m to the end of the episode: each token has the reward
+            -kl_coef log(pi_old / pi_ref), the last token of a turn also the environment's reward
     A_m  <- (A_m - mean) / std, over the tokens of all episodes of the collection
     J     = mean_m  min(r_m A_m, clip(r_m, 1 - clip_low, 1 + clip_high) A_m)
 
@@ -14,8 +14,8 @@ Departures from the paper:
 2. ``group_baseline`` subtracts the mean return of an episode's group before the normalisation, as the paper's variant
    with baseline does; the KL term stays a penalty in the rewards.
 3. ``clip_range_high`` clips asymmetrically (DAPO, arXiv:2503.14476).
-4. Nothing follows an episode that is truncated, by its environment or by ``data.max_turns``: no critic could tell what.
-   Episodes that go on in the next collection (``data.num_steps``) are an error.
+4. The return of a truncated episode ends at the truncation, by the environment or by ``data.max_turns``, because there
+   is no critic to bootstrap from. Episodes that continue in the next collection (``data.num_steps``) are an error.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ class REINFORCEPlusPlusModule(GradientModule):
     """Trains a policy by REINFORCE++.
 
     Args:
-        policy: what is trained.
-        optimizer: the optimiser and its learning-rate schedule.
-        clip_range: how far the ratio may fall below 1, and rise above it unless ``clip_range_high`` is given.
-        clip_range_high: how far the ratio may rise above 1; null takes ``clip_range``.
+        policy: policy to train.
+        optimizer: optimiser and learning-rate schedule.
+        clip_range: clips the ratio at ``1 - clip_range``, and at ``1 + clip_range`` unless ``clip_range_high`` is set.
+        clip_range_high: clips the ratio at ``1 + clip_range_high``; null uses ``clip_range``.
         kl_coef: weight of the KL penalty to the policy at the start of this run; 0 keeps no reference policy.
-        group_baseline: whether the mean return of an episode's group is subtracted.
-        target_kl: remaining minibatches of a collection are no-op steps once the mean KL(old || new) of one exceeds it.
-        init_from: weights to start from.
+        group_baseline: whether to subtract the mean return of an episode's group.
+        target_kl: the remaining minibatches of a collection are skipped once the mean KL(old || new) of a minibatch
+            exceeds this many nats; null never skips any.
+        init_from: checkpoint, folder or hub name whose weights the run starts from; null uses the policy's own.
     """
 
     def __init__(
@@ -66,11 +67,11 @@ class REINFORCEPlusPlusModule(GradientModule):
 
     @property
     def needs_reference(self) -> bool:
-        """Return whether the policy at the start of the run must be kept: if the KL penalty counts."""
+        """Return whether the policy at the start of the run must be kept: if the KL penalty has a positive weight."""
         return self.kl_coef > 0
 
     def advantages(self, rollout: Rollout) -> Credit:
-        """Sum the rewards from each token to the end of its episode, and scale the sums over the collection."""
+        """Sum the rewards from each token to the end of its episode, and normalise the sums over the collection."""
         check_episodes(rollout, "REINFORCE++", single=self.group_baseline)
         mask, zeros = rollout.response_mask, torch.zeros_like(rollout.logprobs)
         kl = zeros if rollout.ref_logprobs is None else (rollout.logprobs - rollout.ref_logprobs) * mask
@@ -86,7 +87,7 @@ class REINFORCEPlusPlusModule(GradientModule):
         return Credit(advantages=whiten(advantages, mask, self.reduce_sum), metrics=metrics)
 
     def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
-        """Return the clipped surrogate, negated, of each token."""
+        """Return the negative clipped surrogate of each token."""
         log_ratio = policy.logprobs - batch.old_logprobs
         objective = clipped_surrogate(log_ratio.exp(), batch.advantages, *self.clip)
         metrics = ratio_metrics(log_ratio, policy.entropy, batch.response_mask, self.clip)

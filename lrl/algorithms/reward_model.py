@@ -1,21 +1,22 @@
-"""Reward model: regression of the environment's rewards on states and actions, from a data set.
+"""Reward model: regression of an environment's rewards on states and actions of a data set.
 
 Objective, over the transitions (s, a, r) of the training episodes and the members k, with z-scores z(r):
 
     J = - sum_k  mean_(s, a, r)  (f_k(s, a) - z(r))^2
 
-The prediction is the mean of the members, in the unit of the rewards. ``LearnedReward`` rewards responses by it.
+The prediction is the mean over members, in the unit of the rewards. ``LearnedReward`` uses it as a reward function.
 
-Departures from the original (RLFT4RL's ``reward_models.py``: MLP 256-256, batch normalisation, ReLU, dropout .1,
+Departures from the original (RLFT4RL's ``reward_models.py``: MLP 256-256, batch normalisation, ReLU, dropout 0.1,
 z-scores of inputs and rewards, Adam 1e-3, weight decay 1e-4, batches of 2048, at most 300 epochs, patience 10):
 
-1. Episodes are held out whole, not single steps, and a third split measures what early stopping has not seen.
-2. The weights of the epoch with the lowest ``val/loss`` are kept as ``best.ckpt``, which ``LearnedReward`` reads first.
-3. Ensembles: members differ in their initial weights and share their batches. Their losses are added, so that each
+1. Whole episodes are held out instead of single steps, and a third split measures the error on episodes that early
+   stopping does not use.
+2. The weights of the epoch with the lowest ``val/loss`` are kept as ``best.ckpt``, which ``LearnedReward`` prefers.
+3. Ensembles: members differ in their initial weights and use the same batches. Their losses are added, so that each
    member is trained as if it were alone.
 4. Initial weights are orthogonal (:func:`lrl.lm.networks.mlp`).
-5. Dropout follows from the run's seed and the batch's place in the run, so that a resumed run drops the same.
-6. The default optimiser decouples the weight decay (AdamW); ``half_cheetah/reward_model.yaml`` has the original's Adam.
+5. Dropout masks depend on the run's seed and the index of the batch, so that a resumed run uses the same masks.
+6. The default optimiser is AdamW; ``half_cheetah/reward_model.yaml`` uses the original's Adam.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ class RewardModelModule(RunModule):
     """Trains a :class:`~lrl.rewards.reward_model.RewardModel` on the transitions of a data set.
 
     Args:
-        hidden_sizes: of each network.
+        hidden_sizes: sizes of the hidden layers of each network.
         members: number of networks in the ensemble.
         dropout: probability of setting a hidden unit to zero in training.
-        optimizer: the optimiser and its learning-rate schedule.
+        optimizer: optimiser and learning-rate schedule.
     """
 
     run_data: TransitionsDataModule | None
@@ -75,7 +76,7 @@ class RewardModelModule(RunModule):
 
         Args:
             scores: predictions as z-scores, ``(member, row)``.
-            rewards: as the environment gave them, ``(row,)``.
+            rewards: rewards of the data set, ``(row,)``.
         """
         return (scores - self.model.rewards(rewards)).square()
 
@@ -92,7 +93,7 @@ class RewardModelModule(RunModule):
         self._evaluate(batch, "val", "validation")
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Publish the same as ``test/...``, of episodes that early stopping has not seen."""
+        """Publish the same metrics as ``test/...`` for episodes that early stopping does not use."""
         self._evaluate(batch, "test", "test")
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], group: str, split: Split) -> None:
@@ -114,7 +115,7 @@ class RewardModelModule(RunModule):
             values = ", ".join(f"{group}/{name} {value:.4f}" for name, value in figures.items())
             logging.getLogger("lrl").info("%s: %s on %s", ", ".join(self._data.dataset_ids), values, held_out)
 
-    # -- plumbing ---------------------------------------------------------------------------------------------------
+    # -- hooks of Lightning -----------------------------------------------------------------------------------------
 
     @property
     def _data(self) -> TransitionsDataModule:
@@ -125,7 +126,7 @@ class RewardModelModule(RunModule):
         """Take the data module.
 
         Raises:
-            ValueError: it is of another kind.
+            ValueError: If it is not a ``TransitionsDataModule``.
         """
         super().setup(stage)
         data = getattr(self.trainer, "datamodule", None)
@@ -154,7 +155,7 @@ class RewardModelModule(RunModule):
         self._data.tick(batch_idx)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what :func:`~lrl.rewards.reward_model.load_reward_model` builds the networks from."""
+        """Add the settings from which :func:`~lrl.rewards.reward_model.load_reward_model` builds the networks."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["lrl"]["reward_model"] = self.model.about
 
@@ -162,7 +163,7 @@ class RewardModelModule(RunModule):
         """Check that a checkpoint fits.
 
         Raises:
-            ValueError: it holds no reward model, or one of other spaces or sizes.
+            ValueError: If it holds no reward model, or one with other spaces or sizes.
         """
         saved = checkpoint.get("lrl", {}).get("reward_model")
         if saved is None:
@@ -174,10 +175,10 @@ class RewardModelModule(RunModule):
 
 
 def r2(error: float, variance: float) -> float:
-    """Return the coefficient of determination, 1 - error / variance; 0 where the variance is 0.
+    """Return the coefficient of determination, 1 - error / variance; 0 if the variance is 0.
 
     Args:
-        error: mean squared error.
-        variance: of what is predicted, over the same rows.
+        error: mean squared error of the predictions.
+        variance: variance of the targets over the same rows.
     """
     return 1 - error / variance if variance > 1e-12 else 0.0

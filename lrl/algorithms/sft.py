@@ -4,20 +4,21 @@ Objective, over the tokens t of all demonstrated turns of an optimiser step, end
 
     J = mean_t  log pi(a_t | prompt, a_<t)
 
-which is a policy gradient that gives every demonstrated token the same advantage, 1 / number of tokens.
+which is a policy gradient with the same advantage, 1 / number of tokens, for every demonstrated token.
 
 Departures from the usual recipe (Hugging Face's ``labels`` loss, TRL's ``SFTTrainer``; the loss is the same):
 
-1. Only the response counts, not the prompt; ``DemonstrationsDataModule(loss_on="all")`` counts both.
-2. No label smoothing: the policy is to be as sure as the demonstrations are.
-3. A response of a ``ScoringPolicy`` is one token, the choice: its loss is the cross-entropy over the candidates. So is
-   a native action of an ``MLPPolicy`` or a ``HeadPolicy``: the cross-entropy, or for a Box the likelihood of a clipped
-   Gaussian (:meth:`~lrl.functional.distributions.Gaussian.clipped_logprobs`), whose log-std is trained too.
-4. What all prompts of a batch begin with is computed once per packed row (``TextPolicy(pack_tokens=...)``).
-5. pi is the model's own distribution, whatever temperature the policy samples with.
-6. Dropout, the adapters' and the model's own, follows from the run's seed and the batch's place in the run.
-7. Running statistics are those of all training demonstrations, taken before the first update, but for those that
-   ``init_from`` or a checkpoint brought.
+1. The loss covers only the response, not the prompt; ``DemonstrationsDataModule(loss_on="all")`` covers both.
+2. There is no label smoothing, so that the policy reproduces the probabilities of the demonstrations.
+3. For a ``ScoringPolicy`` a response is one token, the choice, and the loss is the cross-entropy over the candidates.
+   For an ``MLPPolicy`` or a ``HeadPolicy`` a native action is one token; the loss is the cross-entropy, or for a Box
+   the negative log-likelihood of a clipped Gaussian
+   (:meth:`~lrl.functional.distributions.Gaussian.clipped_logprobs`), whose log-std is trained as well.
+4. The common prefix of all prompts of a batch is computed once per packed row (``TextPolicy(pack_tokens=...)``).
+5. pi is the distribution at temperature 1, whatever temperature the policy samples with.
+6. The dropout masks of adapters and model depend on the run's seed and the index of the batch.
+7. Running statistics of observations are computed from all training demonstrations before the first update, except
+   those loaded by ``init_from`` or from a checkpoint.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ from lrl.training.optimizer import OptimizerConfig
 from lrl.types import Evaluation, TokenLoss, TurnBatch
 
 _CHUNK = 4096
-"""Demonstrations that running statistics learn from at a time."""
+"""Number of demonstrations per update of the running statistics."""
 
 
 @register
 class SFTModule(GradientModule):
-    """Trains a policy to respond as demonstrated.
+    """Trains a policy to imitate demonstrations.
 
     Args:
-        policy: what is trained.
-        optimizer: the optimiser and its learning-rate schedule.
-        log_every: optimiser steps between two logged rows; null logs once per pass.
-        init_from: weights to start from.
+        policy: policy to train.
+        optimizer: optimiser and learning-rate schedule.
+        log_every: number of optimiser steps between two logged rows; null logs once per pass.
+        init_from: checkpoint, folder or hub name whose weights the run starts from; null uses the policy's own.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class SFTModule(GradientModule):
         self.log_every = log_every
 
     def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
-        """Return the negative log-likelihood of each demonstrated token, times its weight."""
+        """Return the negative log-likelihood of each demonstrated token multiplied by its weight."""
         metrics = {"train/loss": -policy.logprobs, "train/entropy": policy.entropy}
         return TokenLoss(
             loss=-policy.logprobs * batch.advantages,
@@ -79,7 +80,7 @@ class SFTModule(GradientModule):
     # -- clocks, logging and the loss on held-out demonstrations ----------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Load the demonstrations, and train at temperature 1; held-out episodes have a temperature of their own."""
+        """Load the demonstrations, and set the temperature to 1; held-out episodes use that of ``data.validation``."""
         super().setup(stage)
         self._demonstrations.connect(self.policy)
         if stage == "fit":
@@ -92,10 +93,10 @@ class SFTModule(GradientModule):
             self.policy.sampling = self.policy.sampling_at(1.0)
 
     def on_fit_start(self) -> None:
-        """Raise for a critic under DDP, which expects a gradient of every weight: demonstrations give a critic none.
+        """Raise for a critic under DDP, which waits for the gradient of every weight: SFT does not train a critic.
 
         Raises:
-            ValueError: so it is, and the strategy does not look for weights without gradient.
+            ValueError: If the policy has a critic, and the strategy is DDP without ``find_unused_parameters``.
         """
         super().on_fit_start()
         critic = any(weight.requires_grad for weight in self.policy.critic_parameters())
@@ -112,7 +113,7 @@ class SFTModule(GradientModule):
 
     @torch.no_grad()
     def on_train_start(self) -> None:
-        """Take those running statistics of the policy from the demonstrations that have seen nothing yet."""
+        """Compute the running statistics that are still empty from the demonstrations."""
         empty = self.policy.empty_statistics
         if not empty:
             return
@@ -123,7 +124,7 @@ class SFTModule(GradientModule):
                     part.settle(number + 1)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Log what the previous steps recorded, if it is time; advance the clocks; name the dropout of this batch."""
+        """Log a row if one is due, advance the clocks, and choose the dropout seed of this batch."""
         super().on_train_batch_start(batch, batch_idx)
         data = self._demonstrations
         steps = data.clocks["optimizer_steps"]
@@ -134,7 +135,7 @@ class SFTModule(GradientModule):
         self.dropout_seed = int(seeds("dropout", data.seed, self.current_epoch, batch_idx, self.global_rank))
 
     def step(self, batch: TurnBatch) -> Tensor | None:
-        """Return the loss of a batch, and record the learning rates that it is trained with."""
+        """Return the loss of a batch, and record the current learning rates."""
         for group in cast(Any, self.optimizers(use_pl_optimizer=False)).param_groups:
             self.record("train/lr", torch.tensor(group["lr"]))
         return super().step(batch)
@@ -146,14 +147,14 @@ class SFTModule(GradientModule):
         return self.run_data
 
     def validation_step(self, seeds: Tensor) -> EpisodeResults | None:
-        """Play held-out episodes, if there are any, and publish the loss on held-out demonstrations."""
+        """Play held-out episodes, if there are any, and log the loss on held-out demonstrations."""
         results = super().validation_step(seeds) if len(seeds) else None
         self._validate_loss()
         return results
 
     def _validate_loss(self) -> None:
         losses = MetricMeans().to(self.device)
-        with unsharded(self):  # ranks may have different numbers of batches
+        with unsharded(self):  # because ranks may have different numbers of batches
             for held_out in self._demonstrations.validation_batches(self.global_rank, self.trainer.world_size):
                 batch = held_out.to(self.device)
                 evaluation = self.policy.evaluate(batch)

@@ -9,25 +9,27 @@ For the tokens m of a turn, with N turns in the collection:
 
     g = dL/dw,   F = d2KL/dw2  (the Fisher matrix),   x = (F + damping I)^-1 g  by conjugate gradient
     full step = x sqrt(2 max_kl / x^T (F + damping I) x)
-    w <- w + backtrack_coeff^k full step,   the first k for which  L rises by at least accept_ratio of what the
-    gradient promises  and  KL(w) <= max_kl;   if there is none, w stays what it was, bit by bit
+    w <- w + backtrack_coeff^k full step  with the smallest k for which  KL(w) <= max_kl  and L increases by at least
+    accept_ratio times the first-order estimate;  if no k qualifies, w is left bit-identical
 
-Only the actor's trainable weights move: LoRA and heads, or all of a model. The critic is fitted separately, on weights
-that the actor does not read. With one token per turn this is the TRPO of the paper.
+Only the trainable weights of the actor are updated: LoRA and heads, or the whole model. The critic has separate weights
+and is fitted separately. With one token per turn this is the TRPO of the paper.
 
 Departures from the paper:
 
-1. A turn's tokens are weighed by their own ratios, not by the product of them, and its divergence is the sum of its
-   tokens' at the sampled prefixes. To first and second order at the old policy both are those of whole turns.
+1. Each token is weighted by its own ratio instead of the product of the ratios of its turn, and the divergence of a
+   turn is the sum over its tokens at the sampled prefixes. At the old policy, both agree with those of whole turns to
+   first and second order.
 2. Advantages are those of ``credit`` (see :mod:`lrl.algorithms.ppo`), by default generalised advantage estimation.
-3. The Fisher matrix may be taken from a share of the turns (appendix C of the paper), and is damped.
-4. Products with it are ``J^T M J v``, with the divergence's second derivative M written down: cheaper than
-   differentiating the divergence twice, which ``natural_gradient.product: double_backward`` does.
-5. The critic is fitted to lambda returns by L-BFGS from where it was, or by minibatches of Adam.
-6. Episodes that go on in the next collection are bootstrapped, not thrown away.
+3. The Fisher matrix may be estimated from a share of the turns (appendix C of the paper), and is damped.
+4. Products with the Fisher matrix are computed as ``J^T M J v``, where M is the analytic second derivative of the
+   divergence. This is cheaper than differentiating the divergence twice, which
+   ``natural_gradient.product: double_backward`` does.
+5. The critic is fitted to lambda returns by L-BFGS, starting from its current weights, or by minibatches of Adam.
+6. Episodes that continue in the next collection are bootstrapped instead of dropped.
 7. The trust region may shrink over the run.
-8. Advantages are scaled to deviation 1, an entropy bonus can be added, and a step must bring a tenth of what the
-   gradient promises (``accept_ratio``; the paper takes any improvement).
+8. Advantages are scaled to standard deviation 1, an entropy bonus can be added, and a step must achieve a tenth of the
+   improvement that the gradient predicts (``accept_ratio``; the paper accepts any improvement).
 """
 
 from __future__ import annotations
@@ -75,16 +77,16 @@ from lrl.types import Credit, Distribution, Evaluation, Rollout, TokenLoss, Turn
 
 @dataclass(frozen=True, kw_only=True)
 class NaturalGradientConfig:
-    """How the direction of a step is found: conjugate gradient on the damped Fisher matrix."""
+    """Settings of the step's direction: conjugate gradient on the damped Fisher matrix."""
 
     damping: NonNegativeFloat = 0.1
     """Added to the diagonal of the Fisher matrix."""
     cg_iterations: PositiveInt = 10
-    """Iterations of conjugate gradient."""
+    """Number of iterations of conjugate gradient."""
     product: Literal["gauss_newton", "double_backward"] = "gauss_newton"
-    """How products with the Fisher matrix are computed."""
+    """Method of computing products with the Fisher matrix."""
     fisher_fraction: LeftOpenUnitInterval = 1.0
-    """Share of the turns that the Fisher matrix is taken from."""
+    """Share of the turns from which the Fisher matrix is estimated."""
 
     def __post_init__(self) -> None:
         check_fields(self, "model.natural_gradient")
@@ -92,14 +94,14 @@ class NaturalGradientConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LineSearchConfig:
-    """How far a step goes along its direction."""
+    """Settings of the line search for the length of a step."""
 
     backtrack_coeff: OpenUnitInterval = 0.5
-    """Factor from one attempted step to the next."""
+    """Ratio of each attempted step length to the one before."""
     max_backtracks: PositiveInt = 10
     """Number of attempts."""
     accept_ratio: NonNegativeFloat = 0.1
-    """Least share of the improvement that the gradient promises."""
+    """Smallest accepted ratio of the improvement to its first-order estimate."""
 
     def __post_init__(self) -> None:
         check_fields(self, "model.line_search")
@@ -112,18 +114,20 @@ class TRPOModule(GradientModule):
     One collection is one update: ``data.num_epochs`` and ``data.num_minibatches`` must be 1.
 
     Args:
-        policy: what is trained.
-        credit: how rewards become advantages.
-        max_kl: nats per turn that the policy may move in one update.
-        schedule: of ``max_kl`` over the run: once nothing is left to learn, noise fills a region of constant size.
-        natural_gradient: how the direction of a step is found.
-        line_search: how far a step goes.
+        policy: policy to train.
+        credit: estimator of advantages and its discounts.
+        max_kl: largest KL divergence of one update, in nats per turn.
+        schedule: schedule of ``max_kl`` over the run. With a constant radius, updates of a converged policy follow
+            noise.
+        natural_gradient: settings of the step's direction.
+        line_search: settings of the step's length.
         ent_coef: weight of the entropy bonus, in nats per token.
-        chunk_size: turns in one pass of the network, on a CPU faster than one large pass; null takes as many as bounded
-            memory allows. The old probabilities of all choices are kept as well: turns x tokens x vocabulary numbers.
-        value_fit: how the critic is fitted; null takes L-BFGS.
-        init_from: weights to start from.
-        max_skipped_steps: how many updates in a row may be skipped because their gradients are not finite.
+        chunk_size: number of turns in one pass of the network; small passes are faster on a CPU. Null uses as many as
+            bounded memory allows. The old log-probabilities of all choices are also kept in memory, which are
+            turns x tokens x vocabulary numbers.
+        value_fit: settings of the critic's fit; null uses L-BFGS.
+        init_from: checkpoint, folder or hub name whose weights the run starts from; null uses the policy's own.
+        max_skipped_steps: number of consecutive updates that may be skipped because their gradients are not finite.
     """
 
     needs_values = True
@@ -157,7 +161,7 @@ class TRPOModule(GradientModule):
         return self.credit.estimate(rollout, reduce=self.reduce_sum)
 
     def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
-        """Return the surrogate with its entropy bonus, negated, of each token."""
+        """Return the negative sum of surrogate and entropy bonus of each token."""
         mask = batch.response_mask
         ratio = ((policy.logprobs - batch.old_logprobs) * mask).exp()
         objective = ratio * batch.advantages + self.ent_coef * policy.entropy
@@ -166,14 +170,14 @@ class TRPOModule(GradientModule):
         return TokenLoss(loss=-objective, metrics=metrics)
 
     def step(self, batch: TurnBatch) -> None:
-        """Improve the policy by one step on all of a collection, then fit the critic."""
+        """Update the policy by one step on the whole collection, then fit the critic."""
         self._improve(batch)
         error = fit_values(self, batch, self.value_fit)
         self.finite_steps.require("train/value_loss", error)
         self.record("train/value_loss", error)
         self.count_update()
 
-    @sdpa_kernel(SDPBackend.MATH)  # the others have no second derivative
+    @sdpa_kernel(SDPBackend.MATH)  # the other kernels have no second derivative
     def _improve(self, batch: TurnBatch) -> None:
         parameters, chunks = self.actor_parameters(), self._chunks(batch)
         turns = float(self.reduce_sum(torch.tensor(float(len(batch)), device=self.device)))
@@ -202,7 +206,7 @@ class TRPOModule(GradientModule):
             self.record(f"train/{name}", torch.tensor(float(value)))
 
     def _chunks(self, batch: TurnBatch) -> list[TurnBatch]:
-        """Divide a batch into what one pass takes: ``chunk_size`` turns, or what bounded memory allows."""
+        """Split a batch into parts for one pass each: ``chunk_size`` turns, or as many as bounded memory allows."""
         if self.chunk_size is not None:
             return batch.split(self.chunk_size)
         passes = self.policy.passes(batch, gradient=True)
@@ -218,7 +222,7 @@ class TRPOModule(GradientModule):
     def _surrogate_and_gradient(
         self, chunks: Sequence[TurnBatch], parameters: Sequence[Tensor], turns: float
     ) -> tuple[float, Tensor, list[Distribution]]:
-        """Return the surrogate, its gradient ``(parameter,)``, both over all ranks, and the sampling distributions."""
+        """Return the surrogate and its gradient ``(parameter,)``, over all ranks, and each chunk's old distribution."""
         total, old = torch.zeros(sum(parameter.numel() for parameter in parameters), device=self.device), []
         surrogate = torch.zeros((), dtype=torch.float64, device=self.device)
         for chunk in chunks:
@@ -245,7 +249,7 @@ class TRPOModule(GradientModule):
     def _fisher_product(self, batch: TurnBatch, parameters: Sequence[Tensor]) -> MatrixVectorProduct:
         """Return products with the damped Fisher matrix of a share of the turns of every rank.
 
-        If one pass holds them all, its graph is kept for all products; else the passes are repeated for each.
+        If one pass covers all of them, its graph is kept for all products; otherwise each product repeats the passes.
         """
         count = math.ceil(self.natural_gradient.fisher_fraction * len(batch))
         order = permutation(len(batch), "fisher", self.run_seed, self.current_epoch, self.global_rank)
@@ -279,7 +283,7 @@ class TRPOModule(GradientModule):
         """The size ``max_kl`` of the trust region in the current collection, in nats per turn.
 
         Raises:
-            ValueError: it has a schedule, and nothing limits the run.
+            ValueError: If ``schedule`` is not constant and ``trainer.max_epochs`` is not set.
         """
         if self.schedule == "constant" or not self._trainer:
             return self.max_kl
@@ -288,7 +292,7 @@ class TRPOModule(GradientModule):
         return self.max_kl * learning_rate_factor(self.schedule, self.trainer.max_epochs, 0.0)(self.current_epoch)
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """Return the weights that move inside the trust region."""
+        """Return the weights that TRPO updates: the trainable ones that are not only the critic's."""
         critic = {id(parameter) for parameter in self.policy.critic_parameters()}
         return [weight for weight in self.policy.parameters() if weight.requires_grad and id(weight) not in critic]
 
@@ -298,7 +302,7 @@ class TRPOModule(GradientModule):
         if stage == "fit":
             assert self.run_data is not None
             check_run(self.trainer, self.policy, self.run_data)
-            _ = self.radius  # raises before anything is played
+            _ = self.radius  # raises before the first collection
 
     def configure_model(self) -> None:
         """Load the weights."""
@@ -306,20 +310,20 @@ class TRPOModule(GradientModule):
         check_trainable(self.policy, self.actor_parameters())
 
     def configure_optimizers(self) -> Any:
-        """Return the critic's optimisers, if their state belongs into checkpoints; the actor has none."""
+        """Return the critic's optimiser if it has a state to save; the actor has no optimiser."""
         return self.value_fit.optimizers(self.policy.critic_parameters())
 
 
 def check_run(trainer: L.Trainer, policy: Policy, data: RunDataModule) -> None:
-    """Raise if a run has no second derivatives, or does not train on whole collections.
+    """Check that a run allows second derivatives and trains on whole collections.
 
     Args:
-        trainer: of the run.
-        policy: what is trained.
-        data: the data module.
+        trainer: trainer of the run.
+        policy: policy to train.
+        data: data module of the run.
 
     Raises:
-        ValueError: names the setting.
+        ValueError: If a setting prevents either.
     """
     if trainer.max_steps != -1:
         raise ValueError(
@@ -328,17 +332,17 @@ def check_run(trainer: L.Trainer, policy: Policy, data: RunDataModule) -> None:
         )
     for name, value in {"num_epochs": data.num_epochs, "num_minibatches": data.num_minibatches}.items():
         if value != 1:
-            raise ValueError(f"data.{name} is {value}; TRPO takes a collection whole, it must be 1.")
+            raise ValueError(f"data.{name} is {value}; TRPO makes one update per collection, it must be 1.")
     precision = str(trainer.precision)
     if not precision.startswith(("32", "64")):
         raise ValueError(
-            f"trainer.precision is {precision}; a trust region of this size is lost in 16 bits, it must be 32-true or "
+            f"trainer.precision is {precision}; 16 bits are too imprecise for a trust region, it must be 32-true or "
             "64-true."
         )
     if shards_parameters(trainer.strategy):
         raise ValueError(
-            "trainer.strategy shards the weights (FSDP2), under which a second derivative is nothing; TRPO needs auto "
-            "or ddp."
+            "trainer.strategy shards the weights (FSDP2), under which second derivatives are lost; TRPO needs auto or "
+            "ddp."
         )
     model = policy.trunk and policy.trunk.language_model
     if model is not None and model.config.attention == "flash_attention_2":
@@ -357,22 +361,22 @@ def check_run(trainer: L.Trainer, policy: Policy, data: RunDataModule) -> None:
 
 
 def check_trainable(policy: Policy, actor: Sequence[Tensor]) -> None:
-    """Raise if the actor or the critic cannot be trained without the other.
+    """Check that actor and critic can be trained separately.
 
     Args:
-        policy: configured.
-        actor: the weights that the trust region holds.
+        policy: configured policy.
+        actor: weights that TRPO updates.
 
     Raises:
-        ValueError: the critic has no weights of its own, the actor has none, or weights of 16 bits.
+        ValueError: If the critic has no separate weights, or the actor has none or has 16-bit weights.
     """
     check_separate_critic(policy, "TRPO")
     narrow = next((weight.dtype for weight in actor if weight.dtype in (torch.bfloat16, torch.float16)), None)
     if narrow is not None:
         name = str(narrow).removeprefix("torch.")
         raise ValueError(
-            f"language_model.dtype is {name}; steps inside a trust region are lost in 16 bits, it must be float32 "
-            "where its weights are trained."
+            f"language_model.dtype is {name}; 16 bits are too imprecise for steps inside a trust region, it must be "
+            "float32 if its weights are trained."
         )
     if not actor:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""How the rewards of a rollout become advantages, for algorithms with a value function."""
+"""Settings of credit assignment, with and without a critic, and of KL penalties to a reference policy."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from lrl.types import Credit, Rollout
 
 @dataclass(frozen=True, kw_only=True)
 class CreditConfig:
-    """Which estimator turns rewards into advantages, and its discounts."""
+    """Estimator of advantages for algorithms with a critic, and its discounts."""
 
     kind: Literal["turn", "token", "nested", "bandit"] = "nested"
-    """``turn``: GAE over turns, all tokens of a turn share its advantage; ``token``: GAE along one chain of all tokens
-    of an episode; ``nested``: GAE over turns, then inside each turn; ``bandit``: each turn is rewarded by the end of
-    its episode. See :mod:`lrl.functional.advantages`."""
+    """``turn``: GAE over turns, all tokens of a turn share its advantage; ``token``: GAE over the sequence of all
+    tokens of an episode; ``nested``: GAE over turns, then inside each turn; ``bandit``: the reward of each turn is that
+    of the episode's last turn. See :mod:`lrl.functional.advantages`."""
     gamma: ClosedUnitInterval = 0.99
     """Discount per turn."""
     gae_lambda: ClosedUnitInterval = 0.95
-    """Per turn."""
+    """GAE coefficient per turn."""
     token_gamma: ClosedUnitInterval = 1.0
     """Discount per token inside a turn."""
     token_lambda: ClosedUnitInterval = 0.98
-    """Per token inside a turn."""
+    """GAE coefficient per token inside a turn."""
     local_penalties: bool = False
-    """Whether a negative reward counts for its own turn only."""
+    """Whether a negative reward counts for its own turn only, not for the turns before."""
     bootstrap_last: bool = False
-    """Whether the value of the next turn is read before its last token instead of before its first."""
+    """Whether the value of the next turn is that before its last token instead of before its first."""
     normalise: bool = True
     """Whether advantages are scaled to mean 0 and standard deviation 1 over the tokens of a collection."""
 
@@ -61,28 +61,28 @@ class CreditConfig:
                 raise ValueError(f"model.credit.{name} is true; it must be false, {self.kind} credit does not read it.")
 
     def check_policy(self, policy: Policy, algorithm: str) -> None:
-        """Raise if a policy has no value function.
+        """Check that a policy has a critic.
 
         Raises:
-            ValueError: so it is.
+            ValueError: If it has none.
         """
         if not policy.has_critic:
             raise ValueError(
                 f"model.policy is a {type(policy).__name__} without critic; {algorithm} needs one: set value_head of a "
-                "language model's policy, critic of an MLPPolicy or a HeadPolicy."
+                "language model's policy, or critic of an MLPPolicy or a HeadPolicy."
             )
 
     def estimate(self, rollout: Rollout, token_rewards: Tensor | None = None, reduce: Reduce | None = None) -> Credit:
         """Return advantages and returns of a rollout's tokens.
 
         Args:
-            rollout: with values.
-            token_rewards: ``(time, env, token)``, rewards of single tokens (a KL penalty), 0 where masked; None has
+            rollout: a rollout with values.
+            token_rewards: rewards of single tokens (a KL penalty), ``(time, env, token)``, 0 where masked; None for
                 none.
-            reduce: sums a tensor over ranks; None is for one rank.
+            reduce: sums a tensor over ranks; None for one rank.
 
         Raises:
-            ValueError: ``bandit`` credit, and an episode that has not ended.
+            ValueError: If ``kind`` is ``bandit`` and an episode has not ended.
         """
         advantages, returns = self._estimate(rollout, token_rewards)
         values, mask = _values(rollout), rollout.response_mask
@@ -115,15 +115,16 @@ class CreditConfig:
 
 
 def check_episodes(rollout: Rollout, reader: str, single: bool = False) -> None:
-    """Raise unless all episodes are whole.
+    """Check that all episodes are whole.
 
     Args:
-        rollout: to be credited.
-        reader: what needs whole episodes, as the first words of the reason.
-        single: whether each environment must have played one episode only.
+        rollout: rollout whose turns get advantages.
+        reader: name of the method that needs whole episodes, for the error message.
+        single: whether each environment must have played exactly one episode.
 
     Raises:
-        ValueError: an episode goes on in the next collection, or an environment has played several.
+        ValueError: If an episode continues in the next collection, or ``single`` is true and an environment has played
+            several.
     """
     ended = rollout.terminated | rollout.truncated
     if bool((rollout.cut & ~ended).any()) or (single and bool((ended.sum(0) > 1).any())):
@@ -135,28 +136,27 @@ def _values(rollout: Rollout) -> Tensor:
     return rollout.values
 
 
-# How the rewards of a rollout become advantages of its turns, for algorithms without a value function.
+# Credit assignment without a critic.
 
 _READ = {"episode": (), "turn": ("gamma",), "step": ("gamma", "step_weight"), "grouped_gae": ("gamma", "gae_lambda")}
-"""The settings that each kind reads."""
+"""The settings that each kind uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCreditConfig:
-    """How the turns of an episode get advantages over its group."""
+    """Estimator of the advantages of turns, by comparison with the other episodes of a group."""
 
     kind: Literal["episode", "turn", "step", "grouped_gae"] = "episode"
-    """``episode``: all turns carry the advantage of their episode; ``turn``: the return from a turn on is compared with
-    those of the group's turns of the same number; ``step``: the advantage of the episode, plus that over the turns of
-    the group that observed the same state (GiGPO); ``grouped_gae``: GAE, where the mean return of these turns is the
-    value of the state (GAGPO). See :mod:`lrl.functional.advantages`."""
+    """``episode``: all turns have the advantage of their episode; ``turn``: the return from a turn on is compared with
+    those of the group's turns with the same index; ``step``: the advantage of the episode, plus a comparison with the
+    group's turns that have the same observation (GiGPO); ``grouped_gae``: GAE with the mean return of these turns as
+    the value of the state (GAGPO). See :mod:`lrl.functional.advantages`."""
     gamma: ClosedUnitInterval = 0.95
-    """Discount per turn of the returns of turns that are compared; ``episode`` and the episode's part of ``step`` are
-    not discounted."""
+    """Discount per turn of the returns from a turn on; returns of whole episodes are not discounted."""
     step_weight: NonNegativeFloat = 1.0
-    """Weight of the advantage over turns in the same state, for ``step``."""
+    """Weight of the comparison of turns with the same observation, for ``step``."""
     gae_lambda: ClosedUnitInterval = 0.95
-    """Per turn, for ``grouped_gae``."""
+    """GAE coefficient per turn, for ``grouped_gae``."""
 
     def __post_init__(self) -> None:
         check_fields(self, "model.credit")
@@ -169,18 +169,18 @@ class GroupCreditConfig:
 
     @property
     def needs_states(self) -> bool:
-        """Return whether turns are compared by what was observed before them."""
+        """Return whether turns with equal observations are compared."""
         return self.kind in ("step", "grouped_gae")
 
     def check_baseline(self, leave_one_out: bool) -> None:
-        """Raise if the baseline of an episode cannot leave out the episode itself.
+        """Check that the estimator has a baseline that can leave out the episode itself.
 
         Raises:
-            ValueError: so it is.
+            ValueError: If ``leave_one_out`` is true and ``kind`` is ``grouped_gae``.
         """
         if leave_one_out and self.kind == "grouped_gae":
             raise ValueError(
-                "model.leave_one_out is true; it must be false, grouped_gae credit has values in place of a baseline."
+                "model.leave_one_out is true; it must be false, grouped_gae credit uses values instead of a baseline."
             )
 
     def estimate(
@@ -194,11 +194,11 @@ class GroupCreditConfig:
         """Return the advantages of a rollout's turns, ``(time, env)``, 0 where inactive.
 
         Args:
-            rollout: each environment has played one whole episode; ``state`` is there if ``needs_states``.
-            episode_advantages: ``(env,)``, of the episodes over their groups.
-            scale: what centred returns are divided by, see :func:`~lrl.functional.advantages.group_advantages`.
-            leave_one_out: whether a baseline leaves out the turn itself.
-            reduce: sums a tensor over ranks, each of which holds whole groups; None is for one rank.
+            rollout: one whole episode per environment, with ``state`` if :attr:`needs_states`.
+            episode_advantages: advantages of the episodes over their groups, ``(env,)``.
+            scale: divisor of centred returns, see :func:`~lrl.functional.advantages.group_advantages`.
+            leave_one_out: whether the baseline of a turn leaves out the turn itself.
+            reduce: sums a tensor over ranks that each hold whole groups; None for one rank.
         """
         if self.kind == "episode":
             return episode_advantages * rollout.active
@@ -211,7 +211,7 @@ class GroupCreditConfig:
         return steps if self.kind == "turn" else episode_advantages * rollout.active + self.step_weight * steps
 
     def metrics(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Return what tells whether states can be compared, to be logged by name; empty unless ``needs_states``."""
+        """Return the share of turns whose observation occurs again in the group; empty unless ``needs_states``."""
         if not self.needs_states:
             return {}
         return {"rollout/shared_state_rate": shared_states(_grouped_turns(rollout, rollout.state))}
@@ -222,17 +222,17 @@ def _grouped_turns(rollout: Rollout, state: Tensor | None) -> GroupedTurns:
     return GroupedTurns(rollout.rewards, state, rollout.group, rollout.active)
 
 
-# The weight of the KL term to the reference policy: fixed, or steered towards a target.
+# KL terms to the reference policy, with a fixed or an adaptive weight.
 
 
 @dataclass(frozen=True, kw_only=True)
 class KLConfig:
-    """The KL term that keeps a policy near the one that the run started from."""
+    """KL term of GRPO to the policy at the start of the run."""
 
     coef: NonNegativeFloat = 0.0
     """Weight; 0 keeps no reference policy."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """How GRPO estimates the divergence from sampled tokens (:func:`lrl.functional.losses.kl_estimate`)."""
+    """Estimator of the divergence from sampled tokens (:func:`lrl.functional.losses.kl_estimate`)."""
 
     def __post_init__(self) -> None:
         check_fields(self, "model.kl")
@@ -240,14 +240,14 @@ class KLConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveKLConfig:
-    """KL penalties of PPO; the one to the reference can follow a target (arXiv:1909.08593, section 2.2)."""
+    """KL penalties of PPO; the weight of that to the reference can follow a target (arXiv:1909.08593, section 2.2)."""
 
     coef: NonNegativeFloat = 0.0
-    """Weight, at first if it is steered; 0 keeps no reference policy."""
+    """Weight of the penalty to the reference, with ``target`` the initial one; 0 keeps no reference policy."""
     target: PositiveFloat | None = None
-    """Nats per turn that the weight is steered towards; null leaves it fixed."""
+    """Divergence from the reference in nats per turn to which the weight adapts; null keeps the weight fixed."""
     horizon: PositiveInt = 10_000
-    """Turns over which it is steered."""
+    """Number of turns over which the weight adapts; a larger number changes it more slowly."""
     old_coef: NonNegativeFloat = 0.0
     """Weight of KL(pi_old || pi), the divergence from the policy that sampled."""
 
@@ -258,10 +258,10 @@ class AdaptiveKLConfig:
 
 
 class KLCoefficient:
-    """Holds the weight of a KL penalty, which changes between collections.
+    """Holds the adaptive weight of a KL penalty, which changes between collections.
 
     Args:
-        config: where it starts, and what it is steered towards.
+        config: initial weight, target and horizon.
     """
 
     def __init__(self, config: AdaptiveKLConfig) -> None:
@@ -269,25 +269,25 @@ class KLCoefficient:
         self.value = self._next = float(config.coef)
 
     def observe(self, kl: float, turns: float) -> None:
-        """Take the mean KL per turn of a collection into account, from :meth:`advance` on.
+        """Compute the next weight from the divergence in a collection; :meth:`advance` puts it into effect.
 
         Args:
-            kl: mean over turns, in nats.
-            turns: how many there were, over all ranks.
+            kl: mean KL divergence per turn, in nats.
+            turns: number of turns over all ranks.
         """
         if self.config.target is not None:
             error = min(max(kl / self.config.target - 1, -0.2), 0.2)
             self._next = self.value * math.exp(error * turns / self.config.horizon)
 
     def advance(self) -> None:
-        """Use the weight that the last collection asked for: its advantages have been estimated."""
+        """Switch to the weight that the last :meth:`observe` computed."""
         self.value = self._next
 
     def state(self) -> list[float]:
-        """Return the current weight and the next."""
+        """Return the current and the next weight."""
         return [self.value, self._next]
 
     def load(self, state: list[float]) -> None:
-        """Restore :meth:`state`, if the weight is steered; else the configured one counts."""
+        """Restore the result of :meth:`state` if the weight is adaptive; a fixed one is that of the configuration."""
         if self.config.target is not None:
             self.value, self._next = state

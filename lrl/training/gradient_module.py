@@ -21,7 +21,7 @@ from lrl.lm.loading import fingerprint
 from lrl.lm.networks import at_least_float32
 from lrl.policies.policy import Policy
 from lrl.training.collect import VectorEnvRollouts
-from lrl.training.guards import FiniteSteps, gradient_norm, whole_number
+from lrl.training.guards import FiniteSteps, gathered_scalar, gradient_norm
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.policy_module import PolicyModule
 from lrl.training.resume import check_start
@@ -377,7 +377,7 @@ class GradientModule(PolicyModule, ABC):
         precision = self.trainer.precision_plugin
         weights = list(precision.main_params(optimizer))
         norm = gradient_norm(weights)
-        if not self.finite_steps.accept(whole_number(norm)):
+        if not self.finite_steps.accept(gathered_scalar(norm)):
             if getattr(precision, "scaler", None) is None:  # a loss scaler skips the step itself
                 optimizer.zero_grad()
         elif gradient_clip_algorithm == "value" or isinstance(precision, MixedPrecision):

@@ -24,43 +24,43 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 _NONE = 2**31 - 1
-"""A minibatch that there is not."""
+"""Sentinel: no minibatch had a loss that is not finite."""
 
 
 class FiniteSteps:
-    """Decides, on all ranks alike, whether an optimiser step may be taken.
+    """Decides whether an optimiser step is taken; the decision is the same on all ranks.
 
-    One number is read per step, the norm of the gradients, which clipping needs anyway. A loss that is not finite is
-    not looked at when it is made: its gradients are multiplied by NaN, so that the norm tells of it on every rank.
+    To avoid waiting for the device more than once per step, only the norm of the gradients is read, which clipping
+    needs anyway. If a loss is not finite, its gradients are multiplied by NaN, so that the norm is NaN on every rank.
 
     Args:
-        module: whose trainer knows the collection and the minibatch.
-        max_skipped: steps in a row that may be skipped.
-        key: what the configuration calls ``max_skipped``.
+        module: module that is trained.
+        max_skipped: maximum number of consecutive steps that may be skipped.
+        key: configuration key of ``max_skipped``, for error messages.
     """
 
     def __init__(
         self, module: L.LightningModule, max_skipped: int, key: str = "model.optimizer.max_skipped_steps"
     ) -> None:
-        self._module, self._max_skipped, self._key = [module], max_skipped, key  # in a list: no submodule of itself
+        self._module, self._max_skipped, self._key = [module], max_skipped, key  # a list hides it from nn.Module
         self._losses: list[tuple[int, Tensor]] = []
         self._skipped = self._in_a_row = 0
 
     def watch(self, loss: Tensor) -> Tensor:
-        """Return what to differentiate ``loss`` with: 1, or NaN where the loss is not finite."""
+        """Return the initial gradient for the backward pass of a loss: 1, or NaN if the loss is not finite."""
         value = loss.detach()
         self._losses.append((self._minibatch, value))
         return value * 0 + 1
 
     def forget(self) -> None:
-        """Forget the losses of a step that is not taken."""
+        """Drop the losses of a step that is not taken."""
         self._losses.clear()
 
     def accept(self, norm: Tensor) -> bool:
-        """Return whether to take a step by gradients of this norm, the same on all ranks.
+        """Return whether to take the step, given the norm of its gradients over all ranks.
 
         Raises:
-            ValueError: a loss was not finite on some rank, or too many steps in a row were skipped.
+            ValueError: If a loss was not finite on some rank, or too many consecutive steps were skipped.
         """
         losses, self._losses = self._losses, []
         if math.isfinite(float(norm)):
@@ -83,21 +83,21 @@ class FiniteSteps:
             raise ValueError(f"train/loss is not finite in {self._place(found)}; {_ADVICE}.")
 
     def require(self, name: str, value: Tensor | float) -> None:
-        """Stop unless a figure that is the same on all ranks is finite.
+        """Check that a number, which must be the same on all ranks, is finite.
 
         Raises:
-            ValueError: it is not.
+            ValueError: If it is not finite.
         """
         if not math.isfinite(float(value)):
             raise ValueError(f"{name} is not finite in collection {self._collection}; {_ADVICE}.")
 
     def flush(self) -> int:
-        """Return how many steps were skipped since the last call."""
+        """Return the number of steps skipped since the last call."""
         skipped, self._skipped = self._skipped, 0
         return skipped
 
     def state(self) -> list[int]:
-        """Return the skipped steps since the last logged row, and the consecutive ones."""
+        """Return the numbers of steps skipped since the last logged row, and in a row."""
         return [self._skipped, self._in_a_row]
 
     def load(self, state: list[int]) -> None:
@@ -110,7 +110,7 @@ class FiniteSteps:
 
     @property
     def _minibatch(self) -> int:
-        """The index of the running minibatch; 0 without a trainer."""
+        """Index of the current minibatch; 0 without a trainer."""
         attached = self._module[0]._trainer
         return max(attached.fit_loop.epoch_loop.batch_idx, 0) if attached else 0
 
@@ -122,16 +122,16 @@ class FiniteSteps:
         return f"minibatch {minibatch + 1} of collection {self._collection}"
 
 
-_ADVICE = "the run stops and its last checkpoint stays as it was, try a smaller learning rate or look at the rewards"
+_ADVICE = "the run stops and its last checkpoint is unchanged, try a smaller learning rate or check the rewards"
 
 
 def gradient_norm(weights: Iterable[Tensor]) -> Tensor:
-    """Return the norm of all gradients; a sharded one where gradients are sharded."""
+    """Return the norm of all gradients, as a sharded tensor if the gradients are sharded."""
     return nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
 
 
-def whole_number(number: Tensor) -> Tensor:
-    """Return a number that ranks may hold parts of; all ranks must call it."""
+def gathered_scalar(number: Tensor) -> Tensor:
+    """Return a scalar that may be sharded over ranks as a plain tensor; all ranks must call it."""
     return number.full_tensor() if isinstance(number, DTensor) else number
 
 
@@ -146,7 +146,7 @@ def weights_are_finite(module: L.LightningModule) -> bool:
     return not float(module.trainer.strategy.reduce(missing, reduce_op="sum"))
 
 
-# SIGTERM and Ctrl-C: a run ends at the next whole step, with a checkpoint that resumes bit-identically.
+# SIGTERM and Ctrl-C.
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _T = TypeVar("_T")
@@ -157,12 +157,12 @@ class _AbandonedError(BaseException):
 
 
 class Interruption:
-    """Notes signals, and ends the run on all ranks where the state is whole.
+    """Ends a run after SIGTERM or Ctrl-C with a checkpoint of a consistent state, on all ranks.
 
-    Lightning ends at a SIGTERM without a checkpoint and with exit status 0, at Ctrl-C wherever the run happens to be.
-    Here a signal is noted. All ranks ask each other at the end of every optimiser step, collection and validation
-    whether one came to any of them, write a checkpoint together and exit with status 128 + signal, as a shell does. A
-    second Ctrl-C ends the process at once.
+    Lightning reacts to SIGTERM by ending without a checkpoint and with exit status 0, and to Ctrl-C by ending at once.
+    Here the handler only stores the signal. At the end of every optimiser step, collection and validation all ranks
+    check together whether any of them received one; then they write a checkpoint and exit with status 128 + signal, the
+    convention of shells. A second Ctrl-C ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -172,11 +172,11 @@ class Interruption:
         self._write: Callable[[], Path] = Path
 
     def listen(self, trainer: L.Trainer, write: Callable[[], Path]) -> None:
-        """Take over from Lightning's handlers.
+        """Replace Lightning's signal handlers.
 
         Args:
-            trainer: whose run is to be ended.
-            write: writes a checkpoint and returns where; all ranks call it.
+            trainer: trainer of the run.
+            write: writes a checkpoint and returns its path; all ranks call it.
         """
         self._trainer, self._write = trainer, write
         self._came = signal.SIGTERM if trainer.received_sigterm else 0
@@ -184,7 +184,7 @@ class Interruption:
             self._handlers = {number: signal.signal(number, self._note) for number in _SIGNALS}
 
     def ignore(self) -> None:
-        """Give the signals back to those who handled them before."""
+        """Restore the previous signal handlers."""
         handlers, self._handlers, self._trainer = self._handlers, {}, None
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -203,14 +203,14 @@ class Interruption:
             raise _AbandonedError
 
     def attempt(self, work: Callable[[], _T]) -> _T:
-        """Do what takes long and changes nothing that is saved; a signal breaks it off.
+        """Run long work that changes no state to be saved; a signal aborts it.
 
-        All ranks must call it. A rank that broke off waits for the others, which finish their work unless the signal
-        came to them as well.
+        All ranks must call it. A rank that aborts waits for the others, which finish their work unless they received
+        the signal as well.
 
         Args:
-            work: a collection or a validation, broken off only inside :meth:`abandonable`. What it raises after a
-                signal does not count: the processes of environments may have got the signal too.
+            work: a collection or a validation, aborted only inside :meth:`abandonable`. Errors after a signal are
+                ignored, because the processes of environments may have received the signal as well.
         """
         self.check()
         result: Any = None
@@ -226,7 +226,7 @@ class Interruption:
 
     @contextmanager
     def abandonable(self) -> Iterator[None]:
-        """Let a signal interrupt this part of :meth:`attempt`, which makes no collective calls."""
+        """Let a signal abort this part of :meth:`attempt`, which must make no collective calls."""
         if self._trainer is not None and self._came:
             raise _AbandonedError
         self._abandons = self._trainer is not None
@@ -236,10 +236,10 @@ class Interruption:
             self._abandons = False
 
     def check(self) -> None:
-        """End the run if a signal came to any rank; all ranks must call it, where the state is whole.
+        """End the run if any rank received a signal; all ranks must call it in a consistent state.
 
         Raises:
-            SystemExit: one came; the checkpoint is written.
+            SystemExit: If any rank received a signal; the checkpoint has been written.
         """
         if self._trainer is None:
             return
@@ -251,7 +251,7 @@ class Interruption:
             path, name = os.path.relpath(self._write()), signal.Signals(number).name
             if self._trainer.is_global_zero:
                 logging.getLogger("lrl").warning("%s: wrote %s; resume with ckpt_path %s", name, path, path)
-            # Lightning kills the main process where one of those that it started ends with another status than 0.
+            # Lightning kills the main process if one of its child processes ends with a status other than 0.
             raise SystemExit(128 + number if self._trainer.is_global_zero else 0)
 
 
@@ -261,27 +261,27 @@ _USUAL = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(si
 
 
 def requeue_signals(trainer: L.Trainer) -> set[int]:
-    """Return the signals that Slurm may send before the time limit; Lightning 2.6.6 saves in their handler."""
+    """Return the signals that Slurm may send before the time limit, in whose handlers Lightning 2.6.6 saves."""
     environment = getattr(trainer.strategy, "cluster_environment", None)
     configured = getattr(environment, "requeue_signal", None)
     return {*_USUAL, *([] if configured is None else [configured])}
 
 
 class DeferredSignals:
-    """Context manager that defers signals while weights change, and raises them again at its end.
+    """Context manager that defers signals while weights change, and raises them again when it exits.
 
-    A handler runs between any two instructions. A checkpoint written in the middle of a line search, or between an
-    optimiser's step and the count of it, would hold changed weights beside turns that still count as untrained: a
-    resume would train on them again, far from the policy that sampled them. If the block ends in an exception, the
-    signals are dropped: there is no consistent state to save.
+    Signal handlers run between any two instructions. A checkpoint that is written in the middle of a line search, or
+    between an optimiser step and the update of its counter, would contain changed weights and turns that count as
+    untrained. A resumed run would then train on these turns again with a policy that differs from the one that sampled
+    them. If the block ends in an exception, the signals are dropped, because there is no consistent state to save.
 
     Args:
-        signals: their numbers; those without a handler are left alone.
+        signals: numbers of the signals; those without a handler are ignored.
     """
 
     def __init__(self, signals: set[int] | None = None) -> None:
         self.inside = False
-        """Whether weights are changing; stays true after an error in the block, which leaves no consistent state."""
+        """Whether weights are changing; it stays true after an error in the block, which leaves no consistent state."""
         self._signals = signals or set()
         self._handlers: dict[int, Any] = {}
         self._came: list[int] = []
@@ -301,7 +301,7 @@ class DeferredSignals:
             self._came.append(number)
 
     def __exit__(self, error: type[BaseException] | None = None, *_: object) -> None:
-        """Raise the signals that came."""
+        """Raise the signals that were received."""
         self.inside = error is not None
         handlers, self._handlers = self._handlers, {}
         for number, handler in handlers.items():

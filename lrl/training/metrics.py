@@ -1,4 +1,4 @@
-"""Means and maxima of what a collection records."""
+"""Means and maxima of metrics over a collection and over ranks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torchmetrics import Metric
 from lrl.functional.distributed import all_gather_objects
 
 State = dict[str, Any]
-"""``names``, the tensors of :meth:`torchmetrics.Metric.state_dict` and ``maxima``; empty where nothing was recorded."""
+"""``names``, ``tensors`` (of :meth:`torchmetrics.Metric.state_dict`) and ``maxima``; empty if nothing was recorded."""
 
 _PENDING = 500
-"""Records that wait until they are added to the states together."""
+"""Number of records that are buffered before they are added to the states together."""
 
 
 class MetricMeans(Metric):
-    """Means or maxima by name, over all ranks, of what was recorded since they were last asked for.
+    """Computes means or maxima by name, over all ranks, of the values recorded since the last :meth:`flush`.
 
-    A mean weighs every recorded value alike, whichever rank and minibatch it comes from.
+    All recorded values have the same weight in a mean, whatever their rank and minibatch.
 
-    One metric with a sum and a count per name, instead of one :class:`torchmetrics.MeanMetric` per name: those cost a
-    tenth of a small network's training step. What is recorded stays on its device until the mean is asked for.
+    It is one metric with a sum and a count per name, because one :class:`torchmetrics.MeanMetric` per name takes a
+    tenth of a small network's training step. Recorded values stay on their device until :meth:`flush`.
     """
 
     full_state_update = False
@@ -36,25 +36,25 @@ class MetricMeans(Metric):
         for state in ("totals", "counts"):
             self.add_state(state, torch.zeros(0, dtype=torch.float64), dist_reduce_fx="sum")
         self._rows: dict[str, int] = {}
-        """Where each name stands in the states."""
+        """Index of each name in the states."""
         self._maxima: dict[str, Tensor] = {}
         self._recorded: list[tuple[str, Tensor, int]] = []
-        """Name, sum and number of values; for a maximum the number is 0."""
+        """Name, sum and number of values recorded since the last :meth:`settle`; for a maximum the number is 0."""
         self._settled: list[tuple[str, Tensor, int]] = []
-        """What counts, and is not in the states yet: many minibatches are added at once."""
+        """Settled records that are not yet in the states, because many minibatches are added at once."""
 
     def record(self, name: str, values: Tensor) -> None:
-        """Add values of any shape, which count from the next :meth:`settle` on."""
+        """Record values of any shape for a mean; they take effect at the next :meth:`settle`."""
         if values.numel():
             self._recorded.append((name, values.detach().sum(dtype=torch.float64), values.numel()))
 
     def record_maximum(self, name: str, values: Tensor) -> None:
-        """Add values of any shape, of which the largest is returned, from the next :meth:`settle` on."""
+        """Record values of any shape for a maximum; they take effect at the next :meth:`settle`."""
         if values.numel():
             self._recorded.append((name, values.detach().max().double(), 0))
 
     def settle(self) -> None:
-        """Count what was recorded."""
+        """Let the recorded values take effect."""
         self._settled.extend(self._recorded)
         self._recorded.clear()
         if len(self._settled) > _PENDING:
@@ -70,7 +70,7 @@ class MetricMeans(Metric):
             self.update(names, torch.stack([total.to(self.device) for total in totals]), torch.tensor(counts))
 
     def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> None:
-        """Add sums and numbers of values, ``(name,)``, one after the other; a name may stand there more than once."""
+        """Add sums and numbers of values, ``(name,)``; a name may occur more than once."""
         missing = [name for name in dict.fromkeys(names) if name not in self._rows]
         self._rows.update((name, row) for row, name in enumerate(missing, len(self._rows)))
         rows = torch.tensor([self._rows[name] for name in names], dtype=torch.int64, device=self.device)
@@ -79,11 +79,11 @@ class MetricMeans(Metric):
         self.counts = torch.cat([self.counts, nothing]).index_add(0, rows, counts.to(self.counts))
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the mean of each name, ``()``; torchmetrics has reduced the states over ranks before."""
+        """Return the mean of each name, ``()``, after torchmetrics has reduced the states over ranks."""
         return dict(zip(self._rows, self.totals / self.counts, strict=True))
 
     def flush(self) -> dict[str, float]:
-        """Return the means and maxima, and forget them. All ranks must call it, whatever each has recorded."""
+        """Return the means and maxima, and reset them; all ranks must call it, even if they recorded nothing."""
         self.settle()
         self._add_settled()
         own_maxima = {name: float(value) for name, value in self._maxima.items()}
@@ -100,7 +100,7 @@ class MetricMeans(Metric):
         return means | maxima
 
     def _arrange(self, names: list[str]) -> None:
-        """Put the states into the order of ``names``, in which all ranks agree; what was not recorded counts 0."""
+        """Reorder the states to ``names``, which is the same on all ranks; names without records get count 0."""
         own, totals, counts = list(self._rows), self.totals, self.counts
         nothing = totals.new_zeros(len(names))
         self.reset()
@@ -108,11 +108,11 @@ class MetricMeans(Metric):
         self.update(own, totals, counts)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Any:
-        """Move to another device; sums stay in double precision, whatever the weights are converted to."""
+        """Move to another device without converting the double-precision sums."""
         return super()._apply(lambda tensor: tensor.to(fn(tensor.new_empty(0)).device), exclude_state)
 
     def reset(self) -> None:
-        """Forget everything that was recorded."""
+        """Drop all records."""
         super().reset()
         self._rows.clear()
         self._maxima.clear()
@@ -120,18 +120,18 @@ class MetricMeans(Metric):
         self._settled.clear()
 
     def state(self) -> State:
-        """Return what this rank has recorded, on the CPU."""
+        """Return the records of this rank, on the CPU."""
         self._add_settled()
         if not (self._rows or self._maxima):
             return {}
-        self.persistent(True)  # not when the module that it belongs to is saved: a checkpoint holds every rank's
+        self.persistent(True)  # only here: checkpoints store these states of every rank, not the module's own
         tensors = {name: tensor.cpu() for name, tensor in self.state_dict().items()}
         self.persistent(False)
         maxima = {name: float(value) for name, value in self._maxima.items()}
         return {"names": list(self._rows), "tensors": tensors, "maxima": maxima}
 
     def load(self, state: State) -> None:
-        """Take what :meth:`state` returned."""
+        """Restore the result of :meth:`state`."""
         self.reset()
         if state:
             self.load_state_dict(state["tensors"])

@@ -1,4 +1,4 @@
-"""The optimiser of a run and its learning-rate schedule."""
+"""Optimiser and learning-rate schedule of a run."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Which optimiser trains the weights, and how its learning rate changes over the run."""
+    """Settings of the optimiser and its learning-rate schedule."""
 
     lr: PositiveFloat = 3e-4
     """Learning rate."""
     weight_decay: NonNegativeFloat = 0.0
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     schedule: Schedule = "constant"
-    """After the warm-up: ``constant``, or ``linear`` or ``cosine`` decay to zero at the end of the run."""
+    """Learning rate after the warm-up: ``constant``, or ``linear`` or ``cosine`` decay to zero at the end of the
+    run."""
     warmup: HalfOpenUnitInterval = 0.0
     """Share of the run over which the learning rate rises from zero."""
     max_skipped_steps: NonNegativeInt = 10
-    """How many optimiser steps in a row may be skipped because their gradients are not finite."""
+    """Number of consecutive optimiser steps that may be skipped because their gradients are not finite."""
     factory: OptimizerFactory | None = None
-    """Makes another optimiser from parameter groups; null takes AdamW with ``lr`` and ``weight_decay``."""
+    """Creates another optimiser from parameter groups; null uses AdamW with ``lr`` and ``weight_decay``."""
 
     def __post_init__(self) -> None:
         check_fields(self, "model.optimizer")
 
     def make(self, groups: list[dict[str, Any]], total_steps: float, fused: bool) -> Any:
-        """Return the optimiser, with its schedule if it has one, as ``configure_optimizers`` returns them.
+        """Return the optimiser, with its schedule if it has one, in the format of ``configure_optimizers``.
 
         Args:
-            groups: trainable weights as an optimiser takes them.
-            total_steps: optimiser steps of the whole run; infinite if nothing limits it.
+            groups: parameter groups.
+            total_steps: number of optimiser steps of the whole run; infinite if it has no limit.
             fused: whether AdamW updates all weights in one kernel.
 
         Raises:
-            ValueError: there is a schedule, and nothing limits the run.
+            ValueError: If there is a schedule and the run has no limit.
         """
         if self.factory is not None:
             optimizer = self.factory(groups)
@@ -66,8 +67,8 @@ def learning_rate_factor(schedule: Schedule, total_steps: int, warmup: float) ->
 
     Args:
         schedule: after the warm-up, ``constant``, or ``linear`` or half-``cosine`` decay to zero.
-        total_steps: optimiser steps of the whole run.
-        warmup: share of them over which the factor rises linearly from zero.
+        total_steps: number of optimiser steps of the whole run.
+        warmup: share of these steps over which the factor rises linearly from zero.
     """
     warmup_steps = math.ceil(warmup * total_steps)
 

@@ -1,4 +1,4 @@
-"""Fit a value function with weights of its own to the returns of a collection, separately from the policy."""
+"""Fit of a critic with separate weights to the returns of a collection."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _DEFAULTS = {"iterations": 25, "lr": 1e-3, "num_epochs": 10, "num_minibatches": 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueFit:
-    """Least squares on the returns: on all turns at once by L-BFGS, or on minibatches by Adam."""
+    """Settings of a least-squares fit to the returns: on all turns by L-BFGS, or on minibatches by Adam."""
 
     method: Literal["lbfgs", "adam"] = "lbfgs"
-    """L-BFGS starts anew in every collection; Adam keeps its state."""
+    """Optimiser; the state of L-BFGS is reset in every collection, that of Adam is kept."""
     l2: NonNegativeFloat = 1e-3
-    """Weight of the squared weights."""
+    """Weight of the penalty on the squared weights."""
     iterations: PositiveInt | None = None
-    """Most iterations of L-BFGS; null takes 25."""
+    """Maximum number of iterations of L-BFGS; null uses 25."""
     lr: PositiveFloat | None = None
-    """Learning rate of Adam; null takes 1e-3."""
+    """Learning rate of Adam; null uses 1e-3."""
     num_epochs: PositiveInt | None = None
-    """Passes of Adam over the collection; null takes 10."""
+    """Number of passes of Adam over the collection; null uses 10."""
     num_minibatches: PositiveInt | None = None
-    """Minibatches in each pass of Adam; null takes 16."""
+    """Number of minibatches in each pass of Adam; null uses 16."""
 
     def __post_init__(self) -> None:
         check_fields(self, "ValueFit")
@@ -46,21 +46,21 @@ class ValueFit:
                 object.__setattr__(self, name, default if read else None)
 
     def optimizers(self, weights: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
-        """Return the optimisers whose state belongs into checkpoints.
+        """Return the optimisers whose state is saved in checkpoints: Adam, if it is used.
 
         Args:
-            weights: of the value function.
+            weights: weights of the critic.
         """
         return [] if self.lr is None else [torch.optim.Adam(weights, lr=self.lr, fused=True)]
 
 
 def fit_values(module: GradientModule, batch: TurnBatch, fit: ValueFit) -> Tensor:
-    """Fit the value function's own weights, and no others, to the returns of a batch.
+    """Fit the weights that only the critic uses to the returns of a batch; all ranks must call it.
 
     Args:
-        module: whose policy has the value function; all ranks must call it.
+        module: module whose policy has the critic.
         batch: turns with returns.
-        fit: the method and its settings.
+        fit: settings of the fit.
 
     Returns:
         Half the mean squared error over the tokens of all ranks after the fit, ``()``.
@@ -106,20 +106,20 @@ def fit_values(module: GradientModule, batch: TurnBatch, fit: ValueFit) -> Tenso
 
 
 def _by_lbfgs(weights: list[nn.Parameter], loss: Any, iterations: int) -> None:
-    """Run L-BFGS with a line search in each iteration; torch stops after 1.25 evaluations of the loss for each."""
+    """Run L-BFGS with a line search; torch limits the evaluations of the loss to 1.25 per iteration."""
     optimizer = torch.optim.LBFGS(weights, max_iter=iterations, line_search_fn="strong_wolfe", history_size=10)
     optimizer.step(loss)
 
 
 def check_separate_critic(policy: Policy, key: str) -> None:
-    """Raise if the value function cannot be fitted while the policy stands still.
+    """Check that the critic can be fitted without changing the actor.
 
     Args:
-        policy: configured.
-        key: the setting that asks for the separate fit.
+        policy: configured policy.
+        key: setting that requires the separate fit, for the error message.
 
     Raises:
-        ValueError: the value function has no weights of its own, or an adapter in the trunk.
+        ValueError: If the critic has no separate weights, or has an adapter in the trunk.
     """
     if not policy.critic_parameters():
         raise ValueError(
@@ -133,13 +133,13 @@ def check_separate_critic(policy: Policy, key: str) -> None:
 
 
 def check_whole_weights(trainer: L.Trainer) -> None:
-    """Raise if the strategy shards the weights, which L-BFGS cannot step.
+    """Check that the strategy does not shard the weights, which L-BFGS does not support.
 
     Raises:
-        ValueError: so it is.
+        ValueError: If it does.
     """
     if shards_parameters(trainer.strategy):
         raise ValueError(
-            "model.critic.fit is set and trainer.strategy shards the weights (FSDP2), which L-BFGS cannot step; "
+            "model.critic.fit is set and trainer.strategy shards the weights (FSDP2), which L-BFGS does not support; "
             "critic.fit must be null, or the strategy auto or ddp."
         )

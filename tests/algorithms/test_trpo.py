@@ -437,8 +437,8 @@ def test_runs_that_no_region_can_be_had_in_are_refused(folder, tmp_path):
     mlp = lambda **changes: made(TRPOModule, MLPPolicy((4,), init_seed=0, **changes))  # noqa: E731
     text = lambda **changes: made(TRPOModule, text_policy(folder, value_head=ValueHeadConfig(), **changes))  # noqa: E731
     for module, data, settings, complaint in (
-        (mlp(), {"num_minibatches": 2}, {}, "data.num_minibatches is 2; TRPO takes a collection whole"),
-        (mlp(), {"num_epochs": 3}, {}, "data.num_epochs is 3; TRPO takes a collection whole"),
+        (mlp(), {"num_minibatches": 2}, {}, "data.num_minibatches is 2; TRPO makes one update per collection"),
+        (mlp(), {"num_epochs": 3}, {}, "data.num_epochs is 3; TRPO makes one update per collection"),
         (mlp(), {}, {"precision": "bf16-mixed"}, "trainer.precision is bf16-mixed"),
         (mlp(shared_value_network=True), {}, {}, "whose critic shares all of its weights"),
         (text(attention="flash_attention_2"), {}, {}, "attention is flash_attention_2, which has no second derivative"),
