@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 if TYPE_CHECKING:  # to a type checker they are the numbers that they restrict
     ClosedUnitInterval = HalfOpenUnitInterval = LeftOpenUnitInterval = OpenUnitInterval = float
     NonNegativeFloat = PositiveFloat = float
-    NonNegativeInt = PositiveInt = int
+    NonNegativeInt = PositiveInt = Seed = int
 else:
     from jsonargparse.typing import (
         ClosedUnitInterval,
@@ -22,6 +22,7 @@ else:
 
     HalfOpenUnitInterval = restricted_number_type("HalfOpenUnitInterval", float, [(">=", 0), ("<", 1)])
     LeftOpenUnitInterval = restricted_number_type("LeftOpenUnitInterval", float, [(">", 0), ("<=", 1)])
+    Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**63)])
 
 __all__ = [
     "MAX_SEED",
@@ -34,6 +35,7 @@ __all__ = [
     "OpenUnitInterval",
     "PositiveFloat",
     "PositiveInt",
+    "Seed",
     "check_arguments",
     "check_fields",
     "check_seed",
@@ -51,6 +53,7 @@ RANGES: Mapping[str, str] = {
     "OpenUnitInterval": "in (0, 1)",
     "PositiveFloat": "positive",
     "PositiveInt": "at least 1",
+    "Seed": f"from 0 to {MAX_SEED}",
 }
 """What a value of each type must be, to be read after "it must be"."""
 

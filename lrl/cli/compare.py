@@ -1,68 +1,62 @@
-"""Compare runs with baseline runs, paired by seed.
-
-lrl compare runs/lake/grpo/* --baseline runs/lake/ppo/* --metric val/success_rate
-lrl compare assets/results/cartpole_trpo_mlp.json --baseline assets/results/cartpole_ppo_mlp.json
-lrl compare runs/cart/ppo/* --baseline runs/cart/trpo/* --metric rollout/return --steps_to 195
-
-Prints the final figures of each seed, or with --steps_to the env steps until a figure is reached; the mean difference
-with a 95% interval (a bootstrap over pairs where the metric is bounded, Student's paired interval where it is not, with
---bootstrap followed by a bootstrap), the smallest difference that this many seeds detect with a probability of .8, and
-how many seeds it takes to detect the observed difference. Seeds without a partner are left out.
-"""
+"""The command ``lrl compare``."""
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lrl.cli.arguments import command_parser, subcommand
-from lrl.evaluation.comparison import POWER, Comparison, common_metric, compare, read_figures
-from lrl.evaluation.statistics import MIN_SEEDS
+from lrl.cli.command import command
 
-
-def make_parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    parser = command_parser(prog, __doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories or files of assets/results")
-    parser.add_argument("--baseline", nargs="+", type=Path, required=True, metavar="RUN", help="to compare with")
-    parser.add_argument("--metric", help="a column of metrics.csv (default: that of the results, or val/exact_success)")
-    parser.add_argument(
-        "--bounds", nargs=2, type=float, metavar=("LOW", "HIGH"), help="range of a bounded return; rates lie in [0, 1]"
-    )
-    parser.add_argument(
-        "--bootstrap", action="store_true", help="print a bootstrap over pairs where the metric is unbounded as well"
-    )
-    parser.add_argument(
-        "--steps_to", type=float, metavar="FIGURE", help="compare the env steps after which the metric reaches FIGURE"
-    )
-    return parser
+if TYPE_CHECKING:
+    from lrl.evaluation.comparison import Comparison
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Print the comparison."""
-    metric = common_metric([*arguments.runs, *arguments.baseline], arguments.metric)
-    reached = "" if arguments.steps_to is None else f"env steps until {arguments.steps_to:g} is reached by "
-    print(report(compared(arguments, metric), reached + metric, arguments.bootstrap))
+def compare(
+    runs: list[Path],
+    *,
+    baseline: list[Path],
+    metric: str | None = None,
+    bounds: tuple[float, float] | None = None,
+    bootstrap: bool = False,
+    steps_to: float | None = None,
+) -> None:
+    """Compare runs with baseline runs, paired by seed.
 
+    lrl compare runs/lake/grpo/* --baseline runs/lake/ppo/* --metric val/success_rate
+    lrl compare assets/results/cartpole_trpo_mlp.json --baseline assets/results/cartpole_ppo_mlp.json
+    lrl compare runs/cart/ppo/* --baseline runs/cart/trpo/* --metric rollout/return --steps_to 195
 
-def compared(arguments: argparse.Namespace, metric: str) -> Comparison:
-    """Read both sets of runs and pair them.
+    Prints the final figures of each seed, or with --steps_to the env steps until a figure is reached; the mean
+    difference with a 95% interval (a bootstrap over pairs where the metric is bounded, Student's paired interval where
+    it is not, with --bootstrap followed by a bootstrap), the smallest difference that this many seeds detect with a
+    probability of 0.8, and how many seeds it takes to detect the observed difference. Seeds without a partner are left
+    out.
 
-    Raises:
-        ValueError: runs cannot be read or paired, or a figure lies outside its bounds.
+    Args:
+        runs: Run directories or files of assets/results.
+        baseline: Runs to compare with.
+        metric: A column of metrics.csv; default: that of the results, or val/exact_success.
+        bounds: Lowest and highest possible value of a bounded return; rates lie in [0, 1].
+        bootstrap: Print a bootstrap over pairs where the metric is unbounded as well.
+        steps_to: Compare the env steps after which the metric reaches this value.
     """
-    bounds = tuple(arguments.bounds) if arguments.bounds else None
-    if bounds and arguments.steps_to is not None:
-        raise ValueError(f"bounds is {list(bounds)}, but env steps have no such bounds; leave it out with --steps_to.")
-    sides = (arguments.runs, arguments.baseline)
-    runs, baseline = (read_figures(paths, metric, bounds, arguments.steps_to) for paths in sides)
-    bounds = bounds or runs.bounds or baseline.bounds
-    for value in (*runs.by_seed.values(), *baseline.by_seed.values()):
+    from lrl.evaluation import comparison
+
+    metric = comparison.common_metric([*runs, *baseline], metric)
+    if bounds and steps_to is not None:
+        raise ValueError(
+            f"--bounds is {list(bounds)}, but env steps have no such bounds; leave it out with --steps_to."
+        )
+    ours, theirs = (comparison.read_figures(paths, metric, bounds, steps_to) for paths in (runs, baseline))
+    bounds = bounds or ours.bounds or theirs.bounds
+    for value in (*ours.by_seed.values(), *theirs.by_seed.values()):
         if bounds is not None and not bounds[0] <= value <= bounds[1]:
             low, high = bounds
             raise ValueError(f"{metric} has bounds {low:g} and {high:g}, but a run ends at {value:g}; set --bounds.")
-    return compare(runs.by_seed, baseline.by_seed, bounded=bounds is not None)
+    result = comparison.compare(ours.by_seed, theirs.by_seed, bounded=bounds is not None)
+    reached = "" if steps_to is None else f"env steps until {steps_to:g} is reached by "
+    print(report(result, reached + metric, bootstrap))
 
 
 def report(result: Comparison, metric: str, bootstrap: bool = False) -> str:
@@ -90,11 +84,10 @@ def report(result: Comparison, metric: str, bootstrap: bool = False) -> str:
 
 
 def _intervals(result: Comparison, bootstrap: bool) -> list[str]:
+    from lrl.evaluation.statistics import MIN_SEEDS
+
     lines = list[str]()
-    kinds = [True] if result.bounded else [False]
-    if bootstrap and not result.bounded:
-        kinds.append(True)
-    for resampled in kinds:
+    for resampled in [True] if result.bounded else [False, True] if bootstrap else [False]:
         bounds = result.interval(resampled)
         if bounds is None:
             return [f"no interval: there are {len(result.seeds)} pairs, and an interval takes {MIN_SEEDS}"]
@@ -105,6 +98,8 @@ def _intervals(result: Comparison, bootstrap: bool) -> list[str]:
 
 def _power(result: Comparison) -> list[str]:
     """Describe the smallest effect and the seeds that the observed difference takes."""
+    from lrl.evaluation.comparison import POWER
+
     pairs, needed = len(result.seeds), result.pairs_needed()
     if math.isnan(needed):
         return ["one pair does not tell what difference can be detected"]
@@ -115,4 +110,4 @@ def _power(result: Comparison) -> list[str]:
     return [smallest, f"the observed difference takes {int(needed)} seeds, {f'{more} more' if more else 'no more'}"]
 
 
-main = subcommand(make_parser, run)
+main = command(compare)

@@ -1,35 +1,14 @@
-"""Play N seeded episodes and print return, length, success and invalid actions, each with a 95% interval.
-
-lrl evaluate --checkpoint runs/frozen_lake/grpo/<run>
-lrl evaluate --model HuggingFaceTB/SmolLM2-135M-Instruct --env_id FrozenLake-v1 --episodes 20
-lrl evaluate --model smollm2-135m --dtype bfloat16 --choose --env_id CartPole-v1
-lrl evaluate --checkpoint runs/frozen_lake/grpo/<run> --rephrase assets/rephrased/frozen_lake.yaml
-lrl evaluate --policy expert --json expert.json
-lrl evaluate --policy random --env_url http://127.0.0.1:8000
-lrl evaluate --api_url http://127.0.0.1:8000/v1 --model NAME --env_id FrozenLake-v1 --response_format direct
-"""
+"""The command ``lrl evaluate``."""
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from lrl.cli.arguments import (
-    add_env_arguments,
-    add_env_url_argument,
-    add_fabric_arguments,
-    add_model_arguments,
-    check_env_arguments,
-    check_model_arguments,
-    command_parser,
-    envs_at,
-    fabric_of,
-    load_untrained,
-    subcommand,
-    with_retries,
-)
+from lrl.cli.command import command
+from lrl.cli.options import DeviceOptions, ModelOptions, PlayedEnvOptions, PlayOptions, exactly_one
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -38,189 +17,134 @@ if TYPE_CHECKING:
     from lrl.evaluation.load import Loaded
 
 
-def make_parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    parser = command_parser(prog, __doc__)
-    parser.add_argument("--checkpoint", help="a checkpoint or a run directory")
-    parser.add_argument("--model", help="any causal LM, untrained by lrl: hub name, folder or GGUF file")
-    parser.add_argument("--policy", help="a baseline: random, constant or expert; mlp: --checkpoint must hold an MLP")
-    add_env_arguments(parser)
-    add_env_url_argument(parser)
-    parser.add_argument(
-        "--success_at",
-        choices=("last_step", "any_step"),
-        help="which steps decide whether an episode is a success; default: env.success_at of the run, or last_step",
-    )
-    parser.add_argument("--episodes", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
-    parser.add_argument("--num_envs", type=int, default=16, help="in parallel; the result does not depend on it")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
-    parser.add_argument(
-        "--merge_adapters", action="store_true", help="play with the adapters merged: faster, the same up to rounding"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and episodes")
-    parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="log the figures in this folder")
-    parser.add_argument("--capture_video", type=Path, metavar="FOLDER", help="write an mp4 of the first episodes")
-    parser.add_argument("--num_videos", type=int, default=3, help="with --capture_video")
-    parser.add_argument("--rephrase", metavar="FILE", help="play again with the prompts that a YAML file rephrases")
-    add_fabric_arguments(parser)
-    add_model_arguments(parser)
-    return parser
+@dataclass(frozen=True, kw_only=True)
+class SubjectOptions:
+    """Options of the policy."""
+
+    checkpoint: str | None = None
+    """A checkpoint or a run directory."""
+    policy: str | None = None
+    """A baseline: random, constant or expert; or mlp, where --checkpoint must hold an MLP."""
+    success_at: Literal["last_step", "any_step"] | None = None
+    """Which steps decide whether an episode is a success; default: env.success_at of the run, or last_step."""
+    merge_adapters: bool = False
+    """Play with the adapters merged into the weights: faster, the same up to rounding."""
+    rephrase: str | None = None
+    """YAML file with other words for the prompts; the episodes are played again with each of them."""
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Evaluate on all devices and print on the first."""
-    check_model_arguments(arguments)
-    fabric_of(arguments).launch(partial(run_on_device, arguments=arguments))
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Options of the output."""
+
+    json: Path | None = None
+    """Write all figures and episodes to this file."""
+    tensorboard: Path | None = None
+    """Log the figures in this folder."""
+    capture_video: Path | None = None
+    """Write an mp4 of each of the first episodes to this folder."""
+    num_videos: int = 3
+    """Number of episodes of --capture_video."""
 
 
-def run_on_device(fabric: Fabric, arguments: argparse.Namespace) -> None:
-    """Load the policy, and evaluate it in the precision that the options name."""
-    loaded = load(arguments)
-    if arguments.success_at is not None:
-        loaded = loaded._replace(env_factory=loaded.env_factory.with_success_at(arguments.success_at))
-    if arguments.merge_adapters:
+def evaluate(
+    *,
+    subject: SubjectOptions,
+    language_model: ModelOptions,
+    env: PlayedEnvOptions,
+    play: PlayOptions,
+    device: DeviceOptions,
+    output: OutputOptions,
+) -> None:
+    """Play N seeded episodes and print return, length, success and invalid actions, each with a 95% interval.
+
+    lrl evaluate --checkpoint runs/frozen_lake/grpo/<run>
+    lrl evaluate --model HuggingFaceTB/SmolLM2-135M-Instruct --env_id FrozenLake-v1 --episodes 20
+    lrl evaluate --model smollm2-135m --dtype bfloat16 --choose --env_id CartPole-v1
+    lrl evaluate --checkpoint runs/frozen_lake/grpo/<run> --rephrase assets/rephrased/frozen_lake.yaml
+    lrl evaluate --policy expert --json expert.json
+    lrl evaluate --policy random --env_url http://127.0.0.1:8000
+    lrl evaluate --api_url http://127.0.0.1:8000/v1 --model NAME --env_id FrozenLake-v1 --response_format direct
+    """
+    language_model.check(device.devices)
+    settings = {"subject": subject, "language_model": language_model, "env": env, "play": play, "output": output}
+    device.fabric().launch(partial(_on_device, **settings))
+
+
+def _on_device(
+    fabric: Fabric,
+    subject: SubjectOptions,
+    language_model: ModelOptions,
+    env: PlayedEnvOptions,
+    play: PlayOptions,
+    output: OutputOptions,
+) -> None:
+    """Evaluate with one device of several, and report from the first."""
+    loaded = _load(subject, language_model, env)
+    name = "trained" if subject.checkpoint else "model" if language_model.model else str(subject.policy)
+    if subject.success_at is not None:
+        loaded = loaded._replace(env_factory=loaded.env_factory.with_success_at(subject.success_at))
+    if subject.merge_adapters:
         from lrl.lm.merging import merge_adapters_of
 
-        merge_adapters_of(loaded.policy, str(arguments.checkpoint or arguments.policy or arguments.model))
-    loaded = with_retries(loaded, arguments)
+        merge_adapters_of(loaded.policy, str(subject.checkpoint or subject.policy or language_model.model))
+    loaded = language_model.with_retries(loaded)
     with fabric.autocast():
-        evaluate(fabric, loaded, arguments)
+        rows = {name: _play(fabric, loaded, play)}
+        usage = loaded.policy.report()  # before the episodes in other words add to it
+        rows |= _play_baselines(fabric, loaded, play, set(rows))
+        exact = exact_line(loaded, play.temperature)
+        rephrased = _play_rephrased(fabric, loaded, play, subject.rephrase)
+        if not fabric.is_global_zero:
+            return
+        _print(rows, rephrased, loaded, play, usage, exact)
+        if output.json is not None:
+            _write_report(output.json, rows[name], rephrased, loaded, usage, subject.merge_adapters)
+        if output.tensorboard is not None:
+            _log_figures(rows[name], loaded, output.tensorboard)
+        if output.capture_video is not None:
+            _capture(loaded, play, output.capture_video, output.num_videos)
 
 
-def evaluate(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> None:
-    """Play the policy and the baselines, print the table, and write what the options ask for."""
-    from rich.console import Console
-
-    from lrl.evaluation.load import load_baseline, usage_line
-    from lrl.evaluation.report import results_table, write_json
-
-    subject = "trained" if arguments.checkpoint else "model" if arguments.model else arguments.policy
-    rows = {subject: play(fabric, loaded, arguments)}
-    usage = loaded.policy.report()  # before the episodes in other words add to it
-    for name in ("random", "expert"):
-        try:
-            baseline = load_baseline(name, loaded.env_factory)
-        except ValueError:
-            continue  # this environment has no such baseline
-        if name not in rows:
-            rows[name] = play(fabric, baseline, arguments)
-    exact = [exact_line(loaded, arguments.temperature)]
-    other_words = play_rephrased(fabric, loaded, arguments)
-    for name, (results, line) in other_words.items():
-        rows[f"{subject}, {name}"] = results
-        exact.append(f"{name}: {line}" if line else "")
-    if fabric.is_global_zero:
-        seeds = f"seeds {arguments.seed} to {arguments.seed + arguments.episodes - 1}"
-        what = f"{loaded.info['name']} in {loaded.info['env_id']}"
-        title = f"{what}\n{arguments.episodes} episodes ({seeds}), 95% intervals"
-        lines, in_all = [rows[subject].success_rule, *exact, usage_line(usage) if usage else ""], loaded.policy.report()
-        if in_all != usage:
-            lines.append(f"in all: {usage_line(in_all)}")
-        Console().print(results_table(rows, title, "\n".join(filter(None, lines))))
-        if arguments.json is not None:
-            env_id, policy = loaded.info["env_id"], loaded.info["name"]
-            report = rows[subject].report(env_id, policy)
-            report |= {"usage": usage, "usage_in_all": in_all} if usage else {}
-            if arguments.merge_adapters:
-                report["merged_adapters"] = True
-            if other_words:
-                report["rephrased"] = {name: row.report(env_id, policy) for name, (row, _) in other_words.items()}
-            write_json(report, arguments.json)
-        if arguments.tensorboard is not None:
-            log_figures(rows[subject], loaded, arguments.tensorboard)
-        if arguments.capture_video is not None:
-            capture(loaded, arguments)
-
-
-def play_rephrased(
-    fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace
-) -> dict[str, tuple[EpisodeResults, str]]:
-    """Play with the prompts in the other words of ``--rephrase``; by name the episodes and the exact success."""
-    if arguments.rephrase is None:
-        return {}
-    from lrl.evaluation.rephrased import read_phrasings, rephrased
-
-    played: dict[str, tuple[EpisodeResults, str]] = {}
-    for name, phrasing in read_phrasings(arguments.rephrase).items():
-        with rephrased(loaded, phrasing) as changed:
-            played[name] = play(fabric, changed, arguments), exact_line(changed, arguments.temperature)
-    return played
-
-
-def log_figures(results: EpisodeResults, loaded: Loaded, folder: Path) -> None:
-    """Log the means to TensorBoard, at the environment step of the checkpoint."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(folder)) as writer:
-        for name, value in results.means().items():
-            writer.add_scalar(f"evaluation/{name}", value, loaded.info.get("env_steps", 0))
-
-
-def capture(loaded: Loaded, arguments: argparse.Namespace) -> None:
-    """Play the first episodes again with the same random numbers, and write them as videos."""
-    from lrl.evaluation.episode_records import film
-
-    sampling = loaded.policy.sampling_at(arguments.temperature)
-    for index in range(min(arguments.num_videos, arguments.episodes)):
-        path = arguments.capture_video / f"seed{arguments.seed + index}.mp4"
-        turns = film(loaded.policy, loaded.env_factory, index, arguments.seed, path, sampling)
-        print(f"{path}: {turns} turns")
-
-
-def load(arguments: argparse.Namespace) -> Loaded:
+def _load(subject: SubjectOptions, language_model: ModelOptions, env: PlayedEnvOptions) -> Loaded:
     """Load the policy and the environment that the options name.
 
     Raises:
-        ValueError: options contradict each other, or something cannot be loaded.
+        ValueError: If the options name no policy or several, or something cannot be loaded.
     """
-    from lrl.evaluation.load import load_baseline, load_policy, saved_numbers
+    from lrl.evaluation.load import load_baseline
 
-    check_subject(arguments)
-    if arguments.checkpoint is not None:
-        check_env_arguments(arguments)
-        named = arguments.env_id or arguments.env_url
-        numbers = saved_numbers(arguments.checkpoint, arguments.numbers)
-        loaded = load_policy(arguments.checkpoint, envs_at(arguments, numbers) if named else None)
+    if subject.policy != "mlp":
+        exactly_one(checkpoint=subject.checkpoint, model=language_model.model, policy=subject.policy)
+    elif subject.checkpoint is None or language_model.model is not None:
+        raise ValueError("--policy is 'mlp', which needs weights; give --checkpoint as well, and no --model.")
+    if subject.checkpoint is not None:
+        loaded = env.load(subject.checkpoint)
         kind = type(loaded.policy).__name__
-        if arguments.policy == "mlp" and kind != "MLPPolicy":
+        if subject.policy == "mlp" and kind != "MLPPolicy":
             raise ValueError(f"--policy is 'mlp', but --checkpoint holds a {kind}; leave --policy out.")
         return loaded
-    if arguments.policy is not None:
-        return load_baseline(arguments.policy, envs_at(arguments))
-    return load_untrained(arguments, envs_at(arguments))
+    if subject.policy is not None:
+        return load_baseline(subject.policy, env.factory())
+    return language_model.load(env.factory())
 
 
-def check_subject(arguments: argparse.Namespace) -> None:
-    """Check that the options name exactly one policy.
-
-    Raises:
-        ValueError: they name none, or several.
-    """
-    given = [name for name in ("checkpoint", "model", "policy") if getattr(arguments, name) is not None]
-    if arguments.policy == "mlp":
-        if given != ["checkpoint", "policy"]:
-            raise ValueError("--policy is 'mlp', which needs weights; give --checkpoint as well, and no --model.")
-    elif len(given) != 1:
-        raise ValueError(f"{len(given)} of --checkpoint, --model and --policy are given; it must be one of them.")
-
-
-def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> EpisodeResults:
+def _play(fabric: Fabric, loaded: Loaded, play: PlayOptions) -> EpisodeResults:
     """Play this device's share of the episodes with a progress bar, and return those of all devices."""
     from lrl.cli.quiet import progress_bar
     from lrl.evaluation.episodes import evaluate_policy, gather
 
     policy = loaded.policy.to(fabric.device)
     fabric.strategy.precision.convert_module(policy)  # in place; does nothing with a mixed precision
-    share = range(fabric.global_rank, arguments.episodes, fabric.world_size)
+    share = range(fabric.global_rank, play.episodes, fabric.world_size)
     with progress_bar(loaded.info["name"], len(share), fabric.is_global_zero) as advance:
         results = evaluate_policy(
             policy,
             loaded.env_factory,
-            arguments.episodes,
-            arguments.seed,
-            arguments.num_envs,
-            policy.sampling_at(arguments.temperature),
+            play.episodes,
+            play.seed,
+            play.num_envs,
+            policy.sampling_at(play.temperature),
             rank=fabric.global_rank,
             world_size=fabric.world_size,
             on_episode=advance,
@@ -228,11 +152,41 @@ def play(fabric: Fabric, loaded: Loaded, arguments: argparse.Namespace) -> Episo
     return gather(results)
 
 
+def _play_baselines(fabric: Fabric, loaded: Loaded, play: PlayOptions, played: set[str]) -> dict[str, EpisodeResults]:
+    """Play the baselines that the environment has, except those that were played already."""
+    from lrl.evaluation.load import load_baseline
+
+    rows: dict[str, EpisodeResults] = {}
+    for name in ("random", "expert"):
+        try:
+            baseline = load_baseline(name, loaded.env_factory)
+        except ValueError:
+            continue  # this environment has no such baseline
+        if name not in played:
+            rows[name] = _play(fabric, baseline, play)
+    return rows
+
+
+def _play_rephrased(
+    fabric: Fabric, loaded: Loaded, play: PlayOptions, file: str | None
+) -> dict[str, tuple[EpisodeResults, str]]:
+    """Play with the prompts in other words; return by name the episodes and the exact success."""
+    if file is None:
+        return {}
+    from lrl.evaluation.rephrased import read_phrasings, rephrased
+
+    played: dict[str, tuple[EpisodeResults, str]] = {}
+    for name, phrasing in read_phrasings(file).items():
+        with rephrased(loaded, phrasing) as changed:
+            played[name] = _play(fabric, changed, play), exact_line(changed, play.temperature)
+    return played
+
+
 def exact_line(loaded: Loaded, temperature: float) -> str:
     """Describe the exact success of the greedy policy, or return "" where there is no transition table.
 
     Args:
-        loaded: the policy, and the environment.
+        loaded: The policy, and the environment.
         temperature: Of the episodes; further requests to a chat model may cost money, so they are made only at 0.
     """
     from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of
@@ -253,4 +207,70 @@ def exact_line(loaded: Loaded, temperature: float) -> str:
     )
 
 
-main = subcommand(make_parser, run)
+def _print(
+    rows: dict[str, EpisodeResults],
+    rephrased: dict[str, tuple[EpisodeResults, str]],
+    loaded: Loaded,
+    play: PlayOptions,
+    usage: dict[str, Any],
+    exact: str,
+) -> None:
+    """Print the table of all rows, the evaluated policy first, and below it the exact success and what was asked."""
+    from rich.console import Console
+
+    from lrl.evaluation.load import usage_line
+    from lrl.evaluation.report import results_table
+
+    subject = next(iter(rows))
+    shown = rows | {f"{subject}, {name}": results for name, (results, _) in rephrased.items()}
+    seeds = f"seeds {play.seed} to {play.seed + play.episodes - 1}"
+    what = f"{loaded.info['name']} in {loaded.info['env_id']}"
+    lines = [rows[subject].success_rule, exact]
+    lines += [f"{name}: {line}" for name, (_, line) in rephrased.items() if line]
+    lines.append(usage_line(usage) if usage else "")
+    if (in_all := loaded.policy.report()) != usage:
+        lines.append(f"in all: {usage_line(in_all)}")
+    title = f"{what}\n{play.episodes} episodes ({seeds}), 95% intervals"
+    Console().print(results_table(shown, title, "\n".join(filter(None, lines))))
+
+
+def _write_report(
+    path: Path,
+    results: EpisodeResults,
+    rephrased: dict[str, tuple[EpisodeResults, str]],
+    loaded: Loaded,
+    usage: dict[str, Any],
+    merged: bool,
+) -> None:
+    from lrl.evaluation.report import write_json
+
+    names = loaded.info["env_id"], loaded.info["name"]
+    report: dict[str, Any] = results.report(*names)
+    report |= {"usage": usage, "usage_in_all": loaded.policy.report()} if usage else {}
+    report |= {"merged_adapters": True} if merged else {}
+    if rephrased:
+        report["rephrased"] = {name: row.report(*names) for name, (row, _) in rephrased.items()}
+    write_json(report, path)
+
+
+def _log_figures(results: EpisodeResults, loaded: Loaded, folder: Path) -> None:
+    """Log the means to TensorBoard, at the environment step of the checkpoint."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder)) as writer:
+        for name, value in results.means().items():
+            writer.add_scalar(f"evaluation/{name}", value, loaded.info.get("env_steps", 0))
+
+
+def _capture(loaded: Loaded, play: PlayOptions, folder: Path, count: int) -> None:
+    """Play the first episodes again with the same random numbers, and write them as videos."""
+    from lrl.evaluation.episode_records import film
+
+    sampling = loaded.policy.sampling_at(play.temperature)
+    for index in range(min(count, play.episodes)):
+        path = folder / f"seed{play.seed + index}.mp4"
+        turns = film(loaded.policy, loaded.env_factory, index, play.seed, path, sampling)
+        print(f"{path}: {turns} turns")
+
+
+main = command(evaluate)

@@ -1,22 +1,15 @@
-"""Evaluate an untrained language model beside random actions: writing its action, reasoning first, and choosing.
-
-lrl zero_shot --model smollm2-135m --json assets/results/zero_shot_smollm2.json
-
-The file is written after each policy; a second call evaluates what is missing in it, for example after an
-interruption or with further ``--env_id``. Its rows are those of ``lrl evaluate --json`` without single episodes.
-"""
+"""The command ``lrl zero_shot``."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import shlex
+import json as json_format
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrl.cli.arguments import command_parser, subcommand
-from lrl.envs.factory import GymnasiumEnvs
+from lrl.cli.command import command, command_line
+from lrl.cli.success_table import report_row
+from lrl.ranges import PositiveInt, Seed
 
 if TYPE_CHECKING:
     from lrl.evaluation.load import Loaded
@@ -33,86 +26,93 @@ POLICIES = {
 """Response format, number of few-shot examples and whether the model chooses, by label."""
 
 
-def make_parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    parser = command_parser(prog, __doc__)
-    parser.add_argument("--model", required=True, help="hub name, folder or GGUF file")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--env_id", nargs="+", default=["FrozenLake-v1"])
-    parser.add_argument("--env_kwargs", type=json.loads, nargs="+", default=[{}], help="JSON objects for each of them")
-    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
-    parser.add_argument("--episodes", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
-    parser.add_argument("--num_envs", type=int, default=200, help="in parallel; the result does not depend on it")
-    parser.add_argument("--max_new_tokens", type=int, default=64, help="of a response with reasoning; 12 without")
-    parser.add_argument("--machine", default="", help="the machine's description, for the file")
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE")
-    return parser
+def zero_shot(
+    *,
+    model: str,
+    json: Path,
+    dtype: str = "float32",
+    env_id: list[str] | None = None,
+    env_kwargs: list[dict[str, Any]] | None = None,
+    policies: list[str] | None = None,
+    episodes: PositiveInt = 200,
+    seed: Seed = 10_000,
+    num_envs: PositiveInt = 200,
+    max_new_tokens: PositiveInt = 64,
+    machine: str = "",
+) -> None:
+    """Evaluate an untrained language model beside random actions: writing its action, reasoning first, and choosing.
 
+    lrl zero_shot --model smollm2-135m --json assets/results/zero_shot_smollm2.json
 
-def run(arguments: argparse.Namespace) -> None:
-    """Evaluate what the report lacks, and write it after each row."""
+    The file is written after each policy; a second call evaluates what is missing in it, for example after an
+    interruption or with further --env_id. Its rows are those of lrl evaluate --json without single episodes.
+
+    Args:
+        model: Hub name, folder or GGUF file.
+        json: The file to write, or to extend.
+        dtype: Data type of the weights.
+        env_id: Registered names of environments; default: FrozenLake-v1.
+        env_kwargs: JSON objects of arguments; each environment is played with each of them.
+        policies: Which ways of acting are evaluated; default: all seven.
+        episodes: Number of episodes, one seed each.
+        seed: Seed of the first episode.
+        num_envs: Episodes that are played in parallel; the result does not depend on it.
+        max_new_tokens: Maximum number of tokens of a response with reasoning; 12 without.
+        machine: Description of the machine, for the file.
+    """
+    from lrl.evaluation.episodes import evaluate_policy
     from lrl.evaluation.report import write_json
 
-    report = read_report(arguments)
-    settings = {name: getattr(arguments, name) for name in ("model", "dtype", "episodes", "seed", "max_new_tokens")}
-    for name, value in settings.items():
-        if report.setdefault("settings", settings).get(name) != value:
-            raise ValueError(
-                f"--{name} is {value!r}, but {arguments.json} was measured with {report['settings'].get(name)!r}; give "
-                "another file."
-            )
-    command = f"{arguments.prog} {shlex.join(arguments.words)}"
-    report["command"] = " && ".join(dict.fromkeys([*filter(None, [report["command"]]), command]))
-    known = {(row["env_id"], json.dumps(row["env_kwargs"]), row["policy"]) for row in report["environments"]}
-    for env_id, env_kwargs, label in product(arguments.env_id, arguments.env_kwargs, arguments.policies):
-        if (env_id, json.dumps(env_kwargs), label) not in known:
-            row = evaluated(label, env_id, env_kwargs, arguments)
+    for label in policies or ():
+        if label not in POLICIES:
+            raise ValueError(f"--policies has {label!r}; it must be one of {'; '.join(POLICIES)}.")
+    settings = {"model": model, "dtype": dtype, "episodes": episodes, "seed": seed, "max_new_tokens": max_new_tokens}
+    report = _read_report(json, settings, machine)
+    commands = filter(None, [report["command"], command_line("lrl zero_shot")])
+    report["command"] = " && ".join(dict.fromkeys(commands))
+    known = {(row["env_id"], json_format.dumps(row["env_kwargs"]), row["policy"]) for row in report["environments"]}
+    for name, given, label in product(env_id or ["FrozenLake-v1"], env_kwargs or [{}], policies or POLICIES):
+        if (name, json_format.dumps(given), label) not in known:
+            policy, envs, _ = _load(label, model, name, given, dtype, max_new_tokens)
+            results = evaluate_policy(policy, envs, episodes, seed, num_envs, policy.sampling_at(0.0))
+            row = report_row(results, name, label, given)
             report["environments"].append(row)
-            print(label, {name: row[name] for name in row if not name.startswith("failed")}, flush=True)
-            write_json(report, arguments.json)
+            print(label, {key: row[key] for key in row if not key.startswith("failed")}, flush=True)
+            write_json(report, json)
 
 
-def read_report(arguments: argparse.Namespace) -> dict[str, Any]:
+def _read_report(path: Path, settings: dict[str, Any], machine: str) -> dict[str, Any]:
     """Return the report that is to be extended, or one without rows.
 
     Raises:
-        ValueError: the file is something else.
+        ValueError: If the file is something else, or was measured with other settings.
     """
-    if arguments.json.exists():
-        report = json.loads(arguments.json.read_text())
-        if "environments" not in report:
-            raise ValueError(f"--json is {str(arguments.json)!r}, which `lrl zero_shot` did not write.")
-        return report
     from lrl.cli.run_directory import commit
 
-    return {"command": "", "commit": commit(), "machine": arguments.machine, "figure": "success", "environments": []}
+    if not path.exists():
+        about = {"command": "", "commit": commit(), "machine": machine, "figure": "success"}
+        return about | {"environments": [], "settings": settings}
+    report = json_format.loads(path.read_text())
+    if "environments" not in report:
+        raise ValueError(f"--json is {str(path)!r}, which `lrl zero_shot` did not write.")
+    for name, value in settings.items():
+        if (measured := report.setdefault("settings", settings).get(name)) != value:
+            raise ValueError(f"--{name} is {value!r}, but {path} was measured with {measured!r}; give another file.")
+    return report
 
 
-def evaluated(label: str, env_id: str, env_kwargs: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Evaluate one policy in one environment; of the episodes only the failed seeds are kept."""
-    from lrl.evaluation.episodes import evaluate_policy
-
-    envs = GymnasiumEnvs(env_id, env_kwargs)
-    policy = loaded(label, envs, arguments).policy
-    sampling = policy.sampling_at(0.0)
-    results = evaluate_policy(policy, envs, arguments.episodes, arguments.seed, arguments.num_envs, sampling)
-    row: dict[str, Any] = results.report(env_id, label) | {"env_kwargs": env_kwargs}
-    failed = [episode["seed"] for episode in row.pop("per_episode") if not episode["success"]]
-    return row | {"length_ci95": list(results.intervals()["length"]), "failed_seeds": failed}
-
-
-def loaded(label: str, envs: GymnasiumEnvs, arguments: argparse.Namespace) -> Loaded:
+def _load(label: str, model: str, env_id: str, env_kwargs: dict[str, Any], dtype: str, max_new_tokens: int) -> Loaded:
     """Load the policy of a label."""
+    from lrl.envs.factory import GymnasiumEnvs
     from lrl.evaluation.load import load_baseline, load_model
 
-    settings = POLICIES[label]
+    settings, envs = POLICIES[label], GymnasiumEnvs(env_id, env_kwargs)
     if settings is None:
         return load_baseline(label, envs)
     response_format, num_examples, choose = settings
     prompt = {"response_format": response_format, "num_examples": num_examples}
-    tokens = arguments.max_new_tokens if response_format != "direct" else 12
-    return load_model(arguments.model, envs, prompt, choose, dtype=arguments.dtype, max_new_tokens=tokens)
+    tokens = max_new_tokens if response_format != "direct" else 12
+    return load_model(model, envs, prompt, choose, dtype=dtype, max_new_tokens=tokens)
 
 
-main = subcommand(make_parser, run)
+main = command(zero_shot)

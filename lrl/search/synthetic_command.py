@@ -1,95 +1,98 @@
-"""Write synthetic optimisation histories to learn searching from, or compare searchers on held-out functions.
-
-lrl synthetic_search --write data/histories.jsonl --functions 20000
-lrl synthetic_search --functions 105 --iterations 40 --checkpoint runs/synthetic/sft/x --json search.json
-
-The functions are random quadratics, ridges, plateaus and steps of 2 to 24 real parameters, and of tables of 6 to 48
-actions. Those that searchers are compared on are never written, with --held_out neither. Values are exact ones of the
-proposal that each search chose: 0 is the best possible, -1 about that of a random proposal.
-"""
+"""The command ``lrl synthetic_search``."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import shlex
+import json as json_format
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from lrl.cli.arguments import command_parser, subcommand
+from lrl.cli.command import command, command_line
+from lrl.cli.options import changed
+from lrl.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Seed
 
 
-def make_parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    parser = command_parser(prog, __doc__)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write demonstrations of a teacher, compare nothing")
-    parser.add_argument("--held_out", action="store_true", help="with --write: of other functions, for val/loss")
-    parser.add_argument("--generations", type=int, help="with --write: generations the teacher is ahead, by default 6")
-    parser.add_argument(
-        "--functions", type=int, default=49, help="number of functions; multiples of 7 have equal numbers of each kind"
-    )
-    parser.add_argument("--warmup", type=int, help="random proposals before each search, by default 5")
-    parser.add_argument("--iterations", type=int, help="proposals of each search, by default 40")
-    parser.add_argument("--checkpoint", help="a run that learned to search, compared as well")
-    parser.add_argument("--temperature", type=float, help="of that run's responses, by default 1")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
-    parser.add_argument("--machine", help="its description, for that file, by default 2-core x86-64 virtual machine")
-    return parser
+@dataclass(frozen=True, kw_only=True)
+class DemonstrationOptions:
+    """Options of demonstrations that --write writes."""
+
+    held_out: bool = False
+    """Write demonstrations of other functions, for val/loss."""
+    generations: NonNegativeInt | None = None
+    """Generations that the teacher is ahead; default: 6."""
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Write the demonstrations, or compare.
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOptions:
+    """Options of the comparison of searchers."""
 
-    Raises:
-        ValueError: a number is too small, or an option would be ignored.
+    warmup: PositiveInt | None = None
+    """Random proposals before each search; default: 5."""
+    iterations: PositiveInt | None = None
+    """Proposals of each search; default: 40."""
+    checkpoint: str | None = None
+    """A run that learned to search, compared as well."""
+    temperature: NonNegativeFloat | None = None
+    """Temperature of the responses of that run; default: 1."""
+    json: Path | None = None
+    """Write all figures to this file."""
+    machine: str | None = None
+    """Description of the machine, for that file; default: 2-core x86-64 virtual machine."""
+
+
+def synthetic_search(
+    *,
+    write: Path | None = None,
+    functions: PositiveInt = 49,
+    seed: Seed = 0,
+    demonstrations: DemonstrationOptions,
+    comparison: ComparisonOptions,
+) -> None:
+    """Write synthetic optimisation histories to learn searching from, or compare searchers on held-out functions.
+
+    lrl synthetic_search --write data/histories.jsonl --functions 20000
+    lrl synthetic_search --functions 105 --iterations 40 --checkpoint runs/synthetic/sft/x --json search.json
+
+    The functions are random quadratics, ridges, plateaus and steps of 2 to 24 real parameters, and of tables of 6 to 48
+    actions. Those that searchers are compared on are never written, with --held_out neither. Values are exact ones of
+    the proposal that each search chose: 0 is the best possible, -1 about that of a random proposal.
+
+    Args:
+        write: Write demonstrations of a teacher to this file, and compare nothing.
+        functions: Number of functions; multiples of 7 have equal numbers of each kind.
+        seed: Seed of the functions and searches.
+        demonstrations: How demonstrations are made.
+        comparison: How searchers are compared.
     """
-    fewest = 1 if arguments.write is not None else 2  # an interval needs two
-    for name, least in (("functions", fewest), ("warmup", 1), ("iterations", 1), ("generations", 0)):
-        value = getattr(arguments, name)
-        if value is not None and value < least:
-            raise ValueError(f"--{name} is {value}; it must be at least {least}.")
-    _check_used(arguments)
-    if arguments.write is not None:
-        write(arguments)
-    else:
-        compare(arguments)
-
-
-def _check_used(arguments: argparse.Namespace) -> None:
-    """Raise for an option that would be ignored, and fill in the defaults of the others."""
-    writing, comparing = (
-        ("held_out", "generations"),
-        ("warmup", "iterations", "checkpoint", "temperature", "json", "machine"),
-    )
-    ignored, how = (writing, "without") if arguments.write is None else (comparing, "with")
-    for name in ignored:
-        if getattr(arguments, name) not in (None, False):
-            raise ValueError(f"--{name} is given {how} --write, where it would be ignored.")
-    if arguments.temperature is not None and arguments.checkpoint is None:
+    ignored, how = (demonstrations, "without") if write is None else (comparison, "with")
+    for name in changed(ignored):
+        raise ValueError(f"--{name} is given {how} --write, where it would be ignored.")
+    if comparison.temperature is not None and comparison.checkpoint is None:
         raise ValueError("--temperature is given without --checkpoint, whose responses it is of.")
-    defaults = {"generations": 6, "warmup": 5, "iterations": 40, "temperature": 1.0}
-    for name, value in (defaults | {"machine": "2-core x86-64 virtual machine"}).items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
+    if write is not None:
+        _write(write, functions, seed, demonstrations)
+    elif functions < 2:  # an interval needs two
+        raise ValueError(f"--functions is {functions}; it must be at least 2.")
+    else:
+        _compare(functions, seed, comparison)
 
 
-def write(arguments: argparse.Namespace) -> None:
+def _write(path: Path, functions: int, seed: int, options: DemonstrationOptions) -> None:
     """Write the demonstrations, one JSON object per line, and print their number."""
     from lrl.files import write_whole
     from lrl.search.synthetic import TeacherConfig, demonstrated, demonstrations
 
-    teacher, count = TeacherConfig(generations=arguments.generations), 0
-    functions = demonstrated(arguments.functions, arguments.held_out)
-    with write_whole(arguments.write) as file:
-        for row in demonstrations(arguments.seed, functions, teacher, arguments.held_out):
-            file.write(json.dumps(row) + "\n")
+    teacher = TeacherConfig(generations=6 if options.generations is None else options.generations)
+    count = 0
+    with write_whole(path) as file:
+        for row in demonstrations(seed, demonstrated(functions, options.held_out), teacher, options.held_out):
+            file.write(json_format.dumps(row) + "\n")
             count += 1
-    print(f"wrote {count} demonstrations to {arguments.write}")
+    print(f"wrote {count} demonstrations to {path}")
 
 
-def compare(arguments: argparse.Namespace) -> None:
+def _compare(functions: int, seed: int, options: ComparisonOptions) -> None:
     """Print a Markdown table, one row per searcher."""
     from lrl.cli.run_directory import commit
     from lrl.search.experiments import write_report
@@ -98,19 +101,18 @@ def compare(arguments: argparse.Namespace) -> None:
     from lrl.search.synthetic_comparison import compare_searchers, synthetic_table
 
     searchers: dict[str, partial[Searcher]] = {"random_search": partial(RandomSearch), "cma_es": partial(CMAES)}
-    if arguments.checkpoint is not None:
-        searchers["in_context"] = partial(
-            InContextSearcher, chat_model_of(arguments.checkpoint), warmup=0, temperature=arguments.temperature
-        )
-    sizes = {"num_functions": arguments.functions, "warmup": arguments.warmup, "iterations": arguments.iterations}
-    figures = compare_searchers(searchers, arguments.seed, **sizes, on_function=partial(_progress, arguments.functions))
-    about = {"command": f"{arguments.prog} {shlex.join(arguments.words)}", "commit": commit()}
-    about["machine"] = arguments.machine
-    about |= {"checkpoint": arguments.checkpoint, "seed": arguments.seed, **sizes}
-    report = about | {"searchers": figures}
+    if options.checkpoint is not None:
+        temperature = 1.0 if options.temperature is None else options.temperature
+        chat_model = chat_model_of(options.checkpoint)
+        searchers["in_context"] = partial(InContextSearcher, chat_model, warmup=0, temperature=temperature)
+    sizes = {"num_functions": functions, "warmup": options.warmup or 5, "iterations": options.iterations or 40}
+    figures = compare_searchers(searchers, seed, **sizes, on_function=partial(_progress, functions))
+    report = {"command": command_line("lrl synthetic_search"), "commit": commit()}
+    report["machine"] = options.machine or "2-core x86-64 virtual machine"
+    report |= {"checkpoint": options.checkpoint, "seed": seed, **sizes, "searchers": figures}
     print(synthetic_table({"searchers": report}))
-    if arguments.json is not None:
-        write_report(report, arguments.json)
+    if options.json is not None:
+        write_report(report, options.json)
 
 
 def _progress(total: int, index: int) -> None:
@@ -119,4 +121,4 @@ def _progress(total: int, index: int) -> None:
         sys.stderr.write(f"{index + 1} of {total} functions\n")
 
 
-main = subcommand(make_parser, run)
+main = command(synthetic_search)

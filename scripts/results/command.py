@@ -7,16 +7,17 @@ python scripts/results.py check        (fails where `write` would change a page 
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lrl.cli.arguments import command_parser, labelled_number, subcommand
+from lrl.cli.command import command
+from lrl.cli.options import labelled_number
 from lrl.evaluation.report import read_result, result_text
 from lrl.evaluation.statistics import check_bounds, with_earlier_runs
 from lrl.files import write_whole
+from lrl.ranges import PositiveInt
 from results.documentation import documentation_pages, fill_tables, filled_notebook
 from results.summaries import draw_picture, final_values, kept_results, pictures, summarise
 
@@ -24,65 +25,67 @@ RESULTS, PICTURES = Path("assets/results"), Path("assets/pictures")
 NOTEBOOK = Path("assets/figures.ipynb")
 
 
-def make_parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    parser = command_parser(prog, __doc__)
-    parsers = parser.add_subparsers(dest="action", required=True)
-    keep_parser = parsers.add_parser("keep", help="summarise runs as one file of assets/results")
-    keep_parser.add_argument("name", help="of the file")
-    keep_parser.add_argument("runs", nargs="+", type=Path)
-    keep_parser.add_argument("--title", required=True)
-    keep_parser.add_argument("--add", action="store_true", help="keep the runs of the file on other seeds as well")
-    keep_parser.add_argument("--metric", default="val/exact_success")
-    keep_parser.add_argument("--drawn", help="another metric for the figure")
-    keep_parser.add_argument("--twin", action="store_true", help="draw --metric as well as --drawn")
-    keep_parser.add_argument("--label", help="in figures, instead of the title")
-    keep_parser.add_argument("--window", type=int, help="draw the mean of this many measurements")
-    keep_parser.add_argument("--picture", help="name of a figure that several results share")
-    keep_parser.add_argument("--rows", type=int, help="number of demonstrated rows, which the figure is drawn against")
-    keep_parser.add_argument("--clocks", nargs="+", help="x axes of the figures; the first file has no suffix")
-    keep_parser.add_argument("--machine", default="2-core x86-64 virtual machine")
-    keep_parser.add_argument("--bar", type=float, help="the value that a run should reach")
-    keep_parser.add_argument(
-        "--bounds", nargs=2, type=float, metavar=("LOW", "HIGH"), help="range of a bounded return; rates lie in [0, 1]"
-    )
-    keep_parser.add_argument(
-        "--reach", type=float, help="keep when the mean of 25 training episodes first reaches this return"
-    )
-    keep_parser.add_argument("--baseline", action="append", default=[], metavar="LABEL=VALUE")
-    keep_parser.add_argument("--note", default="")
-    parsers.add_parser("write", help="write the tables and draw the figures")
-    parsers.add_parser("check", help="fail where `write` would change a page or the notebook")
-    return parser
+def keep(
+    name: str,
+    runs: list[Path],
+    *,
+    title: str,
+    add: bool = False,
+    metric: str = "val/exact_success",
+    drawn: str | None = None,
+    twin: bool = False,
+    label: str | None = None,
+    window: PositiveInt | None = None,
+    picture: str | None = None,
+    rows: int | None = None,
+    clocks: list[str] | None = None,
+    machine: str = "2-core x86-64 virtual machine",
+    bar: float | None = None,
+    bounds: tuple[float, float] | None = None,
+    reach: float | None = None,
+    baseline: list[str] | None = None,
+    note: str = "",
+) -> None:
+    """Summarise runs as the file assets/results/<name>.json.
 
-
-def run(arguments: argparse.Namespace) -> None:
-    """Keep, write or check."""
-    if arguments.action == "keep":
-        keep(arguments)
-    elif arguments.action == "write":
-        write()
-    else:
-        check()
-
-
-def keep(arguments: argparse.Namespace) -> None:
-    """Write the summary ``assets/results/<name>.json``.
-
-    Raises:
-        ValueError: an option is out of range, or the runs do not belong together.
+    Args:
+        name: Name of the file.
+        runs: Run directories.
+        title: Title of the result.
+        add: Keep the runs of the file on other seeds as well.
+        metric: Metric of the summary.
+        drawn: Another metric for the figure.
+        twin: Draw --metric as well as --drawn.
+        label: Name in figures, instead of the title.
+        window: Draw the mean of this many measurements.
+        picture: Name of a figure that several results share.
+        rows: Number of demonstrated rows, which the figure is drawn against.
+        clocks: X axes of the figures; the first file has no suffix.
+        machine: Description of the machine.
+        bar: The value that a run should reach.
+        bounds: Lowest and highest possible value of a bounded return; rates lie in [0, 1].
+        reach: Keep when the mean of 25 training episodes first reaches this return.
+        baseline: Horizontal lines, each LABEL=VALUE.
+        note: A note for the file.
     """
-    baselines = dict(labelled_number("baseline", text) for text in arguments.baseline)
-    about = {"title": arguments.title, "machine": arguments.machine, "baselines": baselines, "note": arguments.note}
-    if arguments.window is not None and arguments.window < 1:
-        raise ValueError(f"--window is {arguments.window}; it must be at least 1.")
-    check_figure(arguments)
-    about |= {"twin": True} if arguments.twin else {}
-    names = ("label", "window", "picture", "clocks", "bar", "bounds", "rows")
-    about |= {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
-    path = RESULTS / f"{arguments.name}.json"
-    result = about | summarise(arguments.runs, arguments.metric, arguments.drawn, arguments.reach)
-    if arguments.add and path.exists():
+    baselines = dict(labelled_number("baseline", text) for text in baseline or ())
+    ignored = {"clocks": clocks, "window": window}
+    if rows is not None:
+        if rows < 1 or label is None:
+            raise ValueError(f"--rows is {rows}; it must be positive and come with a --label, the name of its line.")
+        _check_unused("rows", **ignored, twin=twin or None, drawn=drawn)
+    elif twin:
+        if drawn in (None, metric):
+            raise ValueError(f"--twin is given and --drawn is {drawn}; it must be another metric.")
+        _check_unused("twin", **ignored, baseline=baseline, label=label)
+    about: dict[str, Any] = {"title": title, "machine": machine, "baselines": baselines, "note": note}
+    about |= {"twin": True} if twin else {}
+    given = {"label": label, "window": window, "picture": picture, "clocks": clocks, "bar": bar}
+    given |= {"bounds": bounds and list(bounds), "rows": rows}
+    about |= {key: value for key, value in given.items() if value is not None}
+    path = RESULTS / f"{name}.json"
+    result = about | summarise(runs, metric, drawn, reach)
+    if add and path.exists():
         result = with_earlier_runs(result, read_result(path))
     check_bounds(result, final_values(result))
     with write_whole(path) as file:
@@ -90,29 +93,15 @@ def keep(arguments: argparse.Namespace) -> None:
     print(f"wrote {path}")
 
 
-def check_figure(arguments: argparse.Namespace) -> None:
+def _check_unused(figure: str, **options: Any) -> None:
     """Raise for options that the figure of ``--rows`` or ``--twin`` would not read.
 
     Raises:
-        ValueError: so it is, or what the figure needs is missing.
+        ValueError: If one of them is given.
     """
-    ignored = {"--clocks": arguments.clocks, "--window": arguments.window}
-    if arguments.rows is not None:
-        if arguments.rows < 1 or arguments.label is None:
-            raise ValueError(
-                f"--rows is {arguments.rows}; it must be positive and come with a --label, the name of its line."
-            )
-        ignored |= {"--twin": arguments.twin or None, "--drawn": arguments.drawn}
-    elif arguments.twin:
-        if arguments.drawn in (None, arguments.metric):
-            raise ValueError(f"--twin is given and --drawn is {arguments.drawn}; it must be another metric.")
-        ignored |= {"--baseline": arguments.baseline or None, "--label": arguments.label}
-    else:
-        return
-    for name, value in ignored.items():
+    for name, value in options.items():
         if value is not None:
-            figure = "--twin" if arguments.rows is None else "--rows"
-            raise ValueError(f"{name} is given, which the figure of {figure} does not read; leave it out.")
+            raise ValueError(f"--{name} is given, which the figure of --{figure} does not read; leave it out.")
 
 
 def write() -> None:
@@ -151,4 +140,17 @@ def _filled() -> dict[Path, str]:
     return pages | {NOTEBOOK: filled_notebook(NOTEBOOK.read_text(encoding="utf-8"), results)}
 
 
-main = subcommand(make_parser, run)
+def main(prog: str, words: Sequence[str]) -> None:
+    """Run ``keep``, ``write`` or ``check``.
+
+    Args:
+        prog: Name of the program.
+        words: The name of the action, and its options.
+    """
+    actions = {"keep": keep, "write": write, "check": check}
+    if words and words[0] in actions:
+        command(actions[words[0]])(f"{prog} {words[0]}", words[1:])
+    elif words and words[0] in ("-h", "--help"):
+        print(__doc__)
+    else:
+        sys.exit(f"{prog}: the first word must be keep, write or check")

@@ -5,8 +5,6 @@ python scripts/credit_truth.py --json assets/results/credit_truth.json --figure 
 
 from __future__ import annotations
 
-import argparse
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lrl.cli.arguments import command_parser, subcommand
+from lrl.cli.command import command, command_line
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.tabular import TransitionTable, policy_values
 from lrl.evaluation.exact import Lake, lakes_of
@@ -31,46 +29,60 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def make_parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    parser = command_parser(prog, __doc__)
-    parser.add_argument("--temperatures", type=float, nargs="*", default=[0.1, 0.03], help="of softmax policies")
-    parser.add_argument("--num_groups", type=int, default=128, help="groups per seed")
-    parser.add_argument("--group_size", type=int, default=16, help="episodes per group")
-    parser.add_argument("--seeds", type=int, default=10, help="number of seeds, from 0 on")
-    parser.add_argument("--gamma", type=float, default=1.0, help="discount per turn")
-    parser.add_argument("--gae_lambda", type=float, default=0.95, help="per turn")
-    parser.add_argument("--machine", default="2-core x86-64 virtual machine", help="its description, for the file")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the correlations to a PNG")
-    return parser
+def credit_truth(
+    *,
+    temperatures: list[float] | None = None,
+    num_groups: int = 128,
+    group_size: int = 16,
+    seeds: int = 10,
+    gamma: float = 1.0,
+    gae_lambda: float = 0.95,
+    machine: str = "2-core x86-64 virtual machine",
+    json: Path | None = None,
+    figure: Path | None = None,
+) -> None:
+    """Compare estimated advantages with the exact ones on FrozenLake, and write the table, the numbers and a figure.
 
+    python scripts/credit_truth.py --json assets/results/credit_truth.json --figure assets/pictures/credit_truth.png
 
-def run(arguments: argparse.Namespace) -> None:
-    """Measure, print the tables, and write the files that the options name."""
+    Args:
+        temperatures: Temperatures of the softmax policies; default: 0.1 and 0.03.
+        num_groups: Groups per seed.
+        group_size: Episodes per group.
+        seeds: Number of seeds, from 0 on.
+        gamma: Discount per turn.
+        gae_lambda: Lambda per turn of the estimators that have one.
+        machine: Description of the machine, for the file.
+        json: Write all figures to this file.
+        figure: Draw the correlations to this PNG.
+    """
     from lrl.cli.run_directory import commit
     from lrl.evaluation.report import result_text
     from lrl.files import write_whole
 
-    names = ("num_groups", "group_size", "seeds", "gamma", "gae_lambda")
     config = TruthConfig(
-        temperatures=tuple(arguments.temperatures), **{name: getattr(arguments, name) for name in names}
+        temperatures=TruthConfig.temperatures if temperatures is None else tuple(temperatures),
+        num_groups=num_groups,
+        group_size=group_size,
+        seeds=seeds,
+        gamma=gamma,
+        gae_lambda=gae_lambda,
     )
-    command = f"python scripts/credit_truth.py {shlex.join(arguments.words)}".strip()
-    about = {"title": "Advantages scored against the truth", "command": command, "commit": commit()}
-    result = about | {"machine": arguments.machine, "settings": vars(config)} | measure(config)
+    about = {"title": "Advantages scored against the truth"}
+    about |= {"command": command_line("python scripts/credit_truth.py"), "commit": commit(), "machine": machine}
+    result = about | {"settings": vars(config)} | measure(config)
     for tokens in TOKENS:
         heading = f"{tokens} token{'s' * (tokens > 1)} per turn"
         print(f"{heading}\n\n{credit_table(result, tokens)}\n")
         print(f"{heading}, averaged\n\n{credit_table(result, tokens, averaged=True)}\n")
-    if arguments.json is not None:
-        with write_whole(arguments.json) as file:
+    if json is not None:
+        with write_whole(json) as file:
             file.write(result_text(result))
-    if arguments.figure is not None:
-        draw_scores(result, arguments.figure)
+    if figure is not None:
+        draw_scores(result, figure)
 
 
-main = subcommand(make_parser, run)
+main = command(credit_truth)
 
 
 # Rollouts of a known policy on FrozenLake, with the exact value before each token and the exact advantage of each.

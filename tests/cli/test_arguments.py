@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import lrl.cli.evaluate as evaluate_command
-from lrl.cli.arguments import fabric_of
 from lrl.cli.main import _seed
+from lrl.cli.options import DeviceOptions
 from lrl.cli.program import MODULES, main
 from lrl.policies.baselines import ConstantActor
 
@@ -72,7 +72,7 @@ def test_a_strategy_that_shards_the_policy_is_refused(monkeypatch):
     kind = type("FSDPStrategy", (), {})  # Fabric itself wants a GPU for it
     monkeypatch.setattr("lightning.fabric.Fabric", lambda **settings: Namespace(strategy=kind()))
     with pytest.raises(ValueError, match="--strategy is 'fsdp', which shards the weights"):
-        fabric_of(Namespace(accelerator="cuda", devices="2", strategy="fsdp", precision=None))
+        DeviceOptions(accelerator="cuda", devices="2", strategy="fsdp").fabric()
 
 
 SEEDED = {

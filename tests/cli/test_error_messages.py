@@ -1,6 +1,5 @@
 """What a user's error is printed as."""
 
-import argparse
 import errno
 import re
 from pathlib import Path
@@ -11,7 +10,7 @@ import wandb
 from safetensors import SafetensorError
 
 import lrl.cli.main
-from lrl.cli.arguments import exit_on_user_error
+from lrl.cli.command import user_errors
 from lrl.cli.main import check_wandb_login
 
 
@@ -54,13 +53,13 @@ def write_with_python():
 @pytest.mark.parametrize("write", [write_with_torch, write_with_safetensors, write_with_python])
 def test_a_full_disk_is_one_sentence_whichever_library_writes(write, capsys):
     sentence = "there is no space left on the disk.*; free some, or write to another disk\\.\n$"
-    with pytest.raises(SystemExit) as stopped, exit_on_user_error(argparse.ArgumentParser("lrl merge")):
+    with pytest.raises(SystemExit) as stopped, user_errors("lrl merge"):
         write()
     assert stopped.value.code == 2 and re.match(f"lrl merge: {sentence}", capsys.readouterr().err)
 
 
 def test_an_error_of_the_program_keeps_its_traceback():
-    with pytest.raises(RuntimeError, match="shapes"), exit_on_user_error(argparse.ArgumentParser("lrl merge")):
+    with pytest.raises(RuntimeError, match="shapes"), user_errors("lrl merge"):
         raise RuntimeError("shapes do not fit")
 
 

@@ -18,7 +18,7 @@ import pytest
 from chat_server import ChatServer, garbage, status
 
 from lrl.cli import evaluate, watch
-from lrl.cli.arguments import with_retries
+from lrl.cli.options import ModelOptions
 
 KEY = "sk-stand-in-0123456789"
 ACTIONS = ("LEFT", "DOWN", "RIGHT", "UP")
@@ -231,8 +231,8 @@ def test_retries_of_a_model_of_ours_are_counted_without_the_episodes_in_other_wo
 
 
 def test_retries_of_an_episode_that_is_followed(capsys, monkeypatch):
-    asked = []
-    monkeypatch.setattr(watch, "with_retries", lambda *given: asked.append(given) or with_retries(*given))
+    asked, with_retries = [], ModelOptions.with_retries
+    monkeypatch.setattr(ModelOptions, "with_retries", lambda *given: asked.append(given) or with_retries(*given))
     code, said = run(watch, "--model assets/tiny-lm --turns 1 --invalid_retries 2", capsys)
     assert code == 0 and len(asked) == 1, said
     code, said = run(watch, "--human --invalid_retries 2", capsys)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from lrl.cli.options import ModelOptions
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.data.minari_writer import collect
@@ -138,11 +139,8 @@ def test_data_sets_that_cannot_be_shown_raise_one_sentence(dataset, monkeypatch)
 
 
 def test_a_model_without_training_is_shown_turns_of_a_data_set(dataset, monkeypatch) -> None:
-    from lrl.cli import evaluate
-
     seen = []
-    monkeypatch.setattr(evaluate, "load_model", lambda name, env, prompt, **other: seen.append(prompt), raising=False)
     monkeypatch.setattr("lrl.evaluation.load.load_model", lambda name, env, prompt, **other: seen.append(prompt))
-    line = ["--model", "x", "--env_id", "Pendulum-v1", "--num_examples", "2", "--examples_from", dataset]
-    evaluate.load(evaluate.make_parser("lrl").parse_args(line))
+    options = ModelOptions(model="x", num_examples=2, examples_from=dataset)
+    options.load(GymnasiumEnvs("Pendulum-v1"))
     assert seen == [{"response_format": "think_answer", "num_examples": 2, "examples_from": dataset}]

@@ -1,0 +1,369 @@
+"""Groups of options that several commands have, each a dataclass that makes what its options describe."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from lrl.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Seed
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+    from lrl.chat.model import ChatModel
+    from lrl.codecs.numbers import NumberFormat
+    from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+    from lrl.evaluation.load import Loaded
+
+
+def changed(options: Any, names: Sequence[str] = ()) -> list[str]:
+    """Return the names of options that are not at their default.
+
+    Args:
+        options: a group of options.
+        names: which of them are looked at; none looks at all.
+    """
+    default = type(options)()
+    names = names or [one.name for one in fields(options)]
+    return [name for name in names if getattr(options, name) != getattr(default, name)]
+
+
+def exactly_one(**options: Any) -> None:
+    """Raise unless exactly one of several options is given.
+
+    Raises:
+        ValueError: If none of them is, or several are.
+    """
+    given = sum(value not in (None, False) for value in options.values())
+    if given != 1:
+        *names, last = (f"--{name}" for name in options)
+        raise ValueError(f"{given} of {', '.join(names)} and {last} are given; it must be one of them.")
+
+
+def labelled_number(name: str, text: str) -> tuple[str, float]:
+    """Split ``LABEL=NUMBER``, which was given as ``--name``; a number alone is its own label.
+
+    Raises:
+        ValueError: If what follows the last ``=`` is not a number.
+    """
+    label, _, value = text.rpartition("=")
+    try:
+        return label or value, float(value)
+    except ValueError as error:
+        raise ValueError(f"--{name} is {text!r}; it must be LABEL=VALUE with a number as value.") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvOptions:
+    """Options of the environment."""
+
+    env_id: str | None = None
+    """Registered name; default: the environment of the checkpoint, or FrozenLake-v1."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """JSON object of arguments of the environment."""
+    reset_options: dict[str, Any] = field(default_factory=dict)
+    """JSON object for every reset of the environment."""
+    numbers: str | None = None
+    """Number format: decimals, integers or a mapping of env.numbers; default: as saved in the checkpoint."""
+
+    @property
+    def named(self) -> bool:
+        """True if the options name an environment."""
+        return self.env_id is not None
+
+    def gymnasium(self, numbers: NumberFormat | None = None, **settings: Any) -> GymnasiumEnvs:
+        """Return the factory of the environment.
+
+        Args:
+            numbers: number format that the policy was trained with; None takes ``--numbers``.
+            settings: further arguments of :class:`~lrl.envs.factory.GymnasiumEnvs`.
+
+        Raises:
+            ValueError: If ``--numbers`` is not a number format, or a setting is out of range.
+        """
+        from lrl.codecs.numbers import NumberFormat
+        from lrl.envs.factory import GymnasiumEnvs
+
+        if numbers is None and self.numbers is not None:
+            numbers = NumberFormat.parse(self.numbers)
+        settings |= {"numbers": numbers, "reset_options": self.reset_options}
+        return GymnasiumEnvs(self.env_id or "FrozenLake-v1", self.env_kwargs, **settings)
+
+    def check_used(self) -> None:
+        """Raise if ``--env_kwargs`` or ``--reset_options`` is given without the environment that it is for.
+
+        Raises:
+            ValueError: If that is so.
+        """
+        for name in changed(self, ("env_kwargs", "reset_options")):
+            if not self.named:
+                raise ValueError(f"--{name} is given without --env_id; name the environment that it is for.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedEnvOptions(EnvOptions):
+    """Options of the environment that is played."""
+
+    env_url: str | None = None
+    """An OpenEnv server in place of --env_id; --env_kwargs are then settings of OpenEnvEnvs."""
+
+    @property
+    def named(self) -> bool:
+        """True if the options name an environment or a server."""
+        return self.env_id is not None or self.env_url is not None
+
+    def factory(self, numbers: NumberFormat | None = None) -> EnvFactory:
+        """Return the factory of the environment that ``--env_url`` or ``--env_id`` names.
+
+        Args:
+            numbers: number format that the policy was trained with, for ``--env_id``; None takes ``--numbers``.
+
+        Raises:
+            ValueError: If both are given, a setting does not exist, or ``--numbers`` is given for a server.
+        """
+        if self.env_url is None:
+            return self.gymnasium(numbers)
+        for name in changed(self, ("env_id", "numbers")):
+            raise ValueError(f"--{name} is given with --env_url, whose server determines it; leave --{name} out.")
+        envs = importlib.import_module("lrl.openenv.factory").OpenEnvEnvs
+        return envs.of({**self.env_kwargs, "url": self.env_url, "reset_options": self.reset_options})
+
+    def load(self, checkpoint: str) -> Loaded:
+        """Load the policy of a checkpoint, with the named environment or that of the checkpoint.
+
+        Raises:
+            ValueError: If there is no such policy, or an option would be ignored.
+        """
+        from lrl.evaluation.load import load_policy, saved_numbers
+
+        self.check_used()
+        numbers = saved_numbers(checkpoint, self.numbers)
+        return load_policy(checkpoint, self.factory(numbers) if self.named else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayOptions:
+    """Options of the episodes."""
+
+    episodes: PositiveInt = 200
+    """Number of episodes, one seed each, all played to their end."""
+    seed: Seed = 10_000
+    """Seed of the first episode."""
+    num_envs: PositiveInt = 16
+    """Episodes that are played in parallel; the result does not depend on it."""
+    temperature: NonNegativeFloat = 0.0
+    """Sampling temperature; 0 takes the most probable response or action."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """Options of the devices."""
+
+    accelerator: str = "auto"
+    """Kind of device, as Lightning Fabric names it."""
+    devices: str = "1"
+    """Number of devices; they share the episodes."""
+    strategy: str = "auto"
+    """How Fabric starts the devices: ddp, ddp_spawn or dp."""
+    precision: str | None = None
+    """Precision of Fabric, for example bf16-mixed; default: that of the weights."""
+
+    def fabric(self) -> Fabric:
+        """Return Lightning Fabric with these devices.
+
+        Raises:
+            ValueError: If Fabric does not know a setting, or the strategy would shard the policy.
+        """
+        from lightning.fabric import Fabric
+
+        from lrl.functional.distributed import shards_parameters
+
+        try:
+            fabric = Fabric(**{one.name: getattr(self, one.name) for one in fields(self)})
+        except RuntimeError as error:  # "No supported gpu backend found!"
+            raise ValueError(
+                f"--accelerator is {self.accelerator!r}, which this machine does not have ({error}); give auto or cpu."
+            ) from error
+        if shards_parameters(fabric.strategy):
+            raise ValueError(
+                f"--strategy is {self.strategy!r}, which shards the weights; devices play episodes of different "
+                "lengths, so each needs the whole policy: give ddp."
+            )
+        return fabric
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Options of a language model that another program runs (extra serve)."""
+
+    api_url: str | None = None
+    """OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable with the API key."""
+    cache: str = "runs/responses.sqlite"
+    """SQLite file of responses, or none."""
+    max_concurrency: int = 8
+    """Maximum number of requests at once."""
+    timeout: float = 120.0
+    """Seconds without any data after which a request has failed."""
+    max_retries: int = 8
+    """How many times a failed request is sent again."""
+    prices: tuple[float, float] | None = None
+    """Prices of a million tokens of prompts and of responses, for the cost."""
+    extra_body: dict[str, Any] = field(default_factory=dict)
+    """JSON object of further fields of each request."""
+    max_tokens_field: str = "max_tokens"
+    """What the server calls the maximum number of tokens: max_tokens or max_completion_tokens."""
+    accept_empty: bool = False
+    """Take an empty response as an invalid action instead of sending the request again."""
+
+    def chat_model(self, name: str) -> ChatModel:
+        """Return the model with this name on the server.
+
+        Raises:
+            ValueError: If a setting is out of range.
+        """
+        from lrl.chat.served import Prices, ServedChatModel
+
+        settings = {one.name: getattr(self, one.name) for one in fields(self)}
+        settings["cache"] = None if self.cache == "none" else self.cache
+        if self.prices is not None:
+            settings["prices"] = Prices(prompt=self.prices[0], completion=self.prices[1])
+        return ServedChatModel(name, **settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryOptions:
+    """Options of policies that write text."""
+
+    invalid_retries: int | None = None
+    """Further responses where none holds an action; default: 10 with --api_url or --use_vllm, else 0."""
+    retry_temperature: float | None = None
+    """Temperature of the further responses; default: 0.3."""
+
+
+_OF_LOADED = ("choose", "chat_template", "dtype", "use_vllm", "vllm_options")
+"""Options of a model that is loaded by this program."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Options of a language model that lrl has not trained."""
+
+    model: str | None = None
+    """Any causal LM: hub name, folder, GGUF file, or its name on the server of --api_url."""
+    choose: bool = False
+    """Score the legal actions instead of writing one."""
+    response_format: str | None = None
+    """Response format: direct, think_answer or final_answer; default: think_answer, with --choose direct."""
+    num_examples: NonNegativeInt = 0
+    """Few-shot turns of the environment's expert."""
+    examples_from: str | None = None
+    """Minari data set whose turns are shown, not the expert's."""
+    history: NonNegativeInt = 0
+    """Past turns of the episode in the prompt."""
+    system: str | None = None
+    """System message; default: the environment's description."""
+    chat_template: str = "auto"
+    """One of auto, plain, content and chatml, or a file."""
+    dtype: str = "float32"
+    """Data type of the weights."""
+    max_new_tokens: PositiveInt = 64
+    """Maximum number of tokens of a response; none are written with --choose."""
+    use_vllm: bool = False
+    """Generate with vLLM in this process (extra vllm)."""
+    vllm_options: dict[str, Any] = field(default_factory=dict)
+    """JSON object of arguments of vllm.LLM."""
+    server: ServerOptions = ServerOptions()
+    retries: RetryOptions = RetryOptions()
+
+    def check(self, devices: str = "1") -> None:
+        """Check that the options do not contradict each other, and that none would be ignored.
+
+        Args:
+            devices: what ``--devices`` is.
+
+        Raises:
+            ValueError: If an option does.
+        """
+        api_url, retries = self.server.api_url, self.retries.invalid_retries
+        temperature = self.retries.retry_temperature
+        served = "--use_vllm" if self.use_vllm else "--api_url" if api_url is not None else None
+        if served is not None and self.model is None:
+            raise ValueError(f"{served} is given without --model; name the model.")
+        counted = served or ("--invalid_retries" if retries else None)  # by this process alone
+        if counted is not None and devices != "1":
+            raise ValueError(f"--devices is {devices!r}; with {counted} it must be 1.")
+        if temperature is not None and not (retries or (served and retries is None)):
+            raise ValueError(
+                f"--retry_temperature is {temperature:g}, but --invalid_retries is {retries or 0}, so that nothing is "
+                "sampled again; give both or neither."
+            )
+        if self.choose and retries:
+            raise ValueError(
+                "--invalid_retries is given with --choose, which always takes a legal action; give one of them."
+            )
+        if self.use_vllm and self.choose:
+            raise ValueError("--use_vllm is given with --choose, for which vLLM is not used; give one of them.")
+        if self.vllm_options and not self.use_vllm:
+            raise ValueError("--vllm_options is given without --use_vllm; give both or neither.")
+        for name in changed(self.server) if api_url is None else ():
+            raise ValueError(f"--{name} is given without --api_url; give both or neither.")
+        for name in () if api_url is None else changed(self, _OF_LOADED):
+            raise ValueError(f"--{name} is given with --api_url; it is for models that lrl loads itself.")
+
+    def load(self, envs: EnvFactory) -> Loaded:
+        """Load the policy of the model.
+
+        Args:
+            envs: Environment that it plays.
+
+        Raises:
+            ValueError: If options contradict each other, or something cannot be loaded.
+        """
+        from lrl.evaluation.load import load_model, load_served
+
+        self.check()
+        assert self.model is not None
+        response_format = self.response_format or ("direct" if self.choose else "think_answer")
+        prompt: dict[str, Any] = {"response_format": response_format, "num_examples": self.num_examples}
+        prompt["examples_from"] = self.examples_from
+        prompt |= {name: getattr(self, name) for name in changed(self, ("history", "system"))}
+        if self.server.api_url is not None:
+            chat_model = self.server.chat_model(self.model)
+        elif self.use_vllm:
+            chat_model = self._vllm(self.model, response_format)
+        else:
+            settings = {"chat_template": self.chat_template, "dtype": self.dtype, "max_new_tokens": self.max_new_tokens}
+            return load_model(self.model, envs, prompt, choose=self.choose, **settings)
+        return load_served(chat_model, envs, prompt, self.max_new_tokens, self._invalid_retries())
+
+    def with_retries(self, loaded: Loaded) -> Loaded:
+        """Return a policy of this program that samples invalid responses again as the options say.
+
+        Raises:
+            ValueError: If the policy writes no text, or the options are out of range.
+        """
+        from lrl.policies.retrying import RetryingActor
+
+        if not self.retries.invalid_retries or loaded.policy.asks_chat_model:
+            return loaded
+        return loaded._replace(policy=RetryingActor(loaded.policy, self._invalid_retries()))
+
+    def _invalid_retries(self) -> Any:
+        from lrl.policies.retrying import InvalidRetryConfig
+
+        given = {"max_retries": self.retries.invalid_retries, "temperature": self.retries.retry_temperature}
+        return InvalidRetryConfig(**{name: value for name, value in given.items() if value is not None})
+
+    def _vllm(self, name: str, response_format: str) -> ChatModel:
+        from lrl.chat.local import LocalChatModel
+        from lrl.chat.vllm import VLLMGenerator
+        from lrl.lm.config import LanguageModelConfig
+        from lrl.prompts import get_response_format
+
+        config = LanguageModelConfig(name=name, chat_template=self.chat_template, dtype=self.dtype)
+        stop = get_response_format(response_format).stop
+        return LocalChatModel(config, VLLMGenerator(config, stop, self.vllm_options), stop, batch_size=1024)
