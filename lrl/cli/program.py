@@ -47,19 +47,12 @@ Language models as reinforcement-learning policies.
 
 """
 _OPTIONS = """
-`lrl COMMAND --help` lists the options of a command. Those of fit, validate, test and predict include:
-
-  --config FILE            an experiment; a second file is an overlay, e.g. overlays/wandb.yaml; a name that is not a
-                           file here is looked up among the configurations that ship with lrl
-  --ckpt_path PATH         resume from a checkpoint or a run directory; with --run_directory of that run, go on there
-  --run_directory PATH     where to write the run (default: runs/<env>/<algorithm>/<date>-seed<k>)
-  --push_to_hub NAME       export the trained model and push it to the Hugging Face hub
-  --data.init_args.group_size 8, --trainer.max_epochs 50, --seed_everything 1 ...
-                           override any key of the configuration
+`lrl COMMAND --help` lists the options of a command. Every key of a configuration is an option of fit, validate, test
+and predict.
 
 Example:
 
-  lrl fit --config frozen_lake/grpo.yaml
+  lrl fit --config frozen_lake/grpo.yaml --trainer.max_epochs 50
 """
 
 
