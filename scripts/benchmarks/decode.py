@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.timing import Comparison, alternate, finish, quiet
+from benchmarks.timing import Comparison, alternate, compared
 from transformers import GenerationConfig
 
 from lrl.functional.random import token_bits
@@ -127,16 +128,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--llama_cpp", type=Path, metavar="FILE", help="a GGUF file, for llama.cpp instead of generate")
 
 
-def main(options: argparse.Namespace) -> None:
-    """Run the comparison, and print and write its result."""
-    quiet()
+def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Compare both numbers of prompts."""
     comparisons = [compare(options, name) for name in SHAPES]
     for comparison in comparisons:
         if comparison.notes:
             print(f"{comparison.name}: {comparison.notes['equal_tokens']:.1%} of the tokens are equal")
-    names = ("model", "dtype", "prompt_tokens", "max_new_tokens", "temperature")
     how = "greedy" if options.temperature == 0 else "sampled"
     peer = "generate" if options.llama_cpp is None else f"llama.cpp on {options.llama_cpp.name}"
     title = f"decoding against {peer}, {options.model}, {options.dtype}, {how}"
-    notes = {"title": title, "settings": {name: getattr(options, name) for name in names}}
-    finish(comparisons, bar=2.0 if options.llama_cpp is None else None, path=options.json, **notes)
+    yield compared(title, 2.0 if options.llama_cpp is None else None, comparisons)

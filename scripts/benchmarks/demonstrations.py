@@ -15,11 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.timing import provenance, quiet
 
 from lrl.codecs.numbers import NumberFormat
 from lrl.data.demonstrations import DemonstrationsDataModule
@@ -113,9 +113,8 @@ def _peak_memory() -> float:
     return int(line.split()[1]) / 2**20
 
 
-def main(options: argparse.Namespace) -> None:
-    """Write the data set, read it in three ways, and print and write the figures."""
-    quiet()
+def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Write the data set, and read it in three ways."""
     if options.way is not None:
         print(json.dumps(read(options)))
         return
@@ -134,10 +133,7 @@ def main(options: argparse.Namespace) -> None:
                 f"{one['prompt_tokens_per_row']:.0f} prompt tokens per row"
             )
     print("bars: " + ", ".join(f"{name} {bar}" for name, bar in BARS.items()) + f"; load {load}")
-    if options.json is not None:
-        document = {**provenance(), "bars": BARS, "load": load, "rows": options.rows, "ways": figures}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    yield {"bars": BARS, "load": load, "rows": options.rows, "ways": figures}
 
 
 def _in_process(way: str, folder: str) -> dict[str, float]:

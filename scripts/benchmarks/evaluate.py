@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.timing import Comparison, alternate, finish, quiet
+from benchmarks.timing import Comparison, alternate, compared
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
@@ -131,11 +132,8 @@ def compare(options: argparse.Namespace, history: int, temperature: float) -> Co
     return Comparison(name=name, unit="env steps", ours=rates[0], theirs=rates[1], notes=notes)
 
 
-def main(options: argparse.Namespace) -> None:
-    """Run the comparison in all settings, and print and write its result."""
-    quiet()
+def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Compare all settings."""
     pairs = [(history, temperature) for history in options.history for temperature in options.temperature]
     comparisons = [compare(options, *pair) for pair in pairs]
-    settings = {key: getattr(options, key) for key in ("episodes", "num_envs", "single_episodes", "max_new_tokens")}
-    notes = {"title": "evaluation against one at a time", "settings": settings | {"dtype": "float32"}}
-    finish(comparisons, bar=10.0, path=options.json, **notes)
+    yield compared("evaluation against one at a time", 10.0, comparisons, dtype="float32")

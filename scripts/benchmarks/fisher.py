@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from benchmarks.timing import Comparison, alternate, finish, quiet
+from benchmarks.timing import Comparison, alternate, compared
 
 PRODUCTS = 10
 
@@ -22,16 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=5)
 
 
-def main(options: argparse.Namespace) -> None:
-    """Run the comparison, and print and write its result."""
-    quiet()
+def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Compare both forms for each policy."""
     comparisons = []
     for name in ("mlp", "head", "text"):
         measures = [_measure(name, fisher, options.turns) for fisher in ("gauss_newton", "double_backward")]
         ours, theirs = alternate(measures[0], measures[1], options.repeats)
         comparisons.append(Comparison(name=f"{name}, {options.turns} turns", unit="product", ours=ours, theirs=theirs))
-    title = "Fisher products, Gauss-Newton against double backward"
-    finish(comparisons, bar=1.0, path=options.json, title=title)
+    yield compared("Fisher products, Gauss-Newton against double backward", 1.0, comparisons)
 
 
 def _measure(name: str, fisher: Any, turns: int) -> Any:

@@ -12,15 +12,16 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import lightning as L
 import numpy as np
-from benchmarks.first_batch import compare_first_batch
-from benchmarks.timing import Comparison, alternate, finish, quiet, write
+import torch
+from benchmarks.timing import Comparison, alternate, compared, quiet_trainer, trl_clock, trl_settings
+from lightning.pytorch.callbacks import LambdaCallback
+from torch import Tensor
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.codecs.codec import TextCodec
@@ -28,6 +29,7 @@ from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.frozen_lake import named_map
 from lrl.envs.prompt_env import PromptEnvs, RowSource
+from lrl.lm.attention import SOUND
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.loading import load_base
 from lrl.policies.text import TextPolicy
@@ -35,7 +37,7 @@ from lrl.prompts import PromptTemplate, get_response_format
 from lrl.rewards.reward import Reward, Row
 from lrl.training.credit import KLConfig
 from lrl.training.optimizer import OptimizerConfig
-from lrl.types import PastTurn, SamplingConfig
+from lrl.types import PastTurn, SamplingConfig, TurnBatch
 
 KL_COEF, CLIP_RANGE, LR, MAX_GRAD_NORM = 0.04, 0.2, 1e-6, 1.0
 BAR = 3.0
@@ -84,17 +86,6 @@ def vowels(completions: Sequence[str], **_: Any) -> list[float]:
     return [pay(completion) for completion in completions]
 
 
-class Clock(L.Callback):
-    """Records the time at the end of each step of lrl, and the number of tokens sampled before."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Record the time."""
-        self.times.append(time.perf_counter())
-
-
 def adapters(options: argparse.Namespace) -> LoRAConfig | None:
     """Return the adapters of lrl; None where all weights are trained."""
     if options.lora_r is None:
@@ -128,26 +119,15 @@ class Ours:
 
     def rate(self) -> float:
         """Return completions per second over several steps."""
-        clock, options = Clock(), self.options
+        times, options = list[float](), self.options
         data = RolloutDataModule(
             PromptEnvs(self.states, [Vowels()]), num_groups=options.num_groups, group_size=options.group_size
         )
-        trainer = L.Trainer(
-            accelerator="cpu",
-            max_epochs=options.steps + 1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            limit_val_batches=0,
-            use_distributed_sampler=False,
-            gradient_clip_val=MAX_GRAD_NORM,
-            callbacks=[clock],
-        )
+        clock = LambdaCallback(on_train_epoch_end=lambda *_: times.append(time.perf_counter()))
+        trainer = quiet_trainer(clock, MAX_GRAD_NORM, max_epochs=options.steps + 1)
         trainer.fit(self.module, datamodule=data)
         self.response_tokens = data.clocks["tokens"] / data.clocks["episodes"]
-        return options.steps * options.num_groups * options.group_size / (clock.times[-1] - clock.times[0])
+        return options.steps * options.num_groups * options.group_size / (times[-1] - times[0])
 
 
 class Theirs:
@@ -159,14 +139,15 @@ class Theirs:
         from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
         from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
-        self.options, self.clock = options, _clock_callback()
+        self.options, self.clock = (
+            options,
+            trl_clock(lambda: self.trainer._metrics["train"]["completions/mean_length"][-1]),
+        )
         batch = options.num_groups * options.group_size
         arguments = GRPOConfig(
-            output_dir=tempfile.mkdtemp(),
-            use_cpu=True,
+            **trl_settings(),
             bf16=options.dtype == "bfloat16",
             activation_checkpointing=False,
-            report_to="none",
             per_device_train_batch_size=batch,
             num_generations=options.group_size,
             steps_per_generation=1,
@@ -175,17 +156,12 @@ class Theirs:
             max_steps=options.steps + 1,
             learning_rate=LR,
             max_grad_norm=MAX_GRAD_NORM,
-            lr_scheduler_type="constant",
             beta=KL_COEF,
             use_bias_correction_kl=False,
             epsilon=CLIP_RANGE,
             loss_type="grpo",
             max_completion_length=options.max_new_tokens,
             temperature=1.0,
-            disable_tqdm=True,
-            logging_strategy="no",
-            save_strategy="no",
-            dataloader_pin_memory=False,
         )
         language_model: Any = ours.module.policy.language_model  # type: ignore
         tokenizer = copy.deepcopy(language_model.tokenizer.tokenizer)
@@ -203,12 +179,11 @@ class Theirs:
         self.trainer.remove_callback(PrinterCallback)
         if options.lora_r:
             self.trainer.model.load_state_dict(language_model.model.state_dict())
-        self.clock.metrics = self.trainer._metrics["train"]
 
     @property
     def response_tokens(self) -> float:
         """Return the mean length of the timed completions."""
-        return sum(self.clock.lengths) / len(self.clock.lengths)
+        return sum(self.clock.counts) / len(self.clock.counts)
 
     def rate(self) -> float:
         """Return completions per second over several steps."""
@@ -218,22 +193,112 @@ class Theirs:
         return options.steps * options.num_groups * options.group_size / (times[-1] - times[0])
 
 
-def _clock_callback() -> Any:
-    from transformers import TrainerCallback
+# Checks on the first batch, before anything is timed.
 
-    class StepClock(TrainerCallback):
-        """Records the time at the end of each step of TRL."""
+LENGTH = 0.1
+"""How much farther from 1 than TRL's the length of a gradient in 16 bits may be: a wrong factor would change it."""
 
-        def __init__(self) -> None:
-            self.times: list[float] = []
-            self.lengths: list[float] = []
-            self.metrics: dict[str, list[float]] = {}
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.times.append(time.perf_counter())
-            self.lengths.append(self.metrics["completions/mean_length"][-1])
+def first_batch(trainer: Any) -> dict[str, Tensor]:
+    """Return the batch that TRL samples for its first step, with its loss and gradients."""
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    return trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
 
-    return StepClock()
+
+def as_turns(inputs: dict[str, Tensor]) -> TurnBatch:
+    """Return TRL's batch in the layout of lrl: prompts padded on the right."""
+    mask = inputs["completion_mask"].bool()
+    order = torch.argsort(inputs["prompt_mask"], dim=1, descending=True, stable=True)
+    ours = {
+        "prompt_ids": inputs["prompt_ids"].gather(1, order),
+        "prompt_mask": inputs["prompt_mask"].gather(1, order).bool(),
+        "response_ids": inputs["completion_ids"] * mask,
+    }
+    nothing = torch.zeros(mask.shape)
+    advantages = inputs["advantages"][:, None] * mask
+    return TurnBatch(inputs=ours, response_mask=mask, old_logprobs=nothing, advantages=advantages)
+
+
+def trained(model: Any) -> list[Tensor]:
+    """Return the weights that are trained: all, or those of adapters."""
+    return [weight for weight in model.parameters() if weight.requires_grad]
+
+
+def gradient(loss: Tensor, model: Any) -> Tensor:
+    """Return the gradient of a loss with respect to all trained weights, flat."""
+    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, trained(model))])
+
+
+@contextmanager
+def moved(*models: Any, size: float = 0.01) -> Iterator[None]:
+    """Shift the weights of both models away from reference and sampling policy, and restore them afterwards."""
+    kept = [[weight.detach().clone() for weight in trained(model)] for model in models]
+    with torch.no_grad():
+        for model in models:
+            generator = torch.Generator().manual_seed(0)
+            for weight in trained(model):
+                weight.add_(size * torch.randn(weight.shape, generator=generator))
+    yield
+    with torch.no_grad():
+        for model, weights in zip(models, kept, strict=True):
+            for weight, old in zip(trained(model), weights, strict=True):
+                weight.copy_(old)
+
+
+def first_rows(inputs: dict[str, Any], rows: int) -> dict[str, Any]:
+    """Return the first rows of a batch of TRL."""
+    total = len(inputs["prompt_ids"])
+    return {
+        name: value[:rows] if isinstance(value, Tensor) and value.ndim and len(value) == total else value
+        for name, value in inputs.items()
+    }
+
+
+def compare_first_batch(module: GRPOModule, trainer: Any, tolerance: float | None = 1e-5) -> dict[str, float]:
+    """Compare loss and gradient on TRL's first batch, with trained weights slightly off those that sampled it.
+
+    Args:
+        module: The algorithm of lrl.
+        trainer: That of TRL, with the same weights.
+        tolerance: Of the loss, and of the gradient; None in 16 bits, where losses may differ by 1e-2 and two ways of
+            computing the same gradient differ by rounding: there the gradient of lrl on eight rows must be no farther
+            than :data:`SOUND` times that of TRL from the gradient of TRL in float32, and its length along that
+            one no farther from 1 than that of TRL by :data:`LENGTH`.
+
+    Raises:
+        AssertionError: If they differ.
+    """
+    inputs = first_batch(trainer)
+    if tolerance is None:
+        inputs = first_rows(inputs, 8)
+    batch = as_turns(inputs)
+    with torch.no_grad():
+        batch = batch.replace(old_logprobs=module.policy.evaluate(batch).logprobs)
+    batch = batch.replace(ref_logprobs=module.policy.reference_logprobs(batch))
+    inputs = inputs | {"old_per_token_logps": batch.old_logprobs}
+    policy: Any = module.policy
+    models = policy.language_model.model, trainer.model
+    with moved(*models):
+        losses: Any = module.training_step(batch), trainer.compute_loss(models[1], inputs)
+        grads = [gradient(*pair) for pair in zip(losses, models, strict=True)]
+        notes = {"loss_ours": losses[0].item(), "loss_theirs": losses[1].item()}
+        notes["gradient_norm"] = grads[0].norm().item()
+        near = 1e-2 if tolerance is None else tolerance
+        torch.testing.assert_close(losses[0], losses[1], atol=near, rtol=near)
+        if tolerance is not None:
+            torch.testing.assert_close(grads[0], grads[1], atol=tolerance, rtol=10 * tolerance)
+            return notes
+        wide = copy.deepcopy(models[1]).float()
+        exact = gradient(trainer.compute_loss(wide, inputs), wide)
+    errors = [float((grad.float() - exact).norm() / exact.norm()) for grad in grads]
+    assert errors[0] <= SOUND * errors[1], f"the gradient of lrl is {errors[0]:.3f} from float32, TRL's {errors[1]:.3f}"
+    lengths = [float(grad.float() @ exact / exact.square().sum()) for grad in grads]
+    message = f"along the gradient in float32, lrl's has the length {lengths[0]:.3f}, TRL's {lengths[1]:.3f}"
+    assert abs(lengths[0] - 1) <= abs(lengths[1] - 1) + LENGTH, message
+    for side, error, length in zip(("ours", "theirs"), errors, lengths, strict=True):
+        notes |= {f"gradient_error_{side}": error, f"gradient_length_{side}": length}
+    return notes
 
 
 def compare(options: argparse.Namespace, tokens: int) -> Comparison:
@@ -281,22 +346,16 @@ def title(options: argparse.Namespace) -> str:
     return ", ".join(words)
 
 
-def main(options: argparse.Namespace) -> None:
-    """Run the comparison at every prompt length, and print and write its result."""
-    quiet()
-    names = ("model", "dtype", "lora_r", "last_layers", "num_groups", "group_size", "max_new_tokens", "steps")
-    settings = {name: getattr(options, name) for name in names}
-    document = {"bar": BAR, "title": title(options), "settings": settings | {"kl_coef": KL_COEF}}
+def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Compare all prompt lengths, and yield a report after each of them."""
     comparisons: list[Comparison] = []
     for tokens in options.prompt_tokens:
-        comparison = compare(options, tokens)
-        comparisons.append(comparison)
-        notes = comparison.notes
+        comparisons.append(compare(options, tokens))
+        notes = comparisons[-1].notes
         print(
-            f"{comparison.name}: first loss {notes['loss_ours']:.7f} = {notes['loss_theirs']:.7f}, completions of "
+            f"{comparisons[-1].name}: first loss {notes['loss_ours']:.7f} = {notes['loss_theirs']:.7f}, completions of "
             f"{notes['response_tokens_ours']:.1f} and {notes['response_tokens_theirs']:.1f} tokens",
             flush=True,
         )
-        write(comparisons, options.json, **document)
+        yield compared(title(options), BAR, comparisons, kl_coef=KL_COEF)
         gc.collect()
-    finish(comparisons, path=options.json, **document)

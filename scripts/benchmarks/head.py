@@ -8,19 +8,14 @@ called; the critic's fit and the statistics of whitening are not. Medians over t
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import statistics
-import subprocess
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from benchmarks.timing import machine, quiet
 
 CONFIG = "configs/half_cheetah/trpo_tiny.yaml"
 ENVS, STEPS = 16, 2048
@@ -54,21 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=5)
 
 
-def main(options: argparse.Namespace) -> None:
-    """Run the measurement, and print and write its result."""
-    quiet()
-    figures = {name: _figures(options.repeats, name == "frozen") for name in ("frozen", "trained")}
-    if options.json is None:
-        return
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    document = {
-        "title": "Where a language model with a Gaussian head spends its time on HalfCheetah",
-        "command": "python " + shlex.join(sys.argv),
-        "commit": commit,
-        "machine": machine(),
-        "trunk": figures,
+def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure a frozen and a trained trunk."""
+    title = "Where a language model with a Gaussian head spends its time on HalfCheetah"
+    yield {
+        "title": title,
+        "trunk": {name: _figures(options.repeats, name == "frozen") for name in ("frozen", "trained")},
     }
-    options.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
 def _figures(repeats: int, frozen: bool) -> dict[str, Any]:

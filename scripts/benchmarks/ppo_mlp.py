@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from benchmarks.timing import Comparison, alternate, finish, quiet
-from benchmarks.whole_runs import WholeRuns
+from benchmarks.timing import Comparison, WholeRuns, alternate, compared
 
 CONFIG = "configs/cartpole/ppo_mlp.yaml"
 
@@ -62,9 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=4)
 
 
-def main(options: argparse.Namespace) -> None:
-    """Run the comparison, and print and write its result."""
-    quiet()
+def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Compare whole runs."""
     both = Both(CONFIG, options.env_steps, "rollout/return")
     ours, theirs = alternate(both.ours, both.theirs, options.repeats)
     notes = {"last_returns": both.returns, "wall_clock_ratio": sum(1 / r for r in ours) / sum(1 / r for r in theirs)}
@@ -72,4 +71,4 @@ def main(options: argparse.Namespace) -> None:
     comparison = Comparison(
         name=f"CartPole, {both.steps} env steps", unit="env steps", ours=ours, theirs=theirs, notes=notes
     )
-    finish([comparison], bar=1 / 1.2, path=options.json, title="PPO on a network against SB3", settings=both.model)
+    yield compared("PPO on a network against SB3", 1 / 1.2, [comparison], settings=both.model)

@@ -9,11 +9,12 @@ probabilities are the same is checked before anything is timed, and that the epi
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.timing import Comparison, alternate, finish, quiet
+from benchmarks.timing import Comparison, alternate, compared
 from torch import Tensor
 
 from lrl.envs.factory import GymnasiumEnvs
@@ -117,9 +118,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=6)
 
 
-def main(options: argparse.Namespace) -> None:
-    """Run the comparison, and print and write its result."""
-    quiet()
+def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Check that both are the same policy, and compare them."""
     both = Both(options)
     difference = both.check()
     ours, theirs = alternate(both.ours, both.theirs, options.repeats)
@@ -128,6 +128,4 @@ def main(options: argparse.Namespace) -> None:
     notes = {"largest_difference": difference, "prompt_tokens": tokens}
     name = f"{len(both.policy.action_texts)} actions, prompts of {tokens:.0f} tokens"
     comparison = Comparison(name=name, unit="env steps", ours=ours, theirs=theirs, notes=notes)
-    settings = {key: getattr(options, key) for key in ("num_envs", "steps", "history", "env_id")}
-    title = "scoring against a row per candidate"
-    finish([comparison], bar=5.0, path=options.json, title=title, settings=settings | {"dtype": "float32"})
+    yield compared("scoring against a row per candidate", 5.0, [comparison], dtype="float32")

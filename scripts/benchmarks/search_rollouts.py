@@ -7,14 +7,12 @@ separately, in turns. One process plays, on one thread.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from benchmarks.timing import provenance, quiet
 from gymnasium.vector import VectorEnv
 
 from lrl.search.experiments import make_policy
@@ -81,13 +79,9 @@ def _figures(name: str, kind: str, episodes: int, rates: Sequence[tuple[float, f
     return {"task": name, "policies": kind, "episode_length": length, **rated}
 
 
-def main(options: argparse.Namespace) -> None:
-    """Run the measurement, and print and write its result."""
-    quiet()
+def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure each task."""
     print(f"{'task':26s} {'policies':8s} {'steps':>10s} {'env steps/s':>14s} (of repeats) {'per CPU second':>14s}")
     figures = [line for name in options.tasks for line in measure(name, options)]
     print(f"bar for cart_pole: {BAR:,} env steps/s")
-    if options.json is None:
-        return
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps({**provenance(), "bar": BAR, "search_rollouts": figures}, indent=2) + "\n")
+    yield {"bar": BAR, "search_rollouts": figures}

@@ -8,15 +8,14 @@ checkpointing, which is one of them, and without. Packed is compared with packed
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
-from benchmarks.timing import Comparison, alternate, finish, quiet
+from benchmarks.timing import Comparison, alternate, compared, quiet_trainer, trl_clock, trl_settings
 
 from lrl.algorithms.sft import SFTModule
 from lrl.codecs.codec import TextCodec
@@ -107,19 +106,7 @@ class Ours:
         data = DemonstrationsDataModule(
             Lakes(self.options.demonstrations), GymnasiumEnvs("FrozenLake-v1"), batch_size=self.batch_size
         )
-        trainer = L.Trainer(
-            accelerator="cpu",
-            max_steps=self.options.steps + 1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            limit_val_batches=0,
-            use_distributed_sampler=False,
-            gradient_clip_val=MAX_GRAD_NORM,
-            callbacks=[clock],
-        )
+        trainer = quiet_trainer(clock, MAX_GRAD_NORM, max_steps=self.options.steps + 1)
         trainer.fit(self.module, datamodule=data)
         return clock.rate
 
@@ -135,22 +122,15 @@ class Theirs:
 
         disable_progress_bars()
         arguments = SFTConfig(
-            output_dir=tempfile.mkdtemp(),
-            use_cpu=True,
+            **trl_settings(),
             bf16=False,
-            report_to="none",
-            disable_tqdm=True,
-            logging_strategy="no",
-            save_strategy="no",
-            dataloader_pin_memory=False,
             max_steps=options.steps + 1,
             learning_rate=LR,
-            lr_scheduler_type="constant",
             max_grad_norm=MAX_GRAD_NORM,
             model_init_kwargs={"dtype": "float32"},
             **changes,
         )
-        self.clock = _clock_callback()
+        self.clock = trl_clock(lambda: float(self.trainer._total_train_tokens))
         self.trainer: Any = SFTTrainer(
             model=options.model,
             args=arguments,
@@ -159,7 +139,6 @@ class Theirs:
             processing_class=AutoTokenizer.from_pretrained(options.model),
         )
         self.trainer.remove_callback(PrinterCallback)
-        self.clock.trainer = self.trainer
 
     def batch(self, count: int) -> dict[str, Any]:
         """Return the first demonstrations."""
@@ -167,28 +146,11 @@ class Theirs:
 
     def rate(self) -> float:
         """Return tokens per second over several steps."""
-        self.clock.times.clear()
-        self.clock.totals.clear()
+        times, counts = self.clock.times, self.clock.counts
+        times.clear()
+        counts.clear()
         self.trainer.train()
-        return (self.clock.totals[-1] - self.clock.totals[0]) / (self.clock.times[-1] - self.clock.times[0])
-
-
-def _clock_callback() -> Any:
-    from transformers import TrainerCallback
-
-    class StepClock(TrainerCallback):
-        """Records the time at the end of each step of TRL, and its count of tokens."""
-
-        def __init__(self) -> None:
-            self.times: list[float] = []
-            self.totals: list[int] = []
-            self.trainer: Any = None
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.times.append(time.perf_counter())
-            self.totals.append(int(self.trainer._total_train_tokens))
-
-    return StepClock()
+        return (counts[-1] - counts[0]) / (times[-1] - times[0])
 
 
 def compare_first_batch(ours: Ours, theirs: Theirs, count: int) -> dict[str, float]:
@@ -252,11 +214,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=3)
 
 
-def main(options: argparse.Namespace) -> None:
-    """Run the comparison padded with TRL's defaults, padded without checkpointing, and packed."""
-    quiet()
+def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Compare with TRL's defaults, without activation checkpointing, and packed."""
     comparisons = [padded(options, True), padded(options, False), packed(options)]
-    names = ("demonstrations", "batch_size", "pack_tokens", "pack_rows", "steps")
-    settings = {name: getattr(options, name) for name in names}
-    notes = {"title": "SFT against TRL", "settings": settings | {"dtype": "float32"}}
-    finish(comparisons, bar=1.5, path=options.json, **notes)
+    yield compared("SFT against TRL", 1.5, comparisons, dtype="float32")

@@ -7,16 +7,13 @@ answer, the action's text, the observation's text.
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import statistics
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from benchmarks.timing import alternate, machine, quiet
+from benchmarks.timing import alternate
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.native import NativeEnv
@@ -72,13 +69,6 @@ def measure(env_id: str, options: argparse.Namespace) -> dict[str, Any]:
     return {"env_id": env_id, "text_layer_us": costs, **speeds}
 
 
-def main(options: argparse.Namespace) -> None:
-    """Run the measurement, and print and write its result."""
-    quiet()
-    figures = [measure(env_id, options) for env_id in options.env_id]
-    if options.json is None:
-        return
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    about = {"command": "python " + shlex.join(sys.argv), "commit": commit, "machine": machine()}
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(about | {"environments_in_text": figures}, indent=2) + "\n")
+def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure each environment."""
+    yield {"environments_in_text": [measure(env_id, options) for env_id in options.env_id]}

@@ -12,16 +12,15 @@ divergence that it looks at.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.timing import Comparison, alternate, finish, provenance, quiet
-from benchmarks.whole_runs import WholeRuns
+from benchmarks.timing import Comparison, WholeRuns, alternate, compared
 
 from lrl.evaluation.statistics import headline_seed
 
@@ -81,12 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--theirs_only", type=int, help="only sb3-contrib, on this many headline seeds")
 
 
-def main(options: argparse.Namespace) -> None:
-    """Run the comparison, and print and write its result."""
-    quiet()
+def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Compare whole runs, or run sb3-contrib only."""
     both = Both(CONFIG, options.env_steps, "val/return", options.keep_runs)
     if options.theirs_only:
-        _theirs(both, options)
+        yield from _theirs(both, options.theirs_only)
         return
     ours, theirs = alternate(both.ours, both.theirs, options.repeats, warm=True)
     comparison = Comparison(
@@ -96,23 +94,21 @@ def main(options: argparse.Namespace) -> None:
         theirs=theirs,
         notes={"returns": both.returns},
     )
-    finish([comparison], bar=1.0, path=options.json, title="TRPO on a network against sb3-contrib", settings=both.model)
+    yield compared("TRPO on a network against sb3-contrib", 1.0, [comparison], settings=both.model)
 
 
-def _theirs(both: Both, options: argparse.Namespace) -> None:
-    """Run sb3-contrib on the headline seeds; the JSON file is complete after each of them."""
+def _theirs(both: Both, count: int) -> Iterator[dict[str, Any]]:
+    """Run sb3-contrib on headline seeds, and yield a report after each of them."""
     torch.set_num_threads(1)
-    seeds, minutes = [headline_seed(index) for index in range(options.theirs_only)], list[float]()
+    seeds, minutes = [headline_seed(index) for index in range(count)], list[float]()
     for done, seed in enumerate(seeds, 1):
         both.seed["theirs"] = seed
         minutes.append(round(both.steps / both.theirs() / 60, 2))
         print(f"seed {seed}: {both.returns['theirs'][-1]:.0f} after {minutes[-1]} minutes", flush=True)
-        document = provenance() | {
+        yield {
             "title": f"sb3-contrib's TRPO on HalfCheetah-v5, {both.steps} env steps, return of 20 held-out episodes",
             "settings": both.model,
             "seeds": seeds[:done],
             "returns": both.returns["theirs"],
             "minutes": minutes,
         }
-        if options.json is not None:
-            options.json.write_text(json.dumps(document, indent=1) + "\n")
