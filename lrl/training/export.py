@@ -1,4 +1,4 @@
-"""Export of the trained model to a Hugging Face folder, and to the hub."""
+"""Export of the trained model to a Hugging Face folder and to the hub."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ExportModel(L.Callback):
         """Validate the export before a model is loaded and trained.
 
         Raises:
-            ValueError: the policy has no language model, its adapter could not be loaded again, or the repository
+            ValueError: If the policy has no language model, its adapter could not be loaded again, or the repository
                 cannot be written.
         """
         if stage != "fit":
@@ -46,10 +46,10 @@ class ExportModel(L.Callback):
             raise ValueError(error)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Raise for an adapter on a base model that ``init_from`` replaced, or whose embeddings are others.
+        """Check that an exported adapter would belong to the base model that it names.
 
         Raises:
-            ValueError: the exported adapter would name a base model that it does not belong to.
+            ValueError: If ``init_from`` replaced weights of the base model, or its embeddings were changed.
         """
         assert isinstance(pl_module, GradientModule)
         check_embeddings(language_model_of(pl_module))
@@ -60,7 +60,7 @@ class ExportModel(L.Callback):
             )
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Gather the weights on every rank, write and push them on the first."""
+        """Gather the weights on every rank; write and push them on the first."""
         folder = Path(trainer.default_root_dir) / FOLDER
         save_pretrained(language_model_of(pl_module), folder, writes=trainer.is_global_zero)
         if self.repo_id is not None and trainer.is_global_zero:
@@ -71,7 +71,7 @@ def language_model_of(module: L.LightningModule) -> LanguageModel:
     """Return the language model of a module's policy.
 
     Raises:
-        ValueError: the policy has none.
+        ValueError: If the policy has none.
     """
     assert isinstance(module, GradientModule)
     if module.policy.trunk is None:
@@ -80,7 +80,7 @@ def language_model_of(module: L.LightningModule) -> LanguageModel:
 
 
 def create_repo(repo_id: str, private: bool) -> str:
-    """Create the repository if it does not exist; return an error message, or an empty text if it can be written."""
+    """Create the repository if it does not exist; return an error message, or an empty string on success."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
 
@@ -91,13 +91,13 @@ def create_repo(repo_id: str, private: bool) -> str:
         return f"no token is set to push to {repo_id!r}; call `hf auth login` or set HF_TOKEN."
     except HFValidationError:
         return f"the repository to push to is {repo_id!r}; it must be NAME or ORGANISATION/NAME."
-    except Exception as error:  # of the hub, of the network, or in offline mode
+    except Exception as error:  # errors of the hub and of the network, and offline mode
         return f"{repo_id!r} cannot be pushed to; check the network, the token and the name ({_brief(error)})."
     return ""
 
 
 def push(folder: Path, repo_id: str) -> None:
-    """Upload ``folder``; a failure is logged and not raised, since the run has already finished."""
+    """Upload ``folder``; a failure is logged instead of raised, because the run has already finished."""
     error = upload(folder, repo_id)
     if error:
         logging.getLogger("lrl").error(error)
@@ -106,12 +106,12 @@ def push(folder: Path, repo_id: str) -> None:
 
 
 def upload(folder: Path, repo_id: str) -> str:
-    """Upload ``folder`` to a repository that exists; return an error message, or an empty text."""
+    """Upload ``folder`` to an existing repository; return an error message, or an empty string on success."""
     from huggingface_hub import HfApi
 
     try:
         HfApi().upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Trained by lrl")
-    except Exception as error:  # of any kind
+    except Exception as error:  # errors of the hub and of the network
         again = f"hf upload {repo_id} {folder}"
         return f"pushing to {repo_id} failed ({_brief(error)}); the model is in {folder}, try `{again}`."
     return ""

@@ -1,4 +1,4 @@
-"""The base class of algorithms that train by gradients: training step, optimiser, and guards around both."""
+"""Base class of algorithms that train by gradients: training step, optimiser step, and their guards."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from lrl.training.weights import lora_alpha, shard_weights, start_from
 from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 
 _CHUNK = 256
-"""Turns that a value network reads at a time."""
+"""Number of turns in one pass of a value network."""
 _MEASURED_SHARE, _MEASURED = 1 / 8, (16, 64)
-"""Share of a collection's turns that ``train/update_kl`` is measured on, and the fewest and most of them."""
+"""Share of a collection's turns on which ``train/update_kl`` is measured, and the minimum and maximum number."""
 
 
 class _WithGradients(torch.autograd.Function):
-    """Returns a loss whose gradients have been computed already."""
+    """Returns a loss whose gradients have already been computed."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *gradients_and_weights: Tensor | None) -> Tensor:
         """Return ``loss``, ``()``.
 
         Args:
-            ctx: keeps the gradients.
-            loss: without graph.
-            gradients_and_weights: first the gradient of each weight, None where there is none, then the weights.
+            ctx: stores the gradients.
+            loss: a loss without graph.
+            gradients_and_weights: the gradients of all weights, None for weights without one, then the weights.
         """
         half = len(gradients_and_weights) // 2
         ctx.gradients = gradients_and_weights[:half]
@@ -53,21 +53,21 @@ class _WithGradients(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the weights times ``factor``, ``()``, and none of the other arguments."""
+        """Return the gradients of the weights times ``factor``, ``()``, and None for the other arguments."""
         scaled = (None if gradient is None else gradient * factor for gradient in ctx.gradients)
         return None, *(None for _ in ctx.gradients), *scaled
 
 
 class GradientModule(PolicyModule, ABC):
-    """Trains a policy by gradients; an algorithm adds :meth:`advantages` and :meth:`loss`.
+    """Abstract module that trains a policy by gradients; an algorithm implements :meth:`advantages` and :meth:`loss`.
 
     Args:
-        policy: what is trained.
-        optimizer: the optimiser and its learning-rate schedule.
-        loss_normalisation: how the loss of tokens becomes one number, see :func:`lrl.functional.losses.normalise`.
-        target_kl: the remaining minibatches of a collection are no-op steps once the mean KL(old || new) of one, over
-            the tokens of all ranks and as ``train/approx_kl`` estimates it, exceeds this many nats; None never stops.
-        init_from: checkpoint, folder or hub name whose *weights only* the run starts from.
+        policy: policy to train.
+        optimizer: optimiser and learning-rate schedule.
+        loss_normalisation: reduction of the loss over tokens, see :func:`lrl.functional.losses.normalise`.
+        target_kl: the remaining minibatches of a collection are no-op steps once ``train/approx_kl``, the estimated
+            mean KL(old || new) of a minibatch over the tokens of all ranks, exceeds this many nats; None never skips.
+        init_from: checkpoint, folder or hub name whose weights, and nothing else, the run starts from.
     """
 
     needs_values = False
@@ -88,11 +88,12 @@ class GradientModule(PolicyModule, ABC):
         self.skip_updates = False
         """Whether the remaining minibatches of this collection are no-op steps (``target_kl`` was exceeded)."""
         self.dropout_seed: int | None = None
-        """Names the dropout of the next step; None has no dropout, which RL needs: its first ratio is 1."""
+        """Seed of dropout in the next step; None disables dropout. With dropout, the first ratio of RL would not be
+        1."""
         self._start = ""
         self._overwritten = set[str]()
 
-    # -- what an algorithm is ---------------------------------------------------------------------------------------
+    # -- implemented by an algorithm --------------------------------------------------------------------------------
 
     @property
     def needs_reference(self) -> bool:
@@ -101,26 +102,27 @@ class GradientModule(PolicyModule, ABC):
 
     @property
     def needs_states(self) -> bool:
-        """Return whether :meth:`advantages` compares turns by their observations."""
+        """Return whether :meth:`advantages` compares turns with equal observations."""
         return False
 
     def advantages(self, rollout: Rollout) -> Credit:
         """Estimate the advantage of every token of a rollout.
 
         Args:
-            rollout: on the device of the module, with ``values`` if :attr:`needs_values` and ``ref_logprobs`` if
-                :attr:`needs_reference`.
+            rollout: a rollout on the device of the module, with ``values`` if :attr:`needs_values` and
+                ``ref_logprobs`` if :attr:`needs_reference`.
         """
         raise ValueError(
-            f"data is a RolloutDataModule; it must be a DemonstrationsDataModule, {type(self).__name__} trains on one."
+            f"data is a RolloutDataModule; it must be a DemonstrationsDataModule for {type(self).__name__}."
         )
 
     @abstractmethod
     def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
-        """Return the loss of every token of a minibatch; it must not change any state.
+        """Return the loss of every token of a minibatch, without changing any state.
 
-        A token's loss may depend on its own turn alone, and not on ``policy.distribution`` unless the algorithm sets
-        :attr:`~lrl.policies.policy.Policy.needs_distribution`: large minibatches are evaluated in several passes.
+        Large minibatches are evaluated in several passes. Therefore the loss of a token may depend only on its own
+        turn, and ``policy.distribution`` exists only if the algorithm sets
+        :attr:`~lrl.policies.policy.Policy.needs_distribution`.
 
         Args:
             batch: turns with advantages.
@@ -130,7 +132,7 @@ class GradientModule(PolicyModule, ABC):
     # -- from a rollout to a step -----------------------------------------------------------------------------------
 
     def prepare(self, rollout: Rollout) -> TurnBatch:
-        """Estimate advantages on the grid of a rollout, then flatten its turns to what the rollout buffer holds."""
+        """Estimate the advantages of a rollout, and return its turns as a batch for the rollout buffer."""
         self.skip_updates = False
         turns = rollout.turns()
         rollout = rollout.to(turns.response_mask.device)
@@ -150,19 +152,19 @@ class GradientModule(PolicyModule, ABC):
 
     @final
     def training_step(self, batch: TurnBatch) -> Tensor | None:
-        """Train on one minibatch, or do nothing if the rest of the collection is skipped."""
+        """Train on one minibatch, or take a no-op step if the rest of the collection is skipped."""
         return no_op_loss(self.policy, batch) if self.skip_updates else self.step(batch)
 
     def step(self, batch: TurnBatch) -> Tensor | None:
-        """Return the loss of a minibatch, ``()``, for Lightning to differentiate; all ranks call it alike.
+        """Return the loss of a minibatch, ``()``, which Lightning differentiates; all ranks must call it.
 
-        A rank without turns takes part in the same collective calls, in the same order.
+        A rank without turns makes the same collective calls in the same order.
         """
         mask = batch.response_mask
         sizes = () if self.loss_normalisation == "sum" else step_sizes(self, mask)
         if len(batch) == 0:
             loss = no_op_loss(self.policy, batch)
-            self.record("train/loss", loss)  # ranks with turns divide theirs by the mean number over all ranks
+            self.record("train/loss", loss)  # 0: the other ranks divide their losses by the mean number over all ranks
             self._check_target_kl(loss.new_zeros(0))
             return loss
 
@@ -182,9 +184,10 @@ class GradientModule(PolicyModule, ABC):
         return loss
 
     def _passes(self, batch: TurnBatch, gradient: bool = True) -> list[Tensor]:
-        """Divide a minibatch among passes of bounded memory, each forward and, with ``gradient``, backward.
+        """Split a minibatch into passes of bounded memory, each forward and, with ``gradient``, backward.
 
-        Dropout and whole distributions need one pass, and so do sharded weights: ranks must make equally many.
+        Dropout and distributions need a single pass. So do sharded weights, because all ranks must make the same number
+        of passes.
         """
         sharded = self._trainer is not None and shards_parameters(self.trainer.strategy)
         if self.dropout_seed is not None or self.policy.needs_distribution or sharded:
@@ -198,21 +201,21 @@ class GradientModule(PolicyModule, ABC):
     def _gradients(
         self, batch: TurnBatch, passes: Sequence[Tensor], reduce: Callable[[TokenLoss, Tensor], Tensor]
     ) -> tuple[Evaluation, list[Tensor | None]]:
-        """Evaluate a minibatch in several passes, and differentiate the loss of each before the next.
+        """Evaluate a minibatch in several passes, and differentiate the loss of each pass before the next.
 
         Args:
             batch: turns with advantages.
-            passes: the turns of each pass.
-            reduce: from the loss of tokens and their mask to the share of these tokens in the loss of the minibatch.
+            passes: indices of the turns of each pass.
+            reduce: returns the contribution of tokens to the loss of the minibatch, given their losses and mask.
 
         Returns:
-            The evaluation of the whole batch without gradient and without distributions; the gradient of the loss by
-            each trained weight, None where the loss does not depend on it.
+            The evaluation of the whole batch without gradients and distributions, and the gradient of the loss for each
+            trained weight, None for weights on which the loss does not depend.
         """
         trained, parts = self._trained, list[tuple[Tensor, ...]]()
         sums: list[Tensor | None] = [None] * len(trained)
         scaler: Any = None if self._trainer is None else getattr(self.trainer.precision_plugin, "scaler", None)
-        scale = 1.0 if scaler is None else float(scaler.get_scale())  # keeps float16 from underflow
+        scale = 1.0 if scaler is None else float(scaler.get_scale())  # prevents underflow of float16 gradients
         for turns in passes:
             part = batch[turns]
             evaluation = self.policy.evaluate(part)
@@ -233,7 +236,7 @@ class GradientModule(PolicyModule, ABC):
         return Evaluation(logprobs=logprobs, entropy=entropy, values=values), sums
 
     def _check_target_kl(self, approx_kl: Tensor | None) -> None:
-        """Make the rest of the collection no-op steps, on all ranks or on none, if the policy has moved too far.
+        """Skip the rest of the collection, on all ranks, if the mean divergence exceeds ``target_kl``.
 
         Args:
             approx_kl: estimates at the sampled tokens of this rank, ``(sampled token,)``.
@@ -246,8 +249,8 @@ class GradientModule(PolicyModule, ABC):
     def record_all(self, metrics: Mapping[str, Tensor]) -> None:
         """Add values to the means that are logged at the end of this collection.
 
-        ``train/ratio_error`` is the exception: the largest one of the first minibatch, which shows whether sampling and
-        training agree, is logged under this name, the largest one of all minibatches as ``train/ratio_error_max``.
+        Only of ``train/ratio_error`` the maximum is logged: under this name that of the first minibatch, which shows
+        whether sampling and training agree, and as ``train/ratio_error_max`` that of all minibatches.
         """
         for name, values in metrics.items():
             if name != "train/ratio_error":
@@ -261,9 +264,9 @@ class GradientModule(PolicyModule, ABC):
     def _measure_update(self) -> None:
         """Record ``train/update_kl`` after the last minibatch of a collection; all ranks must call it.
 
-        It is ``r - 1 - log r`` at the sampled tokens, as ``train/approx_kl``, but by the weights that the next
-        collection is sampled with: before the first optimiser step of a collection that one is 0. It is evaluated
-        without gradient on a sample of the turns, no more than a minibatch has, in passes of bounded memory.
+        Like ``train/approx_kl`` it is ``r - 1 - log r`` at the sampled tokens, but with the weights after the last
+        optimiser step of the collection, while ``train/approx_kl`` is evaluated before each step and is 0 at first. It
+        is computed without gradient on a random sample of at most as many turns as a minibatch has.
         """
         data = self.run_data
         if not isinstance(data, RolloutDataModule):
@@ -289,7 +292,7 @@ class GradientModule(PolicyModule, ABC):
         return callbacks
 
     def configure_model(self) -> None:
-        """Load the weights, then keep the reference; a second call does nothing."""
+        """Load the weights, then build the reference policy; a second call does nothing."""
         if self._configured:
             return
         self.policy.check_gradients()
@@ -304,11 +307,11 @@ class GradientModule(PolicyModule, ABC):
 
     @property
     def overwritten_names(self) -> set[str]:
-        """Names of frozen weights that ``init_from`` replaced: the name of the base no longer stands for them."""
+        """Names of frozen weights that ``init_from`` replaced, and which the base model does not contain."""
         return self._overwritten
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the state of the guards, and what a resume needs to recognise the initial weights."""
+        """Add the state of the guards and the fingerprint of the initial weights."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["lrl"] |= {
             "start": self._start,
@@ -321,7 +324,7 @@ class GradientModule(PolicyModule, ABC):
         """Restore the guards.
 
         Raises:
-            ValueError: the initial weights of the run were others.
+            ValueError: If the initial weights of the run differ.
         """
         saved = checkpoint.get("lrl", {})
         check_start(saved, self._start, self.init_from)
@@ -333,19 +336,19 @@ class GradientModule(PolicyModule, ABC):
     # -- optimiser --------------------------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> Any:
-        """Return the optimiser of the trainable weights, and its schedule by optimiser step."""
-        fused = not isinstance(self.trainer.precision_plugin, MixedPrecision)  # it cannot clip fused ones
+        """Return the optimiser of the trainable weights and its schedule per optimiser step."""
+        fused = not isinstance(self.trainer.precision_plugin, MixedPrecision)  # which cannot clip for a fused optimiser
         return self.optimizer.make(self.parameter_groups(), self.trainer.estimated_stepping_batches, fused)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the trainable weights in the groups that an optimiser takes."""
+        """Return the trainable weights as parameter groups of an optimiser."""
         return [{"params": [parameter for parameter in self.parameters() if parameter.requires_grad]}]
 
     def on_fit_start(self) -> None:
-        """Raise for FSDP1, under which each rank sees a part of a gradient's norm; switch fused kernels on.
+        """Reject FSDP1, under which each rank sees only a part of the gradient's norm, and enable fused kernels.
 
         Raises:
-            ValueError: the strategy is FSDP1, or there are no fused kernels for the model.
+            ValueError: If the strategy is FSDP1, or fused kernels are not available for the model.
         """
         if isinstance(self.trainer.strategy, FSDPStrategy):
             raise ValueError(
@@ -357,7 +360,7 @@ class GradientModule(PolicyModule, ABC):
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
-        """Take a step, unless the rest of the collection is skipped: Adam moves even by a gradient of zero."""
+        """Take a step unless the rest of the collection is skipped: Adam changes weights even if gradients are 0."""
         if self.skip_updates and optimizer_closure is not None:
             optimizer_closure()
             self.finite_steps.forget()
@@ -367,18 +370,18 @@ class GradientModule(PolicyModule, ABC):
             self._measure_update()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Differentiate a loss; one that is not finite makes all gradients so, on every rank."""
+        """Differentiate a loss; if it is not finite, all gradients become NaN on every rank."""
         super().backward(loss, *args, gradient=self.finite_steps.watch(loss), **kwargs)
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip the gradients, or drop them if they are not finite: without gradients an optimiser changes nothing."""
+        """Clip the gradients, or remove them if they are not finite, so that the optimiser changes nothing."""
         precision = self.trainer.precision_plugin
         weights = list(precision.main_params(optimizer))
         norm = gradient_norm(weights)
         if not self.finite_steps.accept(gathered_scalar(norm)):
-            if getattr(precision, "scaler", None) is None:  # a loss scaler skips the step itself
+            if getattr(precision, "scaler", None) is None:  # a loss scaler skips the step by itself
                 optimizer.zero_grad()
         elif gradient_clip_algorithm == "value" or isinstance(precision, MixedPrecision):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
@@ -386,7 +389,7 @@ class GradientModule(PolicyModule, ABC):
             nn.utils.clip_grads_with_norm_(weights, gradient_clip_val, norm)
 
     def on_train_epoch_end(self) -> None:
-        """Log once per collection; one that a limit such as ``max_steps`` ended early is measured here."""
+        """Log once per collection, and measure the update of a collection that a limit such as ``max_steps`` ended."""
         if self.trainer.fit_loop.epoch_loop.batch_progress.current.ready < self.trainer.num_training_batches:
             self._measure_update()
         super().on_train_epoch_end()
@@ -398,7 +401,7 @@ class GradientModule(PolicyModule, ABC):
 
 @torch.no_grad()
 def values_of(policy: Policy, batch: TurnBatch) -> Tensor:
-    """Return the values before all tokens, float ``(turn, token)``, by the weights that sampled them."""
+    """Return the values before all tokens, float ``(turn, token)``, with the current weights."""
 
     def values_of_pass(turns: TurnBatch) -> Tensor:
         values = policy.critic_view(turns)
@@ -409,14 +412,14 @@ def values_of(policy: Policy, batch: TurnBatch) -> Tensor:
 
 
 def step_sizes(module: PolicyModule, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the turns and sampled tokens of an optimiser step, averaged over ranks and over its minibatches.
+    """Return the numbers of turns and sampled tokens of an optimiser step, averaged over ranks and minibatches.
 
-    DDP averages the gradients of ranks, Lightning the losses of accumulated minibatches: divided by these sizes, all
-    tokens of a step weigh alike, whichever minibatch they came in.
+    DDP averages gradients over ranks, and Lightning averages losses over accumulated minibatches. If losses are divided
+    by these averages, all tokens of a step have the same weight. All ranks must call it.
 
     Args:
-        module: which trains; all ranks must call it.
-        mask: bool ``(turn, token)`` of the minibatch that is trained.
+        module: module that is trained.
+        mask: sampled tokens of the current minibatch, bool ``(turn, token)``.
     """
     sizes: Any = len(mask), int(mask.sum())
     trainer: Any = module._trainer
@@ -431,9 +434,9 @@ def step_sizes(module: PolicyModule, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def no_op_loss(policy: Policy, batch: TurnBatch) -> Tensor:
-    """Return a loss of 0 that is attached to the graph, so that every collective call of a step is still made.
+    """Return a loss of 0 that is attached to the graph, so that the step makes all of its collective calls.
 
-    Sharded weights are gathered by forward passes, so one turn is evaluated, a made-up one if the batch is empty.
+    One turn is evaluated, because forward passes gather sharded weights; it is all zeros if the batch is empty.
     """
     turn = batch[torch.zeros(1, dtype=torch.long)] if len(batch) else batch.map(_one_like)
     evaluation = policy.evaluate(turn)
@@ -442,5 +445,5 @@ def no_op_loss(policy: Policy, batch: TurnBatch) -> Tensor:
 
 
 def _one_like(tensor: Tensor) -> Tensor:
-    """Return one row in the shape of an empty tensor's rows: true, or 0."""
+    """Return one row with the shape of an empty tensor's rows, filled with True or 0."""
     return tensor.new_full((1, *tensor.shape[1:]), tensor.dtype == torch.bool)

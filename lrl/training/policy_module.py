@@ -19,10 +19,10 @@ from lrl.training.run_module import RunModule
 
 
 class PolicyModule(RunModule, ABC):
-    """Trains a policy, by gradients (:class:`~lrl.training.gradient_module.GradientModule`) or without.
+    """Abstract module that trains a policy, by gradients (``GradientModule``) or by search.
 
     Args:
-        policy: what is trained.
+        policy: policy to train.
     """
 
     run_data: RunDataModule | None
@@ -36,7 +36,7 @@ class PolicyModule(RunModule, ABC):
     # -- weights ----------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Connect the policy with its environment, and show it examples from there if its prompt wants some."""
+        """Connect the policy to its environment, and add few-shot examples if its prompt needs them."""
         super().setup(stage)
         data = self.run_data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, RunDataModule):
@@ -53,9 +53,9 @@ class PolicyModule(RunModule, ABC):
     def configure_model(self) -> None:
         """Load the weights; a second call does nothing.
 
-        Weights without an ``init_seed`` of their own are initialised by torch's generator as it was when the module was
-        made. Until now a strategy for several ranks may have seeded it again, and the run on one device would start
-        from other weights.
+        Weights without an ``init_seed`` are initialised by torch's generator in the state it had when the module was
+        created. A strategy for several ranks may have seeded it again since, which would give other initial weights
+        than on one device.
         """
         if not self._configured:
             self._configured = True
@@ -65,49 +65,49 @@ class PolicyModule(RunModule, ABC):
 
     @property
     def overwritten_names(self) -> set[str]:
-        """Names of frozen weights that are not those of the base model; checkpoints hold them."""
+        """Names of frozen weights that differ from the base model and are therefore saved in checkpoints."""
         return set()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the trainable weights; the frozen ones can be loaded again by the name of the base model."""
+        """Return the trainable weights; frozen ones are loaded again from the base model."""
         return drop_frozen(super().state_dict(*args, **kwargs), frozen_parameter_names(self) - self.overwritten_names)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the fingerprint of the base model to what a resume checks."""
+        """Add the fingerprint of the base model."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["lrl"] = {"fingerprint": self.policy.fingerprint} | checkpoint["lrl"]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that a checkpoint fits, and restore what it says of the run.
+        """Check that a checkpoint fits, and restore the state of the run.
 
         Raises:
-            ValueError: another base model or seed, missing trainable weights, or unknown ones.
+            ValueError: If the base model, the seed or the names of the trainable weights differ.
         """
         check_fingerprint(checkpoint.get("lrl", {}), self.policy.fingerprint)
         super().on_load_checkpoint(checkpoint)
 
     @property
     def strict_loading(self) -> bool:
-        """Return False: :meth:`on_load_checkpoint` compares the names of weights, because frozen ones are not saved."""
+        """Return False, because frozen weights are not saved; :meth:`on_load_checkpoint` compares names instead."""
         return False
 
     @strict_loading.setter
     def strict_loading(self, strict_loading: bool) -> None:
-        raise ValueError("strict_loading cannot be set: checkpoints hold trainable weights only.")
+        raise ValueError("strict_loading cannot be set, because checkpoints contain trainable weights only.")
 
     @property
     def max_response_tokens(self) -> int:
-        """The longest possible turn, in tokens."""
+        """Maximum number of tokens of a turn."""
         return self.policy.sampling.max_new_tokens
 
     # -- held-out episodes ------------------------------------------------------------------------------------------
 
     def evaluate_held_out(self, seeds: Tensor, group: str) -> EpisodeResults:
-        """Play one episode for each seed and publish the results as ``<group>/...``.
+        """Play one episode for each seed and log the results as ``<group>/...``.
 
         Args:
-            seeds: int64 ``(episode,)``, consecutive.
-            group: of the metrics' names.
+            seeds: consecutive seeds, int64 ``(episode,)``.
+            group: first part of the metrics' names.
         """
         results = self.interruption.attempt(partial(self._play, seeds))
         metrics = EpisodeMetrics().to(self.device)

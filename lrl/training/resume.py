@@ -1,4 +1,4 @@
-"""Checks before a run is resumed, and what Lightning 2.6.6 does not restore."""
+"""Checks before a run is resumed, and corrections of state that Lightning 2.6.6 does not restore."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning.pytorch.plugins import TorchCheckpointIO
 from lrl.functional.distributed import consolidated_checkpoint, is_sharded_checkpoint, shards_parameters
 
 FREE_SETTINGS = {
-    "language_model.name": "the fingerprint of the weights is compared, which may have moved",
+    "language_model.name": "the weights may have moved, and their fingerprint is compared",
     "language_model.attention": "how attention is computed",
     "language_model.trust_remote_code": "the fingerprint of the weights is compared",
     "language_model.share_prompts": "speed",
@@ -24,7 +24,7 @@ FREE_SETTINGS = {
     "language_model.state_cache_mb": "memory",
     "language_model.gradient_checkpointing": "memory",
     "language_model.liger_kernels": "speed",
-    "policy.generator": "what samples, from the same distribution",
+    "policy.generator": "the sampler; the distribution is the same",
     "policy.pack_tokens": "speed",
     "policy.length_groups": "speed",
     "env.vectorization": "speed",
@@ -39,15 +39,15 @@ FREE_SETTINGS = {
     "data.num_iterations": "when the run ends",
     "data.seed": "compared as seed_everything",
 }
-"""The settings of a policy and of data that a resumed run may change, by the last parts of their keys, and what each
-is about. All others decide what the run samples and trains on: they must be those of the run that is resumed."""
+"""Settings of policy and data that a resumed run may change, by the last parts of their keys, with the reason. All
+others affect what the run samples and trains on, and must be the same in the resumed run."""
 
 _LONG = 64
-"""Number of values from which on a list is compared by its checksum."""
+"""Lists with at least this many values are compared by a checksum."""
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
-    """Reads a checkpoint that several ranks wrote in parts (FSDP2) as a whole one."""
+    """Reads checkpoints that several ranks wrote in shards (FSDP2) like single files."""
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return a checkpoint, whether ``path`` is a file or a folder."""
@@ -57,21 +57,21 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
 
 def read_whole(trainer: L.Trainer) -> None:
-    """Let a strategy that does not shard read sharded checkpoints, unless the user chose how to read."""
+    """Let a strategy that does not shard read sharded checkpoints, unless the user configured another reader."""
     strategy = trainer.strategy
     if not shards_parameters(strategy) and type(strategy.checkpoint_io) is TorchCheckpointIO:
         strategy.checkpoint_io = WholeCheckpointIO()
 
 
 def check_fingerprint(saved: Mapping[str, Any], fingerprint: str) -> None:
-    """Raise if a checkpoint was trained on another base model.
+    """Check that a checkpoint was trained on the same base model.
 
     Args:
-        saved: the entry ``lrl`` of the checkpoint.
-        fingerprint: of the configured base model.
+        saved: entry ``lrl`` of the checkpoint.
+        fingerprint: fingerprint of the configured base model.
 
     Raises:
-        ValueError: the base models differ.
+        ValueError: If the base models differ.
     """
     if saved.get("fingerprint", "") != fingerprint:
         raise ValueError(
@@ -81,32 +81,32 @@ def check_fingerprint(saved: Mapping[str, Any], fingerprint: str) -> None:
 
 
 def check_start(saved: Mapping[str, Any], start: str, init_from: str | None) -> None:
-    """Raise if a run would be resumed with another reference policy than it started with.
+    """Check that a resumed run has the same initial weights, and so the same reference policy.
 
     Args:
-        saved: the entry ``lrl`` of the checkpoint.
-        start: fingerprint of the weights that ``init_from`` gave, empty without it.
-        init_from: as configured.
+        saved: entry ``lrl`` of the checkpoint.
+        start: fingerprint of the weights from ``init_from``; empty without it.
+        init_from: configured value.
 
     Raises:
-        ValueError: the initial weights differ.
+        ValueError: If the initial weights differ.
     """
     if saved.get("start", "") != start:
         raise ValueError(
-            f"model.init_from is {init_from!r}, whose weights are not those that the run of ckpt_path started "
-            "from; resume with the same, the reference policy rests on it."
+            f"model.init_from is {init_from!r}, whose weights differ from those that the run of ckpt_path started "
+            "from; resume with the same, they define the reference policy."
         )
 
 
 def check_seed(saved: Mapping[str, Any], seed: int) -> None:
-    """Raise if a run would be resumed with another seed: episodes are replayed and networks initialised from it.
+    """Check that a resumed run has the same seed, from which episodes are replayed and networks are initialised.
 
     Args:
-        saved: the entry ``lrl`` of the checkpoint.
-        seed: as configured.
+        saved: entry ``lrl`` of the checkpoint.
+        seed: configured seed.
 
     Raises:
-        ValueError: the seeds differ.
+        ValueError: If the seeds differ.
     """
     before = saved.get("seed", seed)
     if before != seed:
@@ -116,11 +116,11 @@ def check_seed(saved: Mapping[str, Any], seed: int) -> None:
 def settings_of(module: Any, data: Any) -> dict[str, Any]:
     """Return the settings that a resumed run may not change, nested by their configuration keys.
 
-    They are the arguments of constructors, as far as the objects keep them under the same names, without those in
-    :data:`FREE_SETTINGS`. Those of the algorithm and the optimiser are not among them.
+    These are the constructor arguments that the objects store under the same names, except those in
+    :data:`FREE_SETTINGS`. Settings of the algorithm and the optimiser are not included.
 
     Args:
-        module: what is trained.
+        module: module that is trained.
         data: its data module.
     """
     settings = {"model": {"class": type(module).__name__}, "data": _described("data", data)}
@@ -133,10 +133,10 @@ def settings_of(module: Any, data: Any) -> dict[str, Any]:
 
 
 def _described(key: str, value: Any) -> Any:
-    """Return a setting as numbers, texts, lists and mappings; of files only the names."""
+    """Return a setting as numbers, strings, lists and mappings; paths become file names."""
     if isinstance(value, Path) or (key.endswith(".path") and isinstance(value, str)):
         return Path(value).name
-    for plain in (bool, int, float, str):  # a configuration holds subclasses, which no checkpoint may hold
+    for plain in (bool, int, float, str):  # configurations contain subclasses, which weights_only=True rejects
         if isinstance(value, plain):
             return plain(value)
     if value is None:
@@ -164,7 +164,7 @@ def _described(key: str, value: Any) -> Any:
 
 
 def _arguments(value: Any) -> dict[str, Any]:
-    """Return the arguments that an object was constructed with, as far as it keeps them, by their names."""
+    """Return the constructor arguments that an object stores, by name."""
     kept: dict[str, Any] = {}
     for part in (value, getattr(value, "trunk", None)):
         kept = getattr(part, "_modules", {}) | getattr(part, "__dict__", {}) | kept
@@ -180,15 +180,15 @@ def _arguments(value: Any) -> dict[str, Any]:
 
 
 def check_settings(saved: Mapping[str, Any], settings: Mapping[str, Any], resumes: bool = True) -> None:
-    """Raise if a run would be resumed with settings that change what it samples or trains on.
+    """Check that a resumed run has the same settings of what it samples and trains on.
 
     Args:
-        saved: the entry ``lrl`` of the checkpoint.
-        settings: those of this run, from :func:`settings_of`.
-        resumes: whether the run goes on training; else a warning names the settings of the model that differ.
+        saved: entry ``lrl`` of the checkpoint.
+        settings: settings of this run, from :func:`settings_of`.
+        resumes: whether training continues; otherwise different settings of the model are only logged as a warning.
 
     Raises:
-        ValueError: one differs.
+        ValueError: If ``resumes`` is true and a setting differs.
     """
     for key, now, before in _differences("", settings, saved.get("settings", settings)):
         said = f"{key} is {now!r}, in the run of ckpt_path it was {before!r}"
@@ -201,7 +201,7 @@ def check_settings(saved: Mapping[str, Any], settings: Mapping[str, Any], resume
 
 
 def _differences(key: str, now: Any, before: Any) -> list[tuple[str, Any, Any]]:
-    """Return key, value and earlier value of each setting that differs."""
+    """Return key, current value and saved value of each setting that differs."""
     if not (isinstance(now, Mapping) and isinstance(before, Mapping)):
         same = now == before or (now != now and before != before)  # NaN
         return [] if same else [(key.removeprefix(".").removesuffix(".class"), now, before)]
@@ -210,17 +210,17 @@ def _differences(key: str, now: Any, before: Any) -> list[tuple[str, Any, Any]]:
 
 
 def mend_loops(loops: dict[str, Any], validated: int) -> None:
-    """Rewrite the saved counters of Lightning's loops so that a resumed run repeats nothing and leaves nothing out.
+    """Rewrite the saved counters of Lightning's loops so that a resumed run neither repeats nor skips a minibatch.
 
-    Lightning 2.6.6 deduces from differences between its counters at which hook a checkpoint was written, and
-    does not restore all counters when it resumes: after a second resume the deductions are wrong, and it skips
-    whole collections. Here the counters become those of one of two states, whatever the hook and the number of
-    resumes before: between two passes (a collection that is under way starts again), or within a pass, after the
-    last minibatch that was trained. A pass that a limit ended before its last minibatch counts as not finished.
+    Lightning 2.6.6 infers from differences between its counters at which hook a checkpoint was written, but does not
+    restore all counters when it resumes. After a second resume the inference is wrong, and whole collections are
+    skipped. This function sets the counters to one of two states, whatever the hook and the number of earlier resumes:
+    between two passes, where an unfinished collection starts again, or within a pass, after the last trained minibatch.
+    A pass that a limit ended before its last minibatch counts as unfinished.
 
     Args:
         loops: saved progress, changed in place.
-        validated: number of minibatches, over the whole run, that were trained before the last finished validation.
+        validated: number of minibatches of the whole run that were trained before the last completed validation.
     """
     fit = loops["fit_loop"]
     epochs, minibatches = fit["epoch_progress"]["current"], fit["epoch_loop.batch_progress"]
@@ -241,5 +241,5 @@ def mend_loops(loops: dict[str, Any], validated: int) -> None:
 
 
 def _all_equal(count: int) -> dict[str, int]:
-    """Return Lightning's counters where nothing is under way."""
+    """Return Lightning's four counters for a number of completed items with none in progress."""
     return dict.fromkeys(("ready", "started", "processed", "completed"), count)

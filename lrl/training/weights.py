@@ -1,4 +1,7 @@
-"""Initial weights of a run (``init_from``, which is not a resume), and sharded weights."""
+"""Initial weights of a run (``init_from``), adapters that are merged into them, and sharding (FSDP2).
+
+``init_from`` starts a new run from the weights alone; it does not resume the run that wrote them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -22,15 +24,13 @@ from lrl.lm.heads import VALUE_HEAD_FILE, VALUE_HEAD_FOLDER
 from lrl.lm.model import LanguageModel
 from lrl.policies.policy import Policy
 
-# Shard a language model over ranks.
-
 
 def shard_language_model(language_model: LanguageModel, mesh: DeviceMesh) -> None:
     """Shard the weights, and those of a copied reference, over the ranks of ``mesh`` (FSDP2).
 
     Raises:
-        ValueError: the weights are quantised, whose 4-bit blocks cannot be split, or the critic has an adapter: the
-            gradients of a block are reduced once, and actor and critic both pass through it.
+        ValueError: If the weights are quantised, whose 4-bit blocks cannot be split, or the critic has an adapter:
+            FSDP2 reduces the gradients of a block once, but actor and critic both use it.
     """
     if language_model.has_critic_adapter:
         raise ValueError("value_head.adapter is true, which FSDP2 cannot shard; it must be false, or the strategy ddp.")
@@ -39,13 +39,13 @@ def shard_language_model(language_model: LanguageModel, mesh: DeviceMesh) -> Non
             f"language_model.quantization is {language_model.config.quantization!r}, which FSDP2 cannot shard; "
             "it must be null, or trainer.strategy ddp."
         )
-    if language_model.lower is not None:  # ranks would gather the weights of the lower layers at different times
+    if language_model.lower is not None:  # otherwise ranks gather the weights of the lower layers at different times
         logging.getLogger("lrl").warning(
-            "lora.last_layers is set and the weights are sharded (FSDP2); the layers below are computed in every pass, "
-            "their states are not kept."
+            "lora.last_layers is set and the weights are sharded (FSDP2); the states of the layers below are computed "
+            "in every pass and not cached."
         )
         language_model.lower = None
-    language_model.chunks = False  # the head's weights are gathered in the model's own passes only
+    language_model.chunks = False  # FSDP2 gathers the head's weights only in passes of the whole model
     for model in (language_model.model, *language_model.copied_reference):
         shard(model, mesh)
 
@@ -54,12 +54,12 @@ _PREFIX = "policy."
 
 
 def initial_weights(source: str) -> dict[str, Tensor]:
-    """Tensors by name from a checkpoint of ours, a run directory, a folder of safetensors, or the hub.
+    """Read tensors by name from a checkpoint of lrl, a run directory, a folder of safetensors, or the hub.
 
-    A value head that ``lrl merge`` wrote may also be named alone, by its file.
+    ``source`` may also be the file of a value head that ``lrl merge`` wrote.
 
     Raises:
-        ValueError: there is nothing of that kind.
+        ValueError: If ``source`` is none of these.
     """
     path = locate(source)
     if path.name == VALUE_HEAD_FILE and path.is_file():
@@ -70,10 +70,10 @@ def initial_weights(source: str) -> dict[str, Tensor]:
 
 
 def locate(source: str) -> Path:
-    """Return the checkpoint, or the folder of safetensors, that ``init_from`` names.
+    """Return the checkpoint or the folder of safetensors that ``init_from`` names.
 
     Raises:
-        ValueError: there is nothing of that kind.
+        ValueError: If there is neither.
     """
     path = last_checkpoint(Path(resolve(source)))
     return path if path.exists() else _snapshot(source)
@@ -83,7 +83,7 @@ def _checkpoint(path: Path, source: str) -> dict[str, Tensor]:
     try:
         state = read_checkpoint(path)["state_dict"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"model.init_from is {source!r}, which is no checkpoint of lrl.") from error
+        raise ValueError(f"model.init_from is {source!r}, which is not a checkpoint of lrl.") from error
     return {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
 
 
@@ -92,16 +92,17 @@ def _snapshot(source: str) -> Path:
 
     try:
         return Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
-    except Exception as error:  # the hub's own, the network's, and that it is no hub name
+    except Exception as error:  # errors of the hub, of the network, and for malformed names
         raise ValueError(
-            f"model.init_from is {source!r}; there is no such file or folder, and the hub did not give it either."
+            f"model.init_from is {source!r}; there is no such file or folder, and it could not be downloaded from the "
+            "hub."
         ) from error
 
 
 def _safetensors(folder: Path, source: str) -> dict[str, Tensor]:
     files = [*sorted(folder.glob("*.safetensors")), *folder.glob(f"{VALUE_HEAD_FOLDER}/{VALUE_HEAD_FILE}")]
     if not files:
-        raise ValueError(f"model.init_from is {source!r}; the folder holds no *.safetensors and no checkpoint.")
+        raise ValueError(f"model.init_from is {source!r}; the folder contains no *.safetensors and no checkpoint.")
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors |= _of_file(file)
@@ -117,16 +118,16 @@ def _of_file(file: Path) -> dict[str, Tensor]:
 
 
 def canonical(name: str) -> str:
-    """Return a name without the marks that adapters leave on it."""
+    """Return the name of a weight without the parts that peft adds."""
     for mark in ("base_model.model.", "base_layer.", "modules_to_save.", "default."):
         name = name.replace(mark, "")
     return name
 
 
 def own_weights(policy: nn.Module) -> dict[str, tuple[str, Tensor]]:
-    """Return name and tensor of what ``init_from`` may replace, by canonical name.
+    """Return name and tensor of each weight that ``init_from`` may replace, by canonical name.
 
-    Of a layer that is trained whole beside adapters that is the trained copy, not the original.
+    For a layer that is trained in full beside adapters, this is the trained copy, not the original.
     """
     return {
         canonical(name): (name, tensor)
@@ -136,19 +137,20 @@ def own_weights(policy: nn.Module) -> dict[str, tuple[str, Tensor]]:
 
 
 def take_weights(policy: nn.Module, weights: dict[str, Tensor], source: str, partial: bool = False) -> set[str]:
-    """Copy ``weights`` into ``policy`` by name, adapters or not.
+    """Copy ``weights`` into ``policy`` by name, with or without adapters.
 
     Args:
-        policy: configured.
-        weights: what ``init_from`` gave.
-        source: its name.
-        partial: whether some of the base and no adapters may be given, as after merging.
+        policy: configured policy.
+        weights: tensors of ``init_from``, by name.
+        source: value of ``init_from``, for error messages.
+        partial: whether ``weights`` may contain some weights of the base and no adapters, as after merging.
 
     Returns:
-        The names of frozen weights that were overwritten: they can no longer be had by the name of the base.
+        The names of frozen weights that were overwritten, and so differ from the base model.
 
     Raises:
-        ValueError: a tensor fits nothing or has another shape, or only some of the adapters or of the base are given.
+        ValueError: If a tensor has an unknown name or another shape, or some adapters or some weights of the base are
+            missing.
     """
     own = own_weights(policy)
     unknown = [name for name in weights if canonical(name) not in own]
@@ -172,8 +174,7 @@ def _check_complete(policy: nn.Module, given: Mapping[str, Tensor], source: str)
     """Raise if only some of the trained weights, or only some of the frozen ones, are given.
 
     With adapters, some weights of the base may be given: those that an earlier ``init_from`` replaced. A critic or head
-    that the earlier run did not have starts from its initial weights, and so does all else where a value head is given
-    alone.
+    that is not given at all keeps its initial weights. If only a value head is given, everything else does.
     """
     covered = {id(tensor) for tensor in given.values()}
     kinds = {tensor.requires_grad for tensor in given.values() if isinstance(tensor, nn.Parameter)}
@@ -193,17 +194,17 @@ def _check_complete(policy: nn.Module, given: Mapping[str, Tensor], source: str)
         and name.split(".")[0] not in afresh
         and ".critic." not in name  # the critic's adapter
     ]
-    if any(name.startswith("layers.") for name in given):  # a head rests on the statistics of what it reads
+    if any(name.startswith("layers.") for name in given):  # a head needs the statistics of its inputs
         missing += [name for name, _ in policy.named_buffers() if name.startswith("whitening.") and name not in given]
     if missing:
         raise ValueError(f"model.init_from is {source!r}; it lacks {missing[:3]}, which this policy has.")
 
 
 def shard_weights(policy: Policy, mesh: DeviceMesh) -> None:
-    """Spread language models and value heads over ranks, under ``ModelParallelStrategy``.
+    """Shard the language model and value head of a policy over ranks, under ``ModelParallelStrategy``.
 
     Raises:
-        ValueError: tensors should be cut as well, or something that is trained would stay whole.
+        ValueError: If tensor parallelism is configured, or a trained weight cannot be sharded.
     """
     if mesh["tensor_parallel"].size() > 1:
         raise ValueError(
@@ -218,38 +219,34 @@ def shard_weights(policy: Policy, mesh: DeviceMesh) -> None:
         raise ValueError(f"trainer.strategy shards, which {type(policy).__name__} cannot be; it must be ddp.")
 
 
-# Start from adapters of another shape (``init_from``): they are merged into the weights that they were trained on.
+# Adapters of another shape than the policy's, which are merged into the base weights.
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
-class Notes(NamedTuple):
-    """Holds what is known about adapters besides their weights."""
+class AdapterSettings(NamedTuple):
+    """Holds the settings that adapters were trained with."""
 
     alpha: float | None = None
-    """``B A`` is scaled by alpha / rank, where ranks may differ (``lora.rank_pattern``)."""
-    scale: float | None = None
-    """Factor of all ``B A``, from checkpoints that do not have alpha."""
+    """``B A`` is scaled by alpha / rank; ranks may differ between layers (``lora.rank_pattern``)."""
     fingerprint: str | None = None
-    """Fingerprint of the base that they were trained on."""
+    """Fingerprint of the base model that they were trained on."""
     root: bool = False
     """Whether alpha is divided by the square root of the rank instead (rsLoRA)."""
 
     def scale_of(self, rank: int) -> float | None:
-        """Return the factor of ``B A`` for an adapter of this rank; None if it was not saved."""
-        if self.alpha is None:
-            return self.scale
-        return self.alpha / (math.sqrt(rank) if self.root else rank)
+        """Return the factor of ``B A`` for an adapter of this rank; None if alpha is unknown."""
+        return None if self.alpha is None else self.alpha / (math.sqrt(rank) if self.root else rank)
 
 
 def start_from(policy: Policy, source: str) -> set[str]:
     """Copy the weights that ``init_from`` names into a policy, merging adapters of another shape into the base.
 
     Returns:
-        The names of frozen weights that were overwritten: they can no longer be had by the name of the base.
+        The names of frozen weights that were overwritten, and so differ from the base model.
 
     Raises:
-        ValueError: there are none, or they do not fit.
+        ValueError: If there are no such weights, or they do not fit the policy.
     """
     weights, merged = merge_adapters(policy, initial_weights(source), source)
     taken = take_weights(policy, weights, source, partial=merged)
@@ -258,40 +255,40 @@ def start_from(policy: Policy, source: str) -> set[str]:
 
 
 def lora_alpha(policy: Policy) -> float | None:
-    """Return alpha of a policy's adapters; None without."""
+    """Return alpha of a policy's adapters; None if it has none."""
     lora = policy.trunk and policy.trunk.language_model.config.lora
     return lora and float(lora.alpha)
 
 
 def merge_adapters(policy: Policy, weights: dict[str, Tensor], source: str) -> tuple[dict[str, Tensor], bool]:
-    """Merge adapters that do not fit the policy's into the base.
+    """Merge adapters into the base if the policy's own adapters have another shape or scale.
 
     Args:
-        policy: configured.
-        weights: what ``init_from`` gave.
-        source: its name.
+        policy: configured policy.
+        weights: tensors of ``init_from``, by name.
+        source: value of ``init_from``.
 
     Returns:
-        The weights with the policy's own base in place of adapters, plus what they add, and true; or ``weights`` and
-        false where there are none, or none but such as the policy has.
+        The weights with merged base weights in place of adapters, and true; or ``weights`` unchanged and false, if
+        there are no adapters or they fit those of the policy.
 
     Raises:
-        ValueError: they cannot be merged.
+        ValueError: If the adapters cannot be merged.
     """
     given = {canonical(name): tensor for name, tensor in weights.items()}
     layers = [name.removesuffix(_A) for name in given if name.endswith(_A)]
     own = own_weights(policy)
     if not layers:
         return weights, False
-    notes = _notes(source)
+    settings = _adapter_settings(source)
     same_shape = {_shape(name, tensor) for name, tensor in given.items() if _is_adapter(name)} == {
         _shape(name, tensor) for name, (_, tensor) in own.items() if _is_adapter(name)
     }
     ranks = {given[layer + _A].shape[0] for layer in layers}
     alpha = lora_alpha(policy)
-    if same_shape and all(notes.scale_of(rank) in (None, alpha and alpha / rank) for rank in ranks):
+    if same_shape and all(settings.scale_of(rank) in (None, alpha and alpha / rank) for rank in ranks):
         return weights, False
-    _check_mergeable(policy, notes, source)
+    _check_mergeable(policy, settings, source)
     kept = {name: tensor for name, tensor in weights.items() if not _is_adapter(canonical(name))}
     by_name = {canonical(name): name for name in kept}
     for layer in layers:
@@ -300,17 +297,17 @@ def merge_adapters(policy: Policy, weights: dict[str, Tensor], source: str) -> t
             reason = "which this policy lacks" if name is None else "whose weights are tied in this policy"
             raise ValueError(f"model.init_from is {source!r}; it has an adapter on {layer!r}, {reason}.")
         start = kept.pop(by_name[f"{layer}.weight"]) if f"{layer}.weight" in by_name else base.detach()
-        scale = notes.scale_of(given[layer + _A].shape[0])
+        scale = settings.scale_of(given[layer + _A].shape[0])
         assert scale is not None
         added = scale * (given[layer + _B].double().cpu() @ given[layer + _A].double().cpu())
         if type(policy.get_submodule(name.removesuffix(".weight"))).__name__ == "Conv1D":  # keeps its weight transposed
             added = added.T
         kept[name] = (start.double().cpu() + added).to(base.dtype)
     rank = " and ".join(str(rank) for rank in sorted(ranks))
-    message = "merged the adapter of rank %s in %s into %d layers of the base, beneath the one that is trained now"
+    message = "merged the adapter of rank %s in %s into %d layers of the base model; the policy's own adapter is new"
     logging.getLogger("lrl").info(message, rank, source, len(layers))
-    if notes.fingerprint not in (None, policy.fingerprint):
-        logging.getLogger("lrl").warning("%s was trained on another base, or on one of another data type", source)
+    if settings.fingerprint not in (None, policy.fingerprint):
+        logging.getLogger("lrl").warning("%s was trained on another base model, or with another data type", source)
     return kept, True
 
 
@@ -322,39 +319,33 @@ def _shape(name: str, tensor: Tensor) -> tuple[str, torch.Size]:
     return name, tensor.shape
 
 
-def _check_mergeable(policy: Policy, notes: Notes, source: str) -> None:
-    """Raise if adapters cannot be merged."""
+def _check_mergeable(policy: Policy, settings: AdapterSettings, source: str) -> None:
+    """Check that adapters can be merged."""
     quantization = policy.trunk and policy.trunk.language_model.config.quantization
     if quantization is not None:
         raise ValueError(
-            f"model.init_from is {source!r}, whose adapter has another shape and would be merged into the base; "
-            f"language_model.quantization is {quantization!r}, it must be null, or lora the same."
+            f"model.init_from is {source!r}, whose adapter has another shape and must be merged into the base; "
+            f"language_model.quantization is {quantization!r}, it must be null, or lora must be the same."
         )
-    if notes.alpha is None and notes.scale is None:
+    if settings.alpha is None:
         raise ValueError(
-            f"model.init_from is {source!r}, whose adapter has another shape; it does not say its alpha, give the run "
-            "directory or the exported folder."
+            f"model.init_from is {source!r}, whose adapter has another shape and an unknown alpha; it must be a run "
+            "directory or an exported folder."
         )
 
 
-def _notes(source: str) -> Notes:
-    """Read the notes on adapters from a checkpoint, or from the configuration next to exported weights."""
+def _adapter_settings(source: str) -> AdapterSettings:
+    """Read the settings of adapters from a checkpoint, or from the configuration next to exported weights."""
     path = locate(source)
     if (path / "adapter_config.json").is_file():
-        return _exported_notes(path, source)
+        return _exported_settings(path, source)
     if path.is_dir() and not (path / ".metadata").exists():
-        return Notes()
+        return AdapterSettings()
     saved = read_checkpoint(path, weights=False).get("lrl", {})
-    alpha, scale = saved.get("lora_alpha"), saved.get("lora_scale")
-    if alpha is None and scale is None and saved.get("config"):  # written before both were
-        config: Any = yaml.safe_load(saved["config"])
-        policy = config["model"]["init_args"]["policy"]["init_args"]
-        lora = (policy.get("language_model") or {}).get("lora")
-        alpha = lora["alpha"] if lora else None
-    return Notes(alpha, scale, saved.get("fingerprint"))
+    return AdapterSettings(saved.get("lora_alpha"), saved.get("fingerprint"))
 
 
-def _exported_notes(folder: Path, source: str) -> Notes:
+def _exported_settings(folder: Path, source: str) -> AdapterSettings:
     config: Mapping[str, Any] = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     for key in ("use_dora", "alpha_pattern"):
         if config.get(key):
@@ -362,4 +353,4 @@ def _exported_notes(folder: Path, source: str) -> Notes:
                 f"model.init_from is {source!r}, whose adapter_config.json has {key}: {config[key]}; only plain LoRA "
                 "can be merged."
             )
-    return Notes(config["lora_alpha"], root=bool(config.get("use_rslora")))
+    return AdapterSettings(config["lora_alpha"], root=bool(config.get("use_rslora")))

@@ -182,13 +182,13 @@ SWEEP = {
 REFUSED = {
     "EMAWeightAveraging": (
         callback("EMAWeightAveraging"),
-        "trainer.callbacks has EMAWeightAveraging; it must be removed, it reads weights that are loaded later, and "
-        "would write the frozen base model into every checkpoint.",
+        "trainer.callbacks has EMAWeightAveraging; it must be removed, it reads the weights before they are loaded, "
+        "and would write the frozen base model into every checkpoint.",
     ),
     "overfit_batches": (
         flag("overfit_batches", 1),
-        "trainer.overfit_batches is 1; it must be 0, every collection is made anew: trainer.limit_train_batches limits "
-        "the minibatches of one.",
+        "trainer.overfit_batches is 1; it must be 0, because every collection has new data: trainer.limit_train_batches limits "
+        "the minibatches of a collection.",
     ),
     "default_root_dir": (
         flag("default_root_dir", "here"),
@@ -202,7 +202,7 @@ REFUSED = {
 REFUSED_SWEEP = {
     "StochasticWeightAveraging": (
         callback("StochasticWeightAveraging", swa_lrs=1e-3),
-        "trainer.callbacks has StochasticWeightAveraging; it must be removed, it reads weights that are loaded later, "
+        "trainer.callbacks has StochasticWeightAveraging; it must be removed, it reads the weights before they are loaded, "
         "and would average none.",
     ),
     "LearningRateFinder": (
@@ -216,12 +216,12 @@ REFUSED_SWEEP = {
     ),
     "BackboneFinetuning": (
         callback("BackboneFinetuning"),
-        "trainer.callbacks has BackboneFinetuning; it must be removed, it reads weights that are loaded later, "
-        "language_model.lora and freeze_trunk say what is trained.",
+        "trainer.callbacks has BackboneFinetuning; it must be removed, it reads the weights before they are loaded, "
+        "language_model.lora and freeze_trunk select what is trained.",
     ),
     "AsyncCheckpointIO": (
         flag("plugins", "AsyncCheckpointIO"),
-        "trainer.plugins has AsyncCheckpointIO; it must be removed, a checkpoint takes its place when it is whole.",
+        "trainer.plugins has AsyncCheckpointIO; it must be removed, checkpoints are moved to their place when complete.",
     ),
     "barebones": (
         flag("barebones", True),
@@ -229,7 +229,7 @@ REFUSED_SWEEP = {
     ),
     "limit_val_batches": (
         flag("limit_val_batches", 0.5),
-        "trainer.limit_val_batches is 0.5; it must be 0 or 1, what is held out is one batch: data.validation.episodes "
+        "trainer.limit_val_batches is 0.5; it must be 0 or 1, because held-out episodes are one batch: data.validation.episodes "
         "sets its size.",
     ),
     **{

@@ -126,7 +126,7 @@ def test_a_run_on_a_merged_base_is_resumed_evaluated_and_started_from(folders, s
         torch.testing.assert_close(logits(module.policy), logits(wanted), atol=1e-5, rtol=1e-5)
 
 
-def test_what_cannot_be_merged_is_told_in_a_sentence(folders, sources, tmp_path):
+def test_adapters_that_cannot_be_merged_raise_one_sentence(folders, sources, tmp_path):
     plain = sources["llama-plain"]
     policy = grpo(folders["tied"], model={"lora": OTHER}).policy
     policy.configure()
@@ -139,7 +139,7 @@ def test_what_cannot_be_merged_is_told_in_a_sentence(folders, sources, tmp_path)
     with pytest.raises(ValueError, match=r"quantization is 'nf4', it must be null"):
         merge_adapters(quantised(policy), initial_weights(str(plain[0])), str(plain[0]))
     torch.save({"state_dict": read_checkpoint(plain[0] / "checkpoints" / "last.ckpt")["state_dict"]}, tmp_path / "bare")
-    with pytest.raises(ValueError, match="does not say its alpha"):
+    with pytest.raises(ValueError, match="an unknown alpha"):
         started(grpo(folders["llama"], model={"lora": OTHER}, init_from=str(tmp_path / "bare")))
 
 
