@@ -34,8 +34,8 @@ from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.rewards.reward_model import RewardModel
 from lrl.training.metrics import MetricMeans
+from lrl.training.module import RunModule
 from lrl.training.optimizer import OptimizerConfig
-from lrl.training.run_module import RunModule
 
 _CHUNK = 2**14
 """Held-out rows that are evaluated at a time."""

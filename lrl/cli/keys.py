@@ -56,7 +56,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 """Names in other libraries and papers to the names here."""
 
 _TRAINER = "lightning.pytorch.Trainer"
-_ROOTS = {"model": "lrl.training.run_module.RunModule", "data": "lightning.pytorch.LightningDataModule"}
+_ROOTS = {"model": "lrl.training.module.RunModule", "data": "lightning.pytorch.LightningDataModule"}
 _STOCK = ("callbacks", "loggers", "strategies", "profilers", "plugins")
 """Folders of Lightning whose classes have short names."""
 _TOP = {

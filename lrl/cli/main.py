@@ -32,8 +32,8 @@ from lrl.ranges import check_seed
 from lrl.registry import enable_short_names
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.export import ExportModel
+from lrl.training.module import RunModule
 from lrl.training.progress import HeldOutTable
-from lrl.training.run_module import RunModule
 
 
 def base_config() -> Path:

@@ -47,7 +47,7 @@ from lrl.search.described import task_in_words
 from lrl.search.policies import SearchedPolicy
 from lrl.search.rollouts import make_batched, play_parameters, proposal_seeds
 from lrl.search.searchers import Searcher, Trial
-from lrl.training.policy_module import PolicyModule
+from lrl.training.module import PolicyModule
 
 # Lightning data module of a search for the parameters of a small policy.
 

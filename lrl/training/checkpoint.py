@@ -18,7 +18,7 @@ from lrl.functional.distributed import read_checkpoint
 from lrl.ranges import PositiveFloat, PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.training.guards import weights_are_finite
-from lrl.training.run_module import RunModule
+from lrl.training.module import RunModule
 
 
 @register

@@ -22,8 +22,8 @@ from lrl.lm.networks import at_least_float32
 from lrl.policies.policy import Policy
 from lrl.training.collect import VectorEnvRollouts
 from lrl.training.guards import FiniteSteps, gathered_scalar, gradient_norm
+from lrl.training.module import PolicyModule
 from lrl.training.optimizer import OptimizerConfig
-from lrl.training.policy_module import PolicyModule
 from lrl.training.resume import check_start
 from lrl.training.weights import lora_alpha, shard_weights, start_from
 from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch

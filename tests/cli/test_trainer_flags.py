@@ -187,8 +187,8 @@ REFUSED = {
     ),
     "overfit_batches": (
         flag("overfit_batches", 1),
-        "trainer.overfit_batches is 1; it must be 0, because every collection has new data: trainer.limit_train_batches limits "
-        "the minibatches of a collection.",
+        "trainer.overfit_batches is 1; it must be 0, because every collection has new data: "
+        "trainer.limit_train_batches limits the minibatches of a collection.",
     ),
     "default_root_dir": (
         flag("default_root_dir", "here"),
@@ -202,8 +202,8 @@ REFUSED = {
 REFUSED_SWEEP = {
     "StochasticWeightAveraging": (
         callback("StochasticWeightAveraging", swa_lrs=1e-3),
-        "trainer.callbacks has StochasticWeightAveraging; it must be removed, it reads the weights before they are loaded, "
-        "and would average none.",
+        "trainer.callbacks has StochasticWeightAveraging; it must be removed, it reads the weights before they are "
+        "loaded, and would average none.",
     ),
     "LearningRateFinder": (
         callback("LearningRateFinder"),
@@ -221,7 +221,8 @@ REFUSED_SWEEP = {
     ),
     "AsyncCheckpointIO": (
         flag("plugins", "AsyncCheckpointIO"),
-        "trainer.plugins has AsyncCheckpointIO; it must be removed, checkpoints are moved to their place when complete.",
+        "trainer.plugins has AsyncCheckpointIO; it must be removed, checkpoints are moved to their place when "
+        "complete.",
     ),
     "barebones": (
         flag("barebones", True),
@@ -229,8 +230,8 @@ REFUSED_SWEEP = {
     ),
     "limit_val_batches": (
         flag("limit_val_batches", 0.5),
-        "trainer.limit_val_batches is 0.5; it must be 0 or 1, because held-out episodes are one batch: data.validation.episodes "
-        "sets its size.",
+        "trainer.limit_val_batches is 0.5; it must be 0 or 1, because held-out episodes are one batch: "
+        "data.validation.episodes sets its size.",
     ),
     **{
         name: (flag(name, 0), f"trainer.{name} is 0; it must not be 0, nothing would be trained.")

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import yaml
 from tiny_runs import grpo, make_trainer, rollout_data, save_tiny_model
 
 from lrl.evaluation.load import _load_weights
@@ -150,14 +149,7 @@ def quantised(policy):
     return policy
 
 
-def test_a_checkpoint_without_a_note_of_its_scale_is_read_by_its_config(folders, sources, tmp_path):
-    saved = read_checkpoint(sources["llama-plain"][0] / "checkpoints" / "last.ckpt")
-    policy = {"init_args": {"language_model": {"lora": {"r": 2, "alpha": 8}}}}
-    del saved["lrl"]["lora_alpha"]
-    saved["lrl"]["config"] = yaml.safe_dump({"model": {"init_args": {"policy": policy}}})
-    torch.save(saved, tmp_path / "old.ckpt")
-    module = started(grpo(folders["llama"], model={"lora": OTHER}, init_from=str(tmp_path / "old.ckpt")))
-    torch.testing.assert_close(logits(module.policy), logits(sources["llama-plain"][2]), atol=1e-5, rtol=1e-5)
-    given = initial_weights(str(tmp_path / "old.ckpt"))
+def test_adapters_do_not_fit_a_policy_without_adapters(folders, sources):
+    given = initial_weights(str(sources["llama-plain"][0]))
     with pytest.raises(ValueError, match="which this policy lacks"):
         take_weights(grpo(folders["llama"]).policy, given, "run")

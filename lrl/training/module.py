@@ -1,9 +1,13 @@
-"""Base class of all Lightning modules: clocks, metrics, signals, and checks of a resumed run."""
+"""Base classes of all Lightning modules: clocks, metrics, signals, checkpoints and held-out episodes.
+
+:class:`RunModule` trains any network, :class:`PolicyModule` a policy in an environment.
+"""
 
 from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 import lightning as L
@@ -21,11 +25,20 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.plugins import AsyncCheckpointIO
 from torch import Tensor
 
-from lrl.data.run_data import ClockedDataModule
-from lrl.functional.distributed import all_gather_objects, value_of_this_rank
+from lrl.data.run_data import ClockedDataModule, RunDataModule
+from lrl.evaluation.episodes import EpisodeMetrics, EpisodeResults, evaluate_policy, gather
+from lrl.functional.distributed import (
+    all_gather_objects,
+    drop_frozen,
+    frozen_parameter_names,
+    unsharded,
+    value_of_this_rank,
+)
+from lrl.policies.policy import Policy
+from lrl.rollouts.runner import add_examples, wants_examples
 from lrl.training.guards import DeferredSignals, Interruption, requeue_signals
 from lrl.training.metrics import MetricMeans, State
-from lrl.training.resume import check_seed, check_settings, mend_loops, read_whole, settings_of
+from lrl.training.resume import check_fingerprint, check_seed, check_settings, mend_loops, read_whole, settings_of
 
 
 class RunModule(L.LightningModule, ABC):
@@ -234,7 +247,8 @@ def check_trainer(trainer: Any) -> None:
                 raise ValueError(f"trainer.callbacks has {name}; it must be removed, {reason}.")
     if isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
         raise ValueError(
-            "trainer.plugins has AsyncCheckpointIO; it must be removed, checkpoints are moved to their place when complete."
+            "trainer.plugins has AsyncCheckpointIO; it must be removed, checkpoints are moved to their place when "
+            "complete."
         )
     for name in ("limit_val_batches", "limit_test_batches", "limit_predict_batches"):
         value = getattr(trainer, name)
@@ -263,3 +277,129 @@ def _check_overfit(trainer: Any) -> None:
         )
     if batches != int(batches):
         raise ValueError(f"trainer.overfit_batches is {batches}; it must be a number of batches.")
+
+
+class PolicyModule(RunModule, ABC):
+    """Abstract module that trains a policy, by gradients (``GradientModule``) or by search.
+
+    Args:
+        policy: policy to train.
+    """
+
+    run_data: RunDataModule | None
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+        self._configured = False
+        self._generator_state = torch.get_rng_state()
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Connect the policy to its environment, and add few-shot examples if its prompt needs them."""
+        super().setup(stage)
+        data = self.run_data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, RunDataModule):
+            name = type(data).__name__
+            raise ValueError(f"data is a {name}; it must be a RolloutDataModule or a DemonstrationsDataModule.")
+        self.policy.connect(data.codec)
+        if data.validation_env is not data.env:
+            data.validation_env.check("data.validation.env", self.policy.response_format)
+        if self.policy.response_format is None:
+            self.policy.connect_spaces(*data.env.spaces)
+        if wants_examples(self.policy):
+            add_examples(self.policy, data.env)
+
+    def configure_model(self) -> None:
+        """Load the weights; a second call does nothing.
+
+        Weights without an ``init_seed`` are initialised by torch's generator in the state it had when the module was
+        created. A strategy for several ranks may have seeded it again since, which would give other initial weights
+        than on one device.
+        """
+        if not self._configured:
+            self._configured = True
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(self._generator_state)
+                self.policy.configure()
+
+    @property
+    def overwritten_names(self) -> set[str]:
+        """Names of frozen weights that differ from the base model and are therefore saved in checkpoints."""
+        return set()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the trainable weights; frozen ones are loaded again from the base model."""
+        return drop_frozen(super().state_dict(*args, **kwargs), frozen_parameter_names(self) - self.overwritten_names)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the fingerprint of the base model."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["lrl"] = {"fingerprint": self.policy.fingerprint} | checkpoint["lrl"]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check that a checkpoint fits, and restore the state of the run.
+
+        Raises:
+            ValueError: If the base model, the seed or the names of the trainable weights differ.
+        """
+        check_fingerprint(checkpoint.get("lrl", {}), self.policy.fingerprint)
+        super().on_load_checkpoint(checkpoint)
+
+    @property
+    def strict_loading(self) -> bool:
+        """Return False, because frozen weights are not saved; :meth:`on_load_checkpoint` compares names instead."""
+        return False
+
+    @strict_loading.setter
+    def strict_loading(self, strict_loading: bool) -> None:
+        raise ValueError("strict_loading cannot be set, because checkpoints contain trainable weights only.")
+
+    @property
+    def max_response_tokens(self) -> int:
+        """Maximum number of tokens of a turn."""
+        return self.policy.sampling.max_new_tokens
+
+    # -- held-out episodes ------------------------------------------------------------------------------------------
+
+    def evaluate_held_out(self, seeds: Tensor, group: str) -> EpisodeResults:
+        """Play one episode for each seed and log the results as ``<group>/...``.
+
+        Args:
+            seeds: consecutive seeds, int64 ``(episode,)``.
+            group: first part of the metrics' names.
+        """
+        results = self.interruption.attempt(partial(self._play, seeds))
+        metrics = EpisodeMetrics().to(self.device)
+        metrics.update(results)
+        self.publish({f"{group}/{name}": float(value) for name, value in metrics.compute().items()})
+        return gather(results)
+
+    def _play(self, seeds: Tensor) -> EpisodeResults:
+        """Play this rank's share of held-out episodes."""
+        assert self.run_data is not None
+        validation = self.run_data.validation
+        with self.trainer.precision_plugin.forward_context(), unsharded(self), self.interruption.abandonable():
+            return evaluate_policy(
+                self.policy,
+                self.run_data.validation_env,
+                episodes=len(seeds),
+                seed=int(seeds[0]),
+                num_envs=min(validation.num_envs, len(seeds)),
+                sampling=self.policy.sampling_at(validation.temperature),
+                rank=self.global_rank,
+                world_size=self.trainer.world_size,
+            )
+
+    def validation_step(self, seeds: Tensor) -> EpisodeResults | None:
+        """Play held-out episodes, if there are any."""
+        return self.evaluate_held_out(seeds, "val") if len(seeds) else None
+
+    def test_step(self, seeds: Tensor) -> EpisodeResults:
+        """Play held-out episodes."""
+        return self.evaluate_held_out(seeds, "test")
+
+    def predict_step(self, seeds: Tensor) -> EpisodeResults:
+        """Play held-out episodes and return their results."""
+        return self.evaluate_held_out(seeds, "predict")
