@@ -136,7 +136,7 @@ class PromptTemplate:
     response_format: str = "think_answer"
     """``direct``, ``think_answer`` or ``final_answer``."""
     stop: str | None = None
-    """Text that ends a response, as ``</action>``; null takes that of the response format."""
+    """Text that ends a response, such as ``</action>``; null selects that of the response format."""
     system: str | None = None
     """System message; null selects the codec's description and the format's instruction, ``""`` omits the message."""
     history: int = 0
@@ -146,7 +146,7 @@ class PromptTemplate:
     num_examples: int = 0
     """Number of ``examples`` to generate with the expert of the training environment, if none are given."""
     examples_from: str | None = None
-    """Minari data set whose turns are the ``num_examples`` examples, in place of the expert's."""
+    """Minari data set whose turns replace those of the expert as examples."""
     hide_invalid_in_context: bool = False
     """Whether the history contains :data:`HIDDEN_RESPONSE` instead of responses without a legal action."""
 

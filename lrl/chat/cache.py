@@ -1,4 +1,4 @@
-"""Keep responses of chat models on disk, so that a run resumes and replays without asking or paying twice."""
+"""Cache of chat models' responses on disk, so that an interrupted run resumes without repeating requests."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any, final
 from lrl.chat.model import Completion
 
 _VERSION = 1
-"""``user_version`` of the file."""
+"""Version of the file format, in SQLite's ``user_version``."""
 _BUSY = 60.0
-"""Seconds to wait while another process writes."""
+"""Maximum number of seconds to wait while another process writes."""
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS completions (request TEXT PRIMARY KEY, model TEXT NOT NULL, text TEXT NOT NULL, "
     "finish_reason TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL) WITHOUT ROWID"
@@ -30,16 +30,16 @@ _UNLESS_EMPTY = (
     "WHERE trim(completions.text, char(9, 10, 13, 32)) = '' AND completions.finish_reason <> 'length' "
     "AND trim(excluded.text, char(9, 10, 13, 32)) <> ''"
 )
-"""Keeps the first response, except for an empty one, which was allowed once and need not be allowed now."""
+"""Keeps the first response to a request, unless it is empty: an earlier run may have accepted empty responses."""
 
 
 def request_key(api_url: str, body: Mapping[str, Any], seed: int) -> str:
-    """Hash a whole request: the address of the server, and everything that is sent except the API key.
+    """Hash a request: the address of the server, and everything that is sent except the API key.
 
     Args:
-        api_url: base URL of the server.
-        body: model, messages and sampling, as JSON can hold them.
-        seed: of the response; part of the key even where the server is not sent it, or all samples would be the same.
+        api_url: Base URL of the server.
+        body: Model, messages and sampling as JSON values.
+        seed: Seed of the response. It is hashed even if it is not sent, because all samples would be equal otherwise.
     """
     text = json.dumps([api_url, body, int(seed)], sort_keys=True, ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
@@ -47,15 +47,15 @@ def request_key(api_url: str, body: Mapping[str, Any], seed: int) -> str:
 
 @final
 class CompletionCache:
-    """An SQLite file with one response per request, which several threads and processes may use at once.
+    """An SQLite file with one response per request, which several threads and processes can use at once.
 
-    Every response is one transaction: a process that is killed leaves all that were written before, and no part of one.
+    Each response is written in one transaction, so the file stays valid if the process is killed.
 
     Args:
-        path: the file; it and its folder are made where they are missing.
+        path: The file; it and its folder are created if they do not exist.
 
     Raises:
-        ValueError: the file cannot be opened or written, or another program wrote it.
+        ValueError: If the file cannot be opened or written, or if another program wrote it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -70,7 +70,7 @@ class CompletionCache:
             return connection.execute("SELECT COUNT(*) FROM completions").fetchone()[0]
 
     def find(self, key: str) -> Completion | None:
-        """Return the response to the request of this key; None if there is none."""
+        """Return the response to the request with this key; None if there is none."""
         with self._use() as connection:
             row = connection.execute(f"SELECT {_FIELDS} FROM completions WHERE request = ?", (key,)).fetchone()
         if row is None:
@@ -85,7 +85,7 @@ class CompletionCache:
         )
 
     def add(self, key: str, model: str, completion: Completion) -> Completion:
-        """Write a response, and return the one that later calls will find: the first to the same request with text."""
+        """Write a response, and return the one that is kept: the first response to the request that is not empty."""
         fields = completion.text, completion.finish_reason, completion.prompt_tokens, completion.completion_tokens
         with self._use() as connection:
             written = connection.execute(
@@ -95,7 +95,7 @@ class CompletionCache:
         return completion if written else self.find(key) or completion
 
     def close(self) -> None:
-        """Close the file; the next use opens it again."""
+        """Close the file; the next access opens it again."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
@@ -103,7 +103,7 @@ class CompletionCache:
 
     @contextmanager
     def _use(self) -> Iterator[sqlite3.Connection]:
-        """Provide the connection to one thread at a time, with the errors of SQLite as one sentence."""
+        """Provide the connection to one thread at a time, and convert errors of SQLite to a ``ValueError``."""
         with self._lock:
             try:
                 if self._connection is None:
@@ -114,13 +114,12 @@ class CompletionCache:
 
 
 def _reason(path: Path, error: sqlite3.Error | OSError) -> str:
-    """Return how the sentence on an error goes on after the name of the file."""
+    """Return the part of the error message that follows the name of the file."""
     code, number = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF, getattr(error, "errno", None)
     if code == sqlite3.SQLITE_FULL or number in (errno.ENOSPC, errno.EDQUOT):
         return ", whose disk is full; free some space, and the same command resumes"
-    cannot_open = code == sqlite3.SQLITE_CANTOPEN and not os.path.isdir(
-        path
-    )  # for Path.is_dir() a name may be too long
+    # os.path.isdir() returns False for a name that is too long, for which Path.is_dir() raises an error.
+    cannot_open = code == sqlite3.SQLITE_CANTOPEN and not os.path.isdir(path)
     if cannot_open or code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM) or number in (errno.EACCES, errno.EROFS):
         return ", which cannot be written; it and its folder must be writable, as every new response is added"
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -133,13 +132,13 @@ def _reason(path: Path, error: sqlite3.Error | OSError) -> str:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """Open or make the file, and check that this program wrote it."""
+    """Open or create the file, and check that lrl wrote it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Each statement is its own transaction; threads take turns by the lock of the cache.
+    # Each statement is a transaction; the lock of the cache lets one thread at a time use the connection.
     connection = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
     try:
         with closing(connection.cursor()) as cursor:
-            cursor.execute("BEGIN IMMEDIATE")  # another process may be making the same file
+            cursor.execute("BEGIN IMMEDIATE")  # another process may be creating the same file
             version = cursor.execute("PRAGMA user_version").fetchone()[0]
             tables = cursor.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
             if version != _VERSION and (version or tables):

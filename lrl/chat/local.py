@@ -1,4 +1,4 @@
-"""Chat models in this process: a language model of ours, or any generator of tokens."""
+"""Chat model in this process: a language model, or any other generator of tokens."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from lrl.types import SamplingConfig
 @register
 @final
 class LocalChatModel(ChatModel):
-    """A language model that responds in this process; loaded by :meth:`connect`, or the first :meth:`complete`.
+    """A language model that responds in this process. It is loaded by :meth:`connect` or the first :meth:`complete`.
 
-    The random numbers of a response follow from its seed, so it depends on nothing else in the batch, up to rounding.
+    The seed of a response determines its random numbers, so a response does not depend on the rest of its batch, except
+    for rounding.
 
     Args:
-        language_model: which causal LM. Where a generator is given, only its tokenizer is loaded.
-        generator: samples the tokens; null decodes with the language model.
-        stop_text: text that ends a response, besides the end of the turn; a generator that is given has its own.
-        batch_size: conversations that are computed at once.
-        device: where the language model computes; ``auto`` is the first GPU, or the CPU.
+        language_model: Specifies the causal LM. If a generator is given, only its tokenizer is loaded.
+        generator: Samples the tokens; null selects the language model's own decoding loop.
+        stop_text: Text that ends a response, in addition to the end-of-turn token; a given generator has its own.
+        batch_size: Number of conversations per batch.
+        device: Device of the language model; ``auto`` selects the first GPU, or the CPU if there is none.
     """
 
     def __init__(
@@ -54,20 +55,20 @@ class LocalChatModel(ChatModel):
         self._model: LanguageModel | None = None
 
     def connect(self) -> None:
-        """Load the model.
+        """Load the model; further calls do nothing.
 
         Raises:
-            ValueError: it cannot be loaded.
+            ValueError: If it cannot be loaded.
         """
         self._load()
 
     def fits(self, conversation: Sequence[Message], sampling: SamplingConfig, response: str = "") -> bool:
-        """Return whether a conversation and its response are no longer than the model was made for.
+        """Return whether a conversation and its response fit into the model's context.
 
         Args:
-            conversation: messages, oldest first.
-            sampling: has the maximum number of tokens of a response.
-            response: a text for which a response must have room, with the token that ends it.
+            conversation: Messages, oldest first.
+            sampling: Specifies the maximum number of tokens of a response.
+            response: A text that must fit into a response, together with an end token.
         """
         tokenizer, _ = self._load()
         if response and len(tokenizer.encode_texts([response])[0]) >= sampling.max_new_tokens:
@@ -81,13 +82,13 @@ class LocalChatModel(ChatModel):
         """Return one response to each conversation, in the same order.
 
         Args:
-            conversations: messages, oldest first; the tokenizer's chat template makes a prompt of them.
-            sampling: how tokens are sampled, and the maximum number of tokens of a response.
-            seeds: of each response.
+            conversations: Messages, oldest first, which the tokenizer's chat template converts to a prompt.
+            sampling: How tokens are sampled, and the maximum number of tokens of a response.
+            seeds: One per response.
 
         Raises:
-            ValueError: the model cannot be loaded, or a conversation and its response may take more tokens than it has
-                positions.
+            ValueError: If the model cannot be loaded, or if a conversation and its response may have more tokens than
+                the model has positions.
         """
         tokenizer, generator = self._load()
         prompts = [tokenizer.encode_chat(messages) for messages in conversations]
@@ -132,6 +133,6 @@ class LocalChatModel(ChatModel):
 
 
 def seeded_bits(seeds: Sequence[int], num_tokens: int) -> Tensor:
-    """Return 64 random bits for each token that may be sampled, int64 ``(row, token)``; a row depends on its seed."""
+    """Return 64 random bits per token, int64 ``(row, token)``; each row depends only on its seed."""
     rows = np.asarray(seeds, dtype=np.int64).reshape(-1, 1)
     return torch.from_numpy(counter_hash("chat", rows, np.arange(num_tokens)[None]).view(np.int64))

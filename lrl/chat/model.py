@@ -1,4 +1,4 @@
-"""The interface between what asks a language model in words and what responds: a server, or a model in this process."""
+"""Interface of chat models, which respond to conversations: a server, or a language model in this process."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """A chat model's response to one conversation, and what it cost."""
+    """A chat model's response to one conversation, and its numbers of tokens."""
 
     text: str
     """The response, without special tokens."""
     finish_reason: str
-    """``stop`` where the model ended its response, ``length`` where it was cut."""
+    """``stop`` if the model ended its response, ``length`` if the response was truncated."""
     prompt_tokens: int
-    """Tokens of the conversation; 0 where the server does not say."""
+    """Number of tokens of the conversation; 0 if it is unknown."""
     completion_tokens: int
-    """Tokens of the response; 0 where the server does not say."""
+    """Number of tokens of the response; 0 if it is unknown."""
     cached: bool = False
-    """Whether the response came from the cache and cost nothing."""
+    """Whether the response came from the cache, so that no request was sent."""
 
 
 class ConversationTooLongError(ValueError):
-    """Raised where a server rejects a conversation because it is longer than its model reads."""
+    """Raised if a server rejects a conversation because it exceeds the context length of its model."""
 
 
 class ChatModel(Protocol):
-    """Responds to conversations in words.
+    """Protocol of models that respond to conversations with text.
 
-    A class of its own derives from this one; only :meth:`complete` has no default.
+    A custom chat model derives from this class; only :meth:`complete` has no default.
     """
 
     name: str
     """Name of the model, for tables and logs."""
 
     def connect(self) -> None:  # noqa: B027 (most models have nothing to check)
-        """Check or load what responses need, before much work rests on them; a second call does nothing.
+        """Load the model or check its settings before a long computation starts; further calls do nothing.
 
         Raises:
-            ValueError: the model cannot be had.
+            ValueError: If the model is not available.
         """
 
     def fits(self, conversation: Sequence[Message], sampling: SamplingConfig, response: str = "") -> bool:
-        """Return whether the model has room for a conversation and its response; True where that is not known.
+        """Return whether a conversation and its response fit into the model's context; True if that is not known.
 
         Args:
-            conversation: messages, oldest first.
-            sampling: has the maximum number of tokens of a response.
-            response: a text for which a response must have room.
+            conversation: Messages, oldest first.
+            sampling: Specifies the maximum number of tokens of a response.
+            response: A text that must fit into a response.
         """
         return True
 
     def report(self) -> dict[str, Any]:
-        """Return what was asked so far and its cost, by name; empty where nothing is counted."""
+        """Return the counts of requests and tokens and the cost by name; empty if nothing is counted."""
         return {}
 
     def complete(
@@ -69,12 +69,12 @@ class ChatModel(Protocol):
         """Return one response to each conversation, in the same order.
 
         Args:
-            conversations: messages, oldest first; the last one is the user's.
-            sampling: temperature, top-p and the maximum number of tokens of a response.
-            seeds: of each response; the order and number of conversations change nothing.
+            conversations: Messages, oldest first; the last one is the user's.
+            sampling: Temperature, top-p and the maximum number of tokens of a response.
+            seeds: One per response. A response does not depend on the other conversations.
 
         Raises:
-            ConversationTooLongError: a conversation is longer than the model reads.
-            ValueError: the model cannot be reached, or the server rejects the request for good; one sentence.
+            ConversationTooLongError: If a conversation is longer than the model's context.
+            ValueError: If the model cannot be reached, or if the server rejects a request permanently.
         """
         ...

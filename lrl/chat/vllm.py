@@ -1,4 +1,4 @@
-"""A generator that samples with vLLM in this process; needs the extra ``vllm`` and a GPU that vLLM supports."""
+"""Generator that samples with vLLM in this process; needs the extra ``vllm`` and a GPU that vLLM supports."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from lrl.types import SamplingConfig
 
 @final
 class VLLMGenerator:
-    """Samples responses with vLLM, for evaluation: training does not change the weights that it loads.
+    """Samples responses with vLLM, for evaluation only: training does not update the weights that vLLM loads.
 
-    A response depends on its row of ``uniforms`` through the seed of its request, not on other rows, as far as vLLM's
-    kernels do not depend on the batch.
+    The row of ``uniforms`` determines the seed of a request. A response does not depend on other rows, except where the
+    results of vLLM's kernels depend on the batch.
 
     Args:
-        language_model: which causal LM; the name, data type and chat template are used.
-        stop_text: the last tag of the response format; None where it has none.
-        options: further arguments of ``vllm.LLM``, such as ``gpu_memory_utilization``.
+        language_model: Specifies the causal LM; its name, data type and chat template are used.
+        stop_text: The closing tag of the response format; None if it has none.
+        options: Further arguments of ``vllm.LLM``, such as ``gpu_memory_utilization``.
 
     Raises:
-        ValueError: vLLM is not installed.
+        ValueError: If vLLM is not installed.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class VLLMGenerator:
             "model": locate(self.config.name),
             "dtype": self.config.dtype,
             "trust_remote_code": self.config.trust_remote_code,
-            # Log-probabilities after temperature, top-k and top-p; vLLM's default is before them.
+            # Log-probabilities after temperature, top-k and top-p; by default vLLM returns those before them.
             "logprobs_mode": "processed_logprobs",
         }
         return _vllm().LLM(**known | self.options)
@@ -63,9 +63,9 @@ class VLLMGenerator:
         """Sample one response per prompt.
 
         Args:
-            prompts: token ids, one sequence per row.
-            uniforms: int64 ``(row, max_new_tokens)``; the first number of a row seeds its request.
-            sampling: the distribution to sample from, and the maximum number of tokens.
+            prompts: Token ids, one sequence per row.
+            uniforms: Random bits, int64 ``(row, max_new_tokens)``; the first number of a row seeds its request.
+            sampling: The distribution to sample from, and the maximum number of tokens.
         """
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         params = [self._params(int(seed) & 0x7FFFFFFF, sampling) for seed in uniforms[:, 0].tolist()]
@@ -91,8 +91,8 @@ class VLLMGenerator:
             stop=None if self.stop_text is None else [self.stop_text],
             include_stop_str_in_output=True,
             stop_token_ids=sorted(self.tokenizer.stop_ids(self.stop_text)),
-            skip_special_tokens=False,  # tags of a response format may be special tokens
-            logprobs=0,  # that of the sampled token alone
+            skip_special_tokens=False,  # the tags of a response format may be special tokens
+            logprobs=0,  # only that of the sampled token
         )
 
 

@@ -23,7 +23,7 @@ DOOR_STATES = ("open", "closed", "locked")
 _GOAL_OBJECT = re.compile(rf"((?:(?:{'|'.join(COLORS)}) )?(?:{'|'.join(OBJECTS[4:8])}))\b")
 """Matches an object in a goal, with its colour if there is one."""
 _AHEAD = re.compile(r"^You see a (?:[a-z ]+ )?([a-z]+) 1 step forward$", re.MULTILINE)
-"""Matches the sentence of what is directly ahead; that of a place further to a side contains a second number."""
+"""Matches the sentence of an object directly ahead; the sentence of a place to a side contains a second number."""
 _EMPTY, _WALL, _DOOR = OBJECTS.index("empty"), OBJECTS.index("wall"), OBJECTS.index("door")
 _MIDDLE, _LAST = VIEW_SIZE // 2, VIEW_SIZE - 1
 _AGENT = _MIDDLE * VIEW_SIZE + _LAST
@@ -37,7 +37,7 @@ class BabyAICodec(NamedActionsCodec):
     eight tokens), because the system message is fixed for a run while the goal changes with each episode. So a model,
     an expert or a data set can interpret a single observation.
 
-    As in RL-LLM, the case of an action's name matters. Surrounding blanks are left to the response format.
+    As in RL-LLM, names of actions are case-sensitive. The response format strips surrounding blanks.
 
     Args:
         has_expert: Whether the environment has a method ``expert_action()``.
@@ -87,7 +87,7 @@ class BabyAICodec(NamedActionsCodec):
         return " ".join([name, *(f"{number} {direction}" for number, direction in nearest)])
 
     def ahead(self, text: str) -> str:
-        """Name what stands in the cell directly ahead, without its colour: ``ball``, ``wall`` or ``nothing``."""
+        """Name the object in the cell directly ahead, without its colour: ``ball``, ``wall`` or ``nothing``."""
         match = _AHEAD.search(text)
         return match.group(1) if match else "nothing"
 

@@ -28,14 +28,14 @@ class TextCodec(ABC):
     """Whether an expert action is available for the environment (:mod:`lrl.envs.text`)."""
 
     needs_context: bool = False
-    """Whether an observation can be converted to text only together with its :meth:`context`."""
+    """Whether converting an observation to text requires its :meth:`context`."""
 
     tags_observations: bool = False
     """Whether observations are enclosed in ``<observation></observation>``."""
 
     @property
     def unwrapped(self) -> TextCodec:
-        """The codec itself, or the one whose texts it rephrases (:class:`~lrl.evaluation.rephrased.RephrasedCodec`)."""
+        """The codec itself, or the codec that it wraps (:class:`~lrl.evaluation.rephrased.RephrasedCodec`)."""
         return self
 
     @property
@@ -96,23 +96,23 @@ class TextCodec(ABC):
             The native observation; None if the codec cannot parse its texts.
 
         Raises:
-            ValueError: If the codec can parse its texts and ``text`` is none of them.
+            ValueError: If the codec can parse its texts, but not ``text``.
         """
         return None
 
     def reads_observation(self, text: str) -> bool:
-        """Return whether a text without tags is surely an observation; False if that takes long to know."""
+        """Return whether a quick check finds that a text without tags is an observation; False if it is not decided."""
         return False
 
     def reads_action(self, text: str) -> bool:
-        """Return whether a text without tags is surely an action in bounds; False if that takes long to know."""
+        """Return whether a quick check finds that a text without tags is an action in bounds; False if undecided."""
         return False
 
     def plain_observation(self, text: str) -> str:
-        """Return an observation that another program wrote, without tags, as :meth:`text_to_observation` reads it.
+        """Convert an observation without tags from another program's notation to that of :meth:`text_to_observation`.
 
         Raises:
-            ValueError: If it is no observation.
+            ValueError: If the text is not an observation.
         """
         return text
 
@@ -137,10 +137,10 @@ class TextCodec(ABC):
         return text.partition("\n")[0]
 
     def ahead(self, text: str) -> str:
-        """Name what stands directly ahead of the agent, for the reasoning of demonstrations.
+        """Name the object directly ahead of the agent, for the reasoning of demonstrations.
 
         Raises:
-            ValueError: If the environment has no such place.
+            ValueError: If the agent of the environment faces no direction.
         """
         raise ValueError(
             f"demonstrations.reasoning contains {{ahead}}, which {type(self).__name__} cannot fill in; it may contain "
@@ -156,10 +156,10 @@ class TextCodec(ABC):
         """
 
     def plain_action(self, text: str) -> str:
-        """Return an action that another program wrote, without tags, as :meth:`text_to_action` reads it.
+        """Convert an action without tags from another program's notation to that of :meth:`text_to_action`.
 
         Raises:
-            InvalidActionError: If it is no action.
+            InvalidActionError: If the text is not an action.
         """
         return text
 
@@ -203,7 +203,7 @@ class NamedActionsCodec(TextCodec):
         return self._actions[int(action)]
 
 
-# Clipping of actions to the action space, including rounding and casting to its dtype.
+# Clipping of actions to the action space.
 
 
 def clip_to_space(space: gym.Space, action: Any) -> tuple[Any, int | None]:

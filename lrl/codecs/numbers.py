@@ -1,4 +1,4 @@
-"""Configuration of how numbers are written: as decimals, normalised decimals, or integers from 0 to 999."""
+"""Text formats of number vectors: decimals, normalised decimals, or integers from 0 to 999 that divide a range."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from numpy.typing import ArrayLike
 
 from lrl.codecs.codec import InvalidActionError
 
-# Text formats of number vectors: decimals, normalised decimals, or integers from 0 to 999 that divide a range.
-
 NUM_BINS = 1000
 """Number of bins of a range: 0 represents its lower bound, 999 its upper bound."""
 
@@ -33,10 +31,10 @@ _EXACT_DECIMAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,15})?")
 """Allows 20 digits, because 64-bit integers have up to 20."""
 _BIN = re.compile(r"0|[1-9][0-9]{0,2}")
 _DIGITS = 15
-"""Largest number of digits after the decimal point that codecs read."""
+"""Maximum number of digits after the decimal point that codecs read."""
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?![\w.])")
-"""Matches a number as programs write it."""
+"""Matches a number in the notation of programming languages."""
 
 Range = tuple[float, float]
 """Lower and upper bound."""
@@ -47,7 +45,7 @@ class NumberCodec(ABC):
 
     size: int
     pattern = r"-?[0-9]{1,20}(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?"
-    """Regular expression of finite numbers that :meth:`decode` reads, after :func:`plain_numbers` at the latest."""
+    """Regular expression of finite numbers that :meth:`decode` reads, if need be after :func:`plain_numbers`."""
     bounded = False
     """Whether every text of this pattern stands for a number in bounds."""
 
@@ -104,7 +102,7 @@ class DecimalCodec(NumberCodec):
     def encode_rows(self, rows: np.ndarray, before: Sequence[str]) -> list[str]:
         """Write many vectors with one format per row; see :meth:`NumberCodec.encode_rows`."""
         form = "".join(text.replace("%", "%%") + self._form for text in before)
-        if any("-" in text for text in before):  # the minus of zero could not be found
+        if any("-" in text for text in before):  # a replacement of "-0.000" might change these texts
             return super().encode_rows(rows, before)
         (minus_zero, zero), *_ = self._zeros.items()
         return [(form % tuple(row)).replace(minus_zero, zero) for row in rows.tolist()]
@@ -144,7 +142,7 @@ class NormalisedCodec(DecimalCodec):
         precision: The number of digits after the decimal point.
     """
 
-    pattern = r"-?[0-9]{1,20}\.[0-9]+"  # without a point it could be meant as an integer from 0 to 999
+    pattern = r"-?[0-9]{1,20}\.[0-9]+"  # a number without a point may be an integer from 0 to 999
 
     def __init__(self, mean: ArrayLike, deviation: ArrayLike, precision: int = 3) -> None:
         self.mean, self.deviation = np.asarray(mean, dtype=np.float64), np.asarray(deviation, dtype=np.float64)
@@ -256,13 +254,13 @@ class ExactBinCodec(BinCodec):
 
 
 def plain_numbers(text: str) -> str:
-    """Write each number in a text without plus sign or exponent, with at most 15 digits after the point."""
+    """Rewrite each number in a text without plus sign or exponent, with at most 15 digits after the point."""
     return NUMBER.sub(lambda found: _plain_number(found[0]), text)
 
 
 def _plain_number(number: str) -> str:
     if _EXACT_DECIMAL.fullmatch(number):
-        return number  # the exact digits of integers of 64 bits
+        return number  # keeps all digits of 64-bit integers
     value = float(number)
     return f"{value:.{_DIGITS}f}".rstrip("0").rstrip(".") if math.isfinite(value) else number
 
@@ -311,8 +309,7 @@ class NumberFormat:
 
     kind: str = "decimals"
     """``decimals``, ``integers`` from 0 to 999 (a single token each in many vocabularies), or ``normalised``: decimals
-    minus their mean and divided by their standard deviation. Actions are normalised by none: they are plain decimals.
-    """
+    minus their mean and divided by their standard deviation. Actions are not normalised, but plain decimals."""
     precision: int = 3
     """Number of digits after the decimal point of decimals."""
     ranges: Ranges | None = None
@@ -326,13 +323,13 @@ class NumberFormat:
     """Whether each observed number follows the name of its dimension, for environments with known names."""
     action_names: bool = False
     """Whether each number of an action follows the name of its dimension, as in ``back thigh 512,back shin 3``, for
-    environments with known names. A small model that writes numbers alone may lose count of them."""
+    environments with known names. A small model that writes only numbers may write too many or too few of them."""
     tags: bool = True
-    """Whether the numbers of an observation are enclosed in ``<observation></observation>``. With ``names`` they never
-    are. A short prompt is cheap: with tags, an observation of CartPole may have twice as many tokens."""
+    """Whether the numbers of an observation are enclosed in ``<observation></observation>``, unless ``names`` is set.
+    Tags can double the number of tokens of an observation, for example of CartPole."""
     describe: bool = False
-    """Whether the system message lists the numbers, with names and units where they are known, and what they range
-    over: for integers the values that 0 and 999 represent."""
+    """Whether the system message lists the numbers with their ranges, and with names and units if these are known. For
+    integers, the ranges are the values that 0 and 999 represent."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("decimals", "integers", "normalised"):
@@ -358,10 +355,10 @@ class NumberFormat:
 
     @classmethod
     def parse(cls, text: str) -> NumberFormat:
-        """Return the format that a command line names: a kind, or a YAML mapping of these fields.
+        """Parse a kind or a YAML mapping of these fields.
 
         Raises:
-            ValueError: it is neither, or a value is out of its range.
+            ValueError: If the text is neither, or if a value is out of range.
         """
         try:
             given = yaml.safe_load(text)
@@ -374,7 +371,7 @@ class NumberFormat:
 
     @property
     def pairs_key(self) -> str:
-        """Configuration key of what is given per dimension: ranges, or the statistics of normalised numbers."""
+        """Configuration key of the pairs of numbers per dimension: ranges, or statistics of normalised numbers."""
         return "numbers.statistics" if self.kind == "normalised" else "numbers.ranges"
 
     def _named_pairs(self, field: str) -> Iterator[tuple[str, float, float]]:

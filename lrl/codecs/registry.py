@@ -1,4 +1,4 @@
-"""Codecs of native environments, and what Gymnasium's environments do not say about their spaces.
+"""Codecs of native environments, and metadata that the spaces of Gymnasium's environments do not contain.
 
 The metadata are descriptions, names, units and ranges. A range holds the values that the integers 0 and 999 represent
 where the bounds of the space are infinite or much wider than the observed values: the limits at which episodes end, if
@@ -64,15 +64,14 @@ def _lookup(native: gym.Env, table: Mapping[str, T]) -> T | None:
     return None
 
 
-# The table of what is known about Gymnasium's MuJoCo bodies: their task, and names, units and ranges of their numbers.
+# Metadata of Gymnasium's MuJoCo environments.
 #
-# Names and units follow Gymnasium's documentation, joint by joint. The ranges cover the values that random
-# and bang-bang control reach in 3,600 steps (99% of them for Humanoid's contact forces). Integers clip
-# values out of range.
+# Names and units follow Gymnasium's documentation. The ranges cover the values that random and bang-bang control reach
+# in 3,600 steps (99% of the values for Humanoid's contact forces). Integers clip values out of range.
 
 
 class Body(NamedTuple):
-    """Describes a body whose observation is positions, then velocities of its joints, unless numbers are listed."""
+    """Describes a body, whose observation is positions, then velocities of its joints if ``numbers`` is empty."""
 
     task: str
     distances: int = 0
@@ -80,7 +79,7 @@ class Body(NamedTuple):
     speed: float = 0.0
     """Highest velocity, in metres or radians per second."""
     numbers: tuple[Quantity, ...] = ()
-    """All numbers, for bodies that observe other things than joints. Version 5 omits the last constant ones of two."""
+    """All numbers, for bodies that do not observe joints. Version 5 of two environments omits constants at the end."""
 
 
 def _each(unit: str, limit: float, *names: str) -> tuple[Quantity, ...]:
@@ -152,7 +151,7 @@ FORCES: dict[str, tuple[str, Range]] = {
     "qfrc_actuator": ("torque of each motor in N m", (-120.0, 120.0)),
     "cfrc_ext": ("external torque and force on each body in N m and N", (-500.0, 500.0)),
 }
-"""What the sections after the velocities of Ant and Humanoid measure, and their ranges."""
+"""Descriptions and ranges of the sections after the velocities of Ant and Humanoid."""
 
 ANT_FORCE_RANGE = (-1.0, 1.0)
 """Ant clips its contact forces."""
@@ -192,14 +191,12 @@ JOINTS |= {
 """Names by joint of the XML file. Other joints keep their own names."""
 
 
-# Names, units and ranges of the numbers of Gymnasium's MuJoCo environments, from the table of bodies and the model.
-
 _FREE, _SLIDE = 0, 2
 """MuJoCo's numbers of joint types (``mjtJoint``); all others here are hinges."""
 
 
 def mujoco_task(native: Any) -> str | None:
-    """Return the description of a body and its task; None for other environments than Gymnasium's."""
+    """Return the description of a body and its task; None if it is not one of Gymnasium's environments."""
     body = BODIES.get(type(native).__name__)
     return None if body is None else body.task
 
@@ -226,9 +223,9 @@ def mujoco_observation(native: Any) -> tuple[Quantity, ...] | None:
 
 
 def mujoco_action(native: Any) -> tuple[Quantity, ...] | None:
-    """Return name and unit of each number of an action, the joint that a motor drives.
+    """Return name and unit of each number of an action. The name is that of the joint that the motor drives.
 
-    Controls are multiplied by the motor's gear, so that only a gear of 1 has units of torque or force.
+    Controls are multiplied by the motor's gear, so they are in units of torque or force only if the gear is 1.
 
     Args:
         native: One of Gymnasium's MuJoCo environments, version 4 or 5.
@@ -253,7 +250,7 @@ def _joint_name(native: Any, joint: int) -> str:
 
 
 def _part_name(native: Any, joint: int) -> str:
-    """Return the name of what moves at a joint: ``cart`` where the joint's is ``cart position``."""
+    """Return the name of the part that moves at a joint: ``cart`` if the joint is named ``cart position``."""
     return _joint_name(native, joint).removesuffix(" position").removesuffix(" angle")
 
 
@@ -288,7 +285,7 @@ def _forces(native: Any, name: str) -> Iterator[Quantity]:
 
 
 def _force_sections(name: str, native: Any) -> dict[str, int]:
-    """Return how many numbers of each section of :data:`FORCES` are observed, in their order."""
+    """Return the number of observed values of each section of :data:`FORCES`, in their order."""
     sections: dict[str, int] | None = getattr(native, "observation_structure", None)
     if sections is None:  # version 4
         bodies, joints = native.model.nbody, native.model.nv

@@ -41,19 +41,19 @@ class SpaceFormat(ABC):
         """
 
     def reads(self, text: str) -> bool:
-        """Return whether :meth:`decode` surely reads a text, or reads :meth:`plain` of it, with all numbers in bounds.
+        """Return whether a quick check finds that :meth:`decode` reads a text or :meth:`plain` of it, within bounds.
 
-        False means that it was not found out, because that takes as long as reading it.
+        False means that only decoding the text can decide.
         """
         return False
 
     def plain(self, text: str) -> str:
-        """Return the text of another program as :meth:`decode` reads it: plain decimals, and no blanks at both ends."""
+        """Convert another program's text for :meth:`decode`: plain decimals, without surrounding whitespace."""
         return plain_numbers(text.strip())
 
 
 _MAX_NAMES = 1_000_000
-"""Number of elements of a Discrete that can be named."""
+"""Maximum number of elements of a Discrete space."""
 
 
 class DiscreteFormat(SpaceFormat):
@@ -139,8 +139,8 @@ class BoxFormat(SpaceFormat):
         space: The space.
         numbers: The codec of the numbers.
         names: One name per dimension in C order, without the separator; None writes numbers only.
-        details: What the numbers are, for the description; empty says only how many there are.
-        separator: What stands between numbers: a comma or, where names are given, a line break.
+        details: Description of the numbers; if it is empty, the description contains only their count.
+        separator: Text between numbers: a comma, or a line break if names are given.
 
     Raises:
         ValueError: If there is not exactly one name per dimension.
@@ -185,7 +185,7 @@ class BoxFormat(SpaceFormat):
         return self._numbers.encode_rows(rows, [names[0][1:], *names[1:]])
 
     def reads(self, text: str) -> bool:
-        """Return whether a text has one number per dimension, in bounds where they are in the unit of the space."""
+        """Return whether a text has one number per dimension, in bounds unless the numbers are normalised."""
         found = self._readable.fullmatch(text.strip())
         if found is None or self._numbers.bounded:
             return found is not None
@@ -195,8 +195,8 @@ class BoxFormat(SpaceFormat):
     def decode(self, text: str) -> np.ndarray:
         """Parse one number per dimension, after its name if names are given; the array has the space's shape.
 
-        Values outside the bounds are returned as they are, without casting to the space's dtype. The environment
-        wrapper clips them (:mod:`lrl.codecs.codec`).
+        Values outside the bounds are returned unchanged, without casting to the space's dtype. The environment wrapper
+        clips them (:func:`~lrl.codecs.codec.clip_to_space`).
         """
         texts = split_numbers(text, self._numbers.size, self._separator)
         if self._names is not None:
@@ -207,7 +207,7 @@ class BoxFormat(SpaceFormat):
 
 
 def _after_name(name: str, text: str) -> str:
-    """Return what follows ``name`` and a blank.
+    """Return the text after ``name`` and a blank.
 
     Raises:
         InvalidActionError: If ``text`` begins otherwise.
@@ -240,7 +240,7 @@ class TextFormat(SpaceFormat):
         return text
 
     def plain(self, text: str) -> str:
-        """Return the text unchanged, whatever it says about numbers."""
+        """Return the text unchanged, even if it contains numbers."""
         return text
 
 
@@ -268,7 +268,7 @@ class CompositeFormat(SpaceFormat):
         return _unflatten(self._space, values)
 
     def plain(self, text: str) -> str:
-        """Return the text of each leaf as its format does."""
+        """Convert the text of each leaf with the format of the leaf."""
         *_, last = self._leaves.values()
         texts = self._split(text.lstrip() if isinstance(last, TextFormat) else text.strip())
         return "\n".join(f"{path}: {leaf.plain(texts[path])}" for path, leaf in self._leaves.items())

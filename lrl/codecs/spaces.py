@@ -1,4 +1,4 @@
-"""Codec for any environment whose observation and action spaces have a text format."""
+"""Codec for any environment whose spaces have a text format, and descriptions of what the numbers mean."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ _Quantities = tuple[Quantity, ...]
 class EnvironmentMetadata:
     """Information about an environment that its spaces do not contain.
 
-    A function in place of a value returns it for a native environment, or None.
+    A value can be a function that computes it from a native environment; the function returns None if it is unknown.
     """
 
     description: str = ""
     """Description of the task in one or two sentences."""
     task: Callable[[Any], str | None] | str | None = None
-    """What replaces ``description`` where numbers are described; None for nothing."""
+    """Replaces ``description`` if ``numbers.describe`` is true; None keeps it."""
     observation: Callable[[Any], _Quantities | None] | _Quantities | None = None
     """Names, units and ranges of the observed dimensions, of which either all or none have a range."""
     action: Callable[[Any], _Quantities | None] | _Quantities | None = None
@@ -68,7 +68,7 @@ class EnvironmentMetadata:
         return replace(self, **{name: one(env) if callable(one) else one for name, one in found.items()})
 
     def quantities(self, role: str) -> _Quantities | None:
-        """Return what is known about the numbers of the ``observation`` or ``action``; None for parts of them."""
+        """Return names and units of the numbers of the ``observation`` or ``action``; None if unknown or for leaves."""
         found = {"observation": self.observation, "action": self.action}.get(role)
         if callable(found):
             raise TypeError("The metadata depends on the environment; call its resolve() method first.")
@@ -165,7 +165,7 @@ def _pairs_by_path(
 def _pairs(
     space: spaces.Box, pairs: Ranges | None, numbers: NumberFormat, role: str
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return both ends of the ranges, or mean and deviation, of all dimensions, each ``(dimension,)``; None if none."""
+    """Return lower and upper ends, or means and deviations, each ``(dimension,)``; None if they are not set."""
     if isinstance(pairs, Mapping):
         keys = ", ".join(pairs)
         raise ValueError(
@@ -191,7 +191,7 @@ class SpaceCodec(TextCodec):
         observation_space: The native observation space.
         action_space: The native action space.
         numbers: The format of numbers; None selects decimals.
-        metadata: What is known beyond the spaces.
+        metadata: Information that the spaces do not contain.
 
     Raises:
         ValueError: If a space is not supported, or a setting of ``numbers`` does not apply to it.
@@ -240,7 +240,7 @@ class SpaceCodec(TextCodec):
 
     @property
     def native_description(self) -> str:
-        """Description of the task and of the numbers that the environment itself takes and gives, not of their text."""
+        """Description of the task and of the native numbers of observations and actions, independent of their text."""
         parts = [str(self._metadata.task or self._metadata.description)]
         for role in ("observation", "action"):
             known = self._metadata.quantities(role)
@@ -263,7 +263,7 @@ class SpaceCodec(TextCodec):
         return self.action_to_text(self.random_action(uniform))
 
     def random_action(self, uniform: float) -> Any:
-        """Return a sample of the action space, not rounded as a text is, with a seed derived from ``uniform``."""
+        """Return a sample of the action space, without the rounding of texts, with a seed derived from ``uniform``."""
         self._action_space.seed(int(uniform * 2**32))
         return self._action_space.sample()
 
@@ -289,11 +289,11 @@ class SpaceCodec(TextCodec):
         return self._observation.decode(text)
 
     def reads_observation(self, text: str) -> bool:
-        """Return whether the format of the space surely reads an observation."""
+        """Return whether a quick check finds that a text is an observation."""
         return self._observation.reads(text)
 
     def reads_action(self, text: str) -> bool:
-        """Return whether the format of the space surely reads an action, with all numbers in bounds."""
+        """Return whether a quick check finds that a text is an action with all numbers in bounds."""
         return self._action.reads(text)
 
     def plain_observation(self, text: str) -> str:
@@ -332,15 +332,12 @@ class SpaceCodec(TextCodec):
         return texts if self._action.texts is not None else [f"<action>{text}</action>" for text in texts]
 
 
-# Description of quantities in words.
-
-
 def describe_quantities(quantities: Sequence[Quantity], qualifier: str = "") -> str:
-    """List names, units and ranges, once for all successive numbers that share unit and range.
+    """List names, units and ranges; successive numbers with the same unit and range are grouped.
 
     Args:
-        quantities: One per number. Numbered names in succession, ``force 0`` to ``force 77``, are abbreviated.
-        qualifier: What precedes ranges, such as ``usually``.
+        quantities: One per number. Successive numbered names are abbreviated, such as ``force 0 to 77``.
+        qualifier: Text before ranges, such as ``usually``.
 
     Returns:
         For example ``height (m, from -4 to 4), pitch, thigh (rad, from -4 to 4)``.
@@ -356,7 +353,7 @@ def describe_quantities(quantities: Sequence[Quantity], qualifier: str = "") -> 
 
 
 def _abbreviated(names: list[str]) -> Iterator[str]:
-    """Yield names, with ``force 0``, ``force 1`` and ``force 2`` in succession as ``force 0 to 2``."""
+    """Yield names; three or more successive numbered names are abbreviated, such as ``force 0 to 2``."""
     start = 0
     while start < len(names):
         match, count = _NUMBERED.fullmatch(names[start]), 1
@@ -382,7 +379,7 @@ def describe_box(
     Args:
         space: The Box.
         numbers: The format of the numbers.
-        bounds: Lower and upper ends of the ranges, each ``(dimension,)``: what 0 and 999 represent.
+        bounds: Lower and upper ends of the ranges, each ``(dimension,)``; 0 and 999 represent them.
         known: Names and units; None names dimensions by their position.
         is_action: Whether the numbers are those of an action, which are never normalised.
     """

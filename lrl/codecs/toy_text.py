@@ -69,8 +69,6 @@ def _check_state(observation: SupportsInt, num_states: int) -> None:
         raise ValueError(f"the observation is {observation}; it must be from 0 to {num_states - 1}.")
 
 
-# Codec for FrozenLake: the map, with the agent's cell marked.
-
 Desc = tuple[str, ...]
 """A FrozenLake map: one string per row, made of the letters S, F, H and G."""
 

@@ -1,4 +1,4 @@
-"""The interface of everything that acts: observations in, actions out, nothing to train."""
+"""Interface of everything that acts: it converts observations to actions and need not be trainable."""
 
 from __future__ import annotations
 
@@ -19,52 +19,52 @@ from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
 
 class Actor(nn.Module, ABC):
-    """Decides what to do. Whatever only plays (evaluating, watching, recording a data set) asks for no more.
+    """Abstract base class of everything that decides on actions: baselines, served models and trainable policies.
 
-    An actor is stateless: what it remembers of an episode is passed in and returned. It is a module, with or without
+    An actor is stateless: the history of an episode is passed in and returned. It is a torch module, with or without
     weights, so that all actors are moved to a device in the same way.
     """
 
     codec: TextCodec | None = None
 
     prompt: PromptTemplate | None = None
-    """How an observation becomes a prompt; None where the actor reads no prompts."""
+    """Turns an observation into a prompt; None if the actor reads no prompts."""
 
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=1)
-    """How actions are sampled while training. A response that is not text counts as one token."""
+    """How actions are sampled in training. A response that is not text counts as one token."""
 
     greedy_is_reproducible: bool = False
-    """Whether, at temperature 0, equal observation texts and histories always lead to equal actions."""
+    """Whether actions at temperature 0 depend only on the text of the observation and the history."""
 
     writes_text: bool = False
-    """Whether a response is written freely, so that it may hold no legal action."""
+    """Whether a response is free text, which may contain no legal action."""
 
     asks_chat_model: bool = False
-    """Whether a chat model responds, which may cost money. Its responses to equal prompts are then equal after a greedy
-    first response, further responses included."""
+    """Whether responses come from a chat model, which may cost money. After a greedy first response, further responses
+    to the same prompt are then reproducible as well."""
 
     @property
     @abstractmethod
     def response_format(self) -> str | None:
-        """The format of the responses, which the environment parses; None where actions are native."""
+        """Name of the format of responses, which the environment parses; None if actions are native."""
 
     def connect(self, codec: TextCodec) -> None:
         """Set the codec of the environment. Called once, before :meth:`configure`."""
         self.codec = codec
 
     def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Set the spaces of one environment, where actions are native. Called once, before :meth:`configure`."""
+        """Set the spaces of one environment, if actions are native. Called once, before :meth:`configure`."""
 
     def prepare(self, envs: VectorEnv) -> None:
-        """Make the environments show what acting needs besides the text. Called before their first reset.
+        """Configure the environments for this actor. Called before their first reset.
 
-        By default these are the past turns that fit into the prompt, for rows that are steps of recorded episodes.
+        By default, rows that are steps of recorded episodes show as many past turns as the prompt contains.
         """
         if self.prompt is not None and isinstance(envs, PromptEnv):
             envs.max_past_turns = self.prompt.history
 
     def configure(self) -> None:  # noqa: B027 (most actors have no weights)
-        """Build the networks and load their weights; a second call does nothing."""
+        """Build the networks and load their weights; further calls do nothing."""
 
     @abstractmethod
     def act(
@@ -74,13 +74,13 @@ class Actor(nn.Module, ABC):
         keys: RandomKeys,
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
-        """Decide for some environments, without gradient.
+        """Decide for a batch of environments, without gradient.
 
         Args:
-            observations: one per row.
-            memory: the history of the current episode, one per row.
-            keys: the counters from which random numbers follow.
-            sampling: how to sample; None samples as in training.
+            observations: One per row.
+            memory: The history of the current episode, one per row.
+            keys: Counters that determine the random numbers.
+            sampling: How to sample; None samples as in training.
         """
 
     def act_again(
@@ -105,11 +105,11 @@ class Actor(nn.Module, ABC):
         return self.act(observations, memory, replace(keys, purpose=f"{keys.purpose} {attempt}"), sampling)
 
     def sampling_at(self, temperature: float) -> SamplingConfig:
-        """Return the actor's own sampling at another temperature."""
+        """Return :attr:`sampling` with another temperature."""
         return replace(self.sampling, temperature=temperature)
 
     def action_text(self, action: Any) -> str:
-        """Return the text of an action or response; empty if it is not legal."""
+        """Return the text of the action in a native action or response; empty if it is not legal."""
         assert self.codec is not None, "connect() comes first"
         if self.response_format is None:
             return self.codec.action_to_text(action)
@@ -120,7 +120,7 @@ class Actor(nn.Module, ABC):
             return ""
 
     def prompt_text(self, observation: Any, history: History) -> str:
-        """Return the prompt that a language model would read here; empty where there is none."""
+        """Return the prompt that a language model reads; empty if there is none."""
         return ""
 
     def report(self) -> dict[str, Any]:
@@ -134,14 +134,11 @@ def without_tokens(actions: Sequence[Any], memory: list[History]) -> Decisions:
     return Decisions(actions=actions, inputs={}, response_mask=none.bool(), logprobs=none, memory=memory)
 
 
-# The base class of actors that change what another actor decides.
-
-
 class ActorWrapper(Actor, ABC):
     """Wraps another actor, as :class:`gymnasium.Wrapper` wraps an environment; a subclass defines :meth:`act`.
 
     Args:
-        actor: connected and configured.
+        actor: The wrapped actor, connected and configured.
     """
 
     def __init__(self, actor: Actor) -> None:

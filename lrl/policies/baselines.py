@@ -1,4 +1,4 @@
-"""Actors that learn nothing, as baselines: random, constant, expert."""
+"""Actors without training, as baselines: random, constant and expert, the expert with noise, and a human."""
 
 from __future__ import annotations
 
@@ -22,20 +22,18 @@ from lrl.policies.actor import Actor, ActorWrapper
 from lrl.prompts import get_response_format
 from lrl.types import Decisions, History, PastTurn, RandomKeys, SamplingConfig
 
-# Experts: one that reads the same text as a language model, and one that the environment provides.
-
 _CELL = re.compile(r"row (\d+) column (\d+)")
 
 
 Expert = Callable[[Any], int]
-"""From an observation to the index of the best action."""
+"""Function from an observation to the index of the best action."""
 
 
 def expert_for(codec: TextCodec) -> Expert:
     """Return the expert for environments with this codec.
 
     Raises:
-        ValueError: there is none.
+        ValueError: If there is none.
     """
     if isinstance(codec, FrozenLakeCodec):
         return FrozenLakeExpert(codec.is_slippery)
@@ -46,16 +44,17 @@ def expert_for(codec: TextCodec) -> Expert:
 
 @final
 class EnvironmentExpert:
-    """The expert inside an environment, which sees more than the text; its action comes with the observation.
+    """Returns the action of an expert that is part of the environment and has access to its whole state.
 
-    ``ExpertActor.prepare`` makes the environments add it: see :class:`~lrl.envs.text.AdvisedObservation`.
+    :meth:`ExpertActor.prepare` makes the environments add this action to observations
+    (:class:`~lrl.envs.text.AdvisedObservation`).
     """
 
     def __call__(self, observation: AdvisedObservation) -> int:
         """Return the advised action.
 
         Raises:
-            ValueError: the observation has none.
+            ValueError: If the observation contains none.
         """
         if not isinstance(observation, AdvisedObservation):
             raise ValueError("policy is 'expert', which needs its environment's advice; call prepare(envs) first.")
@@ -64,11 +63,11 @@ class EnvironmentExpert:
 
 @final
 class FrozenLakeExpert:
-    """Solves the map in the observation by value iteration; ties go to the first action.
+    """Solves the map in the observation by value iteration; of equally good actions it takes the first.
 
     Args:
-        is_slippery: whether moves can slip to the sides.
-        gamma: discount per step.
+        is_slippery: Whether moves can slip to the sides.
+        gamma: Discount factor per step.
     """
 
     def __init__(self, is_slippery: bool = True, gamma: float = 0.99) -> None:
@@ -85,12 +84,12 @@ class FrozenLakeExpert:
 
 
 def read_drawing(observation: str) -> tuple[int, Desc]:
-    """Return state and map of a FrozenLake observation; the inverse of :func:`lrl.codecs.toy_text.render_map`.
+    """Return state and map of a FrozenLake observation. This is the inverse of :func:`lrl.codecs.toy_text.render_map`.
 
-    The cell under the agent is not shown: it is the start, if no other cell is, else ice.
+    The observation does not show the cell under the agent. It is the start if the map shows no start, else ice.
 
     Raises:
-        ValueError: the observation shows no map.
+        ValueError: If the observation contains no map.
     """
     match = _CELL.search(observation)
     if match is None:
@@ -102,7 +101,9 @@ def read_drawing(observation: str) -> tuple[int, Desc]:
 
 
 class FixedActor(Actor):
-    """Chooses the text of an action and writes it in a response format; its log-probabilities have one token per turn.
+    """Abstract base class of actors that choose the text of an action and write it in a response format.
+
+    A turn counts as one token.
 
     Args:
         response_format: ``direct``, ``think_answer`` or ``final_answer``.
@@ -119,11 +120,11 @@ class FixedActor(Actor):
     @property
     @abstractmethod
     def probability(self) -> float:
-        """Probability of a chosen action; nan where there are infinitely many."""
+        """Probability of a chosen action; nan if there are infinitely many."""
 
     @property
     def response_format(self) -> str:
-        """The response format, by name."""
+        """Name of the response format."""
         return self._format_name
 
     @property
@@ -139,7 +140,7 @@ class FixedActor(Actor):
         keys: RandomKeys,
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
-        """Respond with the chosen actions. ``sampling`` changes nothing, and nothing is remembered."""
+        """Respond with the chosen actions; ``sampling`` has no effect, and the history is returned unchanged."""
         actions = [self._format.render(text) for text in self.choose(observations, keys)]
         shape = (len(actions), 1)
         return Decisions(
@@ -153,13 +154,13 @@ class FixedActor(Actor):
 
 @final
 class RandomActor(FixedActor):
-    """Takes every action with the same probability, always in a valid format."""
+    """Takes every action with equal probability, always in a valid format."""
 
     def connect(self, codec: TextCodec) -> None:
         """Set the codec.
 
         Raises:
-            ValueError: the actions cannot be sampled.
+            ValueError: If actions cannot be sampled.
         """
         super().connect(codec)
         codec.random_action_text(0.0)
@@ -170,7 +171,7 @@ class RandomActor(FixedActor):
 
     @property
     def probability(self) -> float:
-        """One over the number of actions; nan where there are infinitely many."""
+        """One over the number of actions; nan if there are infinitely many."""
         texts = self.text.action_texts
         return math.nan if texts is None else 1 / len(texts)
 
@@ -180,7 +181,7 @@ class ConstantActor(FixedActor):
     """Takes the same action in every state.
 
     Args:
-        action: its text; None takes the first action, or zero where actions are numbers.
+        action: Text of the action; None selects the first action, or zero if actions are numbers.
         response_format: ``direct``, ``think_answer`` or ``final_answer``.
     """
 
@@ -194,7 +195,7 @@ class ConstantActor(FixedActor):
         """Repeat the action for each row.
 
         Raises:
-            ValueError: the environment has no such action.
+            ValueError: If the environment has no such action.
         """
         return [self._constant()] * len(observations)
 
@@ -208,17 +209,17 @@ class ConstantActor(FixedActor):
 
     @property
     def probability(self) -> float:
-        """Probability of the action, which is certain: 1."""
+        """Probability of the action: 1."""
         return 1.0
 
 
 @final
 class ExpertActor(FixedActor):
-    """Takes the best action, by an expert that reads the observation.
+    """Takes the best action according to an expert.
 
     Args:
-        expert: from an observation to the best action; None takes the expert that this package has for the
-            environment's codec.
+        expert: Function from an observation to the index of the best action; None selects the expert that
+            :func:`expert_for` returns for the environment's codec.
         response_format: ``direct``, ``think_answer`` or ``final_answer``.
     """
 
@@ -228,15 +229,16 @@ class ExpertActor(FixedActor):
         self.greedy_is_reproducible = not isinstance(expert, EnvironmentExpert)
 
     def connect(self, codec: TextCodec) -> None:
-        """Set the codec, and look up the expert for it.
+        """Set the codec, and look up its expert if none is given.
 
         Raises:
-            ValueError: no expert is given and none is known.
+            ValueError: If no expert is known.
         """
         super().connect(codec)
         if self.expert is None:
             self.expert = expert_for(codec)
-        self.greedy_is_reproducible = not isinstance(self.expert, EnvironmentExpert)  # which sees more than the text
+        # An expert inside the environment has access to more than the text.
+        self.greedy_is_reproducible = not isinstance(self.expert, EnvironmentExpert)
 
     def prepare(self, envs: VectorEnv) -> None:
         """Make the environments add their expert's action to observations, if that expert is used."""
@@ -251,28 +253,25 @@ class ExpertActor(FixedActor):
 
     @property
     def probability(self) -> float:
-        """Probability of the action, which is certain: 1."""
+        """Probability of the action: 1."""
         return 1.0
-
-
-# An actor that now and then takes a random action, so that demonstrations show how to recover from a mistake.
-#
-# The noise is in the demonstrator's trajectory, not in the actions to be learned from it: DART (arXiv:1703.09327).
 
 
 @final
 class NoisyActor(ActorWrapper):
-    """Another actor, a share of whose actions is replaced by random legal ones.
+    """Replaces a share of another actor's actions by random legal actions.
 
-    Which were replaced, and what the actor had chosen, is in :attr:`~lrl.types.Decisions.replaced`. Of native actions
-    the choice is kept only where the codec names each of them, since other texts depend on how numbers are written.
+    Demonstrations recorded with it show how to recover from mistakes: as in DART (arXiv:1703.09327), the noise changes
+    the trajectory, while the actor's own actions are learned. :attr:`~lrl.types.Decisions.replaced` holds the replaced
+    actions. The text of a native action is kept only if each action has a name, because the text of numbers depends on
+    the number format.
 
     Args:
-        actor: connected and configured; it responds in text or acts natively.
-        random_share: probability of a random action in each turn.
+        actor: The wrapped actor, connected and configured; it responds in text or acts natively.
+        random_share: Probability of a random action in each turn.
 
     Raises:
-        ValueError: the share is no probability below 1.
+        ValueError: If the share is not in [0, 1).
     """
 
     def __init__(self, actor: Actor, random_share: float) -> None:
@@ -288,7 +287,7 @@ class NoisyActor(ActorWrapper):
         keys: RandomKeys,
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
-        """Let the other actor decide, then replace some of its actions."""
+        """Let the wrapped actor decide, then replace some of its actions."""
         assert self.codec is not None
         decisions = self.actor.act(observations, memory, keys, sampling)
         actions, memory = list(decisions.actions), list(decisions.memory)
@@ -306,7 +305,7 @@ class NoisyActor(ActorWrapper):
         return replace(decisions, actions=actions, memory=memory, replaced=replaced)
 
     def _action_text(self, action: Any) -> str | None:
-        """Return an action, native or that of a response, in the codec's own words.
+        """Return the text of a native action, or of the action in a response.
 
         Returns None for a response without a legal action, and for a native action without a name.
         """
@@ -322,21 +321,18 @@ class NoisyActor(ActorWrapper):
 
 
 def _with_response(history: History, response: str) -> History:
-    """Return a history whose last turn has another response."""
+    """Return a history in which the response of the last turn is replaced."""
     return (*history[:-1], PastTurn(history[-1].observation, response)) if history else history
 
 
-# The actor of ``lrl watch --human``.
-
-
 class HumanActor(FixedActor):
-    """An actor that asks the user at the keyboard for every action."""
+    """Asks the user at the keyboard for every action (``lrl watch --human``)."""
 
     def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[str]:
         """Print the observation and read the action.
 
         Raises:
-            EOFError: the line is empty.
+            EOFError: If the line is empty.
         """
         print(f"\n{observations[0]}")
         response = input("> ").strip()
@@ -346,5 +342,5 @@ class HumanActor(FixedActor):
 
     @property
     def probability(self) -> float:
-        """Probability of each action; a human's is unknown and counts as 1."""
+        """Probability of an action, which is unknown for a human and counts as 1."""
         return 1.0

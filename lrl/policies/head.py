@@ -1,4 +1,4 @@
-"""The policy that reads its observation as text and acts natively, through a head on the language model's states."""
+"""Policy that reads observations as text and acts natively through a head on a language model's hidden states."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from lrl.ranges import LeftOpenUnitInterval, PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, RandomKeys, SamplingConfig, TurnBatch
 
-# One state per text: pooled over its tokens, and kept where the model is frozen and texts come back.
-
 _MIB = 2**20
 
 
@@ -33,9 +31,9 @@ def pool(states: Tensor, mask: Tensor, pooling: Literal["last", "mean"]) -> Tens
     """Reduce states ``(turn, column, hidden)`` with their mask ``(turn, column)`` to ``(turn, hidden)``.
 
     Args:
-        states: of right-padded texts.
-        mask: true at their tokens.
-        pooling: the ``last`` token's state, or the ``mean`` of all tokens' states.
+        states: Hidden states of right-padded texts.
+        mask: True for the tokens of the texts.
+        pooling: ``last`` selects the state of the last token, ``mean`` the mean over all tokens.
     """
     lengths = mask.sum(1)
     if pooling == "mean":
@@ -45,13 +43,13 @@ def pool(states: Tensor, mask: Tensor, pooling: Literal["last", "mean"]) -> Tens
 
 @final
 class KeptStates:
-    """Computes and keeps one vector per text.
+    """Computes one state per text with a frozen language model, and caches it.
 
-    As in :mod:`lrl.lm.frozen_states` texts are computed in batches of a fixed shape, so that no bit of a gradient
-    depends on whether their states were kept, dropped or computed again after a resume.
+    As in :mod:`lrl.lm.frozen_states`, texts are computed in batches of fixed shapes, so that gradients are
+    bit-identical whether states were cached, dropped or computed again after a resume.
 
     Args:
-        max_mib: the least recently used states are dropped beyond this, in MiB; None keeps none and computes batches.
+        max_mib: Size of the cache in MiB, beyond which the least recently used states are dropped; None caches nothing.
     """
 
     def __init__(self, max_mib: int | None) -> None:
@@ -63,8 +61,8 @@ class KeptStates:
         """Return the states ``(row, hidden)`` of texts; called inside :func:`~lrl.lm.forward.without_gradient`.
 
         Args:
-            model: frozen; if its weights have been replaced, nothing that was kept is used.
-            compute: from texts to states.
+            model: The frozen model; if its weights have changed, the cache is emptied.
+            compute: Computes states from texts.
             texts: ``text_ids``, int64, and ``text_mask``, bool, each ``(row, column)``, right-padded.
         """
         if self._kept is None:
@@ -104,6 +102,8 @@ def _full(ids: Tensor) -> Inputs:
 
 _STATE_CLIP = 5.0
 """Largest absolute value of a whitened state."""
+_OUTPUT_GAIN = 0.1
+"""Gain of the orthogonal initial weights of the last layer."""
 
 
 @register
@@ -111,24 +111,28 @@ _STATE_CLIP = 5.0
 class HeadPolicy(Policy):
     """A small network on the last hidden states of a language model: one token per turn.
 
-    A softmax over a Discrete action space; for a Box a Gaussian whose standard deviation does not depend on the state.
-    The language model reads the codec's text alone: no system text, no history, no chat template. The critic is a
-    network of its own on the observation's numbers, as it is in an :class:`~lrl.policies.mlp.MLPPolicy`.
+    The distribution is a softmax over a Discrete action space. For a Box it is a Gaussian whose standard deviation does
+    not depend on the state. The language model reads only the text of the observation, without system message, history
+    and chat template. The critic is a separate network on the numbers of the observation, as in an
+    :class:`~lrl.policies.mlp.MLPPolicy`.
 
     Args:
-        language_model: which causal LM; ``random_init`` initialises its weights.
-        hidden_sizes: of the head.
-        activation: of head and critic: ``relu``, ``tanh``, ``gelu`` or ``silu``.
-        output_gain: the last layer's weights are orthogonal times this.
-        pooling: the head reads the ``last`` token's state, or the ``mean`` of all tokens' states.
-        whiten_states: whitens what the head reads by running statistics; the least standard deviation, as a share of
-            the largest, that is stretched in full. Null leaves states as they are.
-        max_text_tokens: a longer observation is an error: to leave out numbers would be worse.
-        freeze_trunk: train the head alone, on states that are computed once: in the rollout, or, of demonstrations, in
-            the first pass.
-        critic: the value network; null has none.
-        initial_log_std: of the Gaussian.
-        init_seed: of head and critic; null takes the run's seed.
+        language_model: Specifies the causal LM; ``random_init`` initialises its weights at random.
+        hidden_sizes: Sizes of the hidden layers of the head.
+        activation: Activation of head and critic: ``relu``, ``tanh``, ``gelu`` or ``silu``.
+        pooling: Whether the head reads the hidden state of the ``last`` token, or the ``mean`` over all tokens.
+        whiten_states: Whitens the states by running statistics. Principal components with at least this share of the
+            largest standard deviation are scaled to unit variance. Null does not whiten states.
+        max_text_tokens: Maximum number of tokens of an observation; a longer one is an error, because truncation would
+            drop numbers.
+        freeze_trunk: Whether to train only the head. States are then computed once: in the rollout, or for
+            demonstrations in the first pass.
+        critic: Configures the value network; null creates none.
+        initial_log_std: Initial logarithm of the standard deviation of the Gaussian.
+        init_seed: Seed of the initial weights of head and critic; null selects the run's seed.
+
+    Raises:
+        ValueError: If a setting is out of range, or if ``freeze_trunk`` is combined with LoRA.
     """
 
     trunk: LanguageModelTrunk
@@ -139,7 +143,6 @@ class HeadPolicy(Policy):
         language_model: LanguageModelConfig,
         hidden_sizes: Sequence[int] = (64, 64),
         activation: str = "tanh",
-        output_gain: float = 0.1,
         pooling: Literal["last", "mean"] = "last",
         whiten_states: LeftOpenUnitInterval | None = None,
         max_text_tokens: PositiveInt = 128,
@@ -157,7 +160,7 @@ class HeadPolicy(Policy):
         mlp((1, 1), activation)
         self.trunk = LanguageModelTrunk(language_model)
         self.language_model = self.trunk.language_model
-        self.hidden_sizes, self.activation, self.output_gain = tuple(hidden_sizes), activation, output_gain
+        self.hidden_sizes, self.activation = tuple(hidden_sizes), activation
         self.pooling: Literal["last", "mean"] = pooling
         self.max_text_tokens, self.freeze_trunk, self.whiten_states = max_text_tokens, freeze_trunk, whiten_states
         self.critic_config, self.has_critic = critic, critic is not None
@@ -173,11 +176,11 @@ class HeadPolicy(Policy):
         return None
 
     def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Set the spaces, which give the head its outputs and the critic its inputs.
+        """Set the spaces, which determine the outputs of the head and the inputs of the critic.
 
         Raises:
-            ValueError: the actions are neither Discrete nor a Box, the codec needs more than the observation, or there
-                is a critic and the observations are not numeric.
+            ValueError: If the action space is neither Discrete nor a Box, if the codec needs more than the observation,
+                or if there is a critic and observations are not numeric.
         """
         check_spaces("HeadPolicy", observation_space, action_space, numbers=False)
         if self.codec is not None and self.codec.needs_context:
@@ -193,7 +196,7 @@ class HeadPolicy(Policy):
         self._spaces = observation_space, action_space
 
     def configure(self) -> None:
-        """Load the language model; initialise head and critic."""
+        """Load the language model, and initialise head and critic; further calls do nothing."""
         if self.layers is not None:
             return
         assert self._spaces is not None, "connect_spaces() comes first"
@@ -203,7 +206,7 @@ class HeadPolicy(Policy):
         size = 0 if config is None else vector_size(self._spaces[0])
         self.head = ActionHead(self._spaces[1], self.initial_log_std)
         with seeded_init(self.init_seed):
-            self.layers = mlp((width, *self.hidden_sizes, self.head.size), self.activation, self.output_gain)
+            self.layers = mlp((width, *self.hidden_sizes, self.head.size), self.activation, _OUTPUT_GAIN)
             self.critic = None if config is None else mlp((size, *config.hidden_sizes, 1), self.activation)
         self.norm = nn.Identity()
         if config is not None and config.normalise_observations:
@@ -212,7 +215,7 @@ class HeadPolicy(Policy):
         self.whitening = nn.Identity() if floor is None else RunningWhitening(width, _STATE_CLIP, floor)
 
     def _freeze(self) -> None:
-        """Freeze the trunk if it is not to be trained, and the language modelling head, which is not used."""
+        """Freeze the trunk if ``freeze_trunk`` is set, and the language modelling head, which is not used."""
         if self.freeze_trunk:
             self.language_model.requires_grad_(False)
         words, head = (getattr(self.language_model.model, f"get_{end}_embeddings")() for end in ("input", "output"))
@@ -220,7 +223,7 @@ class HeadPolicy(Policy):
             head.requires_grad_(False)
 
     def build_reference(self, warm_started: bool) -> None:
-        """Keep the current weights: of a trainable trunk as every language model does, of the head by a copy."""
+        """Keep the current weights as the reference: of a trainable trunk like any policy, of the head as a copy."""
         if not self.freeze_trunk:
             super().build_reference(warm_started)
         parts = self.whitening, self.layers, self.head
@@ -230,7 +233,7 @@ class HeadPolicy(Policy):
         """Return the token ids of one native observation.
 
         Raises:
-            ValueError: there are more than ``max_text_tokens``, or none.
+            ValueError: If there are more than ``max_text_tokens``, or none.
         """
         assert self.codec is not None
         text = observation if isinstance(observation, str) else self.codec.observation_to_text(observation)
@@ -250,9 +253,9 @@ class HeadPolicy(Policy):
         """Compute logits or means ``(turn, action)``.
 
         Args:
-            inputs: ``text_ids`` and ``text_mask`` ``(turn, column)``, right-padded; of a frozen trunk ``states``
-                ``(turn, hidden)``.
-            reference: whether under the policy at the start of this run; then without gradient.
+            inputs: ``text_ids`` and ``text_mask``, each ``(turn, column)``, right-padded; for a frozen trunk
+                ``states``, ``(turn, hidden)``.
+            reference: Whether to compute them under the policy at the start of this run, without gradient.
         """
         if reference:
             with without_gradient(self):
@@ -271,7 +274,7 @@ class HeadPolicy(Policy):
         return at_least_float32(states)
 
     def _check_precision(self, states: Tensor) -> None:
-        """Raise if states ``(turn, hidden)`` of a trained trunk are whitened in 16 bits: that amplifies rounding."""
+        """Raise if states ``(turn, hidden)`` of a trained trunk are whitened in 16 bits, which amplifies rounding."""
         halved = torch.is_autocast_enabled(states.device.type) or states.dtype in (torch.bfloat16, torch.float16)
         if self.whiten_states is not None and not self.freeze_trunk and halved:
             raise ValueError(
@@ -292,7 +295,7 @@ class HeadPolicy(Policy):
         keys: RandomKeys,
         sampling: SamplingConfig | None = None,
     ) -> Decisions:
-        """Sample one action per row; at temperature 0 take the most probable one, or the mean. Makes no values."""
+        """Sample one action per row, without values; at temperature 0 take the most probable action, or the mean."""
         sampling = self.sampling if sampling is None else sampling
         text = self._text(observations)
         with without_gradient(self):
@@ -324,11 +327,11 @@ class HeadPolicy(Policy):
         return inputs | {"observation": self._vectors(observations)} if self.has_critic else inputs
 
     def statistics_input(self, inputs: Inputs, name: str) -> Tensor:
-        """Return an input ``(turn, size)`` of running statistics; states are computed where there are texts only."""
+        """Return an input ``(turn, size)`` of running statistics; states are computed if only texts are given."""
         return self._with_states(inputs, name == "states")[name]
 
     def _with_states(self, inputs: Inputs, needed: bool) -> Inputs:
-        """Add the states of demonstrated texts where they are needed; sampled turns come with theirs."""
+        """Return the inputs with states if they are needed; those of sampled turns are known from the rollout."""
         if not needed or "states" in inputs:
             return inputs
         with without_gradient(self):
@@ -350,7 +353,7 @@ class HeadPolicy(Policy):
             return at_least_float32(self.critic(self.norm(observed)))
 
     def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
-        """Estimate the values of states in which no decision was made yet, ``(row,)``, no gradient."""
+        """Estimate the values ``(row,)`` of states in which no decision was made yet, without gradient."""
         if not self.has_critic:
             return super().state_values(observations, memory)
         with torch.no_grad():
@@ -361,7 +364,7 @@ class HeadPolicy(Policy):
         return [] if self.critic is None else list(self.critic.parameters())
 
     def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
-        """Return values as a function of the value network's weights, which needs no pass of the language model."""
+        """Return values as a function of the value network's weights, without a pass of the language model."""
         assert self.critic is not None
         return value_view(self.critic, self.norm(batch.inputs["observation"]))
 
@@ -377,7 +380,7 @@ class HeadPolicy(Policy):
         )
 
     def passes(self, batch: TurnBatch, gradient: bool = False) -> list[Tensor]:
-        """Divide turns among passes of the language model; states that were kept need none."""
+        """Divide turns among passes of the language model; with a frozen trunk all turns are in one pass."""
         if self.freeze_trunk or "text_ids" not in batch.inputs:
             return super().passes(batch, gradient)
         texts = {"prompt_ids": batch.inputs["text_ids"], "prompt_mask": batch.inputs["text_mask"]}
@@ -385,7 +388,7 @@ class HeadPolicy(Policy):
         return self.language_model.passes(texts, sizes, gradient=gradient, logits=False, computed_once="nothing")
 
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        """Compute the log-probabilities ``(turn, 1)`` under the policy at the start of this run."""
+        """Compute log-probabilities ``(turn, 1)`` under the policy at the start of this run."""
         return self.in_passes(batch, self._reference_logprobs)
 
     def _reference_logprobs(self, batch: TurnBatch) -> Tensor:

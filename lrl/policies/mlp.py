@@ -1,4 +1,4 @@
-"""The policy that is a small network on native observations, to compare language models with."""
+"""Policy that is a small network on native observations, as a baseline for language models."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, Random
 class MLPPolicy(Policy):
     """A multilayer perceptron on native observations: one token per turn.
 
-    A softmax over a Discrete action space; for a Box a Gaussian whose standard deviation does not depend on the state,
-    its samples clipped to the space before the environment sees them.
+    The distribution is a softmax over a Discrete action space. For a Box it is a Gaussian whose standard deviation does
+    not depend on the state; samples are clipped to the space before they are passed to the environment.
 
     Args:
-        hidden_sizes: of actor and critic.
+        hidden_sizes: Sizes of the hidden layers of actor and critic.
         activation: ``relu``, ``tanh``, ``gelu`` or ``silu``.
-        normalise_observations: whether to normalise by running mean and standard deviation, which change between
-            collections only; a clone takes them from its demonstrations.
-        observation_clip: largest absolute value of a normalised observation.
-        shared_value_network: whether the critic is one more output of the actor.
-        initial_log_std: of the Gaussian.
-        critic: whether there is a value function.
-        init_seed: of the weights; null takes the run's seed.
+        normalise_observations: Whether to normalise observations by their running mean and standard deviation, which
+            change only between collections. In behaviour cloning they are those of the demonstrations.
+        observation_clip: Largest absolute value of a normalised observation.
+        shared_value_network: Whether the value is an additional output of the actor's network.
+        initial_log_std: Initial logarithm of the standard deviation of the Gaussian.
+        critic: Whether the policy has a value function.
+        init_seed: Seed of the initial weights; null selects the run's seed.
+
+    Raises:
+        ValueError: If a setting is out of range.
     """
 
     demonstration_losses = ("completion",)
@@ -70,17 +73,17 @@ class MLPPolicy(Policy):
         return None
 
     def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Set the spaces, which give the network its inputs and outputs.
+        """Set the spaces, which determine the numbers of inputs and outputs.
 
         Raises:
-            ValueError: the observations are not numeric, or the actions neither Discrete nor a Box.
+            ValueError: If observations are not numeric, or if the action space is neither Discrete nor a Box.
         """
         check_spaces("MLPPolicy", observation_space, action_space, numbers=True)
         self._size = vector_size(observation_space)
         self._spaces = observation_space, action_space
 
     def configure(self) -> None:
-        """Initialise the weights; a second call does nothing."""
+        """Initialise the weights; further calls do nothing."""
         if self.actor is not None:
             return
         assert self._spaces is not None, "connect_spaces() comes first"
@@ -102,8 +105,8 @@ class MLPPolicy(Policy):
         """Compute logits or means ``(row, action)`` and values ``(row, 1)``.
 
         Args:
-            observations: ``(row, size)``.
-            valued: whether to compute the values if they take a network of their own.
+            observations: Observations as vectors, ``(row, size)``.
+            valued: Whether to compute the values of a separate value network.
         """
         assert self.actor is not None, "configure() comes first"
         with torch.autocast(
@@ -125,7 +128,7 @@ class MLPPolicy(Policy):
     ) -> Decisions:
         """Sample one action per row; at temperature 0 take the most probable one, or the mean.
 
-        A separate value network is left for later: all turns of a collection at once take it a tenth of the time.
+        Values of a separate network are computed after the collection for all turns at once, in a tenth of the time.
         """
         sampling = self.sampling if sampling is None else sampling
         seen = self._tensor(observations)
@@ -153,11 +156,11 @@ class MLPPolicy(Policy):
         return vectors(self._spaces[0], observations, weights)
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """Return the weights of a separate value network; none where it shares the actor's."""
+        """Return the weights of a separate value network; empty if it shares the actor's network."""
         return [] if self.critic is None else list(self.critic.parameters())
 
     def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
-        """Estimate the values of states in which no decision was made yet, ``(row,)``, no gradient."""
+        """Estimate the values ``(row,)`` of states in which no decision was made yet, without gradient."""
         with torch.no_grad():
             _, values = self(self._tensor(observations))
         assert values is not None
@@ -171,12 +174,12 @@ class MLPPolicy(Policy):
         return Evaluation(logprobs=logprobs, entropy=distribution.entropy(), values=values, distribution=distribution)
 
     def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
-        """Return values as a function of a separate value network's weights, which needs no pass of the actor."""
+        """Return values as a function of the weights of a separate value network, without a pass of the actor."""
         if self.critic is None:
             return super().critic_view(batch)
         return value_view(self.critic, self.norm(batch.inputs["observation"]))
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        """Compute the log-probabilities ``(turn, 1)`` under the policy at the start of this run."""
+        """Compute log-probabilities ``(turn, 1)`` under the policy at the start of this run."""
         return self._reference[0].evaluate(batch).logprobs

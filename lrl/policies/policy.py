@@ -1,4 +1,4 @@
-"""The interface that every algorithm is written against."""
+"""Policies that can be trained: the interface that every algorithm uses, and what language-model policies share."""
 
 from __future__ import annotations
 
@@ -20,20 +20,18 @@ from lrl.policies.actor import Actor
 from lrl.prompts import PromptTemplate, get_response_format
 from lrl.types import Evaluation, History, Inputs, NativeTurn, TurnBatch
 
-# The component that policies with a language model share: prompts and the critic.
-
 
 @final
 class LanguageModelTrunk:
-    """A language model with its prompts and the value head on its hidden states.
+    """A language model, the encoding of its prompts, and a value head on its hidden states.
 
-    Not a module: the policy registers :attr:`language_model` and :attr:`value_head` under these names, which are the
-    names of the weights in checkpoints.
+    It is not a torch module: the policy registers :attr:`language_model` and :attr:`value_head` itself, and these names
+    begin the names of the weights in checkpoints.
 
     Args:
-        config: which causal LM.
-        max_prompt_tokens: a longer prompt loses its oldest history first.
-        value_head: a critic on the hidden states; None has none.
+        config: Specifies the causal LM.
+        max_prompt_tokens: Maximum number of tokens of a prompt; a longer prompt loses its oldest turns of history.
+        value_head: Configures a critic on the hidden states; None creates none.
     """
 
     def __init__(
@@ -42,11 +40,9 @@ class LanguageModelTrunk:
         self.language_model = LanguageModel(config)
         self.max_prompt_tokens, self.value_head_config = max_prompt_tokens, value_head
         self.value_head: ValueHead | None = None
-        self.dropped_turns = 0
-        """Turns of history that prompts have lost so far for being too long."""
 
     def configure(self) -> None:
-        """Load the language model and initialise the value head; a second call does nothing."""
+        """Load the language model and initialise the value head; further calls do nothing."""
         self.language_model.configure()
         if self.value_head_config is not None and self.value_head is None:
             self.value_head = ValueHead(self.value_head_config, self.language_model.hidden_size)
@@ -54,27 +50,23 @@ class LanguageModelTrunk:
                 self.language_model.add_critic_adapter()
 
     def encode(self, prompt: PromptTemplate, codec: TextCodec, observation: str, history: History) -> list[int]:
-        """Return the token ids of the prompt for one observation, and count the turns of history that it lost.
+        """Return the token ids of the prompt for one observation.
 
         Raises:
-            ValueError: it is too long even without any history.
+            ValueError: If the prompt is too long even without history.
         """
-        ids, dropped = self.language_model.tokenizer.encode_prompt(
-            prompt, codec, observation, history, self.max_prompt_tokens
-        )
-        self.dropped_turns += dropped
-        return ids
+        tokenizer = self.language_model.tokenizer
+        return tokenizer.encode_prompt(prompt, codec, observation, history, self.max_prompt_tokens)[0]
 
     def encode_all(
         self, prompt: PromptTemplate, codec: TextCodec, turns: Sequence[tuple[str, History]]
     ) -> list[list[int]]:
-        """Return what :meth:`encode` returns for many observations with their history, encoded together.
+        """Return the token ids of the prompts for many observations with their histories, encoded together.
 
         Raises:
-            ValueError: one is too long even without any history.
+            ValueError: If a prompt is too long even without history.
         """
         encoded = self.language_model.tokenizer.encode_prompts(prompt, codec, turns, self.max_prompt_tokens)
-        self.dropped_turns += sum(dropped for _, dropped in encoded)
         return [ids for ids, _ in encoded]
 
     def critic_parameters(self) -> list[nn.Parameter]:
@@ -84,21 +76,21 @@ class LanguageModelTrunk:
 
     @property
     def has_fixed_states(self) -> bool:
-        """Return whether training the value head alone leaves the hidden states that it reads unchanged."""
+        """True if the hidden states do not change while only the value head is trained."""
         return self.value_head is not None and not self.language_model.has_critic_adapter
 
     def values(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Compute the values ``(row,)`` at the last token of each prompt, without dropout.
 
         Args:
-            prompts: token ids, one sequence per row.
+            prompts: Token ids, one sequence per row.
         """
         assert self.value_head is not None
         model = self.language_model
         inputs = pad_prompts(prompts, model.device)
         inputs["response_ids"] = inputs["prompt_ids"].new_zeros(len(prompts), 1)
         mask = torch.ones(len(prompts), 1, dtype=torch.bool, device=model.device)
-        after = mask & (model.lower is None)  # a token after the prompt changes nothing
+        after = mask & (model.lower is None)  # with frozen lower layers, the row needs no token after the prompt
         passes, parts = model.passes(inputs, after.sum(1), logits=False), list[Tensor]()
         with without_gradient(model):
             for turns in passes:
@@ -110,29 +102,29 @@ class LanguageModelTrunk:
 
 
 class Policy(Actor):
-    """An actor that can be trained: it evaluates its decisions, with gradient, and has a reference and maybe a critic.
+    """An actor that can be trained: it evaluates decisions with gradient and keeps a reference; it may have a critic.
 
-    A policy with a language model puts it into :attr:`trunk`, and the methods here use it.
+    A policy with a language model stores it in :attr:`trunk`, which the methods of this class use.
     """
 
     trunk: LanguageModelTrunk | None = None
-    """The language model and what belongs to it; None for a small network."""
+    """The language model with its prompts and value head; None for a small network."""
 
     has_critic: bool = False
     """Whether the policy has a value function."""
 
     demonstration_losses: Sequence[Literal["completion", "all"]] = ()
-    """The values of ``data.loss_on`` under which demonstrations can train the policy; none where they cannot."""
+    """The values of ``data.loss_on`` with which demonstrations can train the policy; empty if they cannot train it."""
 
     needs_distribution: bool = False
-    """Whether :meth:`evaluate` must return the distribution of each token, which takes memory for the whole vocabulary;
-    set by algorithms that read it."""
+    """Whether :meth:`evaluate` must return the distribution of each token, which needs memory for the whole vocabulary.
+    Algorithms that use the distribution set it."""
 
     _reference: Sequence[nn.Module] = ()
-    """Copies of small networks at the start of the run, which are no submodules: checkpoints do not hold them."""
+    """Copies of small networks at the start of the run. They are not submodules, so checkpoints do not hold them."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move and convert the copied reference as the policy: at equal weights both must round alike."""
+        """Move and convert the reference with the policy: both must give equal results at equal weights."""
         for part in self._reference:
             part._apply(fn, recurse)
         return super()._apply(fn, recurse)
@@ -142,28 +134,25 @@ class Policy(Actor):
         """Compute log-probabilities and entropy of the turns of a batch, with gradient, each ``(turn, token)``.
 
         Args:
-            batch: turns that were taken, or demonstrated.
-            dropout_seed: seeds the dropout; None switches it off, as RL needs: its first ratio is 1.
+            batch: Sampled or demonstrated turns.
+            dropout_seed: Seed of dropout. None switches dropout off, as RL needs for a first ratio of 1.
         """
 
     def passes(self, batch: TurnBatch, gradient: bool = False) -> list[Tensor]:
-        """Divide the turns of a batch among passes whose memory does not grow with the number of turns.
+        """Divide the turns of a batch among forward passes whose memory does not grow with the number of turns.
 
         Args:
-            batch: turns that were taken.
-            gradient: whether a backward pass follows each.
+            batch: Sampled turns.
+            gradient: Whether a backward pass follows each forward pass.
 
         Returns:
-            Indices of turns, one int64 ``(turn,)`` for each pass, which together name every turn once. One pass keeps
-            their order. A small network takes all turns at once.
+            One int64 tensor ``(turn,)`` of indices per pass; every turn occurs once. If there is one pass, it keeps the
+            order of the turns. By default all turns are in one pass, as for a small network.
         """
         return [torch.arange(len(batch), device=batch.response_mask.device)]
 
     def in_passes(self, batch: TurnBatch, compute: Callable[[TurnBatch], Tensor]) -> Tensor:
-        """Return what ``compute`` returns for a batch, ``(turn, ...)``, calling it once for each of :meth:`passes`.
-
-        Neither gradients nor dropout are on meanwhile.
-        """
+        """Return ``compute(batch)``, ``(turn, ...)``, computed in :meth:`passes` without gradient and dropout."""
         passes = self.passes(batch)
         with without_gradient(self):
             if len(passes) == 1:
@@ -175,39 +164,41 @@ class Policy(Actor):
         """Raise if gradients cannot train the policy.
 
         Raises:
-            ValueError: they cannot.
+            ValueError: If the policy is not differentiable.
         """
 
     # -- the critic ----------------------------------------------------------------------------------------------
 
     @property
     def has_critic_adapter(self) -> bool:
-        """Return whether the critic reads the language model through an adapter of its own."""
+        """True if the critic reads the language model through a separate adapter."""
         return self.trunk is not None and self.trunk.language_model.has_critic_adapter
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """Return the weights that belong to the critic alone."""
+        """Return the weights that only the critic uses."""
         return [] if self.trunk is None else self.trunk.critic_parameters()
 
     def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
-        """Estimate the values of states in which no decision was made yet, ``(row,)``, no gradient.
+        """Estimate the values ``(row,)`` of states in which no decision was made yet, without gradient.
 
         Args:
-            observations: one per row.
-            memory: one history per row.
+            observations: One per row.
+            memory: The history of the episode, one per row.
 
         Raises:
-            ValueError: the policy has no critic.
+            ValueError: If the policy has no critic.
         """
         if self.trunk is None or self.trunk.value_head is None:
             raise ValueError(f"model.policy is a {type(self).__name__} without critic; it must have one.")
         return self.trunk.values([self.encode(*row) for row in zip(observations, memory, strict=True)])
 
     def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
-        """Return values as a function of the critic's own weights; what these rest on is computed once.
+        """Return a function that computes values of a batch while only the critic's weights are trained.
+
+        The inputs of these weights are computed once, if they do not change.
 
         Args:
-            batch: turns that were taken.
+            batch: Sampled turns.
 
         Returns:
             A function from indices of turns ``(turn,)`` to values ``(turn, token)``, with gradient.
@@ -228,18 +219,18 @@ class Policy(Actor):
         Called after :meth:`configure` and ``init_from``, and before a checkpoint is restored.
 
         Args:
-            warm_started: whether the weights came from another run (``init_from``), not from the base alone.
+            warm_started: Whether the run started from the weights of another run (``init_from``).
         """
         assert self.trunk is not None
         self.trunk.language_model.build_reference(warm_started)
 
     @abstractmethod
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        """Compute the log-probabilities ``(turn, token)`` under the policy at the start of this run, no gradient."""
+        """Compute log-probabilities ``(turn, token)`` under the policy at the start of this run, without gradient."""
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the base weights that checkpoints rest on; empty where there is no base."""
+        """Hash of the base weights, which checkpoints do not hold; empty if there is no base model."""
         return "" if self.trunk is None else self.trunk.language_model.fingerprint
 
     # -- running statistics --------------------------------------------------------------------------------------
@@ -251,29 +242,31 @@ class Policy(Actor):
         reduce: Callable[[Tensor], Tensor] | None = None,
         parts: Sequence[RunningStatistics] | None = None,
     ) -> None:
-        """Add a collection to the running statistics, which take effect at :meth:`settle_statistics`; idempotent.
+        """Add a collection to the running statistics. A second call for the same collection changes nothing.
+
+        The statistics take effect at :meth:`settle_statistics`.
 
         Args:
-            batch: the collected turns.
-            collection: index of the collection in the run.
-            reduce: sums a tensor over ranks; None for a single process.
-            parts: the statistics to add to; None for all.
+            batch: The collected turns.
+            collection: Index of the collection in the run.
+            reduce: Sums a tensor over ranks; None for a single process.
+            parts: The statistics to add to; None selects all.
         """
         for part in self._statistics() if parts is None else parts:
             part.learn(self.statistics_input(batch.inputs, part.reads), collection, reduce)
 
     def statistics_input(self, inputs: Inputs, name: str) -> Tensor:
-        """Return the input ``(turn, size)`` of this name, which running statistics learn from."""
+        """Return the input ``(turn, size)`` with this name, from which running statistics are computed."""
         return inputs[name]
 
     def settle_statistics(self, collection: int) -> None:
-        """Let statistics learned before ``collection`` take effect; called at its start."""
+        """Apply the statistics of earlier collections; called at the start of ``collection``."""
         for part in self._statistics():
             part.settle(collection)
 
     @property
     def empty_statistics(self) -> list[RunningStatistics]:
-        """The running statistics that have seen nothing yet, in this run or in the one that it started from."""
+        """The running statistics without data, neither from this run nor from the run that it started from."""
         return [part for part in self._statistics() if part.is_empty]
 
     def _statistics(self) -> list[RunningStatistics]:
@@ -286,24 +279,24 @@ class Policy(Actor):
         """Return the token ids of the prompt for one observation.
 
         Raises:
-            ValueError: the policy reads no prompts, or the prompt is too long even without any history.
+            ValueError: If the policy reads no prompts, or if the prompt is too long even without history.
         """
         if self.trunk is None or self.prompt is None or self.codec is None:
             raise ValueError(f"model.policy is a {type(self).__name__}, which reads no prompts.")
         return self.trunk.encode(self.prompt, self.codec, observation, history)
 
     def encode_all(self, turns: Sequence[tuple[Any, History]]) -> list[list[int]]:
-        """Return what :meth:`encode` returns for many observations with their history, encoded together.
+        """Return the token ids of the prompts for many observations with their histories, encoded together.
 
         Raises:
-            ValueError: the policy reads no prompts, or one is too long even without any history.
+            ValueError: If the policy reads no prompts, or if a prompt is too long even without history.
         """
         if self.trunk is None or self.prompt is None or self.codec is None:
             return [self.encode(*turn) for turn in turns]
         return self.trunk.encode_all(self.prompt, self.codec, turns)
 
     def prompt_text(self, observation: Any, history: History) -> str:
-        """Return the prompt that the language model reads, special tokens included; empty where there is none."""
+        """Return the prompt that the language model reads, special tokens included; empty if it reads no prompts."""
         if self.trunk is None or self.prompt is None:
             return ""
         return self.trunk.language_model.tokenizer.decode(self.encode(observation, history))
@@ -312,28 +305,28 @@ class Policy(Actor):
         """Return a response in the format that the prompt asks for.
 
         Raises:
-            ValueError: the policy does not respond in text.
+            ValueError: If the policy does not respond in text.
         """
         if self.prompt is None:
             raise ValueError(f"model.policy is a {type(self).__name__}, which does not respond in text.")
         return get_response_format(self.prompt.response_format).render(action_text, reasoning)
 
     def encode_response(self, response: str) -> list[int]:
-        """Return the ids of a demonstrated response, as :meth:`act` would have sampled them.
+        """Return the token ids of a demonstrated response, as :meth:`act` would have sampled them.
 
         Raises:
-            ValueError: demonstrations cannot train this policy, or not this one.
+            ValueError: If demonstrations cannot train this policy, or if it cannot write this response.
         """
         raise ValueError(f"model.policy is a {type(self).__name__}, which demonstrations cannot train.")
 
     def encode_responses(self, responses: Sequence[str]) -> list[list[int]]:
-        """Return what :meth:`encode_response` returns for many responses, encoded together."""
+        """Return the token ids of many demonstrated responses; see :meth:`encode_response`."""
         return [self.encode_response(response) for response in responses]
 
     def encode_turns(self, turns: Sequence[NativeTurn]) -> Inputs:
         """Return the inputs that :meth:`evaluate` needs for demonstrated native actions, each ``(turn, ...)``.
 
         Raises:
-            ValueError: the policy does not act natively.
+            ValueError: If the policy does not act natively.
         """
         raise ValueError(f"model.policy is a {type(self).__name__}, which does not act natively.")

@@ -1,8 +1,8 @@
-"""The policy that chooses among the legal actions by the probability of their text.
+"""Policy that chooses among the legal actions by the probability of their texts.
 
-Nothing is generated, so no response is invalid: the texts of all actions are scored as continuations of the prompt, and
-a softmax over the scores is the policy (GLAM, arXiv:2302.02662; TWOSOME, arXiv:2401.14151). A turn is one token, whose
-id is the index of the chosen action.
+The texts of all actions are scored as continuations of the prompt, and the policy is a softmax over the scores (GLAM,
+arXiv:2302.02662; TWOSOME, arXiv:2401.14151). No text is generated, so no response is invalid. A turn is one token,
+whose id is the index of the chosen action.
 """
 
 from __future__ import annotations
@@ -35,21 +35,24 @@ from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig
 class ScoringPolicy(Policy):
     """A softmax over the probabilities of the actions' texts, for environments with finitely many actions.
 
-    The score of a candidate is the log-probability of its tokens after the prompt, without an end token, so that
-    candidates of one token need no more than the prompt's own forward pass. Equal prompts are computed once; candidates
-    share their prompt, and while acting prompts share their common prefix.
+    The score of a candidate is the log-probability of its tokens after the prompt, without an end token, so candidates
+    of one token need only the forward pass of the prompt. Equal prompts are computed once, all candidates share the
+    prompt, and in rollouts prompts share their common prefix.
 
     Args:
-        language_model: which causal LM.
-        prompt: how an observation becomes a prompt; its response format must be ``direct``.
-        temperature: divides the scores.
+        language_model: Specifies the causal LM.
+        prompt: Turns an observation into a prompt; its response format must be ``direct``.
+        temperature: Divides the scores.
         normalisation: ``sum`` of the tokens' log-probabilities (GLAM), or their mean per ``token`` or per ``word``
             (TWOSOME), which does not favour short texts.
-        max_prompt_tokens: a longer prompt loses its oldest history first.
-        length_groups: forward passes that prompts are sorted into by length, to save padding.
-        pack_tokens: evaluate several prompts per row of this many tokens, so that what they begin with is computed
-            once per row; for candidates of one token. Null computes every prompt in a row of its own.
-        value_head: a critic on the hidden states; null has none.
+        max_prompt_tokens: Maximum number of tokens of a prompt; a longer prompt loses its oldest turns of history.
+        length_groups: Number of forward passes among which prompts are divided by length, to reduce padding.
+        pack_tokens: Length of rows that hold several prompts, whose common prefix is then computed once per row; only
+            for candidates of one token. Null computes each prompt in a separate row.
+        value_head: Configures a critic on the hidden states; null creates none.
+
+    Raises:
+        ValueError: If a setting is out of range, or if the response format is not ``direct``.
     """
 
     greedy_is_reproducible = True
@@ -93,14 +96,14 @@ class ScoringPolicy(Policy):
 
     @property
     def response_format(self) -> str:
-        """The response format that the prompt asks for: ``direct``."""
+        """Name of the response format that the prompt asks for: ``direct``."""
         return self.prompt.response_format
 
     def connect(self, codec: TextCodec) -> None:
         """Set the codec, whose actions are the candidates.
 
         Raises:
-            ValueError: there are infinitely many actions.
+            ValueError: If there are infinitely many actions.
         """
         super().connect(codec)
         if codec.action_texts is None:
@@ -115,7 +118,7 @@ class ScoringPolicy(Policy):
         """Load the language model and initialise the value head.
 
         Raises:
-            ValueError: the tokenizer gives two actions the same tokens, or one of them none.
+            ValueError: If two actions have the same tokens, or an action has none.
         """
         self.trunk.configure()
         self.value_head = self.trunk.value_head
@@ -133,7 +136,7 @@ class ScoringPolicy(Policy):
         """Return the id of a response: the index of its action among the candidates.
 
         Raises:
-            ValueError: the response is not a legal action.
+            ValueError: If the response is not a legal action.
         """
         assert self.codec is not None
         try:
@@ -187,20 +190,21 @@ class ScoringPolicy(Policy):
         """Compute normalised log-probabilities ``(turn, candidate)`` of the actions' texts.
 
         Args:
-            prompt_ids: int64 ``(turn, prompt)``, right-padded.
-            prompt_mask: bool ``(turn, prompt)``.
-            reference: whether under the policy at the start of this run, without gradient.
+            prompt_ids: Right-padded token ids, int64 ``(turn, prompt)``.
+            prompt_mask: True for tokens of prompts, bool ``(turn, prompt)``.
+            reference: Whether to compute them under the policy at the start of this run, without gradient.
         """
         return self._scores_and_states(prompt_ids, prompt_mask, reference)[0]
 
     def _scores_and_states(
         self, prompt_ids: Tensor, prompt_mask: Tensor, reference: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute :meth:`scores`, and for a critic the hidden states ``(turn, hidden)`` at the prompts' ends."""
+        """Compute :meth:`scores`, and for a critic the hidden states ``(turn, hidden)`` of the last prompt tokens."""
         prompt_ids = prompt_ids * prompt_mask
         keyed = torch.cat([prompt_mask.sum(1, keepdim=True), prompt_ids], dim=1)
         unique, index = torch.unique(keyed, dim=0, return_inverse=True)
-        # Sorted by length. Ranks with sharded weights must make equally many passes: too few prompts are repeated.
+        # torch.unique sorts by length. With sharded weights all ranks must run the same number of passes, so prompts
+        # are repeated if there are fewer prompts than passes.
         order = torch.arange(max(len(unique), self.length_groups), device=unique.device) % len(unique)
         parts = [self._score_unique(unique[part], reference) for part in order.tensor_split(self.length_groups)]
         sums = torch.cat([part for part, _ in parts])
@@ -211,14 +215,14 @@ class ScoringPolicy(Policy):
         """Compute sums of the candidates' log-probabilities, ``(prompt, candidate)``, and states ``(prompt, hidden)``.
 
         Args:
-            unique: int64 ``(prompt, 1 + token)``: the length of each prompt, then its tokens.
-            reference: whether under the policy at the start of this run.
+            unique: The length of each prompt, followed by its tokens, int64 ``(prompt, 1 + token)``.
+            reference: Whether to compute them under the policy at the start of this run.
         """
         ids, mask = self._candidates()
         lengths, prompts, count = unique[:, 0], unique[:, 1 : 1 + int(unique[:, 0].max())], len(ids)
         columns = torch.arange(prompts.shape[1], device=prompts.device)[None] < lengths[:, None]
         model, prefixes, response = self.language_model, Prefixes(self._tokens, ids.shape[1], ids.device), None
-        if ids.shape[1] == 1:  # the logits at the prompt's last column are enough
+        if ids.shape[1] == 1:  # only the logits at the last column of the prompt are needed
             none = {"prompt_ids": prompts, "prompt_mask": columns, "response_ids": prompts.new_zeros(len(prompts), 1)}
             layout = model.lay_out(none, columns.new_zeros(len(prompts), 1), self.pack_tokens)
         elif model.share:
@@ -261,21 +265,21 @@ class ScoringPolicy(Policy):
         return Evaluation(logprobs=logprobs, entropy=distribution.entropy(), values=values, distribution=distribution)
 
     def passes(self, batch: TurnBatch, gradient: bool = False) -> list[Tensor]:
-        """Divide turns among passes; equal prompts are computed once."""
+        """Divide turns among passes in which equal prompts are computed once."""
         return self._passes(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"], gradient)
 
     def _passes(self, prompt_ids: Tensor, prompt_mask: Tensor, gradient: bool = False) -> list[Tensor]:
-        """Divide prompts, ids and mask each ``(turn, prompt)``, among passes; see :meth:`passes`."""
+        """Divide prompts, whose ids and mask are ``(turn, prompt)``, among passes; see :meth:`passes`."""
         tokens = sum(map(len, self._tokens))
         after = 0 if max(map(len, self._tokens), default=0) == 1 else tokens
-        if after and not self.language_model.share:  # each candidate is computed with a prompt of its own
+        if after and not self.language_model.share:  # the prompt is computed again for each candidate
             after += (len(self._tokens) - 1) * prompt_ids.shape[1]
         sizes = torch.full((len(prompt_ids),), after, device=prompt_ids.device)
         prompts = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask}
         return self.language_model.passes(prompts, sizes, gradient=gradient)
 
     def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
-        """Return values as a function of the value head's weights; the hidden states are computed once if fixed."""
+        """Return values as a function of the value head's weights; hidden states that stay fixed are computed once."""
         if not self.trunk.has_fixed_states:
             return super().critic_view(batch)
 

@@ -1,4 +1,4 @@
-"""The policy that generates its response as text, token by token."""
+"""Policy that generates its response as text, token by token."""
 
 from __future__ import annotations
 
@@ -26,18 +26,22 @@ from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig
 @register
 @final
 class TextPolicy(Policy):
-    """A language model that generates its response as text; every sampled token counts.
+    """A language model that generates its response as text; every sampled token is trained on.
 
     Args:
-        language_model: which causal LM.
-        prompt: how an observation becomes a prompt.
-        sampling: the distribution that training samples from. Only the temperature may be changed: top-k and top-p
-            would need the sampled support at training time.
-        max_prompt_tokens: a longer prompt loses its oldest history first.
-        pack_tokens: evaluate several turns per row of this many tokens, none attending to another; null shares equal
-            prompts instead. Packing pays where prompts differ in length.
-        value_head: a critic on the hidden states; null has none.
-        generator: samples the responses; null decodes with the language model itself.
+        language_model: Specifies the causal LM.
+        prompt: Turns an observation into a prompt.
+        sampling: Sampling in training. Only the temperature can be changed: top-k and top-p would require storing the
+            tokens that could be sampled.
+        max_prompt_tokens: Maximum number of tokens of a prompt; a longer prompt loses its oldest turns of history.
+        pack_tokens: Length of rows that hold several turns, which do not attend to each other, when turns are
+            evaluated; null lets turns with equal prompts share a row instead. Packing is faster if the lengths of
+            prompts differ.
+        value_head: Configures a critic on the hidden states; null creates none.
+        generator: Samples the responses; null selects the language model's own decoding loop.
+
+    Raises:
+        ValueError: If the sampling cannot be used in training.
     """
 
     greedy_is_reproducible = True
@@ -70,12 +74,12 @@ class TextPolicy(Policy):
 
     @property
     def response_format(self) -> str:
-        """The response format that the prompt asks for."""
+        """Name of the response format that the prompt asks for."""
         return self.prompt.response_format
 
     @property
     def stop_text(self) -> str | None:
-        """The text that ends a response; None where only the end of the turn does."""
+        """Text that ends a response; None if only the end-of-turn token ends it."""
         return self.prompt.stop or get_response_format(self.prompt.response_format).stop
 
     def configure(self) -> None:
@@ -118,7 +122,7 @@ class TextPolicy(Policy):
     def encode_responses(self, responses: Sequence[str]) -> list[list[int]]:
         """Return the token ids of many responses, encoded together; see :meth:`encode_response`.
 
-        What follows a token that ends a response is left out, as it could not be sampled.
+        Text after a token that ends a response is omitted, because it could not have been sampled.
 
         Raises:
             ValueError: If a response does not begin with the tag that the chat template opens.
@@ -152,13 +156,13 @@ class TextPolicy(Policy):
         return Decisions(actions=texts, inputs=inputs, response_mask=responses.mask, logprobs=logprobs, memory=memory)
 
     def _teacher_forced(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
-        """Compute log-probabilities ``(turn, token)`` as :meth:`evaluate` does, of a few turns at a time.
+        """Compute log-probabilities ``(turn, token)`` like :meth:`evaluate`, but in passes of limited memory.
 
-        Called inside :func:`~lrl.lm.forward.without_gradient`, as :meth:`_logprobs` is.
+        Called inside :func:`~lrl.lm.forward.without_gradient`, like :meth:`_logprobs`.
 
         Args:
-            inputs: prompts and responses, each ``(turn, ...)``.
-            mask: of the responses, bool ``(turn, token)``.
+            inputs: Prompts and responses, each ``(turn, ...)``.
+            mask: Mask of the responses, bool ``(turn, token)``.
         """
         none = torch.zeros_like(mask, dtype=torch.float32)
         turns = TurnBatch(inputs=inputs, response_mask=mask, old_logprobs=none, advantages=none)
@@ -170,7 +174,7 @@ class TextPolicy(Policy):
         return self.in_passes(turns, logprobs) * mask
 
     def _logprobs(self, layout: Layout, ids: Tensor, mask: Tensor, model: Any = None) -> Tensor:
-        """Compute log-probabilities ``(turn, token)``, maybe by another model."""
+        """Compute log-probabilities ``(turn, token)``, with ``model`` in place of the policy's own if it is given."""
         ids = ids[:, : mask.shape[1]]
         if self.language_model.in_chunks(mask):
             return self._in_chunks(self.language_model.token_states(layout, model), layout, ids, mask, model)[0]
@@ -182,7 +186,7 @@ class TextPolicy(Policy):
     ) -> tuple[Tensor, Tensor]:
         """Compute log-probabilities and entropies, each ``(turn, token)``, from states ``(turn, token, hidden)``.
 
-        The same token after the same column is computed once.
+        Equal tokens that are predicted from the same column are computed once.
         """
         places = (layout.row[:, None] * layout.input_ids.shape[1] + layout.kept)[mask] * self.language_model.vocabulary
         distinct, index = torch.unique(places + ids[mask], return_inverse=True)
@@ -200,7 +204,8 @@ class TextPolicy(Policy):
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Compute teacher-forced log-probabilities at the sampling temperature.
 
-        The module stays in the mode set here: with gradient checkpointing, layers run again in the backward pass.
+        The module stays in the train or eval mode that is set here, because gradient checkpointing runs layers again in
+        the backward pass.
         """
         self.train(dropout_seed is not None)
         layout = self._layout(batch.inputs, batch.response_mask)
@@ -227,13 +232,13 @@ class TextPolicy(Policy):
         )
 
     def passes(self, batch: TurnBatch, gradient: bool = False) -> list[Tensor]:
-        """Divide turns among passes; equal prompts share rows."""
+        """Divide turns among passes in which equal prompts share rows."""
         logits = self.needs_distribution or not self.language_model.chunks
         sizes = batch.response_mask.sum(1)
         return self.language_model.passes(batch.inputs, sizes, gradient=gradient, logits=logits)
 
     def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
-        """Return values as a function of the value head's weights; the hidden states are computed once if fixed."""
+        """Return values as a function of the value head's weights; hidden states that stay fixed are computed once."""
         if not self.trunk.has_fixed_states:
             return super().critic_view(batch)
         states = self.in_passes(batch, self._states)
@@ -245,7 +250,7 @@ class TextPolicy(Policy):
         return self.language_model.token_states(self._layout(batch.inputs, batch.response_mask))
 
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        """Compute the log-probabilities ``(turn, token)`` under the policy at the start of this run."""
+        """Compute log-probabilities ``(turn, token)`` under the policy at the start of this run."""
         return self.in_passes(batch, self._reference_logprobs)
 
     def _reference_logprobs(self, batch: TurnBatch) -> Tensor:

@@ -1,6 +1,6 @@
 """Reward functions that compare the chosen action with the action of the data set.
 
-They need neither Q-values nor a simulator, and are defined for Discrete, MultiDiscrete, MultiBinary and Box actions.
+They need neither Q-values nor a simulator, and support Discrete, MultiDiscrete, MultiBinary and Box actions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _DistanceReward(Reward):
     """Abstract base class of rewards that depend on the distance between two actions.
 
     Args:
-        weight: Factor of this function in the sum.
+        weight: Factor of this reward in the weighted sum.
         invalid: Reward of an invalid response.
     """
 
@@ -58,20 +58,20 @@ class _DistanceReward(Reward):
 
     @abstractmethod
     def _discrete(self, equal: np.ndarray) -> np.ndarray:
-        """Return the rewards ``(row,)`` of integer actions, by whether they are those of the data, bool ``(row,)``."""
+        """Return the rewards ``(row,)`` of integer actions; ``equal``, bool ``(row,)``, marks those of the data."""
 
 
 @register
 class BehaviourCloningReward(_DistanceReward):
-    """Reward of the original experiment on control: minus the mean squared error of a continuous action.
+    """Reward of the original experiment on control: the negative mean squared error of a continuous action.
 
-    A discrete action is rewarded by 0 if it is that of the data set, else by ``wrong``. Unlike in the original, numbers
-    out of bounds are clipped first, as the environment does it, and a response is invalid unless the environment takes
-    the whole of it for an action; ``docs/extending/reward.md`` lists the differences.
+    The reward of a discrete action is 0 if it equals that of the data set, else ``wrong``. Unlike in the original
+    experiment, numbers out of bounds are clipped first, as in the environment, and a response is invalid unless the
+    whole of it is an action. ``docs/extending/reward.md`` lists the differences.
 
     Args:
-        weight: Factor of this function in the sum.
-        wrong: Reward of another discrete action than that of the data set.
+        weight: Factor of this reward in the weighted sum.
+        wrong: Reward of a discrete action that differs from that of the data set.
         invalid: Reward of an invalid response.
     """
 
@@ -90,12 +90,12 @@ class BehaviourCloningReward(_DistanceReward):
 
 @register
 class BoundedCloningReward(_DistanceReward):
-    """Reward ``exp(-MSE / scale)`` in [0, 1] of a continuous action, 1 or 0 of a discrete one, 0 if invalid.
+    """Reward ``exp(-MSE / scale)`` of a continuous action; 1 or 0 of a discrete action; 0 if invalid.
 
-    No single response outweighs the others of its group, as -10 does.
+    Because it is between 0 and 1, the reward of a single response cannot dominate its group, as -10 can.
 
     Args:
-        weight: Factor of this function in the sum.
+        weight: Factor of this reward in the weighted sum.
         scale: Mean squared error over the dimensions at which the reward is 1/e; positive.
     """
 

@@ -1,4 +1,4 @@
-"""Reward function that asks a network how likely the demonstrator's data make an action."""
+"""Reward by the log-likelihood of an action under a network that was cloned from demonstrations."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ from lrl.ranges import NonNegativeFloat, check_arguments
 from lrl.registry import register
 from lrl.rewards.reward import NetworkReward
 
-# The actor of a network that was cloned from demonstrations, read from the checkpoint of its run.
-
 _PREFIX = "policy."
-"""What the names of a policy's weights begin with in the checkpoint of a run."""
+"""Prefix of the names of a policy's weights in a checkpoint."""
 _SETTINGS = (
     "hidden_sizes",
     "activation",
@@ -34,19 +32,19 @@ _SETTINGS = (
     "shared_value_network",
     "critic",
 )
-"""Arguments of the policy that say what its actor is."""
+"""Arguments of the policy that determine its actor."""
 
 
 class ClonedNetwork(nn.Module):
     """The actor of an :class:`~lrl.policies.mlp.MLPPolicy`: normalisation, network and action head.
 
     Args:
-        settings: arguments of the policy.
-        weights: its weights by name.
-        action_space: Discrete or Box.
+        settings: Arguments of the policy.
+        weights: Its weights by name.
+        action_space: A Discrete space or a Box.
 
     Raises:
-        ValueError: the weights are those of another action space.
+        ValueError: If the weights are those of another action space.
     """
 
     def __init__(self, settings: Mapping[str, Any], weights: Mapping[str, Tensor], action_space: gym.Space) -> None:
@@ -66,18 +64,19 @@ class ClonedNetwork(nn.Module):
 
     @torch.no_grad()
     def log_likelihoods(self, observations: Sequence[Any], actions: Sequence[Any], min_std: float = 0.0) -> np.ndarray:
-        """Return how likely the clone's distribution makes native actions, float64 ``(row,)``.
+        """Return the log-likelihoods of native actions, float64 ``(row,)``.
 
-        The log-probability of a Discrete action. Of a Box the log-density per dimension, without its constant, around
-        the clone's greedy action: the mean of ``-1/2 ((action - greedy) / std)^2``.
+        For a Discrete space they are log-probabilities. For a Box they are ``-1/2 mean(((action - greedy) / std)^2)``
+        over the dimensions: the log-density of a Gaussian around the clone's greedy action, per dimension and without
+        its constant.
 
         Args:
-            observations: native observations, vectors ``(row, size)``.
-            actions: native actions, ``(row,)``.
-            min_std: least standard deviation of a dimension of a Box.
+            observations: Native observations, vectors ``(row, size)``.
+            actions: Native actions, ``(row,)``.
+            min_std: Minimum standard deviation of a dimension of a Box.
 
         Raises:
-            ValueError: observations are not vectors of the size that the network reads.
+            ValueError: If observations are not vectors of the network's input size.
         """
         first = np.asarray(observations[0])
         if first.shape != (self.size,) or first.dtype.kind not in "biuf":
@@ -85,7 +84,7 @@ class ClonedNetwork(nn.Module):
                 f"the clone reads vectors of {self.size} numbers; an observation is {str(observations[0])[:60]!r}."
             )
         seen = torch.as_tensor(np.asarray(observations, dtype=np.float32))
-        with torch.autocast("cpu", enabled=False):  # a rollout may be played in 16 bits
+        with torch.autocast("cpu", enabled=False):  # the rollout may use autocast to 16 bits
             outputs = self.actor(self.norm(seen))[:, : self.head.size]
         if self.head.log_std is None:
             distribution = self.head.distribution(outputs)
@@ -98,14 +97,14 @@ class ClonedNetwork(nn.Module):
 
 
 def cloned_network_file(path: str | Path, key: str = "path") -> Path:
-    """Return the checkpoint that is meant by a path: of a run directory ``last.ckpt``.
+    """Return the checkpoint at a path; for a run directory ``last.ckpt``.
 
     Args:
-        path: a checkpoint or a run directory.
-        key: what the configuration calls it.
+        path: A checkpoint or a run directory.
+        key: Configuration key of the path.
 
     Raises:
-        ValueError: there is no checkpoint.
+        ValueError: If there is no checkpoint.
     """
     advice = "clone a network with `lrl fit --config half_cheetah/clone_mlp.yaml`"
     return find_checkpoint(path, ("last.ckpt",), key, advice)
@@ -117,12 +116,12 @@ def load_cloned_network(
     """Load a cloned network on the CPU, without gradients.
 
     Args:
-        path: a checkpoint of an :class:`~lrl.policies.mlp.MLPPolicy`, or its run directory.
-        action_space: Discrete or Box.
-        key: what the configuration calls the path.
+        path: A checkpoint of an :class:`~lrl.policies.mlp.MLPPolicy`, or its run directory.
+        action_space: The action space of the environment.
+        key: Configuration key of the path.
 
     Raises:
-        ValueError: there is no checkpoint, it is damaged or of another policy, or acts in another space.
+        ValueError: If there is no checkpoint, or if it is damaged, of another policy or of another action space.
     """
     checkpoint: Any = read_checkpoint(cloned_network_file(path, key))
     policy = _policy_config(checkpoint)
@@ -136,7 +135,7 @@ def load_cloned_network(
         if name.startswith(_PREFIX)
     }
     try:
-        with seeded_init(0):  # the random numbers of the run stay as they are
+        with seeded_init(0):  # keeps the state of the run's random number generators
             network = ClonedNetwork(settings, weights, action_space)
     except ValueError as error:
         raise ValueError(f"{key} is {str(path)!r}, which does not fit the environment: {error}") from error
@@ -144,7 +143,7 @@ def load_cloned_network(
 
 
 def _policy_config(checkpoint: Any) -> Mapping[str, Any]:
-    """Return the policy of the configuration that a checkpoint holds; empty if it holds none."""
+    """Return the configuration of the policy in a checkpoint; empty if there is none."""
     text = checkpoint.get("lrl", {}).get("config", "") if isinstance(checkpoint, dict) else ""
     config = yaml.safe_load(text) or {}
     return config.get("model", {}).get("init_args", {}).get("policy") or {}
@@ -154,22 +153,21 @@ def _policy_config(checkpoint: Any) -> Mapping[str, Any]:
 class CloneLikelihoodReward(NetworkReward):
     """Reward of the log-likelihood of an action under a network that was cloned from demonstrations.
 
-    For a Box that is ``-1/2 mean(((action - clone's action) / std)^2)`` over the dimensions: the log-density of a
-    Gaussian around the clone's greedy action, per dimension and without its constant, so that the clone's own action
-    has 0. Of a Discrete action it is the log-probability. Unlike
-    :class:`~lrl.rewards.behaviour_cloning.BehaviourCloningReward` it needs no action of the demonstrator in the row, so
-    the rows may be of any policy.
+    :meth:`ClonedNetwork.log_likelihoods` defines it; the greedy action of the clone in a Box has the reward 0. Unlike
+    :class:`~lrl.rewards.behaviour_cloning.BehaviourCloningReward`, it needs no action of the demonstrator, so the rows
+    may come from any policy.
 
     Args:
-        path: Run directory or checkpoint of an :class:`~lrl.policies.mlp.MLPPolicy` that was cloned
+        path: Run directory or checkpoint of a cloned :class:`~lrl.policies.mlp.MLPPolicy`
             (``configs/half_cheetah/clone_mlp.yaml``).
-        min_std: Least standard deviation of a dimension, in the unit of the actions. The clone of a deterministic
-            demonstrator is so sure of itself that with its own, 0 here, nearly all other actions have the least reward.
-        minimum: Least reward, that of an invalid response too: log-likelihoods have no bound.
-        weight: Factor of this function in the sum.
+        min_std: Minimum standard deviation of a dimension, in the unit of the actions. The clone of a deterministic
+            demonstrator has small standard deviations; with 0 here, nearly all other actions would have the reward
+            ``minimum``.
+        minimum: Lower bound of the reward, and the reward of an invalid response.
+        weight: Factor of this reward in the weighted sum.
 
     Raises:
-        ValueError: there is no checkpoint at ``path``, or ``minimum`` is no finite number.
+        ValueError: If there is no checkpoint at ``path``, or if ``minimum`` is not finite.
     """
 
     name = "clone_likelihood"
@@ -185,14 +183,14 @@ class CloneLikelihoodReward(NetworkReward):
 
     @property
     def invalid_reward(self) -> float:
-        """Reward of an invalid response: the least one."""
+        """Reward of an invalid response: ``minimum``."""
         return self.minimum
 
     def load(self, codec: TextCodec) -> None:
         """Load the clone.
 
         Raises:
-            ValueError: the checkpoint is damaged, of something else or of another action space.
+            ValueError: If the checkpoint is damaged, of another policy or of another action space.
         """
         space = codec.action_space
         if not isinstance(space, (spaces.Box, spaces.Discrete)):
@@ -202,6 +200,6 @@ class CloneLikelihoodReward(NetworkReward):
         self._network = load_cloned_network(self.path, space, "rewards.path")
 
     def predict(self, observations: Sequence[Any], actions: Sequence[Any]) -> np.ndarray:
-        """Return the log-likelihoods of native actions, float64 ``(row,)``, at least the least reward."""
+        """Return the log-likelihoods of native actions, at least ``minimum``; float64 ``(row,)``."""
         assert self._network is not None, "connect() comes first"
         return np.maximum(self._network.log_likelihoods(observations, actions, self.min_std), self.minimum)

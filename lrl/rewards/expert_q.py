@@ -1,7 +1,7 @@
 """Reward functions that compare the chosen action with an expert's Q-values.
 
-All functions give 0 for an invalid response. The reward of the second-best action decides what can be learned: in state
-14 of the slippery 4x4 FrozenLake it is .68 by the normalised advantage and .20 by the Q-gap at temperature .2.
+The reward of an invalid response is 0. The functions differ in the reward of the second-best action: in state 14 of the
+slippery 4x4 FrozenLake, the normalised advantage is 0.68 and the Q-gap at temperature 0.2 is 0.20.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class _ChosenActionReward(Reward):
 
 @register
 class NormalizedAdvantageReward(_ChosenActionReward):
-    """Reward of the original experiment: ``min(1, (Q(a) - min Q) / (max Q - min Q) + .2 [a is the expert's action])``.
+    """Reward of the original experiment: ``min(1, (Q(a) - min Q) / (max Q - min Q) + 0.2 [a is the expert's action])``.
 
-    If all Q-values are equal, it is 1 for the expert's action, else 0.5. The original looks for ``<answer>``
-    anywhere in a response; here a response is invalid unless the environment takes it. The total of the original
-    experiment is the sum of this reward and :class:`~lrl.rewards.format.FormatReward`, both with weight 0.5.
+    If all Q-values are equal, it is 1 for the expert's action, else 0.5. The original experiment looks for ``<answer>``
+    anywhere in a response; here a response is invalid unless the environment accepts it. The total reward of the
+    original experiment is the sum of this reward and :class:`~lrl.rewards.format.FormatReward`, both with weight 0.5.
     """
 
     name = "normalized_advantage"
@@ -80,11 +80,11 @@ class OptimalActionReward(_ChosenActionReward):
 class QGapReward(_ChosenActionReward):
     """Reward ``exp(-(max Q - Q(a)) / (temperature (max Q - min Q)))``, which is 1 if all Q-values are equal.
 
-    With temperatures near 0 it approaches :class:`OptimalActionReward`; high ones make all rewards similar.
+    At low temperatures it approaches :class:`OptimalActionReward`; at high temperatures all rewards are similar.
 
     Args:
-        weight: Factor of this function in the sum.
-        temperature: Gap, as a fraction of the spread of Q-values, at which the reward is 1/e; positive.
+        weight: Factor of this reward in the weighted sum.
+        temperature: Gap ``max Q - Q(a)``, as a fraction of ``max Q - min Q``, at which the reward is 1/e; positive.
     """
 
     name = "q_gap"
@@ -103,8 +103,8 @@ def _q_values(rows: Sequence[Row], chosen: np.ndarray) -> tuple[np.ndarray, np.n
     """Return all Q-values and statistics of them.
 
     Returns:
-        Q ``(row, action)``; and, each ``(row,)``, Q of the chosen action, the spread ``max Q - min Q`` with 1 where all
-        Q-values are equal, and whether they are equal.
+        Q ``(row, action)``; and, each ``(row,)``: Q of the chosen action, the spread ``max Q - min Q``, which is set to
+        1 if all Q-values are equal, and whether they are equal.
     """
     q = np.array([row.q_values for row in rows], dtype=np.float64)
     spread = q.max(1) - q.min(1)

@@ -30,7 +30,7 @@ class FormatReward(Reward):
 
 
 def _has(response: str, tag: str) -> bool:
-    """Return whether a response contains an opening tag and, anywhere after it, the closing one."""
+    """Return whether a response contains an opening tag and, anywhere after it, the closing tag."""
     return f"</{tag}>" in response.partition(f"<{tag}>")[2]
 
 
@@ -51,20 +51,19 @@ class InvalidActionReward(Reward):
 class ClosingTagFormatReward(Reward):
     """Reward for the format of a response: the sum of three terms, as in the original experiment on control.
 
-    ``invalid`` if the response up to its first closing tag is no legal action, for example because the count of
-    numbers is wrong; ``per_character`` for each character after the first closing tag; ``closed`` if the response ends
-    with the closing tag.
+    The terms are ``invalid`` if the response up to its first closing tag is not a legal action, for example because the
+    number of numbers is wrong; ``per_character`` for each character after the first closing tag; and ``closed`` if the
+    response ends with the closing tag.
 
-    The closing tag is the one that ends responses of the environment in its format: ``</action>`` for numbers in the
-    format ``direct``, ``</answer>`` in the format ``think_answer``. If named actions end without a tag, the name takes
-    the place of the tag.
+    The closing tag is ``</action>`` for numbers in the format ``direct``, and ``</answer>`` in the format
+    ``think_answer``. If responses end with the name of an action, the name takes the place of the tag.
 
-    The original reads the numbers at the beginning of a response and ignores what follows them. For which responses its
-    values differ is listed in ``docs/extending/reward.md``.
+    The original experiment reads the numbers at the beginning of a response and ignores the text after them.
+    ``docs/extending/reward.md`` lists the responses with other rewards.
 
     Args:
-        weight: Factor of this function in the sum.
-        invalid: Reward of a response whose part up to the first closing tag is no legal action.
+        weight: Factor of this reward in the weighted sum.
+        invalid: Reward of a response whose part up to the first closing tag is not a legal action.
         per_character: Reward of each character after the first closing tag.
         closed: Reward of a response that ends with the closing tag.
     """
@@ -106,7 +105,7 @@ class ClosingTagFormatReward(Reward):
         return self.invalid * (not legal) + self.per_character * len(rest) + self.closed * closed
 
     def _after_tag(self, response: str) -> tuple[bool, str, bool]:
-        """Return whether the part up to the first tag is legal, the text after it, and whether the response ends so."""
+        """Return whether the part up to the first tag is legal, the rest, and whether the response ends with a tag."""
         assert self._format is not None
         before, tag, rest = response.partition(self._tag)
         try:
@@ -131,7 +130,7 @@ class ClosingTagFormatReward(Reward):
         return True, rest, not rest
 
     def _is_legal(self, action_text: str) -> bool:
-        """Return whether the environment takes this text for an action."""
+        """Return whether a text is a legal action of the environment."""
         assert self._codec is not None
         try:
             self._codec.text_to_action(action_text)

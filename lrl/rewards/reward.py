@@ -1,4 +1,4 @@
-"""Interface of reward functions for responses to the rows of a data set."""
+"""Reward functions for responses to the rows of a data set: rows, the interface, and rewards by trained networks."""
 
 from __future__ import annotations
 
@@ -11,24 +11,22 @@ import numpy as np
 
 from lrl.codecs.codec import TextCodec
 
-# Row of a data set of prompts: a state with the action of an expert, and maybe the value of each action.
-
 TIE_TOLERANCE = 1e-6
 """Relative difference below which two values are a tie."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Holds a state as text and natively, and what an expert does in it."""
+    """Holds a row of a data set: a state, the action of an expert, and maybe the value of each action."""
 
     observation: str
     """Text of the state that the policy sees."""
     q_values: tuple[float, ...] = ()
-    """The expert's value of each action, in the order of the action space; empty if they are not known."""
+    """The expert's value of each action, in the order of the action space; empty if the values are unknown."""
     action: int | np.ndarray
-    """The expert's native action: an integer of a Discrete space, or an array; with Q-values one of the best."""
+    """The expert's native action: an integer of a Discrete space, or an array. With Q-values it is a best action."""
     native_observation: Any = field(default=None, compare=False)
-    """The state as the environment observes it: an array, an integer, or a dict of these; None if it is not known."""
+    """Native observation of the state: an array, an integer, or a dict of these; None if it is unknown."""
     state: int = 0
     """Index of the state in its environment."""
     desc: tuple[str, ...] = ()
@@ -43,7 +41,7 @@ class Row:
 
 
 NativeAction = int | np.ndarray
-"""Action as the environment takes it: an integer of a Discrete space, or an array of a Box or a MultiDiscrete space."""
+"""Native action: an integer of a Discrete space, or an array of a Box or a MultiDiscrete space."""
 
 
 class Reward(ABC):
@@ -52,7 +50,7 @@ class Reward(ABC):
     The reward of an environment is the weighted sum of its reward functions.
 
     Args:
-        weight: Factor of this function in the sum; may be negative.
+        weight: Factor of this reward in the weighted sum; may be negative.
     """
 
     name: str
@@ -65,7 +63,7 @@ class Reward(ABC):
         self.weight = float(weight)
 
     def connect(self, codec: TextCodec, response_format: str | None, row: Row) -> None:
-        """Take what the environment consists of. Called whenever an environment with this reward is created.
+        """Read what the reward needs from the environment. Called whenever an environment with this reward is created.
 
         Args:
             codec: Codec of the environment.
@@ -73,7 +71,7 @@ class Reward(ABC):
             row: First row of the data set.
 
         Raises:
-            ValueError: If the reward cannot be computed there.
+            ValueError: If the reward cannot be computed in this environment.
         """
         if self.reads_responses and response_format is None:
             raise ValueError(
@@ -103,7 +101,7 @@ class NetworkReward(Reward):
 
     Args:
         path: Run directory or checkpoint of the network.
-        weight: Factor of this function in the sum.
+        weight: Factor of this reward in the weighted sum.
     """
 
     def __init__(self, path: str, weight: float) -> None:
@@ -120,23 +118,23 @@ class NetworkReward(Reward):
         """Load the network for the environment of a codec.
 
         Raises:
-            ValueError: the checkpoint is damaged or of something else, or the environment does not fit it.
+            ValueError: If the checkpoint is damaged or has no such network, or if the environment does not fit it.
         """
 
     @abstractmethod
     def predict(self, observations: Sequence[Any], actions: Sequence[Any]) -> np.ndarray:
-        """Return the rewards of native actions in native observations, float64 ``(row,)``, in one forward pass.
+        """Compute the rewards of native observations and actions in one forward pass; float64 ``(row,)``.
 
         Raises:
-            ValueError: observations or actions do not fit the network.
+            ValueError: If observations or actions do not fit the network.
         """
 
     def connect(self, codec: TextCodec, response_format: str | None, row: Row) -> None:
-        """Load the network, and raise if it cannot reward actions in this row.
+        """Load the network, and check that it can compute the reward of this row.
 
         Raises:
-            ValueError: the checkpoint is damaged or of something else, the row holds no native observation, or its
-                observation or action does not fit the network.
+            ValueError: If the checkpoint is damaged or has no such network, or if the row has no native observation, or
+                one that does not fit the network.
         """
         super().connect(codec, response_format, row)
         name = type(self).__name__
@@ -159,7 +157,7 @@ class NetworkReward(Reward):
         """Compute the reward of each response in one forward pass; float64 ``(row,)``.
 
         Raises:
-            ValueError: observations or actions do not fit the network.
+            ValueError: If observations or actions do not fit the network.
         """
         rewards = np.full(len(rows), self.invalid_reward)
         valid = [index for index, action in enumerate(actions) if action is not None]

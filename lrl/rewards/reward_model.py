@@ -1,4 +1,4 @@
-"""A network that predicts the reward of an action in a state, alone or in an ensemble, and its checkpoints."""
+"""Reward model: networks that predict the reward of an action in a state, and the reward function that uses them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from lrl.registry import register
 from lrl.rewards.reward import NetworkReward
 
 _PREFIX = "model."
-"""What the names of the weights begin with in the checkpoint of a run."""
+"""Prefix of the names of the model's weights in a checkpoint."""
 _CHUNK = 2**16
-"""Rows that are converted to double precision at a time."""
+"""Number of rows that are converted to double precision at a time."""
 
 
 class ZScores(nn.Module):
-    """Converts vectors to z-scores by a mean and a standard deviation that do not change in training, and back.
+    """Converts vectors to z-scores and back, with a mean and a standard deviation that training does not change.
 
     Args:
-        size: length of the vectors.
+        size: Length of the vectors.
     """
 
     mean: Tensor
@@ -43,7 +43,7 @@ class ZScores(nn.Module):
 
     @torch.no_grad()
     def fit(self, vectors: Tensor) -> None:
-        """Take the mean and the standard deviation of vectors ``(row, size)``; of a constant only the mean."""
+        """Compute mean and standard deviation of vectors ``(row, size)``; the latter is 1 for a constant."""
         chunks, count = vectors.split(_CHUNK), len(vectors)
         mean = sum((chunk.double().sum(0) for chunk in chunks), torch.zeros_like(self.mean).double()) / count
         squares = sum(((chunk.double() - mean).square().sum(0) for chunk in chunks), torch.zeros_like(mean))
@@ -61,20 +61,20 @@ class ZScores(nn.Module):
 
 
 class RewardModel(nn.Module):
-    """Predicts the reward of an action in a state by the mean of one or several networks (arXiv:1612.01474).
+    """Predicts the reward of an action in a state by one network or the mean of an ensemble (arXiv:1612.01474).
 
-    Inputs and rewards are converted to z-scores by statistics of the training data (:meth:`fit_statistics`), which are
-    saved with the weights.
+    Inputs and rewards are converted to z-scores with statistics of the training data (:meth:`fit_statistics`), which
+    are saved with the weights.
 
     Args:
-        observation_space: Box or Discrete.
-        action_space: Box or Discrete; Discrete actions and observations are one-hot.
-        hidden_sizes: of each network, with batch normalisation, ReLU and dropout after each hidden layer.
-        members: number of networks, which differ in their initial weights.
-        dropout: probability of setting a hidden unit to zero in training.
+        observation_space: A Box or a Discrete space.
+        action_space: A Box or a Discrete space; values of Discrete spaces are encoded one-hot.
+        hidden_sizes: Sizes of the hidden layers of each network; batch normalisation, ReLU and dropout follow each.
+        members: Number of networks, which differ in their initial weights.
+        dropout: Probability of setting a hidden unit to zero in training.
 
     Raises:
-        ValueError: a space is neither a Box nor Discrete.
+        ValueError: If a space is neither a Box nor Discrete.
     """
 
     minimum: Tensor
@@ -97,7 +97,7 @@ class RewardModel(nn.Module):
             "members": int(members),
             "dropout": float(dropout),
         }
-        """The arguments as plain values, which a checkpoint holds."""
+        """The arguments as plain values, for checkpoints."""
         size = vector_size(observation_space) + vector_size(action_space)
         self.inputs, self.rewards = ZScores(size), ZScores(1)
         self.register_buffer("minimum", torch.tensor(0.0))
@@ -105,7 +105,7 @@ class RewardModel(nn.Module):
         self.members = nn.ModuleList(mlp(sizes, batch_norm=True, dropout=dropout) for _ in range(members))
 
     def fit_statistics(self, inputs: Tensor, rewards: Tensor) -> None:
-        """Take the statistics of training data: inputs ``(row, size)`` and rewards ``(row,)``."""
+        """Compute the statistics of training data: inputs ``(row, size)`` and rewards ``(row,)``."""
         self.inputs.fit(inputs)
         self.rewards.fit(rewards[:, None])
         self.minimum.copy_(rewards.min())
@@ -119,9 +119,9 @@ class RewardModel(nn.Module):
         """Return rewards ``(row,)``: the mean over members, minus a multiple of their standard deviation.
 
         Args:
-            scores: z-scores of the members' predictions, ``(member, row)``.
-            disagreement_coef: the factor; the standard deviation (that of the members, not an estimate for more of
-                them) is in the unit of the rewards.
+            scores: Predictions of the members as z-scores, ``(member, row)``.
+            disagreement_coef: The multiple. The standard deviation is the population standard deviation over the
+                members, in the unit of the rewards.
         """
         rewards = self.rewards.inverse(scores)
         return rewards.mean(0) - disagreement_coef * rewards.std(0, correction=0)
@@ -133,21 +133,21 @@ class RewardModel(nn.Module):
         """Predict rewards, float64 ``(row,)``, in one forward pass without dropout.
 
         Args:
-            observations: native observations, ``(row,)``.
-            actions: native actions, ``(row,)``.
-            disagreement_coef: see :meth:`combine`.
+            observations: Native observations, ``(row,)``.
+            actions: Native actions, ``(row,)``.
+            disagreement_coef: See :meth:`combine`.
 
         Raises:
-            ValueError: observations or actions are not of the spaces that the model was trained on.
+            ValueError: If observations or actions are not from the spaces that the model was trained on.
         """
         assert not self.training
         inputs = transition_vectors(self.observation_space, self.action_space, observations, actions)
         device = self.minimum.device
-        with torch.autocast(device.type, enabled=False):  # a rollout may be played in 16 bits
+        with torch.autocast(device.type, enabled=False):  # the rollout may use autocast to 16 bits
             return self.combine(self(inputs.to(device)), disagreement_coef).double().cpu().numpy()
 
     def save(self, path: str | Path) -> None:
-        """Write the part of a run's checkpoint that :func:`load_reward_model` reads."""
+        """Write a checkpoint with what :func:`load_reward_model` reads."""
         weights = {f"{_PREFIX}{name}": tensor for name, tensor in self.state_dict().items()}
         torch.save({"state_dict": weights, "lrl": {"reward_model": self.about}}, path)
 
@@ -155,16 +155,16 @@ class RewardModel(nn.Module):
 def transition_vectors(
     observation_space: gym.Space, action_space: gym.Space, observations: Sequence[Any], actions: Sequence[Any]
 ) -> Tensor:
-    """Return the inputs of a reward model, float32 ``(row, size)``: observations and actions side by side.
+    """Return the inputs of a reward model, float32 ``(row, size)``: concatenated observations and actions.
 
     Args:
-        observation_space: Box or Discrete; Discrete values become one-hot.
-        action_space: Box or Discrete.
-        observations: ``(row,)``.
-        actions: ``(row,)``.
+        observation_space: A Box or a Discrete space, whose values are encoded one-hot.
+        action_space: A Box or a Discrete space.
+        observations: Native observations, ``(row,)``.
+        actions: Native actions, ``(row,)``.
 
     Raises:
-        ValueError: observations or actions are not of their space.
+        ValueError: If observations or actions are not from their space.
     """
     parts = {"observations": (observation_space, observations), "actions": (action_space, actions)}
     for name, (space, values) in parts.items():
@@ -180,14 +180,14 @@ def transition_vectors(
 
 
 def space_to_dict(name: str, space: gym.Space) -> dict[str, Any]:
-    """Return what a reward model needs to know of a space, as plain values.
+    """Convert a space to plain values; the bounds of a Box are omitted, because inputs are normalised.
 
     Args:
-        name: ``observation`` or ``action``, for the error.
-        space: bounds of a Box do not matter, as inputs are normalised.
+        name: ``observation`` or ``action``, for the error message.
+        space: A Box or a Discrete space.
 
     Raises:
-        ValueError: it is neither a Box nor Discrete.
+        ValueError: If it is neither.
     """
     if isinstance(space, spaces.Box):
         return {"shape": list(space.shape)}
@@ -197,21 +197,21 @@ def space_to_dict(name: str, space: gym.Space) -> dict[str, Any]:
 
 
 def space_from_dict(about: Mapping[str, Any]) -> gym.Space:
-    """Return a space that :func:`space_to_dict` described, a Box without bounds."""
+    """Return the space that :func:`space_to_dict` converted; a Box has infinite bounds."""
     if "shape" in about:
         return spaces.Box(-np.inf, np.inf, tuple(about["shape"]))
     return spaces.Discrete(about["n"], start=about["start"])
 
 
 def reward_model_file(path: str | Path, key: str = "path") -> Path:
-    """Return the checkpoint that is meant by a path: of a run directory ``best.ckpt``, or ``last.ckpt`` without it.
+    """Return the checkpoint at a path; for a run directory ``best.ckpt``, else ``last.ckpt``.
 
     Args:
-        path: a checkpoint or a run directory.
-        key: what the configuration calls it.
+        path: A checkpoint or a run directory.
+        key: Configuration key of the path.
 
     Raises:
-        ValueError: there is no checkpoint.
+        ValueError: If there is no checkpoint.
     """
     advice = "train a reward model with `lrl fit --config half_cheetah/reward_model.yaml`"
     return find_checkpoint(path, ("best.ckpt", "last.ckpt"), key, advice)
@@ -221,11 +221,11 @@ def load_reward_model(path: str | Path, key: str = "path") -> RewardModel:
     """Load a reward model for predictions: on the CPU, without dropout and gradients.
 
     Args:
-        path: a checkpoint or a run directory.
-        key: what the configuration calls it.
+        path: A checkpoint or a run directory.
+        key: Configuration key of the path.
 
     Raises:
-        ValueError: there is no checkpoint, it is damaged or of something else, or its weights do not fit.
+        ValueError: If there is no checkpoint, or if it is damaged, has no reward model or has other weights.
     """
     file = reward_model_file(path, key)
     checkpoint = read_checkpoint(file)
@@ -233,7 +233,7 @@ def load_reward_model(path: str | Path, key: str = "path") -> RewardModel:
     if about is None:
         raise ValueError(f"{key} is {str(path)!r}, which holds no reward model; give a run of RewardModelModule.")
     own = {name: space_from_dict(about[name]) for name in ("observation_space", "action_space")}
-    with seeded_init(0):  # the random numbers of the run stay as they are
+    with seeded_init(0):  # keeps the state of the run's random number generators
         model = RewardModel(**{**about, **own})
     state = checkpoint["state_dict"]
     given = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items() if name.startswith(_PREFIX)}
@@ -247,21 +247,21 @@ def load_reward_model(path: str | Path, key: str = "path") -> RewardModel:
 
 @register
 class LearnedReward(NetworkReward):
-    """Reward that a reward model predicts for the action in the row's state, and a constant for an invalid response.
+    """Reward that a reward model predicts; an invalid response has a constant reward.
 
-    A policy that maximises it finds where the model errs. Compare it with the environment's own return, and subtract
+    A policy that maximises it exploits the model's errors. Compare it with the environment's own return, and subtract
     the disagreement of an ensemble.
 
     Args:
-        path: Run directory or checkpoint of :class:`~lrl.algorithms.reward_model.RewardModelModule`; of a run
-            directory ``best.ckpt`` is read, or ``last.ckpt`` without it.
-        invalid: Reward of an invalid response. The default is the original experiment's, the smallest reward of its
-            HalfCheetah data; null takes the smallest reward of the data that the model was trained on.
-        weight: Factor of this function in the sum.
-        disagreement_coef: How many standard deviations over the members of an ensemble to subtract.
+        path: Run directory or checkpoint of :class:`~lrl.algorithms.reward_model.RewardModelModule`; see
+            :func:`reward_model_file`.
+        invalid: Reward of an invalid response. The default is that of the original experiment, the smallest reward of
+            its HalfCheetah data; null selects the smallest reward of the data that the model was trained on.
+        weight: Factor of this reward in the weighted sum.
+        disagreement_coef: Number of standard deviations over the members of an ensemble to subtract.
 
     Raises:
-        ValueError: there is no checkpoint at ``path``.
+        ValueError: If there is no checkpoint at ``path``.
     """
 
     name = "learned"
@@ -277,10 +277,11 @@ class LearnedReward(NetworkReward):
 
     @property
     def model(self) -> RewardModel:
-        """The reward model, loaded when it is first needed.
+        """The reward model, loaded at the first access.
 
         Raises:
-            ValueError: the checkpoint is damaged or of something else, or has no members that could disagree.
+            ValueError: If the checkpoint is damaged or has no reward model, or if the disagreement of a model with one
+                member is to be subtracted.
         """
         if self._model is None:
             model = load_reward_model(self.path, "rewards.path")
@@ -298,13 +299,13 @@ class LearnedReward(NetworkReward):
         return float(self.model.minimum) if self.invalid is None else self.invalid
 
     def load(self, codec: TextCodec) -> None:
-        """Load the model, whatever the environment."""
+        """Load the model, which does not depend on the environment."""
         _ = self.model
 
     def predict(self, observations: Sequence[Any], actions: Sequence[Any]) -> np.ndarray:
-        """Return the predicted rewards, float64 ``(row,)``, less the disagreement.
+        """Return the predicted rewards minus the disagreement, float64 ``(row,)``.
 
         Raises:
-            ValueError: observations or actions do not fit the model.
+            ValueError: If observations or actions do not fit the model.
         """
         return self.model.predict(observations, actions, self.disagreement_coef)

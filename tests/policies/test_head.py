@@ -13,6 +13,7 @@ from lrl.codecs.numbers import NumberFormat
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
+from lrl.policies import head
 from lrl.policies.head import HeadPolicy, ObservationCriticConfig
 from lrl.training.weights import take_weights
 from lrl.types import RandomKeys, SamplingConfig
@@ -295,9 +296,10 @@ def test_statistics_of_demonstrations_are_those_of_states_without_dropout(droppi
     torch.testing.assert_close(policy.statistics_input(batch.inputs, "states"), states)
 
 
-def test_the_divergence_from_the_reference_is_zero_in_the_first_collection(dropping, tmp_path):
+def test_the_divergence_from_the_reference_is_zero_in_the_first_collection(dropping, tmp_path, monkeypatch):
     model = LanguageModelConfig(name=dropping, lora=LoRAConfig(r=2))
-    policy = HeadPolicy(model, (4,), critic=None, init_seed=0, output_gain=5.0)
+    monkeypatch.setattr(head, "_OUTPUT_GAIN", 5.0)
+    policy = HeadPolicy(model, (4,), critic=None, init_seed=0)
     data = made(RolloutDataModule, ENVS["discrete"], num_groups=2, group_size=2, max_turns=5, num_epochs=1)
     trainer = make_trainer(tmp_path, max_epochs=1)
     trainer.fit(made(GRPOModule, policy, kl_coef=0.1), datamodule=data)
