@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Fault:
-    """What is sent in place of a completion."""
+    """Response that is sent instead of a completion."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class ChatServer:
         self._thread.start()
 
     def stop(self):
-        """Stop as if killed: open connections are cut, new ones refused until the next :meth:`start`."""
+        """Stop as if killed: open connections are cut, and new ones fail until the next :meth:`start`."""
         server, self._server = self._server, None
         if server is not None:
             server.killed = True
@@ -194,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
             owner.leave()
 
     def log_message(self, *_):
-        """Nothing on the terminal."""
+        """Suppress the log on the terminal."""
 
 
 def _cut(connection):

@@ -22,7 +22,7 @@ LOGGERS = (None, "lrl", "lrl.trace", "py.warnings", "lightning.pytorch", "lightn
 
 
 class Finished(NamedTuple):
-    """What is left of a command."""
+    """Result of a command."""
 
     returncode: int
     stdout: str
@@ -39,7 +39,7 @@ def run_command(command, **environment):
 
 
 def run_words(words, **environment):
-    """As :func:`run_command`, of a command in words."""
+    """Run a command that is given as words, like :func:`run_command`."""
     out, err, status = io.StringIO(), io.StringIO(), 0
     with _as_if_fresh(environment), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

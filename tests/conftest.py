@@ -1,4 +1,4 @@
-"""What tests of several folders need."""
+"""Fixtures for tests of several folders."""
 
 import os
 
@@ -30,7 +30,7 @@ def once(tmp_path_factory):
     def folder(name, make):
         with (shared / f"{name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
-            if os.fstat(lock.fileno()).st_size == 0:  # nobody has finished it; tell() is that of before the lock
+            if os.fstat(lock.fileno()).st_size == 0:  # no other worker finished it; tell() may be stale
                 shutil.rmtree(shared / name, ignore_errors=True)
                 (shared / name).mkdir()
                 make(shared / name)

@@ -55,7 +55,7 @@ def figures(kind, folder, root):
 
 
 def main():
-    """Record them."""
+    """Record the first updates."""
     with tempfile.TemporaryDirectory() as folder:
         model = save_tiny_model(Path(folder) / "tiny")
         recorded = {kind: figures(kind, model, Path(folder) / kind) for kind in RUNS}

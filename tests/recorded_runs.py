@@ -105,7 +105,7 @@ def digests(tree: Path, names: list[str], jobs: int) -> dict[str, str]:
 
 
 def main() -> int:
-    """Compare."""
+    """Compare the weights of runs with recorded ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="runs; all where none is named")
     parser.add_argument("--baseline", help="a commit, or the file that --json wrote on this machine")

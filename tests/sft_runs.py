@@ -1,4 +1,4 @@
-"""What tests of supervised fine-tuning share: a run, its weights and rows, and checkpoints inside a pass."""
+"""Fixtures for tests of supervised fine-tuning: a run, its weights and rows, and checkpoints within a pass."""
 
 import lightning as L
 import torch

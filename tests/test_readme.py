@@ -67,7 +67,7 @@ VARIANTS = {
 
 @pytest.fixture(scope="session")
 def datasets(once):
-    """Where small ones of all documented data sets are."""
+    """Folder with small versions of all documented data sets."""
 
     def collect(folder):
         for command in COLLECTING:
@@ -107,7 +107,7 @@ def trained(datasets, once):
 
 
 def run_shortened(command, datasets):
-    """What is written is read and made as it is, then less of it is played."""
+    """The command is parsed and set up as documented; only the number of steps is reduced."""
     make, rows = LRLCLI.instantiate_classes, RandomMapRows.rows
     others = [Path(config) for config in configs_of(command) if config != IN_BFLOAT16]
     if any("precision: bf16-mixed" in config.read_text(encoding="utf-8") for config in others):

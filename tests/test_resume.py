@@ -123,7 +123,7 @@ def test_a_killed_run_that_is_resumed_ends_bit_identical(whole, folder, processe
     assert_ends_alike(trainer, reference)
 
 
-# -- saved off a collection boundary, as a requeued job does ----------------------------------------------------------
+# -- saved off a collection boundary, as by a job that Slurm restarts ------------------------------------------------
 
 
 class SaveAt(Callback):
@@ -409,7 +409,7 @@ def test_every_setting_of_the_data_that_is_trained_on_is_compared(tmp_path, kind
 
 
 def test_every_argument_of_a_policy_and_of_data_is_compared_or_free(policies):
-    """What is new is compared, unless it is listed as free: no argument goes missing under another name."""
+    """New arguments are compared on resume unless they are listed as free, so none can be missed under another name."""
     modules = data_modules()
     envs = {"env": modules["rollouts"].env, "prompts": modules["groups"].env}
     envs["openenv"] = OpenEnvEnvs(url="http://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""What ships with lrl is found by name from any folder, and from the wheel."""
+"""Tests that files of lrl are found by name from any folder, and from the wheel."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The embedded language model: small, loads anywhere, reads any text, answers in format and prefers no action."""
+"""Tests of the embedded language model: size, loading, tokenizer, response format, and uniform actions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def prompt(chat: ChatTokenizer, state: int, style: str = "think_answer", turns: 
 
 
 def sample(model: Any, chat: ChatTokenizer, prompts: list[list[int]], style: str) -> list[list[int]]:
-    """Responses up to and with their stop token, drawn by the stock ``generate``."""
+    """Return responses including their stop token, sampled by ``generate`` of transformers."""
     stop = chat.stop_ids(get_response_format(style).stop)
     ids = torch.tensor(prompts)
     torch.manual_seed(0)

@@ -229,7 +229,7 @@ def alone(model, ids):
 
 @torch.no_grad()
 def plain_results(kind, policy, decisions):
-    """What the policy should say of its decisions, by passes over one row: distributions and values, turn by turn."""
+    """Expected evaluation of decisions, by passes over one row: distributions and values, turn by turn."""
     policy.eval()
     model, inputs, results = policy.language_model.model, decisions.inputs, []
     if kind in ("last", "mean"):

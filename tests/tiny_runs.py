@@ -122,7 +122,7 @@ def on_two_ranks(work):
 
 
 def batch_of(decisions, advantage=0.0):
-    """What was decided, as a batch to evaluate."""
+    """Return decisions as a batch to evaluate."""
     return TurnBatch(
         inputs=decisions.inputs,
         response_mask=decisions.response_mask,

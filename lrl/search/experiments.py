@@ -124,8 +124,8 @@ def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], Non
     Returns:
         ``best_iteration`` is the figure of the paper, the best mean return that any proposal had; ``fresh`` that of the
         same policy, the first one with the best mean, on fresh episodes. Of :data:`IN_CONTEXT`, ``warmup`` counts the
-        random proposals to begin with, and ``failed`` those for want of a usable reply. If it cannot play the task, the
-        record has :data:`UNPLAYABLE` and no figures.
+        random proposals to begin with, and ``failed`` those made because no reply was usable. If it cannot play the
+        task, the record has :data:`UNPLAYABLE` and no figures.
     """
     task, seed, started = TASKS[run.task], headline_seed(run.index), time.perf_counter()
     policy, searcher = make_policy(task), make_searcher(run.method, budget)
@@ -307,7 +307,7 @@ Records = Mapping[SearchRun, dict[str, Any] | None]
 
 
 def is_random(record: Mapping[str, Any]) -> bool:
-    """Return whether most proposals of a language model were random for want of a usable reply."""
+    """Return whether most proposals of a language model were random because no reply was usable."""
     return record.get("failed", 0) > record.get("iterations", 0) / 2
 
 

@@ -161,7 +161,7 @@ class InContextSearcher(Searcher):
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Cost of the last reply; ``failed`` is 1 where a random policy was proposed for want of a usable one."""
+        """Cost of the last reply; ``failed`` is 1 where a random policy was proposed because no reply was usable."""
         return self._model.metrics
 
     @property

@@ -56,7 +56,7 @@ def gains_table(records: Records) -> str:
     """Return a Markdown table with a row per task that both have played, and on how many the model is better.
 
     A cell is the mean difference with its 95% bootstrap interval over seeds, or the single differences of fewer than
-    five. Tasks on which most proposals of a seed were random for want of a usable reply count as not
+    five. Tasks on which most proposals of a seed were random because no reply was usable count as not
     better; tasks that the model cannot play are left out.
     """
     lines = ["| task | seeds | best iteration | chosen policy on fresh episodes |", "|---|---|---|---|"]
@@ -111,8 +111,8 @@ _NETWORK_RULES = (
 _RANDOM = "random replies"
 """What stands in place of the figures of a language model of whose proposals most were random."""
 _RANDOM_COUNTS = {
-    "warmup": "Proposals that were random because they were the first, or all returns before were the same",
-    "failed": "Proposals that were random for want of a usable reply",
+    "warmup": "Proposals that were random because they were the first, or because all earlier returns were the same",
+    "failed": "Proposals that were random because no reply was usable",
 }
 """What the counts of a language model's record are counts of."""
 _FEW = 0.02
@@ -183,7 +183,7 @@ def _cell(records: Records, task: str, method: str, rule: str) -> str:
 
 
 def _is_random(records: Sequence[dict[str, Any] | None]) -> bool:
-    """Return whether most proposals of one of the records were random for want of a usable reply."""
+    """Return whether most proposals of one of the records were random because no reply was usable."""
     return any(record is not None and is_random(record) for record in records)
 
 

@@ -189,7 +189,7 @@ def test_the_held_out_density_is_that_of_the_gaussian_before_clipping(tmp_path):
 
 
 class Replica(DistributedDataParallel):
-    """What Lightning wraps a module in, without processes."""
+    """Stub of the wrapper that Lightning puts around a module, without processes."""
 
     def __init__(self, find_unused_parameters):
         torch.nn.Module.__init__(self)

@@ -1,4 +1,4 @@
-"""What GRPO must do and must not do, on a language model of 10,000 weights."""
+"""Tests of GRPO on a language model of 10,000 weights."""
 
 import itertools
 import re
@@ -55,7 +55,7 @@ class Bandit(RowSource):
 
 
 class Right(Reward):
-    """1 for the right word, 0 for any other."""
+    """Rewards the right word with 1 and any other with 0."""
 
     name = "right"
 
@@ -310,7 +310,7 @@ def test_every_token_carries_its_episodes_advantage_over_the_group(tiny_model, m
 
 
 def mean_return(module):
-    """Of the policy as it samples."""
+    """Return the mean return of the policy at its sampling temperature."""
     env = PromptEnvs(Bandit(), [Right()]).make(96, "direct")
     plan = CollectionPlan(seed=5, collection=0, num_groups=3, group_size=32)
     return float(EpisodeCollector(module.policy, env).collect(plan).returns.mean())

@@ -1,4 +1,4 @@
-"""What PPO must do and must not do, on a network, a scoring and a writing language model."""
+"""Tests of PPO on a network, a scoring and a writing language model."""
 
 import math
 import signal

@@ -267,7 +267,7 @@ def test_the_configuration_trains_and_tests_from_the_command_line(datasets, tmp_
 
 
 def type_of_optimizer(path):
-    """What tells the original's Adam from AdamW, whose weight decay is decoupled."""
+    """Difference between the original's Adam and AdamW, whose weight decay is decoupled."""
     (group,) = torch.load(path, weights_only=True)["optimizer_states"][0]["param_groups"]
     return {"lr": group["lr"], "weight_decay": group["weight_decay"], "decoupled": group["decoupled_weight_decay"]}
 

@@ -1,4 +1,4 @@
-"""What supervised fine-tuning must do, on a language model of 10,000 weights."""
+"""Tests of supervised fine-tuning on a language model of 10,000 weights."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What TRPO must do and must not do, on a network, a head on a trunk, a scoring and a writing language model."""
+"""Tests of TRPO on a network, a head on a trunk, a scoring and a writing language model."""
 
 import math
 import signal
@@ -165,7 +165,7 @@ def test_both_forms_of_the_fisher_product_agree_and_chunks_change_nothing(folder
 
 @pytest.mark.parametrize("kind", ["text", "head"])
 def test_the_fisher_product_is_that_of_the_explicit_matrix_on_an_adapter(folder, kind):
-    """Of the adapters' (and the head's) weights alone; E[score score^T] over all choices at what was sampled."""
+    """Fisher matrix of the weights of adapters and head: E[score score^T] over all choices at the sampled positions."""
     lora = LoRAConfig(r=1, alpha=2, target_modules=["q_proj"])
     module, batch = prepared(kind, folder, damping=0.0, model={"lora": lora})
     batch = batch[torch.arange(2)]
@@ -220,7 +220,7 @@ def test_what_the_critic_is_fitted_on_is_what_it_says(folder, kind):
 
 @pytest.mark.parametrize("kind", ["text", "mlp"])
 def test_the_critic_is_fitted_to_the_least_squares_solution(folder, kind):
-    """Of its last, linear layer's bias: with everything else held, the mean of what is left."""
+    """At the optimum of the bias of the last, linear layer the mean residual is 0."""
     module, batch = prepared(kind, folder)
     actor = [weight.detach().clone() for weight in module.actor_parameters()]
     before = ((batch.old_values - batch.returns).square() * batch.response_mask).sum() / batch.response_mask.sum() / 2

@@ -550,7 +550,7 @@ def test_names_of_variables_are_taken(server, name, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["served.ServedChatModel", "local.LocalChatModel"])
 def test_a_configuration_names_a_chat_model_by_its_class(kind, monkeypatch):
-    """As an experiment's YAML does; the key is no part of it."""
+    """Parse a chat model as in the YAML of an experiment, without the API key."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--chat_model", type=ChatModel)

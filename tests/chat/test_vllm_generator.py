@@ -17,7 +17,7 @@ from lrl.types import SamplingConfig
 
 
 class SamplingParams:
-    """As vLLM's: keyword arguments, which it checks by name."""
+    """Stub of vLLM's class, with keyword arguments that are checked by name."""
 
     KNOWN = {"temperature", "top_p", "top_k", "max_tokens", "seed", "stop", "stop_token_ids", "logprobs"}
     KNOWN |= {"include_stop_str_in_output", "skip_special_tokens"}

@@ -23,7 +23,7 @@ def evaluate(monkeypatch, *arguments):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """What a policy with one weight acts in: whether under autocast, and the type of its weight."""
+    """State in which a policy with one weight acts: whether autocast is on, and the data type of the weight."""
     seen = set()
     act = ConstantActor.act
 

@@ -1,4 +1,4 @@
-"""``lrl compare`` on run directories and on kept results."""
+"""Tests of ``lrl compare`` on run directories and on kept results."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a user's error is printed as."""
+"""Tests of the messages for errors of a user."""
 
 import errno
 import re

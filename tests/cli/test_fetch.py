@@ -1,4 +1,4 @@
-"""``lrl fetch`` as a user sees it."""
+"""Tests of ``lrl fetch`` from a user's view."""
 
 import pytest
 

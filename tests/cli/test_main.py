@@ -239,8 +239,11 @@ for command in {{}}:
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
-    """Two short runs of one new process, which imports everything once: their directories, what each said, and whether
-    the process called anybody."""
+    """Make two short runs in one new process.
+
+    Returns:
+        Their directories, the output of each, and whether the process opened a connection.
+    """
     root = tmp_path_factory.mktemp("launched")
     runs = [root / f"run-of-mine-{number}" for number in range(2)]
     words = (*SHORT, *SIZES, *QUIET), WANDB

@@ -1,4 +1,4 @@
-"""What a launch leaves behind."""
+"""Tests of the files that a launch writes."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""``lrl evaluate`` and ``lrl watch`` with models that another program runs."""
+"""Tests of ``lrl evaluate`` and ``lrl watch`` with models that another program runs."""
 
 import json
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Flags of the trainer and stock callbacks have their usual effect on a run, or are refused in one sentence.
+"""Flags of the trainer and stock callbacks have their usual effect on a run, or raise an error of one sentence.
 
 A few run in every test; the others are a sweep. The runs have two collections of a network with four hidden units.
 """
@@ -30,7 +30,7 @@ def words_of(algorithm):
 
 
 def fit(folder, *words, algorithm="ppo"):
-    """What a command left, and its run directory."""
+    """Output of a command, and its run directory."""
     command = ["python", "-m", "lrl", "fit", *words_of(algorithm), "--run_directory", str(folder / "run"), *words]
     return run_words(command), folder / "run"
 
@@ -76,7 +76,7 @@ def config(run):
 
 
 def trained(run, algorithm="ppo"):
-    """Whether the run was a whole one."""
+    """Return whether the run was complete."""
     return rows(run) == 2 and steps(run) == {"ppo": STEPS, "trpo": 2}[algorithm]
 
 

@@ -26,7 +26,7 @@ from lrl.types import RandomKeys, SamplingConfig
 
 @pytest.fixture(scope="module", params=["CartPole-v1", "HalfCheetah-v5"])
 def collected(request, tmp_path_factory):
-    """What the script makes of a run directory: the environment, the run's policy, and what was printed."""
+    """Result of the script for a run directory: the environment, the run's policy, and the output."""
     folder, run = tmp_path_factory.mktemp("datasets"), tmp_path_factory.mktemp("runs") / "mlp"
     env = GymnasiumEnvs(request.param)
     save_run(run, network(env), {"id": request.param})

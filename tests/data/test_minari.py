@@ -604,7 +604,7 @@ def test_ranges_of_a_dict_have_keys(datasets):
 
 
 class Upside(Augmentation):
-    """Nothing that is true of a lake: actions the other way round."""
+    """Augmentation that is wrong for FrozenLake: it reverses the actions."""
 
     def augment(self, observations, actions, rng):
         return list(observations), [3 - int(action) for action in actions]

@@ -19,7 +19,7 @@ def data(**changes):
 
 
 def turns(count=22, prompts=5):
-    """Turns that are told apart by their advantage, with few prompts."""
+    """Return turns with different advantages and few prompts."""
     ids = (torch.arange(count) * 7) % prompts
     nothing = torch.zeros(count, 2)
     return TurnBatch(

@@ -1,4 +1,4 @@
-"""What each of two ranks does in the test of the overlays: one command line after the other, in the same process."""
+"""Program of each of two ranks in the test of the overlays: several command lines in the same process."""
 
 import os
 import runpy

@@ -1,4 +1,4 @@
-"""What one of two ranks does. All cases run in one pair of processes, one after the other."""
+"""Program of one of two ranks. All cases run in one pair of processes, one after the other."""
 
 import datetime
 import logging
@@ -206,7 +206,7 @@ def whole_weights(module):
 
 
 def outcome(trainer):
-    """What is left of a run on this rank: whole weights, rows, what was answered last."""
+    """Results of a run on this rank: whole weights, rows, and the last responses."""
     local = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in trainer.model.parameters()]
     rollout = getattr(trainer.datamodule, "rollout", None)
     return {
@@ -220,7 +220,7 @@ def outcome(trainer):
 
 
 def refused(run):
-    """What a run says that does not begin."""
+    """Error message of a run that does not start."""
     try:
         run()
     except ValueError as error:

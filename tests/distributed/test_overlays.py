@@ -14,7 +14,7 @@ pytestmark = pytest.mark.distributed
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory, processes):
-    """Where the ranks wrote one run per overlay."""
+    """Folder in which the ranks wrote one run per overlay."""
     root = tmp_path_factory.mktemp("overlays")
     with socket.socket() as first, socket.socket() as second:
         for free in (first, second):

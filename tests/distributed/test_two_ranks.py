@@ -21,7 +21,7 @@ RUNS = sorted(ranks.RUNS)
 
 @pytest.fixture(scope="session")
 def root(once, processes):
-    """Where one pair of processes wrote what each rank found, for all workers of the tests."""
+    """Folder in which one pair of processes wrote the results of each rank, for all workers of the tests."""
 
     def start(root):
         folder = save_tiny_model(root / "tiny")
@@ -47,7 +47,7 @@ def folder(root):
 
 @pytest.fixture(scope="session")
 def results(root):
-    """What each rank found."""
+    """Results of each rank."""
     last = [(root / f"rank{rank}.txt").read_text() for rank in range(2)]
     assert all((root / f"rank{rank}.pt").exists() for rank in range(2)), f"the ranks hung in {last}"
     found = [torch.load(root / f"rank{rank}.pt") for rank in range(2)]

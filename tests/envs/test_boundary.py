@@ -241,7 +241,7 @@ REFUSED = {
     "success without text": ({"info": {"success": WithoutRepr()}}, 1, r"info\['success'\] is a WithoutRepr; it must"),
     "success dict": ({"info": {"success": {"all": True}}}, 1, r"info\['success'\] is {'all': True}; it must be true"),
 }
-"""Arguments of an :class:`OddEnv`, the step that is refused, and a pattern of what the sentence says."""
+"""Arguments of an :class:`OddEnv`, the step that raises an error, and a pattern of its message."""
 
 KINDS = {
     "raises in step": (Raising, {}, 2, "step raised KeyError: 'joint'"),
@@ -354,7 +354,7 @@ def test_an_environment_that_cannot_be_closed_is_played_with_a_warning(odd, text
 
 
 class EndedBySignal(SystemExit):
-    """What a handler of a signal raises."""
+    """Exception that a signal handler raises."""
 
 
 def test_a_signal_during_a_step_is_no_failure_of_the_environment(odd):

@@ -114,10 +114,9 @@ def test_the_file_that_ships_holds_every_state_and_is_found_from_any_folder(tmp_
 
 
 def test_the_config_of_the_rubric_rewards_as_the_original_does() -> None:
-    """State 14 has the Q-values .7325, .8628, .8211 and .7811: normalised 0, 1, .6796 and .3729.
+    """State 14 has the Q-values 0.7325, 0.8628, 0.8211 and 0.7811: normalised 0, 1, 0.6796 and 0.3729.
 
-    One departure: an answer without a thought is no legal action here, while the original gave it the half for the
-    action.
+    One departure: a response without reasoning is invalid here, whereas the original rewards its action.
     """
     path = shipped("configs/frozen_lake/grpo_rubric.yaml")
     env = yaml.safe_load(Path(path or "").read_text())["data"]["init_args"]["env"]["init_args"]

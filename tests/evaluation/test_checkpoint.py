@@ -37,7 +37,7 @@ def trained(model: str, lora: bool) -> TextPolicy:
 
 
 def write_checkpoint(folder: Path, model: str, lora: bool, **changes: Any) -> tuple[Path, TextPolicy]:
-    """What a run leaves: trainable weights, and the configuration that they belong to."""
+    """Checkpoint of a run: trainable weights and the configuration."""
     policy = trained(model, lora)
     language_model = {"name": model} | ({"lora": {"r": 2, "alpha": 4}} if lora else {})
     init_args = {"language_model": language_model, "prompt": {}, "sampling": {"max_new_tokens": 4}}

@@ -1,4 +1,4 @@
-"""Seeded episodes."""
+"""Tests of evaluation by seeded episodes."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -48,6 +48,6 @@ def test_no_output_is_kept_in_the_notebook():
 
 
 def test_cartpoles_network_is_drawn_against_episodes_first():
-    """As in the paper's figure 12."""
+    """Performance profile as in figure 12 of the paper."""
     kept = kept_results(ROOT / "assets" / "results")
     assert kept["cartpole_ppo_mlp"]["clocks"] == ["episodes", "env_steps"]

@@ -1,4 +1,4 @@
-"""Learning curves."""
+"""Tests of learning curves."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ PNG = b"\x89PNG"
 
 
 def write_run(run: Path, successes: list[float], every: int = 100) -> Path:
-    """What the loggers leave: training and validation rows, each with the clocks."""
+    """Rows of the loggers: training and validation rows, each with the clocks."""
     run.mkdir(parents=True)
     lines = ["clock/env_steps,clock/minutes,step,train/loss,val/success_rate"]
     for row, success in enumerate(successes):

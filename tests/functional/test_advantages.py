@@ -15,7 +15,7 @@ GAMMA, LAMBDA = 0.9, 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Turns:
-    """What credit depends on, and nothing else of a rollout."""
+    """The parts of a rollout on which credit depends."""
 
     rewards: torch.Tensor
     token_rewards: torch.Tensor
@@ -211,7 +211,7 @@ def test_by_hand():
 
 
 def test_a_perfect_constant_critic_leaves_no_advantage():
-    """Reward 1 for ever is worth 1 / (1 - gamma); a truncated or unfinished episode keeps that worth."""
+    """Infinitely many rewards of 1 have the value 1 / (1 - gamma), also in a truncated or unfinished episode."""
     worth = 1 / (1 - GAMMA)
     for end in ("truncated", "cut"):
         turns = turns_of([[(1.0, [worth], "")] * 4 + [(1.0, [worth], end, worth)]], width=1)
@@ -224,7 +224,7 @@ def test_termination_cuts_the_bootstrap_and_truncation_does_not():
     for end, beyond in (("terminated", 0.0), ("truncated", GAMMA * 7.0)):
         turns = turns_of([[(1.0, [0.0], end, 7.0), (100.0, [50.0], "terminated")]], width=1)
         advantages, _ = assign_credit("nested", turns, CreditConfig(gamma=GAMMA, gae_lambda=LAMBDA))
-        assert float(advantages[0, 0, 0]) == pytest.approx(1.0 + beyond)  # whatever the next episode is paid
+        assert float(advantages[0, 0, 0]) == pytest.approx(1.0 + beyond)  # independent of rewards in the next episode
 
 
 def test_padding_changes_nothing():

@@ -27,7 +27,7 @@ def test_as_many_iterations_as_dimensions_solve_the_system(size):
 
 
 def test_two_iterations_by_hand():
-    """Of the textbook: A = [[4, 1], [1, 3]], b = [1, 2] has the solution [1/11, 7/11]; the first iterate is b / 4."""
+    """Textbook example: A = [[4, 1], [1, 3]], b = [1, 2] has the solution [1/11, 7/11]; the first iterate is b / 4."""
     matrix, target = torch.tensor([[4.0, 1.0], [1.0, 3.0]]), torch.tensor([1.0, 2.0])
     once = conjugate_gradient(lambda vector: matrix @ vector, target, iterations=1)
     torch.testing.assert_close(once, target * 5 / 20)
@@ -68,7 +68,7 @@ def test_the_fisher_product_is_that_of_the_explicit_matrix():
 
 
 def test_the_gauss_newton_product_is_that_of_the_explicit_matrix():
-    """Of logits ``tanh(A w)`` whose metric is ``diag(p) - p p^T``: J^T M J with J = diag(1 - tanh^2) A."""
+    """Fisher matrix of logits ``tanh(A w)`` with metric ``diag(p) - p p^T``: J^T M J with J = diag(1 - tanh^2) A."""
     draw = torch.Generator().manual_seed(0)
     matrix = torch.randn(4, 3, generator=draw, dtype=torch.float64)
     weight = torch.randn(3, generator=draw, dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""What several tests of models need."""
+"""Fixtures for several tests of models."""
 
 import pytest
 from tiny_runs import save_tiny_model

@@ -1,4 +1,4 @@
-"""What a configuration says of attention."""
+"""Tests of the attention settings of a configuration."""
 
 import pytest
 import torch

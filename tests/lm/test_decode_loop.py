@@ -120,7 +120,7 @@ def test_prompts_that_are_read_in_groups_of_their_length_are_answered_as_if_alon
 
 
 def test_the_head_gets_contiguous_states(model):
-    """Of a view, PyTorch would compute the product row by row, with a copy of the weights for each."""
+    """For a view, PyTorch would compute the product row by row, with a copy of the weights for each row."""
     seen = []
     handle = model.get_output_embeddings().register_forward_hook(lambda _, args, out: seen.append(args[0]))
     prefill.prefill(model, [(1, 2, 3), (4, 5, 6)], share=True)

@@ -65,7 +65,7 @@ def merged(model, folder, dtype=None):
 
 
 def plain(folder, **settings):
-    """What the folder is to who knows nothing of adapters."""
+    """Load the folder with transformers, without adapters."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, **settings)

@@ -107,7 +107,7 @@ def test_a_detached_head_leaves_the_trunk_alone(detach):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_head_in_half_precision_is_drawn_and_says_float32(dtype):
-    """As Lightning's true 16-bit precision makes it: under its default data type."""
+    """Create the model under a default data type, like true 16-bit precision of Lightning."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -7,7 +7,7 @@ import pydantic
 
 
 class GuessAction(pydantic.BaseModel):
-    """A guess."""
+    """Action: a guess."""
 
     model_config = {"extra": "forbid"}
     guess: int = pydantic.Field(ge=0, le=9)
@@ -15,7 +15,7 @@ class GuessAction(pydantic.BaseModel):
 
 
 class GuessObservation(pydantic.BaseModel):
-    """A hint."""
+    """Observation: a hint."""
 
     done: bool = False
     reward: float | None = None

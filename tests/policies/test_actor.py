@@ -1,4 +1,4 @@
-"""What an actor needs to be played, and what policies with a language model call their weights."""
+"""Tests of the interface of actors, and of the names of weights in policies with a language model."""
 
 import numpy as np
 import pytest

@@ -323,7 +323,7 @@ def test_actions_that_the_tokenizer_cannot_tell_apart_are_named(folder):
 @pytest.mark.parametrize("groups", [1, 2, 4, 9])
 @pytest.mark.parametrize("share", [True, False])
 def test_prompts_of_like_length_are_computed_together_and_nothing_changes(folder, groups, share):
-    """As many passes as groups, also where prompts are fewer; scores, values and gradients stay, in the rows' order."""
+    """There is one pass per group, also with fewer prompts; scores, values and gradients keep the order of the rows."""
     memory = [(), (PastTurn("0", "UP"),), (), (PastTurn("0 1 2 3", "LEFT"),), (), ()]
     plain, grouped = (
         ready(folder, history=1, share_prompts=share, value_head=ValueHeadConfig(hidden_sizes=[4]), length_groups=n)

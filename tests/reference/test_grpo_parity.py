@@ -101,7 +101,7 @@ def theirs_of(batch):
 
 
 def gradients(loss, model):
-    """One vector."""
+    """Return all gradients as one vector."""
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
 
 

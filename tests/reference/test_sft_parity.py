@@ -67,7 +67,7 @@ def with_gradient(loss, model):
 
 
 def collated(trainer, prompts, responses, everything):
-    """As TRL's data collator makes it of token ids."""
+    """Batch that the data collator of TRL creates from token ids."""
     rows = [{"input_ids": p + r} for p, r in zip(prompts, responses, strict=True)]
     for row, prompt, response in zip(rows, prompts, responses, strict=True):
         row["completion_mask"] = [int(everything)] * len(prompt) + [1] * len(response)

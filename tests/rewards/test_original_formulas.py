@@ -1,7 +1,7 @@
 """Rewards that follow published experiments, against their formulas; ``docs/extending/reward.md`` lists differences.
 
 The formulas are written here from their description. The prompt of the experiment on control ends with ``<action>``, so
-that its responses begin behind that tag; in FrozenLake's experiment the answer is looked for anywhere.
+its responses begin after that tag; the experiment on FrozenLake searches ``<answer>`` anywhere.
 """
 
 import itertools

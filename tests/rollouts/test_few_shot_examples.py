@@ -119,7 +119,7 @@ def test_a_prompt_gets_its_examples_from_the_data_set_that_it_names(dataset) -> 
 
 
 def test_examples_can_be_shown_with_rows_whose_rewards_read_responses(dataset) -> None:
-    """The spaces of rows do not depend on rewards, which refuse native actions."""
+    """The spaces of rows do not depend on rewards, which raise errors for native actions."""
     rows = PromptEnvs(MinariRows(dataset, PENDULUM), [ClosingTagFormatReward(), BehaviourCloningReward()])
     assert draw_stored_examples(dataset, rows, 2, "direct") == draw_stored_examples(dataset, PENDULUM, 2, "direct")
 

@@ -1,4 +1,4 @@
-"""What ProPS+ is told of an environment and of a policy in it, and what ProPS is not."""
+"""Tests of the texts about environment and policy that ProPS+ has in its prompt and ProPS does not."""
 
 import re
 

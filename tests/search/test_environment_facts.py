@@ -1,4 +1,4 @@
-"""What ProPS+ is told of environments is true: texts are compared with the environments themselves."""
+"""Tests of the facts about environments in ProPS+ prompts, by comparison with the environments."""
 
 import re
 

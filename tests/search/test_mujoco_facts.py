@@ -1,4 +1,4 @@
-"""What ProPS+ is told of MuJoCo bodies is true: texts are compared with the environments themselves."""
+"""Tests of the facts about MuJoCo bodies in ProPS+ prompts, by comparison with the environments."""
 
 import re
 

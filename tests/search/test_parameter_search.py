@@ -213,8 +213,8 @@ def test_a_task_that_cannot_be_played_has_one_word_and_counts_as_not_reached():
     text = search_tables(records)
     assert "| walker2d | 108 | unplayable | 1.00 |" in text and "All planned runs have finished." in text
     assert "in_context 1 and 1 of 4; ars 1 and 1 of 2." in text
-    assert "Proposals that were random for want of a usable reply: maze in_context 0.8%." in text
-    assert "or all returns before were the same: maze in_context 26.0%. " in text
+    assert "Proposals that were random because no reply was usable: maze in_context 0.8%." in text
+    assert "or because all earlier returns were the same: maze in_context 26.0%. " in text
     lucky = recorded(0.97, 0.97) | {"failed": 395, "iterations": 400}
     random = records | {SearchRun("maze", "in_context", seed): lucky for seed in range(2)}
     text = search_tables(random)

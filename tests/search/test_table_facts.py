@@ -1,4 +1,4 @@
-"""What ProPS+ is told of environments with a table is true: texts are compared with the environments themselves."""
+"""Tests of the facts about tabular environments in ProPS+ prompts, by comparison with the environments."""
 
 import re
 from fractions import Fraction

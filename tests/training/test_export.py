@@ -28,7 +28,7 @@ def tied(tmp_path_factory):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """What is asked of the hub, which says yes to everything."""
+    """Stub of the hub that accepts every request and records it."""
     asked = []
     for name in ("whoami", "create_repo", "upload_folder"):
         answer = lambda self, *args, _name=name, **kwargs: asked.append((_name, args, kwargs))  # noqa: E731

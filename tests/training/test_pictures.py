@@ -22,7 +22,7 @@ PNG = b"\x89PNG"
 
 
 class Lessons(L.LightningDataModule):
-    """Nothing to learn from, somewhere to validate."""
+    """Data module without training data, with an environment for validation."""
 
     def __init__(self, validation_env: EnvFactory) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Silence(EnvFactory):
     codec = cast(TextCodec, object())
 
     def make(self, num_envs: int, response_format: str | None) -> VectorEnv:
-        raise AssertionError("nobody plays here")
+        raise AssertionError("no environment is played here")
 
 
 def test_other_environments_are_left_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What every algorithm shares: which weights a run starts from, what a checkpoint holds, and what does not fit."""
+"""Tests of the base class of algorithms: initial weights, contents of checkpoints, and mismatches."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -250,7 +250,7 @@ def test_a_metric_is_the_mean_of_all_values_since_it_was_last_asked_for(folder):
 
 @pytest.mark.parametrize("kind", ["grpo", "sft", "ppo"])
 def test_gradients_are_clipped_in_mixed_precision(folder, tmp_path, kind):
-    """Lightning refuses that with a fused optimiser."""
+    """Lightning raises an error for this with a fused optimiser."""
     module = {
         "grpo": lambda: grpo(folder),
         "sft": lambda: sft(folder),

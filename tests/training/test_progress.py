@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on."""
+"""Tests of the progress output of a run."""
 
 import logging
 import re
