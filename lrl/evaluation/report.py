@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +93,12 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table with the given column titles and rows of cells."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
+
+
 def environments_table(
     reports: Sequence[dict[str, Any]], settings: Sequence[str] | None = None, figure: str = "success"
 ) -> str:
@@ -115,7 +121,7 @@ def environments_table(
     compared = len(policies) > 1
     heads = ["environment", *settings]
     heads += policies if compared else ["return", "length", "success"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    rows = []
     for alike in cells.values():
         first = alike[0]
         row = [f"`{first['env_id']}`", *(str(first.get("env_kwargs", {}).get(name, "")) for name in settings)]
@@ -124,8 +130,8 @@ def environments_table(
             row += [known.get(policy, "") for policy in policies]
         else:
             row += [_with_interval(first, name) for name in ("return", "length", "success")]
-        lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines)
+        rows.append(row)
+    return markdown_table(heads, rows)
 
 
 def _with_interval(report: dict[str, Any], name: str) -> str:

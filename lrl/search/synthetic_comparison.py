@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lrl.evaluation.report import markdown_table
 from lrl.evaluation.statistics import bootstrap_interval
 from lrl.functional.random import seeds
 from lrl.search.searchers import Searcher, Trial
@@ -119,7 +120,7 @@ def synthetic_table(reports: Mapping[str, Mapping[str, Any]]) -> str:
         ValueError: If one is another kind of file.
     """
     heads = ["searcher", "functions", "proposals", "exact value", "gain on random search", "better on"]
-    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    rows = []
     for name, report in reports.items():
         if "searchers" not in report:
             raise ValueError(f"{name!r} holds no searchers of `lrl synthetic_search`.")
@@ -133,8 +134,8 @@ def synthetic_table(reports: Mapping[str, Mapping[str, Any]]) -> str:
                 compared = searcher != _CONTROL and "gain" in figures
                 cells.append(_interval(figures["gain"], figures["gain_ci95"]) if compared else "")
                 cells.append(f"{figures['better_share']:.0%}" if compared else "")
-                lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+                rows.append(cells)
+    return markdown_table(heads, rows)
 
 
 def _interval(mean: float, bounds: Sequence[float]) -> str:

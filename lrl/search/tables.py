@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lrl.evaluation.report import markdown_table
 from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_interval
 from lrl.search.experiments import IN_CONTEXT, METHODS, NETWORKS, UNPLAYABLE, Records, is_random
 from lrl.search.tasks import TASKS
@@ -59,7 +60,7 @@ def gains_table(records: Records) -> str:
     five. Tasks on which most proposals of a seed were random because no reply was usable count as not
     better; tasks that the model cannot play are left out.
     """
-    lines = ["| task | seeds | best iteration | chosen policy on fresh episodes |", "|---|---|---|---|"]
+    rows = list[list[str]]()
     better, played = dict.fromkeys(_RULES, 0), 0
     for task in dict.fromkeys(run.task for run in records):
         differences = {rule: gains(records, task, rule) for rule in _RULES}
@@ -74,13 +75,13 @@ def gains_table(records: Records) -> str:
             better[rule] += not lost and is_better(differences[rule])
         cells = [task, str(len(differences[_RULES[0]]))]
         cells += ["random replies" if lost else _gain_cell(differences[rule]) for rule in _RULES]
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append(cells)
     sentence = (
         f"The language model is better than random search on {better['best_iteration']} of {played} tasks by the best "
         f"iteration and on {better['fresh']} by the chosen policy: its interval is above 0, or every difference where "
         "there are three or four."
     )
-    return "\n".join([*lines, "", sentence])
+    return f"{markdown_table(['task', 'seeds', *RULES.values()], rows)}\n\n{sentence}"
 
 
 def _gain_cell(differences: np.ndarray) -> str:
@@ -154,7 +155,7 @@ def rule_table(records: Records, rule: str) -> str:
     methods = _names(records, "method")
     heads = ["task", "parameters", *methods, *(f"published {_PUBLISHED_HEADS[name]}" for name in _PUBLISHED[rule])]
     heads += ["nothing", "random", "ceiling", "budget"]
-    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    rows = []
     for name in _names(records, "task"):
         task = TASKS[name]
         published = task.published
@@ -163,9 +164,8 @@ def rule_table(records: Records, rule: str) -> str:
         cells += [f"{_number(getattr(published, name))}{named.get(name, '')}" for name in _PUBLISHED[rule]]
         yardsticks = task.yardsticks
         cells += [_number(value) for value in (yardsticks.nothing, yardsticks.random, yardsticks.ceiling)]
-        cells.append(_budget(records, name))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([*cells, _budget(records, name)])
+    return markdown_table(heads, rows)
 
 
 def _cell(records: Records, task: str, method: str, rule: str) -> str:
@@ -221,15 +221,15 @@ def budget_table(records: Records) -> str:
     The fresh episodes of the chosen policy are not counted.
     """
     methods = _names(records, "method")
-    lines = [f"| {' | '.join(['task', *methods])} |", "|" + "---|" * (1 + len(methods))]
+    rows = []
     for task in _names(records, "task"):
         cells = [task]
         for method in methods:
             finished = _played(records, task, method)
             means = [np.mean([record[name] for record in finished]) for name in ("episodes", "env_steps") if finished]
             cells.append(" / ".join(f"{mean:,.0f}" for mean in means))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(["task", *methods], rows)
 
 
 def reached_text(records: Records, rule: str) -> str:

@@ -19,6 +19,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.tabular import TransitionTable, policy_values
 from lrl.evaluation.exact import Lake, lakes_of
 from lrl.evaluation.pictures import new_figure, save_figure
+from lrl.evaluation.report import markdown_table
 from lrl.evaluation.statistics import bootstrap_interval
 from lrl.functional.advantages import group_advantages
 from lrl.ranges import ClosedUnitInterval, PositiveInt, check_fields
@@ -381,26 +382,23 @@ def credit_table(result: Mapping[str, Any], tokens: int, averaged: bool = False)
         tokens: Tokens per turn.
         averaged: Whether correlations are those of averages, else those of single tokens, beside error variances.
     """
-    names, key = (
-        [policy["policy"] for policy in result["policies"]],
-        "averaged_correlation" if averaged else "correlation",
-    )
+    names = [policy["policy"] for policy in result["policies"]]
+    key = "averaged_correlation" if averaged else "correlation"
     heads = [f"{policy['policy']} (success {policy['success']:.3f})" for policy in result["policies"]]
     if not averaged:
         heads = [cell for head in heads for cell in (head, "error variance")]
-    lines = [f"| estimator | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-    rows: dict[str, dict[str, str]] = {}
+    rows: dict[str, dict[str, list[str]]] = {}
     for row in result["scores"]:
         if row["tokens"] == tokens:
             low, high = row[f"{key}_ci95"]
-            cell = f"{row[key]:.3f} ({low:.3f} to {high:.3f})"
-            cell += "" if averaged else f" | {row['error_variance']:.3e}"
-            rows.setdefault(row["estimator"], {})[row["policy"]] = cell
-    lines += [f"| {name} | {' | '.join(cells[policy] for policy in names)} |" for name, cells in rows.items()]
+            cells = [f"{row[key]:.3f} ({low:.3f} to {high:.3f})"]
+            cells += [] if averaged else [f"{row['error_variance']:.3e}"]
+            rows.setdefault(row["estimator"], {})[row["policy"]] = cells
     if not averaged:
-        nothing = (f"0 | {policy[f'truth_variance_{tokens}']:.3e}" for policy in result["policies"])
-        lines.append(f"| no estimate | {' | '.join(nothing)} |")
-    return "\n".join(lines)
+        variances = {policy["policy"]: policy[f"truth_variance_{tokens}"] for policy in result["policies"]}
+        rows["no estimate"] = {name: ["0", f"{variances[name]:.3e}"] for name in names}
+    lines = [[estimator, *(cell for name in names for cell in cells[name])] for estimator, cells in rows.items()]
+    return markdown_table(["estimator", *heads], lines)
 
 
 def draw_scores(result: Mapping[str, Any], path: Path) -> None:

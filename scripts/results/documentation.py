@@ -1,22 +1,22 @@
-"""The tables of the documentation, made from ``assets/results``, the configurations and the code.
+"""Tables of the documentation and the notebook of figures, from ``assets/results``, the configurations and the code.
 
-A page holds ``<!-- table: KIND WORD ... -->`` and ``<!-- end table -->``; what stands between them is replaced. The
-kinds:
+The text between ``<!-- table: KIND WORD ... -->`` and ``<!-- end table -->`` of a page is replaced by a table. The
+kinds are:
 
-- ``results PATTERN ...``: experiments whose file names match, with their commands.
-- ``headlines NAME ...``: experiments in short, with the page that tells of them.
-- ``configs``: every configuration, with its result.
-- ``algorithms``: every algorithm, with the lines of its loss and its advantages.
-- ``benchmarks`` and ``speed NAME:NUMBER ...``: all comparisons, or single ones, counted from 0.
-- ``credit NAME TOKENS [averaged]``: advantages compared with the exact ones, at a number of tokens per turn.
-- ``environments NAME [FIGURE]``, ``baselines``, ``text_cost``: what policies reach in environments, and what text
-  costs there.
-- ``rephrased NAME``: success of trained policies on rephrased prompts.
-- ``search NAME RULE`` and ``search_budget NAME``: what ``lrl search_table --json`` wrote, by the rule
-  ``best_iteration`` or ``fresh``, and what was played for it.
-- ``search_exact NAME``: the exact success on FrozenLake of the tables that the searches of such a file chose.
-- ``search_gains NAME``: how much better the language model of such a file is than random search.
-- ``synthetic NAME ...``: what ``lrl synthetic_search --json`` wrote.
+- ``results PATTERN ...``: experiments whose file names match a pattern, with their commands.
+- ``headlines NAME ...``: experiments in short, with a link to their notebook.
+- ``configs``: all configurations, with their results.
+- ``algorithms``: all algorithms, with their files.
+- ``benchmarks`` and ``speed NAME:NUMBER ...``: all comparisons of speed, or single ones, counted from 0.
+- ``credit NAME TOKENS [averaged]``: estimated advantages compared with exact ones, with a number of tokens per turn.
+- ``environments NAME [FIGURE]``, ``baselines`` and ``text_cost``: results of policies in several environments, and the
+  cost of text in environments.
+- ``rephrased NAME``: success rates of trained policies on rephrased prompts.
+- ``search NAME RULE``: results of ``lrl search_table --json`` by the rule ``best_iteration`` or ``fresh``.
+- ``search_budget NAME``: episodes and environment steps of these searches.
+- ``search_exact NAME``: exact success on FrozenLake of the tables that these searches chose.
+- ``search_gains NAME``: returns of the language model in these searches minus those of random search.
+- ``synthetic NAME ...``: results of ``lrl synthetic_search --json``.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import yaml
 
-from lrl.evaluation.report import environments_table
+from lrl.evaluation.exact import Lake, lakes_of
+from lrl.evaluation.report import environments_table, markdown_table
+from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_interval
+from lrl.search.experiments import NETWORKS, UNPLAYABLE, Records, report_records
 from lrl.search.synthetic_comparison import synthetic_table
+from lrl.search.tables import RULES, budget_table, gains_table, random_text, reached_text, rule_table, unfinished_text
+from lrl.search.tasks import TASKS
 from results.credit_truth import credit_table
 from results.summaries import baselines_table, figure_text, learning_table, minutes_text, pictures, seeds_text
-from results.tables import benchmark_table, comparisons_table, rephrased_table, text_cost_table
-
-if TYPE_CHECKING:
-    from lrl.search.experiments import Records
-
 
 Results = Mapping[str, dict[str, Any]]
 """Kept results by name."""
@@ -52,25 +54,25 @@ _ENVIRONMENTS = {
     "frozen_lake": "FrozenLake",
     "half_cheetah": "HalfCheetah",
 }
-"""Folders of ``configs`` to the names of what is in them."""
+"""Names of environments by the folder of their configurations."""
 
 
 def documentation_pages(root: Path) -> list[Path]:
-    """Return the pages that hold tables: the two READMEs and those in ``docs``."""
+    """Return the pages that contain tables, among the two READMEs and those in ``docs``."""
     pages = [root / "README.md", root / "configs/README.md", *sorted((root / "docs").rglob("*.md"))]
     return [page for page in pages if _TABLE.search(page.read_text(encoding="utf-8"))]
 
 
 def fill_tables(page: Path, text: str, results: Results) -> str:
-    """Return the text of a page with all its tables made anew.
+    """Return the text of a page with new tables.
 
     Args:
-        page: Path of the page, from which links are relative; the working directory is the repository's root.
+        page: Path of the page, to which links are relative; the working directory is the repository's root.
         text: Current text of the page.
         results: Kept results by name.
 
     Raises:
-        ValueError: If a table's kind is unknown, or it names a result that does not exist.
+        ValueError: If the kind of a table is unknown, or it names a result that does not exist.
     """
 
     def made(found: re.Match[str]) -> str:
@@ -88,6 +90,10 @@ def _named(name: str, results: Results) -> dict[str, Any]:
     return results[name]
 
 
+def _searched(name: str, results: Results) -> Records:
+    return report_records(_named(name, results), name)
+
+
 def _results(patterns: Sequence[str], results: Results, page: Path) -> str:
     measured = {name: result for name, result in results.items() if "metric" in result}
     picked = [name for name in measured if any(fnmatch(name, pattern) for pattern in patterns)]
@@ -97,31 +103,30 @@ def _results(patterns: Sequence[str], results: Results, page: Path) -> str:
 
 
 def _headlines(names: Sequence[str], results: Results, page: Path) -> str:
-    lines = ["| environment | algorithm, policy | result | seeds | minutes | more |", "|---|---|---|---|---|---|"]
+    rows = []
     for name in names:
         result = _named(name, results)
         config = _config_of(result)
         kinds = ", ".join(_algorithm_and_policy(config))
-        more = f"[notebook]({_link(_notebook(config), page)})"
         cells = [_ENVIRONMENTS[config.parent.name], kinds, figure_text(result), seeds_text(result)]
-        lines.append(f"| {' | '.join([*cells, minutes_text(result), more])} |")
-    return "\n".join(lines)
+        rows.append([*cells, minutes_text(result), f"[notebook]({_link(_notebook(config), page)})"])
+    return markdown_table(["environment", "algorithm, policy", "result", "seeds", "minutes", "more"], rows)
 
 
 def _configs(words: Sequence[str], results: Results, page: Path) -> str:
-    lines = ["| config | what it shows | hardware | minutes | result | link |", "|---|---|---|---|---|---|"]
+    rows = []
     for config in sorted(Path("configs").glob("*/*.yaml")):
         if config.parent.name == "overlays":
             continue
         result = next((one for one in results.values() if "metric" in one and _is_result_of(one, config)), None)
         cells = [f"[`{config.relative_to('configs')}`]({_link(config, page)})", *_shown(config)]
         cells += ["", "not measured"] if result is None else [minutes_text(result), figure_text(result)]
-        lines.append(f"| {' | '.join([*cells, f'[notebook]({_link(_notebook(config), page)})'])} |")
-    return "\n".join(lines)
+        rows.append([*cells, f"[notebook]({_link(_notebook(config), page)})"])
+    return markdown_table(["config", "what it shows", "hardware", "minutes", "result", "link"], rows)
 
 
 def _shown(config: Path) -> tuple[str, str]:
-    """Return what a configuration shows, by its first comment, and the hardware that it needs."""
+    """Return what a configuration shows, according to its first comment, and the hardware that it needs."""
     text = config.read_text(encoding="utf-8")
     gpu = re.search(r"one GPU( with \d+ GB)?|GPU", text.partition("\nmodel:")[0])
     hardware = "two CPU cores" if gpu is None else gpu[0] if gpu[0] != "GPU" else "one GPU"
@@ -129,9 +134,9 @@ def _shown(config: Path) -> tuple[str, str]:
 
 
 def _is_result_of(result: dict[str, Any], config: Path) -> bool:
-    """Return whether a result was measured with a configuration of which its command changes at most the precision.
+    """Return whether a result was measured with a configuration, apart from the precision.
 
-    A value with ``{seed}``, such as a start for each seed, does not count as a change.
+    A value with ``{seed}``, such as a different initial checkpoint for each seed, does not count as a change.
     """
     if _config_of(result) != config:
         return False
@@ -151,29 +156,48 @@ def _same(content: Any, key: str, value: str) -> bool:
 
 
 def _algorithms(words: Sequence[str], results: Results, page: Path) -> str:
-    lines = ["| algorithm | file |", "|---|---|"]
+    rows = []
     for file in [*sorted(Path("lrl/algorithms").glob("[!_]*.py")), Path("lrl/search/module.py")]:
         first = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or file.stem).partition("\n")[0]
         document = Path("docs/algorithms") / ("prompted_search.md" if file.stem == "module" else f"{file.stem}.md")
         name = f"[{first.rstrip('.')}]({_link(document, page)})" if document.exists() else first.rstrip(".")
-        lines.append(f"| {name} | [`{file}`]({_link(file, page)}) |")
-    return "\n".join(lines)
+        rows.append([name, f"[`{file}`]({_link(file, page)})"])
+    return markdown_table(["algorithm", "file"], rows)
 
 
-def _speed(names: Sequence[str], results: Results, page: Path) -> str:
-    picked = []
-    for name in names:
-        report = _named(name.partition(":")[0], results)
-        picked.append((report, report["comparisons"][int(name.partition(":")[2] or 0)]))
-    return comparisons_table(picked)
+def benchmark_table(comparisons: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    """Return a Markdown table of comparisons of ``scripts/benchmark.py``, each given with its report."""
+    rows = []
+    for report, one in comparisons:
+        ours, theirs = (_rate(float(np.median(one[side]))) for side in ("ours", "theirs"))
+        ratios = f"{one['ratio']:.2f} ({one['ratio_min']:.2f} to {one['ratio_max']:.2f})"
+        rows.append([f"{report['title']}, {one['name']}", f"{ours} {one['unit']}", theirs, ratios])
+    return markdown_table(["comparison", "ours", "theirs", "ratio (repeats)"], rows)
+
+
+def _rate(rate: float) -> str:
+    """Return a rate without decimals, or with two digits below 10."""
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _benchmarks(words: Sequence[str], results: Results, page: Path) -> str:
-    return benchmark_table([result for result in results.values() if "comparisons" in result])
+    return benchmark_table([(report, one) for report in results.values() for one in report.get("comparisons", ())])
 
 
-def _credit(words: Sequence[str], results: Results, page: Path) -> str:
-    return credit_table(_named(words[0], results), int(words[1]), "averaged" in words)
+def _speed(names: Sequence[str], results: Results, page: Path) -> str:
+    pairs = [name.partition(":") for name in names]
+    reports = [(_named(name, results), int(number or 0)) for name, _, number in pairs]
+    return benchmark_table([(report, report["comparisons"][number]) for report, number in reports])
+
+
+def _text_cost(words: Sequence[str], results: Results, page: Path) -> str:
+    rows = []
+    for one in _named("benchmark_text", results)["environments_in_text"]:
+        cost = np.array(one["text_layer_us"])
+        spread = f"{np.median(cost):.1f} ({cost.min():.1f} to {cost.max():.1f})"
+        rates = (f"{np.median(one[name]):,.0f}" for name in ("steps_per_second", "native_steps_per_second"))
+        rows.append([f"`{one['env_id']}`", spread, *rates])
+    return markdown_table(["environment", "text layer, microseconds per step", "steps/s in text", "native"], rows)
 
 
 def _environments(names: Sequence[str], results: Results, page: Path) -> str:
@@ -182,21 +206,24 @@ def _environments(names: Sequence[str], results: Results, page: Path) -> str:
     return environments_table(result["environments"], figure=figure)
 
 
-def _baselines(words: Sequence[str], results: Results, page: Path) -> str:
-    return baselines_table({name: _named(f"baselines_{name}", results) for name in ("random", "constant")})
+def rephrased_table(reports: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Return a Markdown table of success rates on rephrased prompts: a row per kind of policy, a column per phrasing.
 
-
-def _text_cost(words: Sequence[str], results: Results, page: Path) -> str:
-    return text_cost_table(_named("benchmark_text", results))
-
-
-def _rephrased(names: Sequence[str], results: Results, page: Path) -> str:
-    return rephrased_table(_named(names[0], results)["rephrased"])
+    Args:
+        reports: For each kind of policy one report of ``lrl evaluate --rephrase FILE --json`` per seed.
+    """
+    phrasings = list(
+        dict.fromkeys(name for seeds in reports.values() for report in seeds for name in report["rephrased"])
+    )
+    rows = []
+    for policy, seeds in reports.items():
+        known = ([report["rephrased"][name] for report in seeds if name in report["rephrased"]] for name in phrasings)
+        columns = [seeds, *known]
+        rows.append([policy, *(", ".join(f"{report['success_rate']:.3f}" for report in one) for one in columns)])
+    return markdown_table(["policy", "as trained", *phrasings], rows)
 
 
 def _search(words: Sequence[str], results: Results, page: Path) -> str:
-    from lrl.search.tables import RULES, random_text, reached_text, rule_table, unfinished_text  # import torch
-
     rule = words[1] if len(words) > 1 else ""
     if rule not in RULES:
         raise ValueError(f"a table of {page} has the rule {rule!r}; it must be {' or '.join(RULES)}.")
@@ -205,36 +232,57 @@ def _search(words: Sequence[str], results: Results, page: Path) -> str:
     return "\n\n".join([rule_table(records, rule), *filter(None, texts)])
 
 
-def _search_budget(words: Sequence[str], results: Results, page: Path) -> str:
-    from lrl.search.tables import budget_table
-
-    return budget_table(_searched(words[0], results))
-
-
-def _search_exact(words: Sequence[str], results: Results, page: Path) -> str:
-    from results.tables import exact_table
-
-    return exact_table(_searched(words[0], results))
+TASK = "frozen_lake"
+"""Name of the task of a search whose transition table is known."""
+_EQUAL = 1e-6
+"""Largest difference between two probabilities of success that count as equal."""
 
 
-def _search_gains(words: Sequence[str], results: Results, page: Path) -> str:
-    from lrl.search.tables import gains_table
-
-    return gains_table(_searched(words[0], results))
-
-
-def _searched(name: str, results: Results) -> Records:
-    from lrl.search.experiments import report_records
-
-    return report_records(_named(name, results), name)
+@cache
+def lake() -> Lake:
+    """Return the map of :data:`TASK` with its time limit."""
+    return lakes_of(TASKS[TASK].env_factory())[0]
 
 
-def _synthetic(names: Sequence[str], results: Results, page: Path) -> str:
-    return synthetic_table({name: _named(name, results) for name in names})
+def exact_success(parameters: Sequence[float]) -> float:
+    """Return the probability that a table of one action for each state reaches the goal within the time limit."""
+    table = lake().table
+    return lake().success(np.eye(table.num_actions)[np.asarray(parameters, dtype=np.int64)])
+
+
+def exact_table(records: Records) -> str:
+    """Return a Markdown table with a row per search: the exact success of its tables beside both measured returns.
+
+    A cell contains the mean with its 95% bootstrap interval over seeds, or the values of fewer than five seeds. A count
+    of ``n/m`` says that n of m planned seeds have finished. Networks are left out, because they have no table.
+    """
+    planned: dict[str, list[dict[str, Any] | None]] = {}
+    for run, record in records.items():
+        if run.task == TASK and run.method not in NETWORKS:
+            planned.setdefault(run.method, []).append(record)
+    rows, heads = list[list[str]](), list[str]()
+    best = lake().best_stationary - _EQUAL
+    for method, seeds in planned.items():
+        found = [record for record in seeds if record is not None and UNPLAYABLE not in record]
+        if not found:
+            continue
+        exact = [exact_success(record["parameters"]) for record in found]
+        heads = [f"best mean of {found[0]['rollouts']} episodes", f"{found[0]['fresh_episodes']} fresh episodes"]
+        columns = [[record["best_iteration"] for record in found], [record["fresh"] for record in found], exact]
+        count = f"{len(found)}" if len(found) == len(seeds) else f"{len(found)}/{len(seeds)}"
+        rows.append([method, count, *map(_exact_cell, columns), str(sum(value > best for value in exact))])
+    return markdown_table(["search", "seeds", *heads, "exact success", "optimal tables"], rows)
+
+
+def _exact_cell(values: Sequence[float]) -> str:
+    if len(values) < MIN_SEEDS:
+        return ", ".join(f"{value:.3f}" for value in values)
+    low, high = bootstrap_interval(values)
+    return f"{np.mean(values):.3f} ({low:.2f} to {high:.2f})"
 
 
 def _config_of(result: dict[str, Any]) -> Path:
-    """Return the configuration that a result's command trains."""
+    """Return the configuration in the command of a result."""
     found = re.search(r"--config (\S+)", result["command"])
     assert found is not None
     return Path(found[1])
@@ -261,24 +309,24 @@ _KINDS: dict[str, Callable[[Sequence[str], Results, Path], str]] = {
     "algorithms": _algorithms,
     "benchmarks": _benchmarks,
     "speed": _speed,
-    "credit": _credit,
+    "credit": lambda words, results, _: credit_table(_named(words[0], results), int(words[1]), "averaged" in words),
     "environments": _environments,
-    "baselines": _baselines,
+    "baselines": lambda _, results, __: baselines_table(
+        {name: _named(f"baselines_{name}", results) for name in ("random", "constant")}
+    ),
     "text_cost": _text_cost,
-    "rephrased": _rephrased,
+    "rephrased": lambda words, results, _: rephrased_table(_named(words[0], results)["rephrased"]),
     "search": _search,
-    "search_budget": _search_budget,
-    "search_exact": _search_exact,
-    "search_gains": _search_gains,
-    "synthetic": _synthetic,
+    "search_budget": lambda words, results, _: budget_table(_searched(words[0], results)),
+    "search_exact": lambda words, results, _: exact_table(_searched(words[0], results)),
+    "search_gains": lambda words, results, _: gains_table(_searched(words[0], results)),
+    "synthetic": lambda words, results, _: synthetic_table({name: _named(name, results) for name in words}),
 }
-
-
-# The notebook of figures, made from kept results.
+"""Functions that write a table, from the words after its kind, all results and the page."""
 
 
 def filled_notebook(text: str, results: Mapping[str, dict[str, Any]]) -> str:
-    """Return the notebook's first two cells, which define how figures are drawn, followed by one cell per figure."""
+    """Return the notebook of figures: its first two cells, which define functions, and cells for each figure."""
     document = json.loads(text)
     cells = document["cells"][:2]
     for name, drawn in pictures(results).items():

@@ -1,6 +1,6 @@
 """The table of rephrased prompts: every seed of every policy under every phrasing."""
 
-from results.tables import rephrased_table
+from results.documentation import rephrased_table
 
 
 def report(success, **rephrased):

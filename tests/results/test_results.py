@@ -3,8 +3,8 @@ import shlex
 
 import numpy as np
 import pytest
+from results.documentation import benchmark_table
 from results.summaries import command_of, final_values, first_episode, learning_table, result_curve, summarise
-from results.tables import benchmark_table
 
 from lrl.evaluation.report import environments_table, read_result, result_text
 from lrl.evaluation.statistics import config_digest, with_earlier_runs
@@ -123,7 +123,7 @@ def test_a_comparison_shows_medians_and_the_range_of_ratios():
         "ratio_min": 2,
         "ratio_max": 3,
     }
-    row = benchmark_table([{"title": "t", "comparisons": [one]}]).splitlines()[-1]
+    row = benchmark_table([({"title": "t"}, one)]).splitlines()[-1]
     assert row == "| t, x | 4 u/s | 2 | 2.00 (2.00 to 3.00) |"
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 from results.command import main
-from results.figures import rows_curve
-from results.summaries import draw_picture
+from results.summaries import draw_picture, rows_curve
 
 from lrl.evaluation.statistics import t_interval
 

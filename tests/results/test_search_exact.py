@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from results.documentation import fill_tables
-from results.tables import exact_success, exact_table, lake
+from results.documentation import exact_success, exact_table, fill_tables, lake
 
 from lrl.search.experiments import SearchRun, search_report
 from lrl.search.tasks import TASKS
