@@ -1,11 +1,11 @@
-"""A stand-in for an OpenAI-compatible chat server, on a loopback port, that can be told to fail.
+"""OpenAI-compatible chat server on a loopback port with configurable failures.
 
     with ChatServer(lambda body: "left") as server:
         server.faults = [status(429, **{"Retry-After": "3"}), truncated(), empty()]
         model = ServedChatModel("any", server.url)
 
-The first requests suffer the faults, one each; ``None`` among them lets one through. Responses depend on the body of
-the request alone, so that they are the same whatever fails before.
+Each fault applies to one request, in the order of arrival; ``None`` applies no fault. Responses depend only on the body
+of the request, so failures do not change them.
 """
 
 import contextlib
@@ -20,51 +20,51 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Fault:
-    """Response that is sent instead of a completion."""
+    """Replaces or changes the response to a request."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     change: Callable[[bytes], bytes] = lambda body: body
-    """From the right body to the one that is sent."""
+    """Function from the correct body to the body that is sent."""
     seconds: float = 0.0
-    """Slept before anything is sent."""
+    """Seconds to sleep before the response is sent."""
     close: bool = False
-    """Close the connection without a word."""
+    """Whether to close the connection without a response."""
 
 
 def status(code, message="stand-in error", error_code=None, **headers):
-    """An error of OpenAI's format."""
+    """Return an error in OpenAI's format."""
     body = json.dumps({"error": {"message": message, "type": "error", "code": error_code}}).encode()
     return Fault(code, headers, lambda _: body)
 
 
 def slow(seconds):
-    """Right, but late."""
+    """Return a delay of a correct response."""
     return Fault(seconds=seconds)
 
 
 def truncated():
-    """Half of the JSON, and the connection stays whole."""
+    """Return a response with the first half of the JSON."""
     return Fault(change=lambda body: body[: len(body) // 2])
 
 
 def garbage(text="<html>Bad gateway</html>"):
-    """Status 200 and no JSON."""
+    """Return a response with status 200 and a body that is not a completion."""
     return Fault(change=lambda _: text.encode())
 
 
 def empty():
-    """A completion without text."""
+    """Return a completion without text."""
     return Fault(change=lambda body: body.replace(b'"content": ', b'"content": "", "refusal": '))
 
 
 def dropped():
-    """The connection ends before the response."""
+    """Return a fault that closes the connection before the response."""
     return Fault(close=True)
 
 
 class ChatServer:
-    """Serves ``POST /v1/chat/completions`` from a thread, while its ``with`` block lasts.
+    """Serves ``POST /v1/chat/completions`` from a thread inside a ``with`` block.
 
     Args:
         respond: from the body of a request to the text of the response.
@@ -97,14 +97,14 @@ class ChatServer:
         self.stop()
 
     def start(self):
-        """Start, or start again at the same port."""
+        """Start the server; a second call after :meth:`stop` uses the same port."""
         self._server = _Server(("127.0.0.1", self.port), _Handler)
         self._server.owner, self.port = self, self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 
     def stop(self):
-        """Stop as if killed: open connections are cut, and new ones fail until the next :meth:`start`."""
+        """Stop like a killed process: cut open connections, and reject new ones until the next :meth:`start`."""
         server, self._server = self._server, None
         if server is not None:
             server.killed = True
@@ -115,7 +115,7 @@ class ChatServer:
             self._thread.join()
 
     def receive(self, headers, body):
-        """Note a request and return its fault."""
+        """Record a request and return its fault."""
         with self._lock:
             self._under_way += 1
             self.at_once = max(self.at_once, self._under_way)
@@ -128,7 +128,7 @@ class ChatServer:
             self._under_way -= 1
 
     def completion(self, body):
-        """The right body of a response."""
+        """Return the correct body of a response."""
         text = self.respond(body)
         words = sum(len(message["content"].split()) for message in body["messages"])
         payload = {
@@ -166,7 +166,7 @@ class _Server(ThreadingHTTPServer):
             self.connections.discard(request)
 
     def handle_error(self, request, client_address):
-        """A client that went away is no error here."""
+        """Ignore clients that closed their connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -194,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
             owner.leave()
 
     def log_message(self, *_):
-        """Suppress the log on the terminal."""
+        """Print nothing."""
 
 
 def _cut(connection):

@@ -46,8 +46,8 @@ def test_examples_come_before_the_history_and_roles_alternate() -> None:
     assert [m["role"] for m in messages] == ["system", *["user", "assistant"] * 2, "user"]
 
 
-def test_the_instructions_stand_in_a_prompt_once() -> None:
-    """The first work on control wrote its instructions twice into every prompt."""
+def test_the_instruction_occurs_once_in_a_prompt() -> None:
+    """The original experiment on control writes the instructions twice into every prompt."""
     template = PromptTemplate(history=2, examples=(PastTurn("example", "shown"),))
     texts = " ".join(message["content"] for message in template.messages(CODEC, "now", TURNS))
     assert texts.count(CODEC.description) == 1

@@ -1,4 +1,4 @@
-"""The file of responses: shared by processes, whole after a kill, and not somebody else's file."""
+"""Tests of the cache of responses."""
 
 import multiprocessing
 import os
@@ -16,11 +16,11 @@ def completion(text):
     return Completion(text=text, finish_reason="stop", prompt_tokens=3, completion_tokens=1)
 
 
-def test_a_response_is_found_as_it_was_written_and_the_first_one_stays(tmp_path):
+def test_a_response_is_read_back_unchanged_and_the_first_one_is_kept(tmp_path):
     cache, other = (CompletionCache(tmp_path / "c.sqlite") for _ in range(2))
     assert cache.find("k") is None
     assert cache.add("k", "m", completion("first")).text == "first"
-    assert other.add("k", "m", completion("second")).text == "first"  # whoever came later hands on what will be found
+    assert other.add("k", "m", completion("second")).text == "first"  # the first response is kept and returned
     found = other.find("k")
     assert (found.text, found.prompt_tokens, found.cached, len(cache)) == ("first", 3, True, 1)
     cache.close()
@@ -35,7 +35,7 @@ def test_keys_do_not_depend_on_the_order_of_fields():
     assert len({request_key(*other) for other in others}) == 4
 
 
-def test_an_empty_response_gives_way_to_one_with_text(tmp_path):
+def test_a_response_with_text_replaces_an_empty_one(tmp_path):
     cache = CompletionCache(tmp_path / "c.sqlite")
     assert [cache.add("k", "m", completion(text)).text for text in (" \n", "", "go", "stay", "")] == [
         " \n", " \n", "go", "go", "go",
@@ -46,7 +46,7 @@ def test_an_empty_response_gives_way_to_one_with_text(tmp_path):
 
 
 def write(path, name, count, written):
-    """Write responses, and say after each how many there are."""
+    """Write responses, and send the number of responses after each."""
     cache = CompletionCache(path)
     for n in range(count):
         cache.add(f"{name} {n}", "m", completion(f"{n} " * 500))
@@ -54,7 +54,7 @@ def write(path, name, count, written):
 
 
 @pytest.mark.slow
-def test_several_processes_write_and_one_is_killed(tmp_path):
+def test_responses_are_complete_if_several_processes_write_and_one_is_killed(tmp_path):
     path, count, context = tmp_path / "c.sqlite", 20, multiprocessing.get_context("fork")
     said = {name: context.Value("i", 0, lock=False) for name in ("victim", "a", "b")}
     children = {
@@ -78,7 +78,7 @@ def test_several_processes_write_and_one_is_killed(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["text", "database", "newer", "folder"])
-def test_a_file_of_something_else_is_left_alone(tmp_path, kind):
+def test_a_file_of_another_program_raises_and_is_not_changed(tmp_path, kind):
     path = tmp_path / "c.sqlite"
     if kind == "folder":
         path.mkdir()
@@ -102,8 +102,8 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, kind):
         ("max_page_count = 1", ", whose disk is full; free some space, and the same command resumes"),
     ],
 )
-def test_a_file_that_takes_no_more_responses_says_why(tmp_path, limit, said):
-    """SQLite itself raises, as it does on a read-only file system and on a full disk."""
+def test_the_error_for_a_file_that_cannot_be_written_states_the_reason(tmp_path, limit, said):
+    """Limits of SQLite raise the errors of a read-only file system and of a full disk."""
     cache = CompletionCache(tmp_path / "c.sqlite")
     cache.add("first", "m", completion("kept"))
     cache._connection.execute(f"PRAGMA {limit}")
@@ -115,7 +115,7 @@ def test_a_file_that_takes_no_more_responses_says_why(tmp_path, limit, said):
     cache.close()
 
 
-def test_a_file_that_another_process_keeps_says_so(tmp_path, monkeypatch):
+def test_a_file_that_another_process_has_locked_raises(tmp_path, monkeypatch):
     monkeypatch.setattr("lrl.chat.cache._BUSY", 0.01)
     cache, other = CompletionCache(tmp_path / "c.sqlite"), sqlite3.connect(tmp_path / "c.sqlite")
     other.execute("BEGIN EXCLUSIVE")
@@ -125,7 +125,7 @@ def test_a_file_that_another_process_keeps_says_so(tmp_path, monkeypatch):
     cache.close()
 
 
-def test_a_folder_that_cannot_be_made_says_so(tmp_path):
+def test_a_folder_that_cannot_be_created_raises(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"c.sqlite', whose folder cannot be made"):
         CompletionCache(tmp_path / "file" / "c.sqlite")

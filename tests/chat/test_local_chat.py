@@ -1,4 +1,4 @@
-"""Chat models in this process."""
+"""Tests of chat models in this process."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def model(tiny_model):
     return LocalChatModel(LanguageModelConfig(name=tiny_model), batch_size=3, device="cpu")
 
 
-def test_a_response_depends_on_its_conversation_and_its_seed_alone(model):
+def test_a_response_depends_only_on_its_conversation_and_its_seed(model):
     conversations, seeds = say("left", "right w1 w2", "left", "up", "left"), [1, 2, 3, 4, 1]
     together = texts(model, conversations, seeds)
     assert together == [texts(model, [one], [seed])[0] for one, seed in zip(conversations, seeds, strict=True)]
@@ -33,8 +33,8 @@ def test_a_response_depends_on_its_conversation_and_its_seed_alone(model):
     assert together[0] == together[4] != together[2]
 
 
-def test_what_is_counted_and_why_it_ended(model):
-    completions = model.complete(say("left", "w1 w2 w3"), SAMPLING, [1, 2])  # blanks are tokens too
+def test_tokens_are_counted_and_the_finish_reason_is_reported(model):
+    completions = model.complete(say("left", "w1 w2 w3"), SAMPLING, [1, 2])  # blanks count as tokens
     first, second = (completion.prompt_tokens for completion in completions)
     assert second == first + 4 and model.name.endswith("tiny")
     ends = {seed: model.complete(say("up"), SAMPLING, [seed])[0] for seed in range(40)}
@@ -44,16 +44,16 @@ def test_what_is_counted_and_why_it_ended(model):
         assert "<|im_end|>" not in end.text
 
 
-def test_seeds_name_independent_rows_of_bits():
+def test_each_seed_determines_an_independent_row_of_bits():
     bits = seeded_bits([5, 6, 5], 4)
     assert bits.shape == (3, 4) and bits.dtype == torch.int64
     assert torch.equal(bits[0], bits[2]) and not torch.equal(bits[0], bits[1]) and len(set(bits[0].tolist())) == 4
     assert torch.equal(bits[:, :2], seeded_bits([5, 6, 5], 2))
 
 
-def test_a_generator_that_is_given_needs_the_tokenizer_only(tiny_model, monkeypatch):
+def test_with_a_given_generator_only_the_tokenizer_is_loaded(tiny_model, monkeypatch):
     class Repeats:
-        """Responds with the last word of each conversation, twice, and ends."""
+        """Generator that writes the last word of each conversation twice and then ends."""
 
         def generate(self, prompts, uniforms, sampling):
             ids = torch.tensor([[prompt[-6]] * 3 for prompt in prompts])
@@ -66,7 +66,7 @@ def test_a_generator_that_is_given_needs_the_tokenizer_only(tiny_model, monkeypa
     assert (completion.text.split(), completion.finish_reason, completion.completion_tokens) == (["w2w2"], "stop", 2)
 
 
-def test_a_conversation_fits_into_the_positions_and_a_reply_into_the_response(model, tiny_model):
+def test_fits_checks_the_context_length_and_the_length_of_the_response(model, tiny_model):
     (conversation,) = say("left")
     (completion,) = model.complete([conversation], SAMPLING, [1])
     (language_model,) = [part for part in vars(model).values() if isinstance(part, LanguageModel)]
@@ -74,7 +74,7 @@ def test_a_conversation_fits_into_the_positions_and_a_reply_into_the_response(mo
         patch.setattr(language_model, "context_length", completion.prompt_tokens + 6)
         assert model.fits(conversation, SAMPLING) and model.fits(conversation, SAMPLING, "up up up")
         assert not model.fits(say("left up")[0], SAMPLING)
-        assert not model.fits(conversation, SAMPLING, "up up up up")  # blanks are tokens, and so is the end
+        assert not model.fits(conversation, SAMPLING, "up up up up")  # blanks and the end count as tokens
     model.connect()
     generated = LocalChatModel(LanguageModelConfig(name=tiny_model), DecodeLoop(language_model, None))
     length = language_model.model.config.max_position_embeddings

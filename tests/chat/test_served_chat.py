@@ -1,4 +1,4 @@
-"""Chat models behind an endpoint: what is sent, what failures do, what is kept, and where the key is not."""
+"""Tests of chat models behind an endpoint: requests, failures, the cache and the API key."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ KEY = "sk-stand-in-0123456789"
 
 
 def respond(body):
-    """A response that depends on everything that was asked."""
+    """Return a response that depends on the conversation, the seed and the temperature."""
     return f"{body['messages'][-1]['content']} {body['seed']} {body['temperature']}"
 
 
@@ -29,7 +29,7 @@ def say(*texts):
 
 @pytest.fixture(autouse=True, scope="module")
 def no_certificates():
-    """Without them a client is made a hundred times faster, and nothing here is encrypted."""
+    """Skip loading certificates, which takes most of the time of creating a client; nothing here is encrypted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl.SSLContext, "load_verify_locations", lambda *_, **__: None)
         yield
@@ -42,7 +42,7 @@ def server():
 
 
 def model_of(server, waits=None, **settings):
-    """A model that does not wait, but notes for how long it would have."""
+    """Return a model that records the seconds of each pause instead of waiting."""
     model = ServedChatModel("stand-in", server.url, **{"max_concurrency": 1, **settings})
     waits = [] if waits is None else waits
     model.wait = lambda stop, seconds: waits.append(seconds)
@@ -53,10 +53,10 @@ def texts(completions):
     return [completion.text for completion in completions]
 
 
-# -- what is sent -----------------------------------------------------------------------------------------------------
+# -- requests -----------------------------------------------------------------------------------------------------
 
 
-def test_a_request_holds_the_conversation_the_sampling_and_the_seed(server):
+def test_a_request_contains_the_conversation_the_sampling_and_the_seed(server):
     model = model_of(server, extra_body={"reasoning_effort": "low"})
     sampling = SamplingConfig(temperature=0.5, top_p=0.9, top_k=3, max_new_tokens=7)
     (completion,) = model.complete(say("go"), sampling, [11])
@@ -77,12 +77,12 @@ def test_a_request_holds_the_conversation_the_sampling_and_the_seed(server):
 
 
 @pytest.mark.parametrize("field", ["max_completion_tokens", "num_predict"])
-def test_the_field_of_the_maximum_number_of_tokens_has_another_name_on_some_servers(server, field):
+def test_the_field_for_the_maximum_number_of_tokens_can_be_renamed(server, field):
     model_of(server, max_tokens_field=field).complete(say("go"), SAMPLING, [1])
     assert server.bodies[0][field] == 7 and "max_tokens" not in server.bodies[0]
 
 
-def test_a_field_that_the_server_does_not_take_is_left_out_and_samples_still_differ(server, tmp_path):
+def test_null_fields_are_omitted_and_samples_with_different_seeds_still_differ(server, tmp_path):
     server.respond = lambda body: f"response {len(server.bodies)}"
     settings = {"extra_body": {"seed": None, "temperature": None}, "cache": str(tmp_path / "c.sqlite")}
     completions = model_of(server, **settings).complete(say("a", "a"), SAMPLING, [1, 2])
@@ -100,27 +100,27 @@ def test_a_field_that_the_server_does_not_take_is_left_out_and_samples_still_dif
         ({"min_p": float("nan")}, "extra_body is {'min_p': nan}; it must be what JSON can hold"),
     ],
 )
-def test_fields_that_cannot_be_sent_are_one_sentence(fields, said):
+def test_fields_that_cannot_be_sent_raise(fields, said):
     with pytest.raises(ValueError) as error:
         ServedChatModel("any", "http://127.0.0.1:1/v1", extra_body=fields)
     assert str(error.value).startswith(said)
 
 
-def test_no_proxy_stands_between_this_machine_and_itself(server, monkeypatch):
+def test_no_proxy_is_used_for_a_local_address(server, monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert texts(model_of(server, max_retries=0).complete(say("go"), SAMPLING, [1]))
 
 
-def test_responses_stand_in_the_order_of_the_conversations_and_equal_requests_are_sent_once(server):
+def test_responses_are_in_the_order_of_the_conversations_and_equal_requests_are_sent_once(server):
     model = model_of(server, max_concurrency=4)
     completions = model.complete(say("a", "b", "a", "c", "a"), SAMPLING, [1, 2, 1, 3, 4])
     assert texts(completions) == ["a 1 0.5", "b 2 0.5", "a 1 0.5", "c 3 0.5", "a 4 0.5"]
     assert len(server.bodies) == 4 and model.usage.cached == 1
 
 
-def test_no_more_requests_than_allowed_are_under_way_at_once():
-    barrier = threading.Barrier(3, timeout=10)  # three at a time, or it breaks
+def test_the_number_of_simultaneous_requests_is_limited():
+    barrier = threading.Barrier(3, timeout=10)  # breaks unless three requests run at once
 
     def together(body):
         barrier.wait()
@@ -131,12 +131,12 @@ def test_no_more_requests_than_allowed_are_under_way_at_once():
     assert server.at_once == 3
 
 
-def test_reasoning_that_the_server_separates_comes_back_before_the_response(server):
+def test_separate_reasoning_is_placed_before_the_response(server):
     server.message = {"reasoning_content": "north is best"}
     assert texts(model_of(server).complete(say("up"), SAMPLING, [1])) == ["<think>north is best</think>up 1 0.5"]
 
 
-def test_a_cut_response_is_called_so_and_may_be_empty(server):
+def test_a_truncated_response_is_marked_and_may_be_empty(server):
     server.finish_reason, server.faults = "length", [empty()]
     (completion,) = model_of(server).complete(say("a"), SAMPLING, [1])
     assert (completion.text, completion.finish_reason) == ("", "length")
@@ -161,7 +161,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_after_a_failure_the_response_is_what_it_would_have_been(server, name):
+def test_a_failure_does_not_change_the_response_to_the_repeated_request(server, name):
     server.faults, waits = [FAULTS[name](), FAULTS[name]()], []
     model = model_of(server, waits)
     assert texts(model.complete(say("go"), SAMPLING, [11])) == ["go 11 0.5"]
@@ -170,13 +170,13 @@ def test_after_a_failure_the_response_is_what_it_would_have_been(server, name):
     assert 0.5 <= waits[0] <= 1 and 1 <= waits[1] <= 2
 
 
-def test_a_server_that_is_too_slow_is_asked_again(server):
+def test_a_request_that_times_out_is_sent_again(server):
     server.faults = [slow(3.0)]
     model = model_of(server, timeout=0.5)
     assert texts(model.complete(say("go"), SAMPLING, [1])) == ["go 1 0.5"] and model.usage.retries >= 1
 
 
-def test_a_server_that_is_killed_in_the_midst_and_comes_back_changes_nothing(server):
+def test_a_restart_of_the_server_changes_no_response(server):
     model = model_of(server)
     expected = [f"{n} {n} 0.5" for n in range(6)]
     assert texts(model.complete(say("0", "1"), SAMPLING, [0, 1])) == expected[:2]
@@ -194,13 +194,13 @@ def test_delays_double_up_to_a_maximum_with_jitter_that_is_the_same_in_every_run
     assert retry_delay(2000, None, "a") <= 60
 
 
-def test_the_server_may_ask_for_a_longer_pause(server):
+def test_a_retry_waits_for_the_longer_of_backoff_and_retry_after(server):
     server.faults, waits = [status(429, **{"Retry-After": "90"}), status(503, **{"Retry-After": "0"})], []
     model_of(server, waits).complete(say("go"), SAMPLING, [1])
     assert waits[0] == 90 and 1 <= waits[1] <= 2
 
 
-def test_retry_after_holds_seconds_or_a_date(monkeypatch):
+def test_retry_after_contains_seconds_or_a_date(monkeypatch):
     monkeypatch.setattr("time.time", lambda: 1_700_000_000.0)  # 14 November 2023, 22:13:20 UTC
     assert retry_after({"retry-after": "1.5"}) == 1.5 and retry_after({"retry-after": "-3"}) == 0
     assert retry_after({"retry-after": "Tue, 14 Nov 2023 22:13:50 GMT"}) == 30
@@ -220,10 +220,10 @@ def test_retry_after_holds_seconds_or_a_date(monkeypatch):
         ),
     ],
 )
-def test_a_pause_that_no_clock_can_measure_is_not_asked_for(server, value):
+def test_an_invalid_retry_after_is_ignored(server, value):
     server.faults, waits = [status(429, **{"Retry-After": value})], []
     assert texts(model_of(server, waits).complete(say("go"), SAMPLING, [1])) == ["go 1 0.5"]
-    assert 0.5 <= waits[0] <= 1, "as without a Retry-After"
+    assert 0.5 <= waits[0] <= 1, "the same as without Retry-After"
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_pause_that_no_clock_can_measure_is_not_asked_for(server, value):
     ],
     ids=lambda usage: usage[:30],
 )
-def test_a_response_is_kept_whatever_the_server_says_of_its_tokens(server, tmp_path, usage):
+def test_invalid_token_counts_are_ignored_and_the_response_is_used(server, tmp_path, usage):
     server.usage, server.faults = False, [Fault(change=lambda body: body[:-1] + f', "usage": {usage}}}'.encode())]
     model = model_of(server, cache=str(tmp_path / "c.sqlite"))
     (completion,) = model.complete(say("go"), SAMPLING, [1])
@@ -245,20 +245,20 @@ def test_a_response_is_kept_whatever_the_server_says_of_its_tokens(server, tmp_p
     assert len(server.bodies) == 1 and model.responses.add("other", "m", completion) == completion
 
 
-def test_halves_of_surrogate_pairs_lose_no_response(server, tmp_path):
+def test_unpaired_surrogates_in_a_response_are_replaced(server, tmp_path):
     server.respond, server.finish_reason = lambda body: "up \ud83d", "stop \ud83d"
     (completion,) = model_of(server, cache=str(tmp_path / "c.sqlite")).complete(say("go"), SAMPLING, [1])
     assert (completion.text, completion.finish_reason) == ("up ?", "stop ?") and len(server.bodies) == 1
 
 
-def test_halves_of_surrogate_pairs_are_sent_as_question_marks(server):
+def test_unpaired_surrogates_are_sent_as_question_marks(server):
     model_of(server).complete(say("go \ud83d"), SAMPLING, [1])
     assert server.bodies[0]["messages"][-1]["content"] == "go ?"
 
 
 @pytest.mark.parametrize("charset", ["hex", "rot13", "utf-16", "undefined", "no such codec"])
 @pytest.mark.parametrize("code", [200, 503])
-def test_a_response_is_utf8_whatever_its_header_says(server, charset, code):
+def test_a_response_is_decoded_as_utf8_even_if_its_header_names_another_charset(server, charset, code):
     server.faults = [Fault(code, {"Content-Type": f"application/json; charset={charset}"})]
     assert texts(model_of(server).complete(say("g\xf6"), SAMPLING, [1])) == ["g\xf6 1 0.5"]
     assert len(server.bodies) == (1 if code == 200 else 2)
@@ -278,7 +278,7 @@ def test_a_response_is_utf8_whatever_its_header_says(server, charset, code):
         (status(401, "who?"), "needs a valid key, and NO_SUCH_VARIABLE is not set (401: who?)."),
     ],
 )
-def test_it_stops_in_one_sentence(server, fault, said):
+def test_a_permanent_failure_raises_one_sentence(server, fault, said):
     server.faults = [fault] * 9
     model = model_of(server, max_retries=2, api_key_env="NO_SUCH_VARIABLE")
     with pytest.raises(ValueError) as error:
@@ -306,14 +306,14 @@ def test_it_stops_in_one_sentence(server, fault, said):
         (status(404, "no such model with this context length"), False),
     ],
 )
-def test_a_conversation_that_the_server_rejects_as_too_long_is_told_apart(server, fault, too_long):
+def test_a_conversation_rejected_as_too_long_raises_its_own_error(server, fault, too_long):
     server.faults = [fault]
     with pytest.raises(ValueError, match="which rejects the request for the model 'stand-in'") as caught:
         model_of(server).complete(say("go"), SAMPLING, [1])
     assert isinstance(caught.value, ConversationTooLongError) == too_long and len(server.bodies) == 1
 
 
-def test_a_conversation_fits_into_the_configured_context(server):
+def test_fits_checks_the_configured_context_length(server):
     (conversation,), (long,) = say("params[0]: -1.5; f(params): 23.40"), say("1" * 80)
     assert model_of(server).fits(say("1" * 10**6)[0], SAMPLING), "without a context length the server decides"
     model = model_of(server, context_length=80)
@@ -326,12 +326,12 @@ def test_a_conversation_fits_into_the_configured_context(server):
 @pytest.mark.parametrize(
     ("text", "tokens"), [("params[10]: -1.5;", 12), ("1.5 -2.0 = 23.40\n", 15), ("episodes", 2), ("北é", 5)]
 )
-def test_tokens_are_estimated_as_those_of_vocabularies_with_a_token_per_digit(text, tokens):
+def test_estimated_tokens_count_one_token_per_digit(text, tokens):
     assert estimated_tokens(text) == tokens
 
 
-def test_the_request_that_failed_for_good_says_why_and_not_one_that_it_stopped(server):
-    """The first conversation waits to be sent again while the second is rejected."""
+def test_the_error_is_that_of_the_request_that_failed_permanently(server):
+    """The first request waits for its retry while the second is rejected."""
     waits, sent = threading.Event(), []
 
     def send(body):
@@ -352,13 +352,13 @@ def test_the_request_that_failed_for_good_says_why_and_not_one_that_it_stopped(s
     assert sorted(sent) == ["a", "b"]
 
 
-def test_a_server_that_is_not_there_is_one_sentence_too(server):
+def test_a_server_that_cannot_be_reached_raises_one_sentence(server):
     server.stop()
     with pytest.raises(ValueError, match=r"which failed 3 times .*no connection, .*refused"):
         model_of(server, max_retries=2).complete(say("go"), SAMPLING, [1])
 
 
-def test_an_empty_response_may_be_allowed(server):
+def test_accept_empty_accepts_an_empty_response(server):
     server.faults = [empty()]
     assert texts(model_of(server, accept_empty=True).complete(say("a"), SAMPLING, [1])) == [""]
 
@@ -378,16 +378,16 @@ def test_an_empty_response_may_be_allowed(server):
         ("https://host/v1?key=secret", "keys are read from the environment"),
     ],
 )
-def test_a_wrong_address_is_told_without_what_may_be_secret(url, said):
+def test_an_invalid_address_raises_without_repeating_what_may_be_secret(url, said):
     with pytest.raises(ValueError, match=said) as error:
         ServedChatModel("any", url)
     assert "secret" not in str(error.value)
 
 
-# -- what is kept -----------------------------------------------------------------------------------------------------
+# -- the cache -----------------------------------------------------------------------------------------------------
 
 
-def test_what_was_asked_before_comes_from_the_cache_for_nothing(server, tmp_path):
+def test_repeated_requests_are_answered_from_the_cache_at_no_cost(server, tmp_path):
     file, prices = str(tmp_path / "new" / "responses.sqlite"), Prices(prompt=1_000_000, completion=2_000_000)
     first = model_of(server, cache=file, prices=prices)
     asked = first.complete(say("a", "b"), SAMPLING, [1, 2])
@@ -418,7 +418,7 @@ def test_what_was_asked_before_comes_from_the_cache_for_nothing(server, tmp_path
         (say("a"), SAMPLING, 1, {"name": "other"}),
     ],
 )
-def test_another_request_is_asked_anew(server, tmp_path, messages, sampling, seed, settings):
+def test_a_request_that_differs_is_not_found_in_the_cache(server, tmp_path, messages, sampling, seed, settings):
     file = str(tmp_path / "responses.sqlite")
     model_of(server, cache=file).complete(say("a"), SAMPLING, [1])
     other = ServedChatModel(**{"name": "stand-in", "api_url": server.url, "cache": file, **settings})
@@ -426,7 +426,7 @@ def test_another_request_is_asked_anew(server, tmp_path, messages, sampling, see
     assert len(server.bodies) == 2
 
 
-def test_an_empty_response_that_was_allowed_is_asked_anew_where_it_is_not(server, tmp_path):
+def test_a_cached_empty_response_is_requested_again_without_accept_empty(server, tmp_path):
     server.faults, file = [empty()], str(tmp_path / "responses.sqlite")
     for accept_empty, expected in ((True, ""), (True, ""), (False, "a 1 0.5"), (True, "a 1 0.5")):
         model = model_of(server, cache=file, accept_empty=accept_empty)
@@ -434,7 +434,7 @@ def test_an_empty_response_that_was_allowed_is_asked_anew_where_it_is_not(server
     assert len(server.bodies) == 2
 
 
-def test_the_same_request_to_another_server_is_asked_anew(server, tmp_path):
+def test_the_cache_distinguishes_servers(server, tmp_path):
     file = str(tmp_path / "responses.sqlite")
     model_of(server, cache=file).complete(say("a"), SAMPLING, [1])
     with ChatServer(respond) as other:
@@ -442,18 +442,18 @@ def test_the_same_request_to_another_server_is_asked_anew(server, tmp_path):
         assert len(other.bodies) == 1
 
 
-def test_responses_that_came_before_the_end_are_kept(server, tmp_path):
+def test_responses_before_a_permanent_failure_are_in_the_cache(server, tmp_path):
     file = str(tmp_path / "responses.sqlite")
     server.faults = [None, None, status(400, "no")]
     with pytest.raises(ValueError, match="400"):
         model_of(server, cache=file).complete(say(*"abcd"), SAMPLING, range(4))
-    assert len(server.bodies) == 3  # nothing begins after a failure for good
+    assert len(server.bodies) == 3  # no request starts after a permanent failure
     model = model_of(server, cache=file)
     assert texts(model.complete(say(*"abcd"), SAMPLING, range(4))) == [f"{c} {n} 0.5" for n, c in enumerate("abcd")]
     assert model.usage.cached == 2 and len(server.bodies) == 5
 
 
-def test_no_further_response_is_paid_for_where_none_can_be_kept(server, tmp_path):
+def test_no_further_request_is_sent_if_the_cache_cannot_be_written(server, tmp_path):
     model = model_of(server, cache=str(tmp_path / "c.sqlite"))
     model.complete(say("first"), SAMPLING, [1])
     model.responses._connection.execute("PRAGMA max_page_count = 1")
@@ -463,7 +463,7 @@ def test_no_further_response_is_paid_for_where_none_can_be_kept(server, tmp_path
     assert len(server.bodies) == 2
 
 
-def test_the_sentence_says_what_is_kept(server, tmp_path):
+def test_the_error_states_the_number_of_cached_responses(server, tmp_path):
     server.faults, file = [None, *[status(500)] * 9], tmp_path / "responses.sqlite"
     with pytest.raises(ValueError, match=r"; 1 responses are kept in '.*responses.sqlite', and the same command resum"):
         model_of(server, cache=str(file), max_retries=1).complete(say(*"ab"), SAMPLING, [1, 2])
@@ -481,7 +481,7 @@ def test_the_key_comes_from_the_environment(server, monkeypatch, variable):
 
 
 def test_the_key_is_in_no_log_error_response_or_file(server, tmp_path, monkeypatch, caplog):
-    """The server repeats the key wherever it can."""
+    """The server repeats the key in responses and errors."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     caplog.set_level(logging.DEBUG)
     server.respond = lambda body: f"your key is {KEY}"
@@ -503,7 +503,7 @@ def test_the_key_is_in_no_log_error_response_or_file(server, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("letters", range(170, 201, 6))
-def test_a_message_that_is_cut_shows_no_part_of_the_key(server, monkeypatch, letters):
+def test_a_truncated_message_shows_no_part_of_the_key(server, monkeypatch, letters):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     server.faults = [garbage("x" * (letters - 140) + KEY), status(400, "x" * letters + KEY)]
     with pytest.raises(ValueError, match="xxx") as error:
@@ -512,7 +512,7 @@ def test_a_message_that_is_cut_shows_no_part_of_the_key(server, monkeypatch, let
 
 
 @pytest.mark.parametrize("key", ["sk-one-line\nsk-another-line", "sk-\u2019quoted\u2019", "sk-\tindented"])
-def test_what_cannot_be_a_key_is_one_sentence_without_it_and_is_not_sent(server, monkeypatch, caplog, key):
+def test_an_invalid_key_raises_without_repeating_it_and_is_not_sent(server, monkeypatch, caplog, key):
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(ValueError, match="the environment variable OPENAI_API_KEY holds several lines or") as error:
         model_of(server).complete(say("a"), SAMPLING, [1])
@@ -532,15 +532,15 @@ def test_what_cannot_be_a_key_is_one_sentence_without_it_and_is_not_sent(server,
         "1A",
     ],
 )
-def test_a_key_in_place_of_the_name_of_its_variable_is_one_sentence_without_it(server, name):
+def test_a_key_in_place_of_a_variable_name_raises_without_repeating_it(server, name):
     with pytest.raises(ValueError, match="^api_key_env does not hold the name of an environment variable") as error:
         model_of(server, api_key_env=name)
     assert not name or name not in f"{error.value!r}"
 
 
 @pytest.mark.parametrize("name", ["OPENAI_API_KEY", "_key2", "MISTRAL_API_KEY_2_OF_MINE", "my_team_api_key_2"])
-def test_names_of_variables_are_taken(server, name, monkeypatch):
-    if name == "my_team_api_key_2":  # which might be a key, if there were no such variable
+def test_names_of_environment_variables_are_accepted(server, name, monkeypatch):
+    if name == "my_team_api_key_2":  # looks like a key, so the variable must exist
         monkeypatch.setenv(name, KEY)
     model_of(server, api_key_env=name)
 
@@ -550,7 +550,7 @@ def test_names_of_variables_are_taken(server, name, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["served.ServedChatModel", "local.LocalChatModel"])
 def test_a_configuration_names_a_chat_model_by_its_class(kind, monkeypatch):
-    """Parse a chat model as in the YAML of an experiment, without the API key."""
+    """A YAML configuration names the class and its settings, but not the key."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--chat_model", type=ChatModel)

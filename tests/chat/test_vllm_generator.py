@@ -1,7 +1,7 @@
-"""The generator on vLLM, against a stub.
+"""Tests of the generator with vLLM, against a stub.
 
-vLLM itself needs a GPU and is not installed here. The stub has those parts of ``vllm.LLM`` and ``vllm.SamplingParams``
-that are used, as vLLM 0.11 documents them, and notes what it is called with. That vLLM does so is not tested.
+vLLM itself needs a GPU and is not installed. The stub implements the used parts of ``vllm.LLM`` and
+``vllm.SamplingParams`` as documented for vLLM 0.11, and records its calls. The behaviour of vLLM is not tested.
 """
 
 import sys
@@ -17,7 +17,7 @@ from lrl.types import SamplingConfig
 
 
 class SamplingParams:
-    """Stub of vLLM's class, with keyword arguments that are checked by name."""
+    """Stub of ``vllm.SamplingParams``, which accepts known keyword arguments only."""
 
     KNOWN = {"temperature", "top_p", "top_k", "max_tokens", "seed", "stop", "stop_token_ids", "logprobs"}
     KNOWN |= {"include_stop_str_in_output", "skip_special_tokens"}
@@ -28,7 +28,7 @@ class SamplingParams:
 
 
 class LLM:
-    """Repeats the last tokens of a prompt, as many as the seed says, and ends with a stop token if there is room."""
+    """Stub of ``vllm.LLM`` that repeats the last prompt tokens, as many as the seed selects, and then a stop token."""
 
     made = []
 
@@ -90,7 +90,7 @@ def test_without_truncation_all_tokens_are_kept_and_the_last_tag_ends_a_response
 
 
 @pytest.mark.usefixtures("vllm")
-def test_a_chat_model_on_it_has_the_same_responses_whatever_the_batch(tiny_model):
+def test_responses_of_a_chat_model_with_vllm_do_not_depend_on_the_batch(tiny_model):
     config = LanguageModelConfig(name=tiny_model)
     chat = [LocalChatModel(config, VLLMGenerator(config), batch_size=size) for size in (1, 8)]
     conversations = [[{"role": "user", "content": f"w{n}"}] for n in range(5)]
@@ -101,7 +101,7 @@ def test_a_chat_model_on_it_has_the_same_responses_whatever_the_batch(tiny_model
     assert one[2].completion_tokens == 2 + seed % 3
 
 
-def test_without_vllm_it_is_one_sentence(tiny_model, monkeypatch):
+def test_a_missing_vllm_raises_one_sentence(tiny_model, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ValueError, match=r"use_vllm needs the package vllm.*install the extra, 'lrl\[vllm\]'"):
         VLLMGenerator(LanguageModelConfig(name=tiny_model))

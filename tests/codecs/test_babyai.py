@@ -55,7 +55,7 @@ SCENES = [scene(part) for part in GOLDEN.read_text().split("\n= ")[1:]]
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=[scene.name for scene in SCENES])
-def test_golden_scene(scene: Scene) -> None:
+def test_a_scene_has_the_expected_text(scene: Scene) -> None:
     assert describe_view(scene.image) == scene.sentences
 
 

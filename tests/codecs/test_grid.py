@@ -55,5 +55,5 @@ def test_a_state_without_its_map_raises() -> None:
         ("LEFT, I suppose, not upper", "LEFT"),
     ],
 )
-def test_last_mentioned_action(text, action):
+def test_the_last_mentioned_action_is_found(text, action):
     assert FrozenLakeCodec().last_mentioned_action(text) == action

@@ -128,7 +128,7 @@ def test_statistics_that_do_not_fit_raise_with_their_key(settings, named):
         NumberFormat(**settings)
 
 
-def test_a_command_line_names_a_kind_or_gives_all_keys():
+def test_parse_accepts_a_kind_or_a_mapping_of_keys():
     assert NumberFormat.parse("integers") == NumberFormat(kind="integers")
     assert NumberFormat.parse("{kind: decimals, precision: 5}") == NumberFormat(precision=5)
     for wrong in ("3", "{digits: 5}", "[1]", "{"):

@@ -1,4 +1,4 @@
-"""Tests of what prompts say about the numbers of an environment."""
+"""Tests of the descriptions of numbers in prompts."""
 
 import gymnasium as gym
 import pytest
@@ -44,7 +44,7 @@ def test_every_mujoco_body_of_gymnasium_is_in_the_table():
 
 
 @pytest.mark.parametrize("id", BODY_IDS)
-def test_every_observed_and_every_acted_number_of_a_body_is_described(id):
+def test_every_number_of_observations_and_actions_of_a_body_is_described(id):
     native = GymnasiumEnvs(id).make_native()
     codec = codec_for(native, INTEGERS)
     observed, acted = codec._observation.details, codec._action.details
@@ -82,7 +82,7 @@ def test_described_names_are_not_followed_by_commas_in_observations():
 
 @pytest.mark.parametrize("id", [*BODY_IDS, "CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0"])
 @pytest.mark.parametrize("kind", ["decimals", "integers"])
-def test_without_describe_the_description_is_that_of_the_task_and_the_actions_alone(id, kind):
+def test_without_describe_the_description_contains_only_the_task_and_the_actions(id, kind):
     native = GymnasiumEnvs(id).make_native()
     text = codec_for(native, NumberFormat(kind=kind)).description
     if id in BODY_IDS:
@@ -110,6 +110,6 @@ def test_successive_numbered_names_are_abbreviated_from_three_on():
     assert describe_quantities([Quantity(name) for name in names]) == "a 0, a 1, b, c 1 to 3, c 5"
 
 
-def test_numbers_without_unit_are_told_apart_from_the_next_ones():
+def test_numbers_without_unit_are_separated_from_the_next_ones():
     turned = [Quantity("height", "m"), Quantity("orientation"), Quantity("hip", "rad"), Quantity("knee", "rad")]
     assert describe_quantities(turned) == "height (m), orientation (no unit), hip, knee (rad)"

@@ -58,7 +58,7 @@ def same(a, b, atol):
 
 @pytest.mark.parametrize("numbers", [None, INTEGERS], ids=["decimals", "integers"])
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_a_round_trip_of_actions(space, numbers):
+def test_a_round_trip_does_not_change_actions(space, numbers):
     codec = SpaceCodec(spaces.Discrete(2), space, numbers)
     space.seed(0)
     for _ in range(50):
@@ -214,7 +214,7 @@ def test_unknown_names_raise(space):
 
 
 @pytest.mark.parametrize(("space", "names"), [(DICT, False), (spaces.Discrete(3), False), (BOX, True)])
-def test_tags_that_are_not_there_cannot_be_left_out(space, names):
+def test_tags_false_raises_for_observations_without_tags(space, names):
     metadata = EnvironmentMetadata(observation=(Quantity("a"),) * 2)
     with pytest.raises(ValueError, match="numbers.tags is false, but observations of .* have no tags.*must be true"):
         SpaceCodec(space, spaces.Discrete(2), NumberFormat(tags=False, names=names), metadata)
@@ -236,7 +236,7 @@ def test_bounds_and_non_finite_observations_are_encoded():
 @pytest.mark.parametrize("kind", ["decimals", "integers"])
 @pytest.mark.parametrize("names", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
-def test_texts_of_many_observations_are_those_of_each(kind, names, dtype):
+def test_texts_of_many_observations_equal_those_of_single_observations(kind, names, dtype):
     space = spaces.Box(np.full(3, -4, dtype), np.full(3, 4, dtype), dtype=dtype)
     quantities = (Quantity("a-b 0%s"), Quantity("c"), Quantity("-0.000"))
     metadata = EnvironmentMetadata(observation=quantities, action=quantities)
@@ -248,7 +248,7 @@ def test_texts_of_many_observations_are_those_of_each(kind, names, dtype):
     assert codec.observations_to_texts([]) == codec.actions_to_texts([]) == []
 
 
-def test_texts_of_many_observations_with_nan_are_those_of_each():
+def test_texts_of_many_observations_with_nan_equal_those_of_single_observations():
     rows = [np.array([np.nan, np.inf]), np.array([-np.inf, 0.5])]
     box = spaces.Box(-1.0, 1.0, (2,), np.float64)
     for kind in ("decimals", "integers"):
@@ -258,7 +258,7 @@ def test_texts_of_many_observations_with_nan_are_those_of_each():
     assert nested.observations_to_texts([(rows[1], 2)]) == [nested.observation_to_text((rows[1], 2))]
 
 
-def test_normalised_numbers_are_those_of_observations_and_actions_stay_decimals():
+def test_observations_are_normalised_and_actions_remain_decimals():
     observed, acted = spaces.Box(-np.inf, np.inf, (2,), np.float64), spaces.Box(-2.0, 2.0, (1,), np.float32)
     numbers = NumberFormat(kind="normalised", statistics=[(1.0, 2.0), (-2.0, 0.5)], precision=2, describe=True)
     codec = SpaceCodec(observed, acted, numbers)

@@ -1,4 +1,4 @@
-"""Tests of the interface of actors, and of the names of weights in policies with a language model."""
+"""Tests of the interface of actors, and of the names of weights in checkpoints."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from lrl.types import Decisions
 
 
 class Alternating(Actor):
-    """Goes left and right in turns, and remembers in its history which came last."""
+    """Actor that alternates between left and right, and keeps the last action in its history."""
 
     response_format = "direct"
 
@@ -30,7 +30,7 @@ class Alternating(Actor):
         )
 
 
-def test_acting_is_all_that_an_evaluation_needs():
+def test_an_evaluation_needs_only_an_actor():
     envs = GymnasiumEnvs("FrozenLake-v1", kwargs={"is_slippery": False}, max_episode_steps=6)
     results = evaluate_policy(Alternating(), envs, episodes=3, seed=0, num_envs=2)
     assert np.array_equal(results.lengths, [6] * 3) and not results.invalid_actions.any()
@@ -43,7 +43,7 @@ def test_an_actor_samples_as_in_training_at_another_temperature(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["text", "scoring", "head"])
-def test_weights_have_the_names_of_earlier_checkpoints(kind, tmp_path):
+def test_names_of_weights_in_checkpoints_do_not_change(kind, tmp_path):
     folder = save_tiny_model(tmp_path / "tiny")
     model, prompt, head = LanguageModelConfig(name=folder), PromptTemplate(response_format="direct"), ValueHeadConfig()
     if kind == "head":

@@ -1,4 +1,4 @@
-"""Every architecture: log-probabilities of the plain model, and turns in one row only where that is exact."""
+"""Tests of every architecture: log-probabilities equal those of the plain model on every path."""
 
 import pytest
 import torch
@@ -29,14 +29,14 @@ from lrl.types import SamplingConfig
 
 
 def decode(model, prompts, tokens):
-    """Random responses of at most ``tokens`` tokens."""
+    """Return random responses of at most ``tokens`` tokens."""
     uniforms = torch.randint(9, (len(prompts), tokens))
     return DecodeLoop(model, None).generate(prompts, uniforms, SamplingConfig(max_new_tokens=tokens))
 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
-    """One folder for each architecture, made when it is asked for."""
+    """Return a function that returns the folder of an architecture, which it creates at the first call."""
     root = tmp_path_factory.mktemp("architectures")
     return lambda name: folder_of(root, name)
 
@@ -57,7 +57,7 @@ def folders(tmp_path_factory):
     ],
 )
 @torch.no_grad()
-def test_logprobs_are_those_of_the_plain_model_and_prompts_are_shared_where_that_is_exact(
+def test_logprobs_equal_those_of_the_plain_model_and_prompts_are_shared_only_if_that_is_exact(
     folders, name, shares, settings
 ):
     model = load(folders(name), **settings)
@@ -68,7 +68,7 @@ def test_logprobs_are_those_of_the_plain_model_and_prompts_are_shared_where_that
 
 
 @pytest.mark.slow
-def test_no_path_shares_prompts_that_are_not_to_be_shared(folders, monkeypatch):
+def test_no_path_shares_prompts_if_sharing_is_off(folders, monkeypatch):
     model = load(folders("llama"), share_prompts=False)
     assert not model.share and model.cached
     masks, forward = [], model.model.forward
@@ -117,7 +117,7 @@ def test_prompts_of_different_lengths_have_finite_gradients_in_eager_float64(fol
         ("dynamic", "embeds all positions differently in texts of more than 12 tokens"),
     ],
 )
-def test_more_tokens_than_positions_that_stay_the_same_are_one_sentence(folders, name, has):
+def test_more_tokens_than_positions_raise_one_sentence(folders, name, has):
     model = load(folders(name))
     with pytest.raises(ValueError, match=f"{has}.* a turn has 14 tokens; max_prompt_tokens or max_new_tokens must be"):
         logprobs(model)
@@ -148,7 +148,7 @@ def test_rotary_embeddings_that_depend_on_the_length_do_not_change_up_to_the_lim
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma3", "gemma2"])
-def test_greedy_answers_are_those_of_stock_generate(folders, name):
+def test_greedy_responses_equal_those_of_transformers_generate(folders, name):
     model = load(folders(name))
     inputs, _ = turns()
     prompts = [ids[seen].tolist() for ids, seen in zip(inputs["prompt_ids"], inputs["prompt_mask"])]
@@ -172,9 +172,9 @@ def check_every_path(folder, ways, **model):
     """Compare every path of every policy with passes over one row, for prompts of different lengths.
 
     Args:
-        folder: of the model.
-        ways: how many of the settings that lay passes out in different ways.
-        model: settings of the language model.
+        folder: Folder of the model.
+        ways: Number of settings per policy to test; each arranges the passes differently.
+        model: Settings of the language model.
     """
     for kind, settings in ((each, options) for each in PATHS for options in PATHS[each][:ways]):
         far = differences(kind, policy_of(kind, folder, **model, **settings))
@@ -183,14 +183,14 @@ def check_every_path(folder, ways, **model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bloom", "llama4", "gemma3", "gpt2"])
-def test_every_path_gives_what_single_rows_give(folders, name):
+def test_every_path_equals_passes_over_single_rows(folders, name):
     check_every_path(folders(name), 1)
 
 
 @pytest.mark.parametrize("lora", [None, LoRAConfig(r=2, alpha=4, dropout=0.5)], ids=["whole", "lora"])
 @pytest.mark.parametrize("kind", PATHS)
-def test_no_pass_without_gradient_has_dropout_or_changes_a_mode(folders, kind, lora):
-    """In a GPT-2, whose default is to drop a tenth of everything in training; one part is in another mode."""
+def test_passes_without_gradient_have_no_dropout_and_keep_the_mode_of_modules(folders, kind, lora):
+    """The model is a GPT-2, whose default dropout is 0.1; one submodule is in another mode than the rest."""
     policy = policy_of(kind, folders("gpt2"), lora=lora)
     batch = batch_of(acted(kind, policy))
 
@@ -234,5 +234,5 @@ EVERY = [(name, None) for name in FOLDERS if name not in ("short", "longrope", "
 
 @pytest.mark.reference
 @pytest.mark.parametrize(("name", "lora"), EVERY + [(name, LORA) for name in ADAPTED])
-def test_every_path_of_every_architecture_gives_what_single_rows_give(folders, name, lora):
+def test_every_path_of_every_architecture_equals_passes_over_single_rows(folders, name, lora):
     check_every_path(folders(name), None, lora=lora)

@@ -1,4 +1,4 @@
-"""Experts that read text."""
+"""Tests of experts and of the expert actor."""
 
 import gymnasium as gym
 import numpy as np
@@ -17,13 +17,13 @@ KEYS = RandomKeys(seed=0, purpose="", collection=0, env=np.zeros(1), turn=np.zer
 
 
 @pytest.mark.parametrize("desc", [named_map("4x4"), named_map("8x8"), *random_maps(3, seed=0)])
-def test_a_drawing_is_read_back(desc: tuple[str, ...]) -> None:
+def test_read_drawing_is_the_inverse_of_render_map(desc: tuple[str, ...]) -> None:
     for state in reachable_states(transition_table(desc), "".join(desc).index("S")):
         for feedback in ("", "Invalid action: the action must be one of LEFT, DOWN, RIGHT, UP.\n"):
             assert read_drawing(feedback + render_map(state, desc)) == (state, desc)
 
 
-def test_the_expert_plays_as_value_iteration_does() -> None:
+def test_the_expert_chooses_the_actions_of_value_iteration() -> None:
     desc = named_map("4x4")
     table, expert = transition_table(desc), FrozenLakeExpert()
     actions = np.zeros(table.num_states, dtype=int)
@@ -34,12 +34,12 @@ def test_the_expert_plays_as_value_iteration_does() -> None:
     assert success_probability(table, actions) == pytest.approx(0.7402, abs=1e-4)
 
 
-def test_the_expert_of_dry_ice_walks_straight() -> None:
+def test_the_expert_takes_the_shortest_path_if_the_ice_is_not_slippery() -> None:
     expert = expert_for(FrozenLakeCodec(is_slippery=False))
     assert [expert(render_map(state, named_map("4x4"))) for state in (10, 14)] == [1, 2]
 
 
-def test_the_expert_policy_says_what_the_expert_knows() -> None:
+def test_the_expert_actor_writes_the_action_of_the_expert() -> None:
     policy = ExpertActor(response_format="direct")
     policy.connect(FrozenLakeCodec())
     assert policy.act([render_map(14, named_map("4x4"))], [()], KEYS).actions == ["DOWN"]
@@ -48,12 +48,12 @@ def test_the_expert_policy_says_what_the_expert_knows() -> None:
     assert own.act([".."], [()], KEYS).actions == ["RIGHT"]
 
 
-def test_what_is_no_drawing_is_named() -> None:
+def test_an_observation_without_a_map_raises() -> None:
     with pytest.raises(ValueError, match="observation is 'hello'"):
         read_drawing("hello")
 
 
-def test_the_expert_of_an_environment_reads_the_advice_that_comes_with_the_text() -> None:
+def test_the_expert_of_an_environment_returns_the_advised_action() -> None:
     policy = ExpertActor(response_format="direct")
     policy.connect(BabyAICodec())
     assert policy.act([AdvisedObservation("Goal: go", 4)], [()], KEYS).actions == ["drop"]

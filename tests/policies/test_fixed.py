@@ -1,4 +1,4 @@
-"""Policies that learn nothing."""
+"""Tests of the random and the constant actor."""
 
 import numpy as np
 import pytest
@@ -20,13 +20,13 @@ def said(policy: FixedActor, observations: list[str]) -> list[str]:
     return [get_response_format(policy.response_format).extract(text) for text in decisions.actions]
 
 
-def test_random_says_every_action_equally_often() -> None:
+def test_the_random_actor_takes_every_action_equally_often() -> None:
     texts = said(RandomActor(), [""] * 4000)
     counts = [texts.count(text) for text in FrozenLakeCodec().action_texts]
     assert sum(counts) == 4000 and all(abs(count - 1000) < 100 for count in counts)
 
 
-def test_random_choices_depend_on_the_keys_alone() -> None:
+def test_random_actions_depend_only_on_the_keys() -> None:
     policy = RandomActor("direct")
     policy.connect(FrozenLakeCodec())
     together = policy.act([""] * 6, [()] * 6, keys(6)).actions
@@ -37,11 +37,11 @@ def test_random_choices_depend_on_the_keys_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["direct", "think_answer", "final_answer"])
-def test_constant_says_its_action_in_every_format(name: str) -> None:
+def test_the_constant_actor_writes_its_action_in_every_format(name: str) -> None:
     assert said(ConstantActor("right", response_format=name), ["", ""]) == ["RIGHT", "RIGHT"]
     assert said(ConstantActor(response_format=name), [""]) == ["LEFT"]
 
 
-def test_a_constant_action_that_does_not_exist_is_named() -> None:
+def test_a_constant_action_that_does_not_exist_raises() -> None:
     with pytest.raises(ValueError, match=r"policy\.action is 'JUMP', which is not legal: .* one of LEFT"):
         said(ConstantActor("JUMP"), [""])

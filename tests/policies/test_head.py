@@ -1,4 +1,4 @@
-"""A head on a language model's trunk: what it reads, what it samples, and what it leaves alone."""
+"""Tests of the policy with a head on a language model."""
 
 import gymnasium as gym
 import numpy as np
@@ -47,13 +47,13 @@ def keys(rows):
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("kind", ENVS)
-def test_what_is_evaluated_is_what_was_sampled(folder, kind, pooling):
+def test_evaluated_logprobs_equal_sampled_ones(folder, kind, pooling):
     policy = policy_on(kind, folder, pooling=pooling)
     seen = seen_in(kind, 40)
     decisions = policy.act(seen, [()] * 40, keys(40))
     evaluation = policy.evaluate(batch_of(decisions))
     torch.testing.assert_close(evaluation.logprobs, decisions.logprobs)
-    assert decisions.values is None  # the value network is asked once, for a whole collection
+    assert decisions.values is None  # values are computed once for a whole collection
     torch.testing.assert_close(evaluation.values, sampled_values(policy, batch_of(decisions)))
     torch.testing.assert_close(policy.state_values(seen, [()] * 40), evaluation.values[:, 0])
     acted = ENVS[kind].spaces[1]
@@ -64,7 +64,7 @@ def test_what_is_evaluated_is_what_was_sampled(folder, kind, pooling):
     assert np.array_equal(np.asarray(calm.actions), np.asarray(again.actions))
 
 
-def test_a_frozen_trunk_reads_once_and_its_states_are_whitened(folder, monkeypatch):
+def test_a_frozen_trunk_computes_states_once_and_they_are_whitened(folder, monkeypatch):
     policy = policy_on("box", folder, freeze_trunk=True, whiten_states=1e-3)
     seen, reads = seen_in("box", 200), []
     read = policy.language_model.states
@@ -86,7 +86,7 @@ def test_a_frozen_trunk_reads_once_and_its_states_are_whitened(folder, monkeypat
     assert variances.max() < 1.2
 
 
-def test_a_trunk_that_is_trained_is_read_again_and_whitened_alike(folder):
+def test_a_trained_trunk_computes_states_again_with_the_same_whitening(folder):
     policy, seen = policy_on("box", folder, whiten_states=1e-2), seen_in("box", 100)
     raw = policy.act(seen, [()] * 100, keys(100))
     policy.learn_statistics(batch_of(raw), 0)
@@ -103,7 +103,7 @@ def test_a_trunk_that_is_trained_is_read_again_and_whitened_alike(folder):
     assert policy.language_model.model.get_input_embeddings().weight.grad.abs().sum() > 0
 
 
-def test_the_mean_starts_near_zero_and_what_is_read_is_clipped(folder):
+def test_initial_means_are_near_zero_and_whitened_states_are_clipped(folder):
     policy = policy_on("box", folder, critic=ObservationCriticConfig(observation_clip=1.5))
     torch.testing.assert_close(torch.linalg.svdvals(policy.layers[-1].weight), torch.full((1,), 0.1))
     policy.norm.learn(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), 0)
@@ -117,7 +117,7 @@ def test_the_mean_starts_near_zero_and_what_is_read_is_clipped(folder):
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_padding_changes_nothing(folder, pooling):
+def test_padding_does_not_change_the_outputs(folder, pooling):
     policy = policy_on("discrete", folder, pooling=pooling)
     ids = torch.tensor([[5, 7, 9, 8, 6, 4]])
     alone = policy.outputs({"text_ids": ids[:, :4], "text_mask": torch.ones(1, 4, dtype=torch.bool)})
@@ -127,7 +127,7 @@ def test_padding_changes_nothing(folder, pooling):
     assert (together[1] - alone[0]).abs().max() > 1e-4
 
 
-def test_it_reads_the_codecs_text_and_nothing_else(folder):
+def test_the_language_model_reads_only_the_text_of_the_observation(folder):
     policy = policy_on("box", folder)
     text = policy.codec.observation_to_text(np.zeros(3, np.float32))
     assert policy.encode_observation(np.zeros(3, np.float32)) == policy.language_model.tokenizer.encode_text(text)
@@ -142,7 +142,7 @@ def trained(policy):
     return {name.split(".")[0] for name, weight in policy.named_parameters() if weight.requires_grad}
 
 
-def test_what_is_trained_is_what_the_answer_rests_on(folder):
+def test_every_trainable_weight_has_a_gradient(folder):
     policy = policy_on("box", folder)
     decisions = policy.act(seen_in("box", 10), [()] * 10, keys(10))
     evaluation = policy.evaluate(batch_of(decisions))
@@ -160,7 +160,7 @@ def test_what_is_trained_is_what_the_answer_rests_on(folder):
     [({}, {}), ({"lora": LoRAConfig(r=2)}, {}), ({}, {"whiten_states": 0.1, "freeze_trunk": True})],
     ids=["whole", "lora", "whitened"],
 )
-def test_the_reference_is_the_policy_as_it_was(folder, model, settings):
+def test_the_reference_is_the_policy_before_the_update(folder, model, settings):
     policy = policy_on("box", folder, model=model, **settings)
     policy.build_reference(warm_started=False)
     batch = batch_of(policy.act(seen_in("box", 10), [()] * 10, keys(10)))
@@ -174,7 +174,7 @@ def test_the_reference_is_the_policy_as_it_was(folder, model, settings):
     assert (policy.evaluate(batch).logprobs - batch.old_logprobs).abs().max() > 1e-3
 
 
-def test_a_critic_normalises_what_it_reads_and_the_text_stays_as_it_is(folder):
+def test_the_critic_normalises_observations_and_the_text_is_not_normalised(folder):
     policy = policy_on("box", folder)
     decisions = policy.act(seen_in("box", 50), [()] * 50, keys(50))
     before = sampled_values(policy, batch_of(decisions))
@@ -196,7 +196,7 @@ def test_a_critic_normalises_what_it_reads_and_the_text_stays_as_it_is(folder):
         ({"activation": "sine"}, "policy.activation is 'sine'"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(folder, settings, complaint):
+def test_invalid_settings_raise_with_their_key(folder, settings, complaint):
     with pytest.raises(ValueError) as error:
         HeadPolicy(LanguageModelConfig(name=folder), **settings)
     assert complaint in str(error.value)
@@ -206,12 +206,12 @@ def test_settings_that_make_no_sense_are_named(folder, settings, complaint):
     ("settings", "complaint"),
     [({"hidden_sizes": [0]}, "hidden_sizes"), ({"observation_clip": 0.0}, "observation_clip")],
 )
-def test_settings_of_the_critic_that_make_no_sense_are_named(settings, complaint):
+def test_invalid_settings_of_the_critic_raise_with_their_key(settings, complaint):
     with pytest.raises(ValueError, match=f"policy.critic.{complaint} is"):
         ObservationCriticConfig(**settings)
 
 
-def test_spaces_that_it_cannot_act_in_are_named(folder):
+def test_unsupported_spaces_raise(folder):
     policy = HeadPolicy(LanguageModelConfig(name=folder))
     with pytest.raises(ValueError, match="actions are Text"):
         policy.connect_spaces(gym.spaces.Box(0, 1, (2,)), gym.spaces.Text(5))
@@ -223,7 +223,7 @@ def test_spaces_that_it_cannot_act_in_are_named(folder):
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
-def test_ppo_trains_it_in_16_bits(folder, tmp_path, precision):
+def test_ppo_trains_a_head_in_16_bits(folder, tmp_path, precision):
     policy = HeadPolicy(LanguageModelConfig(name=folder), (4,), init_seed=0, whiten_states=0.1, freeze_trunk=True)
     trainer = make_trainer(tmp_path, max_epochs=2, precision=precision)
     data = made(RolloutDataModule, ENVS["box"], num_envs=2, num_steps=4)
@@ -233,7 +233,7 @@ def test_ppo_trains_it_in_16_bits(folder, tmp_path, precision):
     assert not torch.equal(policy.whitening.matrix, torch.eye(len(policy.whitening.matrix)))
 
 
-def test_a_trunk_that_is_trained_in_16_bits_is_not_whitened(folder, tmp_path):
+def test_whitening_the_states_of_a_trunk_that_is_trained_in_16_bits_raises(folder, tmp_path):
     policy = HeadPolicy(LanguageModelConfig(name=folder), (4,), init_seed=0, whiten_states=0.1)
     data = made(RolloutDataModule, ENVS["box"], num_envs=2, num_steps=4)
     with pytest.raises(ValueError, match="whiten_states is 0.1 on a trunk that is trained in 16 bits; it must be null"):
@@ -242,14 +242,14 @@ def test_a_trunk_that_is_trained_in_16_bits_is_not_whitened(folder, tmp_path):
         )
 
 
-def test_grpo_whitens_as_well(folder, tmp_path):
+def test_grpo_whitens_states(folder, tmp_path):
     policy = HeadPolicy(LanguageModelConfig(name=folder), (4,), critic=None, whiten_states=0.1, freeze_trunk=True)
     data = made(RolloutDataModule, ENVS["discrete"], num_groups=2, group_size=2, max_turns=5)
     make_trainer(tmp_path, max_epochs=2).fit(made(GRPOModule, policy, lr=1e-3), datamodule=data)
     assert policy.whitening.counting[0, 0] > 4
 
 
-def test_a_codec_that_needs_more_than_the_observation_is_named(folder):
+def test_a_codec_that_needs_more_than_the_observation_raises(folder):
     lake = GymnasiumEnvs("FrozenLake-v1")
     policy = HeadPolicy(LanguageModelConfig(name=folder))
     policy.connect(lake.codec)
@@ -257,7 +257,7 @@ def test_a_codec_that_needs_more_than_the_observation_is_named(folder):
         policy.connect_spaces(*lake.spaces)
 
 
-def test_it_may_start_from_a_language_model_alone_and_without_the_critic(folder):
+def test_init_from_can_load_only_the_language_model_or_leave_out_the_critic(folder):
     policy = policy_on("box", folder, critic=None, init_seed=1)
     whole = {name: tensor.detach().clone() for name, tensor in policy.state_dict().items()}
     other = policy_on("box", folder)
@@ -269,7 +269,7 @@ def test_it_may_start_from_a_language_model_alone_and_without_the_critic(folder)
         take_weights(other, {name: t for name, t in whole.items() if name != "layers.0.bias"}, "run")
 
 
-def test_a_head_that_was_trained_on_raw_states_is_not_put_behind_whitening(folder):
+def test_init_from_a_head_on_unwhitened_states_raises_if_states_are_whitened(folder):
     raw = {name: tensor.detach().clone() for name, tensor in policy_on("box", folder).state_dict().items()}
     with pytest.raises(ValueError, match="it lacks \\['whitening.counting'"):
         take_weights(policy_on("box", folder, whiten_states=0.1), raw, "run")
@@ -277,12 +277,12 @@ def test_a_head_that_was_trained_on_raw_states_is_not_put_behind_whitening(folde
 
 @pytest.fixture(scope="module")
 def dropping(tmp_path_factory):
-    """A GPT-2, whose default is to drop a tenth of everything in training."""
+    """A GPT-2, whose default dropout is 0.1."""
     return save_tiny_model(tmp_path_factory.mktemp("models") / "gpt2", "gpt2")
 
 
 @pytest.mark.parametrize("freeze_trunk", [True, False])
-def test_statistics_of_demonstrations_are_those_of_states_without_dropout(dropping, freeze_trunk):
+def test_statistics_of_demonstrations_are_computed_without_dropout(dropping, freeze_trunk):
     policy = policy_on("box", dropping, whiten_states=1e-2, freeze_trunk=freeze_trunk, critic=None)
     decisions = policy.act(seen_in("box", 100), [()] * 100, keys(100))
     states = decisions.inputs["states"]

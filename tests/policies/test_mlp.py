@@ -1,4 +1,4 @@
-"""The small network: what it samples is what it evaluates, and its statistics are saved with it."""
+"""Tests of the policy that is a small network, and of running statistics."""
 
 import copy
 
@@ -41,7 +41,7 @@ SPACES = {
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("kind", SPACES)
-def test_what_is_evaluated_is_what_was_sampled(kind, shared):
+def test_evaluated_logprobs_equal_sampled_ones(kind, shared):
     observed, acted = SPACES[kind]
     policy = network(observed, acted, shared_value_network=shared)
     observed.seed(0)
@@ -52,14 +52,14 @@ def test_what_is_evaluated_is_what_was_sampled(kind, shared):
     torch.testing.assert_close(evaluation.logprobs, decisions.logprobs)
     if shared:
         torch.testing.assert_close(evaluation.values, decisions.values)
-    else:  # is asked once, for a whole collection
+    else:  # values are computed once for a whole collection
         assert decisions.values is None
         torch.testing.assert_close(sampled_values(policy, batch_of(decisions)), evaluation.values)
     torch.testing.assert_close(policy.state_values(seen, [()] * 50), evaluation.values[:, 0])
     assert evaluation.entropy.shape == evaluation.logprobs.shape == (50, 1)
 
 
-def test_a_gaussian_is_that_of_torch():
+def test_the_gaussian_equals_that_of_torch():
     generator = torch.Generator().manual_seed(0)
     actions, means, log_std = (torch.randn(size, generator=generator) for size in ((5, 3), (5, 3), (3,)))
     theirs = torch.distributions.Normal(means, log_std.exp()).log_prob(actions).sum(-1, keepdim=True)
@@ -72,7 +72,7 @@ def test_a_gaussian_is_that_of_torch():
     assert float(entropy.detach()) == pytest.approx(2 * float(torch.distributions.Normal(0.0, np.exp(-0.3)).entropy()))
 
 
-def test_shares_of_samples_are_their_probabilities():
+def test_frequencies_of_samples_equal_their_probabilities():
     policy = network(*SPACES["discrete"])
     with torch.no_grad():
         policy.actor[-1].bias.copy_(torch.tensor([0.0, 1.0, 2.0, -1.0]))
@@ -84,7 +84,7 @@ def test_shares_of_samples_are_their_probabilities():
     assert greedy.tolist() == [2, 2, 2]
 
 
-def test_a_box_is_answered_inside_and_trained_on_outside():
+def test_actions_are_clipped_to_the_box_and_unclipped_samples_are_trained_on():
     policy = network(*SPACES["box"], initial_log_std=2.0)
     decisions = policy.act([BOX.sample() for _ in range(100)], [()] * 100, keys(100))
     assert np.abs(decisions.actions).max() == 2 and decisions.inputs["action"].abs().max() > 2
@@ -92,7 +92,7 @@ def test_a_box_is_answered_inside_and_trained_on_outside():
     torch.testing.assert_close(calm.inputs["action"], policy(calm.inputs["observation"])[0].detach())
 
 
-def test_statistics_are_those_of_all_that_was_learned_and_are_saved():
+def test_statistics_cover_all_collections_and_are_saved():
     policy = network(BOX, spaces.Discrete(2), normalise_observations=True)
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randn(n, 3, generator=generator) * 5 + 2 for n in (7, 1, 40)]
@@ -114,7 +114,7 @@ def test_statistics_are_those_of_all_that_was_learned_and_are_saved():
 
 
 @pytest.mark.parametrize("kind", [RunningNorm, RunningWhitening])
-def test_two_ranks_learn_what_one_would(kind):
+def test_two_ranks_have_the_statistics_of_one(kind):
     vectors = torch.randn(60, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     together, ranks = kind(3), [kind(3), kind(3)]
     for collection, rows in enumerate(vectors.split([40, 20])):
@@ -133,7 +133,7 @@ def test_two_ranks_learn_what_one_would(kind):
 
 
 @pytest.mark.parametrize("kind", [RunningNorm, RunningWhitening])
-def test_statistics_stay_whole_where_weights_are_halved(kind):
+def test_statistics_keep_their_precision_if_weights_are_converted_to_16_bits(kind):
     norm = kind(2)
     norm.learn(torch.randn(3000, 2, generator=torch.Generator().manual_seed(0)), 0)
     kept = {name: buffer.clone() for name, buffer in norm.named_buffers()}
@@ -144,8 +144,8 @@ def test_statistics_stay_whole_where_weights_are_halved(kind):
 
 
 @pytest.mark.parametrize("kind", [RunningNorm, RunningWhitening])
-def test_what_was_read_once_is_read_again_when_the_statistics_change(kind):
-    """Learned, loaded into a network that was asked before, copied and moved on, of another type and back."""
+def test_cached_values_are_computed_again_when_the_statistics_change(kind):
+    """Statistics change by learning, by loading, after copying, and by conversion to another type and back."""
     vectors = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 + 1
     norm, other = kind(2), kind(2)
     assert torch.equal(norm(vectors), vectors) and torch.equal(other(vectors), vectors)
@@ -167,7 +167,7 @@ def test_what_was_read_once_is_read_again_when_the_statistics_change(kind):
     assert torch.equal(copied.to(torch.bfloat16).float()(vectors), norm(vectors)) or kind is RunningWhitening
 
 
-def test_whitened_states_have_no_covariance_but_where_there_is_hardly_any():
+def test_whitened_states_have_unit_covariance_except_in_directions_below_the_floor():
     generator = torch.Generator().manual_seed(0)
     mixing = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64))[0]
     drawn = torch.randn(4000, 4, generator=generator, dtype=torch.float64)
@@ -191,7 +191,7 @@ def test_whitened_states_have_no_covariance_but_where_there_is_hardly_any():
     assert torch.equal(other(vectors), white)
 
 
-def test_a_number_that_never_changes_is_no_reason_for_nan():
+def test_a_constant_observation_is_not_normalised_to_nan():
     for rows in (300, 77, 1001):
         norm = RunningNorm(1)
         for number in range(3):
@@ -201,7 +201,7 @@ def test_a_number_that_never_changes_is_no_reason_for_nan():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_half_precision_leaves_probabilities_and_values_whole(shared):
+def test_probabilities_and_values_are_computed_in_float32_under_autocast(shared):
     policy = network(*SPACES["box"], shared_value_network=shared)
     seen = [BOX.sample() for _ in range(5)]
     with torch.autocast("cpu", torch.bfloat16):
@@ -216,7 +216,7 @@ def test_half_precision_leaves_probabilities_and_values_whole(shared):
     torch.testing.assert_close(evaluation.logprobs, exact.logprobs, atol=1e-6, rtol=1e-6)
 
 
-def test_values_of_many_turns_are_those_of_each(monkeypatch):
+def test_values_of_many_turns_equal_those_of_single_turns(monkeypatch):
     policy = network(*SPACES["box"])
     batch = batch_of(policy.act([BOX.sample() for _ in range(50)], [()] * 50, keys(50)))
     monkeypatch.setattr(gradient_module, "_CHUNK", 8)
@@ -244,7 +244,7 @@ def test_the_reference_is_converted_with_the_policy():
     assert torch.equal(policy.reference_logprobs(batch), policy.evaluate(batch).logprobs)
 
 
-def test_the_reference_stays_what_it_was():
+def test_updates_do_not_change_the_reference():
     policy = network(*SPACES["discrete"])
     policy.build_reference(warm_started=False)
     decisions = policy.act([BOX.sample() for _ in range(10)], [()] * 10, keys(10))
@@ -263,7 +263,7 @@ def test_weights_are_orthogonal_and_biases_zero():
         assert not layer.bias.any()
 
 
-def test_two_seeds_give_two_networks_and_one_gives_one():
+def test_the_seed_determines_the_initial_weights():
     first, same, other = (network(*SPACES["discrete"], init_seed=seed) for seed in (0, 0, 1))
     assert torch.equal(first.actor[0].weight, same.actor[0].weight)
     assert not torch.equal(first.actor[0].weight, other.actor[0].weight)
@@ -277,19 +277,19 @@ def test_two_seeds_give_two_networks_and_one_gives_one():
         ((spaces.Dict(a=BOX, b=spaces.Sequence(BOX)), spaces.Discrete(2)), "they must be numeric"),
     ],
 )
-def test_spaces_that_it_cannot_do_are_named(spaces_, complaint):
+def test_unsupported_spaces_raise(spaces_, complaint):
     with pytest.raises(ValueError, match=complaint):
         network(*spaces_)
 
 
-def test_settings_out_of_range_are_named():
+def test_settings_out_of_range_raise_with_their_key():
     with pytest.raises(ValueError, match=r"policy.hidden_sizes is \[\]"):
         MLPPolicy(hidden_sizes=())
     with pytest.raises(ValueError, match="policy.activation is 'swish'; it must be one of relu, tanh, gelu, silu"):
         MLPPolicy(activation="swish")
 
 
-def test_it_is_evaluated_as_any_policy():
+def test_a_network_can_be_evaluated_like_any_policy():
     envs = GymnasiumEnvs("CartPole-v1")
     policy = network(*envs.spaces)
     results = [evaluate_policy(policy, envs, 6, 100, count, SamplingConfig(temperature=0)) for count in (1, 4)]

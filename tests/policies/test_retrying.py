@@ -1,4 +1,4 @@
-"""The actor that samples a response again where it holds no legal action."""
+"""Tests of the actor that samples a response again if it contains no legal action."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from lrl.types import Decisions, RandomKeys, SamplingConfig
 
 
 class Scripted(Actor):
-    """Responds by a function of the observation, the temperature and the purpose of the random numbers."""
+    """Actor whose response is a function of the observation, the temperature and the purpose of the random numbers."""
 
     response_format = "direct"
     writes_text = True
@@ -46,7 +46,7 @@ def act(actor, observations, temperature=0.0):
     return actor.act(observations, [()] * len(observations), keys(len(observations)), actor.sampling_at(temperature))
 
 
-def test_only_rows_without_a_legal_action_are_asked_again_with_other_random_numbers():
+def test_only_rows_without_a_legal_action_are_sampled_again_with_other_random_numbers():
     inner = Scripted(lambda text, temperature, purpose: "LEFT" if text == "a" or purpose == "test 2" else "none")
     actor = RetryingActor(inner, InvalidRetryConfig(max_retries=3, temperature=0.7))
     decisions = act(actor, ["a", "b", "a", "c"])
@@ -59,7 +59,7 @@ def test_only_rows_without_a_legal_action_are_asked_again_with_other_random_numb
     assert actor.report() == {**counts, "invalid_retries": {"max_retries": 3, "temperature": 0.7}}
 
 
-def test_what_stays_invalid_is_left_to_the_environment_and_counted():
+def test_responses_that_remain_invalid_are_passed_to_the_environment_and_counted():
     actor = RetryingActor(Scripted(lambda *_: "none"), InvalidRetryConfig(max_retries=2))
     assert act(actor, ["a"]).actions == ["none"]
     assert vars(actor.counts) == {"asked": 1, "asked_again": 1, "further_responses": 2, "still_invalid": 1}
@@ -67,7 +67,7 @@ def test_what_stays_invalid_is_left_to_the_environment_and_counted():
     assert line == "1 prompts, 1 asked again for a legal action (2 further responses), 1 in vain"
 
 
-def test_a_greedy_policy_that_repeats_itself_goes_on():
+def test_retries_help_a_greedy_policy_that_repeats_an_invalid_response():
     def respond(text, temperature, purpose):
         return "none" if temperature == 0 else "DOWN"
 
@@ -79,7 +79,7 @@ def test_a_greedy_policy_that_repeats_itself_goes_on():
         assert results.means()["invalid_action_rate"] == invalid
 
 
-def test_greedy_first_responses_are_computed_once_and_forgotten_before_the_next_episodes():
+def test_greedy_first_responses_are_cached_until_the_next_evaluation():
     def respond(text, temperature, purpose):
         return "none" if temperature == 0 and "row 0" in text else "LEFT"
 
@@ -96,7 +96,7 @@ def test_greedy_first_responses_are_computed_once_and_forgotten_before_the_next_
         assert len(again) == actor.counts.further_responses / play > len(first)
 
 
-def test_greedy_responses_to_another_prompt_are_not_kept():
+def test_a_change_of_the_prompt_empties_the_cache_of_greedy_responses():
     inner = Scripted(lambda *_: "LEFT", remembers=False)
     actor, envs = RetryingActor(inner), GymnasiumEnvs("FrozenLake-v1").make(1, "direct")
     actor.prepare(envs)
@@ -114,7 +114,7 @@ def test_greedy_responses_to_another_prompt_are_not_kept():
     envs.close()
 
 
-def test_further_responses_are_sampled_as_the_caller_asks_but_for_the_temperature():
+def test_further_responses_use_the_given_sampling_except_for_the_temperature():
     inner = Scripted(lambda *_: "none")
     actor = RetryingActor(inner, InvalidRetryConfig(max_retries=1, temperature=0.5))
     asked = SamplingConfig(max_new_tokens=3, temperature=1.0, top_p=0.9)
@@ -122,7 +122,7 @@ def test_further_responses_are_sampled_as_the_caller_asks_but_for_the_temperatur
     assert [sampling for _, _, sampling in inner.calls] == [asked, replace(asked, temperature=0.5)]
 
 
-def test_the_prompt_is_that_of_the_actor():
+def test_the_prompt_is_that_of_the_wrapped_actor():
     actor = RetryingActor(Scripted(lambda *_: "LEFT"))
     other = PromptTemplate(response_format="direct", system="Play.")
     actor.prompt = other
@@ -140,6 +140,6 @@ def test_the_prompt_is_that_of_the_actor():
         ),
     ],
 )
-def test_retries_that_would_change_nothing_are_refused(writes_text, temperature, complaint):
+def test_retries_that_would_have_no_effect_raise(writes_text, temperature, complaint):
     with pytest.raises(ValueError, match=complaint):
         RetryingActor(Scripted(lambda *_: "LEFT", writes_text), InvalidRetryConfig(temperature=temperature))

@@ -1,4 +1,4 @@
-"""The policy that chooses: what it says of an action is what the model says of the action's text."""
+"""Tests of the policy that chooses among the legal actions by the probability of their texts."""
 
 import time
 
@@ -21,11 +21,11 @@ from lrl.types import PastTurn, RandomKeys, SamplingConfig
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
 OBSERVATIONS = [render_map(state, MAP) for state in (0, 1, 0, 4, 0, 9)]
 LONG = " ".join("0123" * 6)
-"""A system text with which prompts begin with so many equal tokens that these are computed apart."""
+"""A system message that makes the common prefix of prompts long enough to be computed separately."""
 
 
 class Sentences(FrozenLakeCodec):
-    """Actions of one to three tokens; one is the beginning of another."""
+    """Codec with actions of one to three tokens, one of which is a prefix of another."""
 
     _actions = ("LEFT", "LEFT RIGHT", "UP UP DOWN", "DOWN UP")
     _index = {text.lower(): index for index, text in enumerate(_actions)}
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 
 class Alike(FrozenLakeCodec):
-    """Two actions that this tokenizer does not know."""
+    """Codec with two actions that have the same tokens, because the tokenizer does not know their words."""
 
     _actions = ("LEFT", "west", "east")
 
@@ -87,7 +87,7 @@ def disturb(policy):
 
 
 def watch(policy, monkeypatch):
-    """Shapes of what the model is called with, and for how many columns it is asked for logits."""
+    """Record the shapes of the model's inputs, and the numbers of columns with logits."""
     seen, forward = [], policy.language_model.model.forward
 
     def watched(**given):
@@ -100,14 +100,14 @@ def watch(policy, monkeypatch):
 
 
 def all_by_hand(policy):
-    """Scores of all candidates in all states."""
+    """Return the scores of all candidates in all states."""
     policy.eval()
     rows = [[by_hand(policy, text, action) for action in policy.action_texts] for text in OBSERVATIONS]
     return torch.stack([torch.stack(row) for row in rows]).detach()
 
 
 def by_hand(policy, observation, text):
-    """One candidate alone behind one prompt."""
+    """Return the score of one candidate after one prompt."""
     prompt, answer = policy.encode(observation, ()), policy.language_model.tokenizer.encode_text(text)
     logits = policy.language_model.model(input_ids=torch.tensor([prompt + answer])).logits[0]
     logprobs = torch.log_softmax(logits, -1)
@@ -118,14 +118,14 @@ def by_hand(policy, observation, text):
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("codec", [Sentences(), FrozenLakeCodec()], ids=["sentences", "words"])
 @pytest.mark.parametrize("normalisation", ["sum", "token", "word"])
-def test_scores_are_those_of_each_candidate_alone(folder, codec, normalisation, share):
+def test_scores_equal_those_of_single_candidates(folder, codec, normalisation, share):
     policy = ready(folder, codec, normalisation, share_prompts=share)
     inputs = act(policy).inputs
     scores = policy.scores(inputs["prompt_ids"], inputs["prompt_mask"])
     torch.testing.assert_close(scores, all_by_hand(policy), atol=1e-10, rtol=0)
 
 
-def test_the_gradient_is_that_of_each_candidate_alone(folder):
+def test_the_gradient_equals_that_of_single_candidates(folder):
     policy = ready(folder)
     decisions = act(policy)
     policy.evaluate(batch_of(decisions)).logprobs.sum().backward()
@@ -142,7 +142,7 @@ def test_the_gradient_is_that_of_each_candidate_alone(folder):
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("normalisation", ["sum", "token", "word"])
 @pytest.mark.parametrize("codec", [Sentences(), FrozenLakeCodec()], ids=["sentences", "words"])
-def test_what_is_recorded_while_acting_is_what_is_said_later(folder, codec, normalisation, share, system):
+def test_logprobs_and_values_recorded_while_acting_equal_evaluated_ones(folder, codec, normalisation, share, system):
     policy = ready(folder, codec, normalisation, temperature=0.7, system=system, share_prompts=share)
     decisions = act(policy)
     evaluation = policy.evaluate(batch_of(decisions))
@@ -166,7 +166,7 @@ def test_a_model_with_a_sliding_window_scores_without_sharing(tmp_path, kind):
         torch.testing.assert_close(given, logprobs, atol=1e-6, rtol=0)  # some layers compute in float32
 
 
-def test_half_precision_chooses_by_float32_probabilities(folder):
+def test_half_precision_samples_from_float32_probabilities(folder):
     policy = ready(folder, dtype="float32")
     with torch.autocast("cpu", torch.bfloat16):
         decisions = act(policy)
@@ -175,7 +175,7 @@ def test_half_precision_chooses_by_float32_probabilities(folder):
     torch.testing.assert_close(evaluation.logprobs, decisions.logprobs, atol=0.1, rtol=0)
 
 
-def test_choices_do_not_depend_on_who_else_is_asked(folder):
+def test_choices_do_not_depend_on_the_other_rows(folder):
     policy = ready(folder)
     together = act(policy)
     for row, observation in enumerate(OBSERVATIONS):
@@ -185,7 +185,7 @@ def test_choices_do_not_depend_on_who_else_is_asked(folder):
         torch.testing.assert_close(alone.logprobs[0], together.logprobs[row], atol=1e-12, rtol=0)
 
 
-def test_actions_are_drawn_as_often_as_they_are_probable(folder):
+def test_frequencies_of_actions_equal_their_probabilities(folder):
     policy = ready(folder)
     decisions = act(policy, OBSERVATIONS[:1] * 4000)
     scores = policy.scores(decisions.inputs["prompt_ids"][:1], decisions.inputs["prompt_mask"][:1])
@@ -198,14 +198,14 @@ def test_actions_are_drawn_as_often_as_they_are_probable(folder):
     )
 
 
-def test_candidates_of_one_token_cost_no_column(folder, monkeypatch):
+def test_candidates_of_one_token_need_no_additional_column(folder, monkeypatch):
     policy = ready(folder, FrozenLakeCodec())
     seen, prompts = watch(policy, monkeypatch), {tuple(policy.encode(text, ())) for text in OBSERVATIONS}
     policy.evaluate(batch_of(act(policy)))
     assert seen == [((len(prompts), max(map(len, prompts))), 1)] * 2
 
 
-def test_what_prompts_and_candidates_begin_with_is_computed_once(folder, monkeypatch):
+def test_common_prefixes_of_prompts_and_candidates_are_computed_once(folder, monkeypatch):
     policy = ready(folder, system=LONG)
     prompts = {tuple(policy.encode(text, ())) for text in OBSERVATIONS}
     seen = watch(policy, monkeypatch)
@@ -228,7 +228,7 @@ def test_in_training_each_prefix_of_the_candidates_is_computed_once(folder, monk
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("codec", [Sentences(), FrozenLakeCodec()], ids=["sentences", "words"])
-def test_kept_states_below_the_last_layers_change_no_bit(folder, codec, dtype):
+def test_cached_states_of_frozen_layers_change_no_bit(folder, codec, dtype):
     lora, results = LoRAConfig(r=2, last_layers=1), []
     for size in (64, 0):
         policy = ready(folder, codec, history=1, lora=lora, dtype=dtype, state_cache_mb=size)
@@ -262,7 +262,7 @@ def test_packed_prompts_have_the_same_scores_and_gradients(folder, monkeypatch, 
     assert (seen[0][0][0] == 1) == (pack_tokens == 1000)
 
 
-def test_past_choices_stand_in_the_prompt_as_far_as_the_window_goes(folder):
+def test_the_prompt_contains_past_choices_up_to_the_history_window(folder):
     policy = ready(folder, history=1)
     first = act(policy)
     assert first.memory == [(PastTurn(text, said),) for text, said in zip(OBSERVATIONS, first.actions, strict=True)]
@@ -274,14 +274,14 @@ def test_past_choices_stand_in_the_prompt_as_far_as_the_window_goes(folder):
 
 
 @pytest.mark.slow
-def test_nothing_illegal_is_ever_said(folder):
+def test_every_response_is_a_legal_action(folder):
     policy, envs = ready(folder, FrozenLakeCodec(), history=2), GymnasiumEnvs("FrozenLake-v1")
     results = evaluate_policy(policy, envs, 20, 0, 8, SamplingConfig(temperature=1.0))
     assert results.invalid_actions.sum() == 0 and results.lengths.sum() > 50
 
 
 @pytest.mark.parametrize("lora", [None, LoRAConfig(r=2)])
-def test_the_reference_is_the_policy_that_the_run_started_from(folder, lora):
+def test_the_reference_is_the_policy_at_the_start_of_the_run(folder, lora):
     policy = ready(folder, lora=lora)
     bare = act(policy).logprobs
     disturb(policy)  # as after a warm start
@@ -303,27 +303,27 @@ def test_the_reference_is_the_policy_that_the_run_started_from(folder, lora):
         ({"normalisation": "letter"}, "policy.normalisation is 'letter'"),
     ],
 )
-def test_wrong_settings_are_named(folder, settings, named):
+def test_invalid_settings_raise_with_their_key(folder, settings, named):
     given = {"prompt": PromptTemplate(response_format="direct")} | settings
     with pytest.raises(ValueError, match=named):
         ScoringPolicy(LanguageModelConfig(name=folder), **given)
 
 
-def test_infinitely_many_actions_cannot_be_scored(folder):
+def test_infinitely_many_actions_raise(folder):
     policy = ScoringPolicy(LanguageModelConfig(name=folder), PromptTemplate(response_format="direct"))
     with pytest.raises(ValueError, match="the actions of .* are not finitely many; it must be a TextPolicy"):
         policy.connect(GymnasiumEnvs("Pendulum-v1", numbers=NumberFormat()).codec)
 
 
-def test_actions_that_the_tokenizer_cannot_tell_apart_are_named(folder):
+def test_actions_with_the_same_tokens_raise(folder):
     with pytest.raises(ValueError, match="reads 'west' and 'east' as the same tokens"):
         ready(folder, Alike())
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4, 9])
 @pytest.mark.parametrize("share", [True, False])
-def test_prompts_of_like_length_are_computed_together_and_nothing_changes(folder, groups, share):
-    """There is one pass per group, also with fewer prompts; scores, values and gradients keep the order of the rows."""
+def test_length_groups_do_not_change_the_results(folder, groups, share):
+    """There are as many passes as groups, even with fewer prompts; scores, values and gradients are the same."""
     memory = [(), (PastTurn("0", "UP"),), (), (PastTurn("0 1 2 3", "LEFT"),), (), ()]
     plain, grouped = (
         ready(folder, history=1, share_prompts=share, value_head=ValueHeadConfig(hidden_sizes=[4]), length_groups=n)
@@ -359,7 +359,7 @@ def test_length_groups_must_be_positive(folder):
         ready(folder, length_groups=0)
 
 
-def test_prefixes_are_those_that_comparing_all_texts_finds_in_linear_time():
+def test_prefixes_equal_those_of_comparing_all_texts_and_take_linear_time():
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, 4, size).tolist() for size in rng.integers(1, 6, 60)] + [[]]
     prefixes = Prefixes(texts, 5, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""The actor that asks a chat model: what it says, in which order, and how it asks again."""
+"""Tests of the actor that plays through a chat model."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ ACTIONS = ("LEFT", "DOWN", "RIGHT", "UP")
 
 
 class Scripted:
-    """A chat model whose response is a function of the request; notes every call."""
+    """Chat model whose response is a function of the request; records all calls."""
 
     name = "scripted"
 
@@ -60,10 +60,10 @@ def random_action(messages, sampling, seed):
     return ACTIONS[seed % 4]
 
 
-# -- what is asked ----------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_has_system_text_examples_history_and_observation():
+def test_a_conversation_has_system_message_examples_history_and_observation():
     chat = Scripted(random_action)
     example = PastTurn("an example", "UP")
     policy = policy_of(chat, system="Play.", examples=(example,), history=1)
@@ -78,7 +78,7 @@ def test_a_prompt_has_system_text_examples_history_and_observation():
     assert policy.prompt_text("here", ()) == "system: Play.\nuser: an example\nassistant: UP\nuser: here"
 
 
-def test_a_response_depends_on_its_episode_and_turn_and_not_on_its_row():
+def test_a_response_depends_on_its_episode_and_turn_but_not_on_its_row():
     policy = policy_of(Scripted(random_action))
     all_rows = policy.act(["x"] * 8, [()] * 8, keys(8)).actions
     some = policy.act(["x"] * 3, [()] * 3, keys(3, env=[6, 1, 4])).actions
@@ -93,7 +93,7 @@ def test_at_temperature_0_equal_prompts_are_equal_requests():
     assert seeds[0] == seeds[2] != seeds[1] and actions[0] == actions[2]
 
 
-def test_what_follows_the_end_of_a_response_is_dropped():
+def test_text_after_the_end_of_a_response_is_dropped():
     policy = policy_of(
         Scripted(lambda *_: "<think>a</think><answer>UP</answer> Next turn: ..."), response_format="think_answer"
     )
@@ -104,7 +104,7 @@ def test_what_follows_the_end_of_a_response_is_dropped():
 # -- responses without a legal action ---------------------------------------------------------------------------------
 
 
-def test_a_response_without_action_is_sampled_again_at_the_other_temperature():
+def test_a_response_without_a_legal_action_is_sampled_again_at_the_configured_temperature():
     def respond(messages, sampling, seed):
         if messages[-1]["content"] == "easy":
             return "LEFT"
@@ -115,13 +115,13 @@ def test_a_response_without_action_is_sampled_again_at_the_other_temperature():
     decisions = policy.act(["hard", "easy"], [(), ()], keys(2))
     assert decisions.actions == ["UP", "LEFT"] and [len(call[0]) for call in chat.calls] == [2, 1, 1]
     assert [call[1].temperature for call in chat.calls] == [1.0, 0.3, 0.3]
-    assert len({call[2][0] for call in chat.calls}) == 3  # other seeds, or a server might say the same again
+    assert len({call[2][0] for call in chat.calls}) == 3  # with equal seeds a server might repeat its response
     assert decisions.memory[0] == (PastTurn("hard", "UP"),)
     assert vars(policy.counts) == {"asked": 2, "asked_again": 1, "further_responses": 2, "still_invalid": 0}
 
 
 @pytest.mark.parametrize(("retries", "calls"), [(0, 1), (3, 4)])
-def test_after_the_last_retry_the_environment_has_its_rule(retries, calls):
+def test_after_the_last_retry_the_invalid_action_rule_of_the_environment_applies(retries, calls):
     chat = Scripted(lambda *_: "jump")
     policy = policy_of(chat, retries)
     results = evaluate_policy(policy, LAKE, 1, 0, 1, policy.sampling_at(1.0))
@@ -134,7 +134,7 @@ def test_after_the_last_retry_the_environment_has_its_rule(retries, calls):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_episodes_do_not_depend_on_how_many_run_side_by_side(temperature):
+def test_episodes_do_not_depend_on_the_number_of_parallel_environments(temperature):
     def respond(messages, sampling, seed):
         return "nothing" if seed % 3 == 0 else ACTIONS[seed % 4]
 
@@ -148,7 +148,7 @@ def test_episodes_do_not_depend_on_how_many_run_side_by_side(temperature):
 
 
 def respond(body):
-    """An action, now and then none."""
+    """Return an action, or sometimes a response without one."""
     number = body["seed"] + len(body["messages"][-1]["content"])
     return "nothing" if number % 5 == 0 else ACTIONS[number % 4]
 
@@ -162,7 +162,7 @@ def played_on(server, **settings):
 
 
 @pytest.mark.slow
-def test_faults_and_the_order_of_responses_change_no_episode(tmp_path):
+def test_failures_and_the_order_of_responses_do_not_change_episodes(tmp_path):
     with ChatServer(respond) as server:
         whole, report = played_on(server, max_concurrency=1)
     faults = [status(429, **{"Retry-After": "1"}), None, truncated(), None, empty(), status(500), None, truncated()]
@@ -175,7 +175,7 @@ def test_faults_and_the_order_of_responses_change_no_episode(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_stopped_resumes_without_asking_twice(tmp_path):
+def test_an_interrupted_evaluation_resumes_without_repeating_requests(tmp_path):
     file = str(tmp_path / "responses.sqlite")
     with ChatServer(respond) as server:
         whole, report = played_on(server)
@@ -188,7 +188,7 @@ def test_an_evaluation_that_stopped_resumes_without_asking_twice(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_chat_model_in_this_process_plays_as_the_policy_of_the_same_model_does():
+def test_a_local_chat_model_plays_like_a_text_policy_with_the_same_model():
     config, prompt = LanguageModelConfig(name="assets/tiny-lm"), PromptTemplate()
     text = TextPolicy(config, prompt, SamplingConfig(max_new_tokens=48))
     chat = LocalChatModel(config, stop_text="</answer>", device="cpu")
@@ -203,7 +203,7 @@ def test_a_chat_model_in_this_process_plays_as_the_policy_of_the_same_model_does
 
 
 @pytest.mark.slow
-def test_what_was_asked_is_a_line():
+def test_the_usage_line_shows_prompts_requests_tokens_and_cost():
     with ChatServer(respond) as server:
         _, report = played_on(server, prices=Prices(prompt=1, completion=2))
     line = usage_line(report)

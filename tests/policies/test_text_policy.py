@@ -1,4 +1,4 @@
-"""The policy that writes: what it records while writing is what it says of it later."""
+"""Tests of the policy that generates its response as text."""
 
 import logging
 from dataclasses import replace
@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def dropping(tmp_path_factory):
-    """A model with dropout everywhere."""
+    """A model with dropout in every layer."""
     changes = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.5)
     return save_tiny_model(tmp_path_factory.mktemp("models") / "dropping", "gpt2", **changes)
 
@@ -44,7 +44,7 @@ def keys(rows, seed=0):
 
 
 def moved_adapter(folder, dropout, **changes):
-    """Adapters start at zero, where dropout shows in no output."""
+    """Return a policy with changed adapters: those that start at zero hide the effect of dropout."""
     policy = ready(folder, lora=LoRAConfig(r=2, dropout=dropout), max_new_tokens=4, **changes)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -68,7 +68,7 @@ def as_batch(decisions):
 
 
 def collect(folder, num_groups=4, rank=0, world_size=1, **changes):
-    """One collection of episodes with history."""
+    """Collect episodes with history."""
     policy = ready(folder, history=2, **changes)
     plan = CollectionPlan(seed=3, collection=1, num_groups=num_groups, group_size=2, rank=rank)
     envs = GymnasiumEnvs("FrozenLake-v1", max_invalid=3, max_episode_steps=6).make(plan.num_envs, "direct")
@@ -80,7 +80,7 @@ def collect(folder, num_groups=4, rank=0, world_size=1, **changes):
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
 @pytest.mark.parametrize("history", [0, 2])
-def test_what_is_recorded_while_writing_is_what_is_evaluated(folder, temperature, history):
+def test_recorded_logprobs_equal_evaluated_ones(folder, temperature, history):
     policy = ready(folder, temperature=temperature, max_new_tokens=6, history=history)
     memory = [(PastTurn(OBSERVATIONS[n], "LEFT"),) * (n % 3) for n in range(6)]
     decisions = act(policy, memory=memory)
@@ -92,7 +92,7 @@ def test_what_is_recorded_while_writing_is_what_is_evaluated(folder, temperature
     assert not evaluation.entropy[~decisions.response_mask].any()
 
 
-def test_whole_episodes_are_evaluated_as_they_were_written(folder):
+def test_logprobs_of_whole_episodes_equal_evaluated_ones(folder):
     rollout = collect(folder, temperature=0.7)
     assert rollout.lengths.unique().numel() > 1
     batch = rollout.turns()
@@ -101,7 +101,7 @@ def test_whole_episodes_are_evaluated_as_they_were_written(folder):
 
 
 @pytest.mark.parametrize("lora", [None, LoRAConfig(r=2, dropout=0.5)])
-def test_nothing_is_dropped_out_while_acting_evaluating_and_referring(dropping, lora):
+def test_acting_evaluation_and_reference_have_no_dropout(dropping, lora):
     policy = ready(dropping, lora=lora, max_new_tokens=4).train()
     if lora is not None:
         generator = torch.Generator().manual_seed(0)
@@ -118,7 +118,7 @@ def test_nothing_is_dropped_out_while_acting_evaluating_and_referring(dropping, 
 
 
 @pytest.mark.parametrize("kind", ["adapter", "model"])
-def test_what_is_dropped_out_follows_from_the_seed_that_asks_for_it(folder, dropping, kind):
+def test_the_dropout_seed_determines_the_dropout_masks(folder, dropping, kind):
     policy = moved_adapter(folder, dropout=0.5) if kind == "adapter" else ready(dropping)
     batch, state = as_batch(act(policy)), torch.get_rng_state()
     first, again, other, without = (policy.evaluate(batch, seed).logprobs for seed in (1, 1, 2, None))
@@ -126,28 +126,28 @@ def test_what_is_dropped_out_follows_from_the_seed_that_asks_for_it(folder, drop
     assert torch.equal(without, policy.evaluate(batch).logprobs) and torch.equal(state, torch.get_rng_state())
 
 
-def test_a_seed_changes_nothing_where_nothing_is_dropped_out(folder):
+def test_a_dropout_seed_has_no_effect_without_dropout(folder):
     policy = moved_adapter(folder, dropout=0.0)
     batch = as_batch(act(policy))
     assert torch.equal(policy.evaluate(batch, 1).logprobs, policy.evaluate(batch).logprobs)
 
 
 @pytest.mark.parametrize("kind", ["adapter", "model"])
-def test_activations_that_are_computed_again_are_dropped_out_as_before(folder, dropping, kind):
+def test_gradient_checkpointing_repeats_the_dropout_masks(folder, dropping, kind):
     gradients, logprobs = [], []
     for checkpointing in (False, True):
         options = {"gradient_checkpointing": checkpointing}
         policy = moved_adapter(folder, dropout=0.5, **options) if kind == "adapter" else ready(dropping, **options)
         evaluation = policy.evaluate(as_batch(act(policy)), 1)
         trained = [weight for weight in policy.parameters() if weight.requires_grad]
-        torch.rand(1)  # the backward pass must not depend on what was drawn meanwhile
+        torch.rand(1)  # the backward pass must not depend on random numbers that were drawn in between
         gradients.append(torch.autograd.grad(evaluation.logprobs.sum(), trained))
         logprobs.append(evaluation.logprobs)
     torch.testing.assert_close(*logprobs)
     torch.testing.assert_close(*gradients)
 
 
-def test_acting_leaves_the_mode_as_it_was(folder):
+def test_acting_does_not_change_the_train_or_eval_mode(folder):
     policy = ready(folder)
     assert policy.train().training and act(policy) and policy.training
     assert not policy.eval().training and act(policy) and not policy.training
@@ -157,7 +157,7 @@ def test_acting_leaves_the_mode_as_it_was(folder):
 
 
 def assert_same_episodes(whole, parts):
-    """Turn by turn: texts, tokens and log-probabilities."""
+    """Return texts, tokens and log-probabilities of each turn."""
     start = 0
     for part in parts:
         envs = slice(start, start + part.active.shape[1])
@@ -180,7 +180,7 @@ def test_episodes_do_not_depend_on_the_number_of_environments(folder):
     assert few.responses == first
 
 
-def test_ranks_play_the_episodes_that_one_would_have(folder):
+def test_several_ranks_play_the_same_episodes_as_one(folder):
     whole = collect(folder, dtype="float64")
     parts = [collect(folder, num_groups=2, rank=rank, world_size=2, dtype="float64") for rank in (0, 1)]
     assert_same_episodes(whole, parts)
@@ -188,7 +188,7 @@ def test_ranks_play_the_episodes_that_one_would_have(folder):
     assert_same_episodes(whole, parts)
 
 
-def test_answers_do_not_depend_on_which_rows_are_asked(folder):
+def test_responses_do_not_depend_on_the_other_rows(folder):
     policy = ready(folder, dtype="float64", max_new_tokens=6)
     together = act(policy)
     for row, observation in enumerate(OBSERVATIONS):
@@ -197,7 +197,7 @@ def test_answers_do_not_depend_on_which_rows_are_asked(folder):
         assert alone.actions[0] == together.actions[row]
 
 
-def test_other_seeds_answer_otherwise(folder):
+def test_different_seeds_give_different_responses(folder):
     policy = ready(folder, max_new_tokens=6)
     assert act(policy).actions == act(policy).actions != act(policy, seed=1).actions
 
@@ -205,7 +205,7 @@ def test_other_seeds_answer_otherwise(folder):
 # -- prompts ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_prompt_that_is_evaluated_is_the_one_that_was_answered(folder):
+def test_the_evaluated_prompt_is_the_sampled_prompt(folder):
     policy = ready(folder, history=2)
     memory = [(PastTurn(OBSERVATIONS[1], "UP"),) * (n % 3) for n in range(6)]
     decisions = act(policy, memory=memory)
@@ -217,7 +217,7 @@ def test_the_prompt_that_is_evaluated_is_the_one_that_was_answered(folder):
         assert mask.tolist() == sorted(mask.tolist(), reverse=True)
 
 
-def test_memory_is_what_was_seen_and_said_and_no_longer_than_the_window(folder):
+def test_the_history_contains_observations_and_responses_up_to_the_window(folder):
     policy = ready(folder, history=2)
     memory = [()] * 6
     said = []
@@ -228,7 +228,7 @@ def test_memory_is_what_was_seen_and_said_and_no_longer_than_the_window(folder):
     assert memory[0] == (PastTurn(OBSERVATIONS[0], said[1][0]), PastTurn(OBSERVATIONS[0], said[2][0]))
 
 
-def test_the_memory_hides_what_the_environment_refuses_and_the_answer_itself_stays(folder):
+def test_the_history_hides_invalid_responses_but_the_decision_keeps_them(folder):
     policy = ready(folder, history=1)
     plain = act(policy)
     policy.prompt = replace(policy.prompt, hide_invalid_in_context=True)
@@ -242,7 +242,7 @@ def test_the_memory_hides_what_the_environment_refuses_and_the_answer_itself_sta
         assert turn.response == (answer if valid else "Generated invalid action")
 
 
-def test_the_oldest_turns_leave_a_prompt_that_is_too_long(folder):
+def test_a_prompt_that_is_too_long_loses_its_oldest_turns(folder):
     room = len(ready(folder).encode(OBSERVATIONS[0], ()))
     past = tuple(PastTurn(OBSERVATIONS[1], word) for word in ("LEFT", "DOWN", "UP"))
     whole = ready(folder, history=3).encode(OBSERVATIONS[0], past)
@@ -257,7 +257,7 @@ def test_the_oldest_turns_leave_a_prompt_that_is_too_long(folder):
 # -- settings ---------------------------------------------------------------------------------------------------------
 
 
-def test_evaluation_may_sample_otherwise_than_training(folder):
+def test_evaluation_can_use_another_sampling_than_training(folder):
     policy = ready(folder, max_new_tokens=4)
     sampling = SamplingConfig(temperature=0, max_new_tokens=4)
     greedy = [policy.act(OBSERVATIONS, [()] * 6, keys(6, seed), sampling) for seed in (0, 1)]
@@ -275,7 +275,7 @@ def test_training_samples_from_the_whole_distribution(folder, changes):
         TextPolicy(LanguageModelConfig(name=folder), PromptTemplate(), SamplingConfig(**changes))
 
 
-def test_the_environment_reads_what_the_policy_writes(folder):
+def test_the_environment_parses_responses_of_the_policy(folder):
     env = gym.make("FrozenLake-v1")
     assert ready(folder).response_format == "direct" and FrozenLakeCodec().context(env) == MAP
     rollout = collect(folder)
@@ -285,8 +285,8 @@ def test_the_environment_reads_what_the_policy_writes(folder):
 
 
 @pytest.mark.parametrize("codec", [FrozenLakeCodec(), GymnasiumEnvs("HalfCheetah-v5").codec])
-def test_a_limit_that_no_response_fits_in_is_named(folder, caplog, codec, monkeypatch):
-    """Control was first trained with ten tokens, in which six numbers do not fit: every action was cut off."""
+def test_a_token_limit_below_the_shortest_response_gives_a_warning(folder, caplog, codec, monkeypatch):
+    """With ten tokens, an action of six numbers is always truncated."""
     monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
     policy = text_policy(folder, max_new_tokens=10)
     policy.prompt = replace(policy.prompt, response_format="think_answer")

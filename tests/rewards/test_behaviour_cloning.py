@@ -17,20 +17,20 @@ def rewards_of(reward, row, *actions):
     return reward([row] * len(actions), [""] * len(actions), actions).tolist()
 
 
-def test_a_continuous_action_costs_the_mean_squared_error_over_its_dimensions() -> None:
-    # (1.5^2 + .5^2) / 2 = 1.25, and (0 + .2^2) / 2 = .02
+def test_the_reward_of_a_continuous_action_is_the_negative_mean_squared_error() -> None:
+    # (1.5^2 + 0.5^2) / 2 = 1.25, and (0 + 0.2^2) / 2 = 0.02
     actions = np.array([-1.0, 0.0]), np.array([0.5, -0.3]), np.array([0.5, -0.5]), None
     np.testing.assert_allclose(rewards_of(BehaviourCloningReward(), PUSH, *actions), [-1.25, -0.02, 0, -10])
 
 
-def test_six_dimensions_have_a_reward_each_row_its_own() -> None:
-    """The original's script for HalfCheetah crashed here: it called ``list.append`` with two arguments."""
+def test_each_row_of_a_batch_has_its_own_reward() -> None:
+    """The original script for HalfCheetah raises an error here: it calls ``list.append`` with two arguments."""
     rows = [Row(observation="", action=np.full(6, value)) for value in (0.0, 1.0)]
     rewards = BehaviourCloningReward()(rows, ["", ""], [np.full(6, 0.5), np.array([1, 1, 1, 1, 1, 0.4])])
     np.testing.assert_allclose(rewards, [-0.25, -0.06])
 
 
-def test_a_discrete_action_costs_one_if_it_is_wrong() -> None:
+def test_the_reward_of_a_wrong_discrete_action_is_minus_one() -> None:
     assert rewards_of(BehaviourCloningReward(), STEP, 2, np.int64(2), 1, None) == [0, 0, -1, -10]
     several = np.array([1, 0, 3]), np.array([1, 0, 2]), None
     assert rewards_of(BehaviourCloningReward(), SWITCHES, *several) == [0, -1, -10]
@@ -49,13 +49,13 @@ def test_the_bounded_reward_is_between_zero_and_one() -> None:
     assert rewards_of(BoundedCloningReward(), STEP, 2, 1, None) == [1, 0, 0]
 
 
-def test_an_error_as_large_as_the_scale_is_rewarded_by_one_over_e() -> None:
+def test_the_reward_of_an_error_equal_to_the_scale_is_one_over_e() -> None:
     action = PUSH.action + np.float32(0.5)
     np.testing.assert_allclose(rewards_of(BoundedCloningReward(scale=0.25), PUSH, action), [1 / np.e])
 
 
 @pytest.mark.parametrize("reward", [BehaviourCloningReward(), BoundedCloningReward()])
-def test_an_empty_batch_has_no_rewards_and_an_invalid_one_no_error(reward) -> None:
+def test_empty_batches_and_batches_of_invalid_responses_are_supported(reward) -> None:
     assert reward([], [], []).shape == (0,)
     assert reward([PUSH, PUSH], ["", ""], [None, None]).tolist() == [reward.invalid] * 2
 

@@ -1,4 +1,4 @@
-"""Tests of the reward that is a clone's log-likelihood, against the policy itself and against numbers typed by hand."""
+"""Tests of the log-likelihood reward against the cloned policy and against hand-computed values."""
 
 import math
 
@@ -31,7 +31,7 @@ SETTINGS = {
 
 @pytest.fixture
 def saved(tmp_path):
-    """Return a function that saves a policy as a run does, and returns the policy and the path."""
+    """Return a function that saves a policy in a run directory, and returns the policy and the path."""
 
     def save(action_space=PUSH, class_path="lrl.policies.mlp.MLPPolicy", **changes):
         settings = SETTINGS | changes
@@ -66,7 +66,7 @@ SETTINGS_OF_NETWORKS = [{}, {"normalise_observations": False}, {"shared_value_ne
 
 @pytest.mark.parametrize(("action_space", "actions"), [(STEP, [2, 0]), (spaces.Discrete(3, start=5), [7, 5])])
 @pytest.mark.parametrize("changes", SETTINGS_OF_NETWORKS)
-def test_of_a_discrete_action_it_is_the_log_probability_that_the_policy_gives(
+def test_the_reward_of_a_discrete_action_is_its_log_probability_under_the_policy(
     saved, action_space, actions, changes
 ) -> None:
     policy, path = saved(action_space, **changes)
@@ -81,7 +81,7 @@ def test_of_a_discrete_action_it_is_the_log_probability_that_the_policy_gives(
 
 
 @pytest.mark.parametrize("changes", SETTINGS_OF_NETWORKS)
-def test_the_clones_own_action_has_the_highest_reward_and_distance_counts_in_its_deviations(saved, changes) -> None:
+def test_the_greedy_action_has_the_highest_reward_and_distances_are_in_standard_deviations(saved, changes) -> None:
     policy, path = saved(initial_log_std=math.log(0.5), **changes)
     rows = [row(1.0, 2.0, -3.0), row(0.5, 0.0, 2.0)]
     keys = RandomKeys(seed=0, purpose="test", collection=0, env=np.arange(2), turn=np.zeros(2, int))
@@ -93,7 +93,7 @@ def test_the_clones_own_action_has_the_highest_reward_and_distance_counts_in_its
     assert reward(rows, ["", ""], away).tolist() == pytest.approx([-0.25, -0.25], rel=1e-5)
 
 
-def test_a_mean_beyond_a_bound_counts_as_the_bound_and_a_small_deviation_as_the_least(saved) -> None:
+def test_means_are_clipped_to_the_bounds_and_deviations_to_min_std(saved) -> None:
     policy, path = saved(normalise_observations=False)
     with torch.no_grad():
         policy.actor[2].weight.zero_()
@@ -109,7 +109,7 @@ def test_a_mean_beyond_a_bound_counts_as_the_bound_and_a_small_deviation_as_the_
     assert own.tolist() == pytest.approx([0, -(400 + 0.25) / 4], rel=1e-4)
 
 
-def test_an_invalid_response_has_the_least_reward_and_so_has_an_unlikely_action(saved) -> None:
+def test_invalid_responses_and_unlikely_actions_have_the_minimum_reward(saved) -> None:
     _, path = saved()
     reward = connected(path, min_std=0.0, minimum=-3.0)
     far, near = np.float32([1.0, -1.0]), np.float32([0.0, 0.0])
@@ -120,7 +120,7 @@ def test_an_invalid_response_has_the_least_reward_and_so_has_an_unlikely_action(
         CloneLikelihoodReward(path, minimum=math.nan)
 
 
-def test_what_does_not_fit_raises_one_sentence(saved, tmp_path) -> None:
+def test_a_checkpoint_or_row_that_does_not_fit_raises_one_sentence(saved, tmp_path) -> None:
     with pytest.raises(ValueError, match=r"rewards.path is '.*nothing', which is neither a checkpoint nor a run"):
         CloneLikelihoodReward(str(tmp_path / "nothing"))
     torch.save([1, 2], tmp_path / "list.ckpt")

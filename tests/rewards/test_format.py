@@ -40,8 +40,8 @@ def rewards_of(codec: TextCodec, *responses: str, response_format: str = "direct
         ("", -10),
     ],
 )
-def test_numbers_are_rewarded_by_their_count_and_by_what_follows_them(response: str, expected: float) -> None:
-    """A wrong count of numbers and text after the tag were defects that evaluation, not training, ran into."""
+def test_the_reward_of_numbers_depends_on_their_count_and_the_text_after_them(response: str, expected: float) -> None:
+    """A wrong number of numbers and text after the tag reduce the reward, because both are invalid in evaluation."""
     assert rewards_of(SpaceCodec(BOX, MOTORS), response) == pytest.approx([expected])
 
 
@@ -51,7 +51,7 @@ def test_integers_must_be_bins() -> None:
     assert rewards_of(codec, *responses) == [1, -9, -9]
 
 
-def test_a_name_takes_the_place_of_the_tag_where_there_is_none() -> None:
+def test_without_a_closing_tag_the_name_of_the_action_takes_its_place() -> None:
     codec = SpaceCodec(
         BOX, gym.spaces.Discrete(3), metadata=EnvironmentMetadata(action_names=("left", "left up", "right"))
     )
@@ -65,8 +65,8 @@ def test_a_name_takes_the_place_of_the_tag_where_there_is_none() -> None:
     assert rewards_of(codec, "left", response_format="final_answer") == [-10]
 
 
-def test_a_name_is_legal_where_the_environment_takes_it() -> None:
-    """FrozenLake ignores case, as the parser of the environment does."""
+def test_a_name_is_legal_if_the_environment_accepts_it() -> None:
+    """FrozenLake ignores the case of actions, and so does the reward."""
     responses = "left", "Left", "LEFT", "Lift", "left ahead"
     assert rewards_of(FrozenLakeCodec(), *responses) == pytest.approx([1, 1, 1, -10, -0.6])
     said = rewards_of(FrozenLakeCodec(), "so final answer: left", response_format="final_answer")
@@ -99,7 +99,7 @@ def test_all_values_can_be_configured() -> None:
 
 
 class Wordless(TextCodec):
-    """Codec whose actions are endless and end without a tag."""
+    """Codec with infinitely many actions that end without a tag."""
 
     description, action_texts, default_action_text = "", None, "0.0"
 

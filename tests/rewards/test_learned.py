@@ -42,7 +42,7 @@ def rows(*observations) -> list[Row]:
     return [Row(observation="", q_values=(), action=0, native_observation=np.array(one)) for one in observations]
 
 
-def test_a_response_is_rewarded_by_the_prediction_and_an_invalid_one_by_the_constant(saved) -> None:
+def test_the_reward_is_the_prediction_and_a_constant_for_invalid_responses(saved) -> None:
     reward = LearnedReward(saved(linear([2.0], [0.5])))
     found = reward(rows([1.0, 2.0], [3.0, 4.0], [5.0, 6.0]), [""] * 3, [np.array([0.25]), None, np.array([1.0])])
     assert found.tolist() == pytest.approx([2 * 3.25 + 0.5, -3.15, 2 * 12 + 0.5], rel=1e-4)
@@ -50,7 +50,7 @@ def test_a_response_is_rewarded_by_the_prediction_and_an_invalid_one_by_the_cons
 
 
 @pytest.mark.parametrize(("invalid", "expected"), [(-3.15, -3.15), (-10.0, -10.0), (None, -9.0)])
-def test_null_is_the_minimum_of_the_data(saved, invalid, expected: float) -> None:
+def test_invalid_null_selects_the_minimum_of_the_training_data(saved, invalid, expected: float) -> None:
     reward = LearnedReward(saved(linear([1.0], [0.0])), invalid=invalid)
     assert reward(rows([1.0, 2.0]) * 2, ["", ""], [None, None]).tolist() == [expected, expected]
 
@@ -109,7 +109,7 @@ def test_an_ensemble_of_one_is_an_error_when_an_environment_is_created(saved) ->
         connected(reward, row_of(np.ones(2)))
 
 
-def test_a_checkpoint_of_something_else_is_an_error_when_an_environment_is_created(tmp_path) -> None:
+def test_a_checkpoint_without_a_reward_model_is_an_error_when_an_environment_is_created(tmp_path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="^rewards.path is '.*other.ckpt', which holds no reward model"):
         connected(LearnedReward(str(tmp_path / "other.ckpt")), row_of(np.ones(2)))

@@ -28,7 +28,7 @@ TAG = "</action>"
 
 
 def original_on_numbers(response: str, number: str, decode) -> tuple[float, float]:
-    """Return the original's rewards for format and for cloning: only the list of numbers at the beginning matters."""
+    """Return the original rewards for format and for cloning, which depend only on the list of numbers at the start."""
     found = re.match(rf"{number}(?:,\s*{number})*", response)
     if found is None:
         return -10.0, -10.0
@@ -51,7 +51,7 @@ def integers(values):
 
 
 def original_on_digits(response: str) -> tuple[float, float]:
-    """Return the original's rewards for two discrete actions, of which the expert takes 1."""
+    """Return the original rewards for two discrete actions; the expert's action is 1."""
     found = re.match(rf"([01]){TAG}", response)
     if found is None:
         return -10.0, -10.0
@@ -60,7 +60,7 @@ def original_on_digits(response: str) -> tuple[float, float]:
 
 
 def rewards_here(codec, row: Row, response: str) -> tuple[float, float]:
-    """Return the rewards of lrl for format and for cloning, with the action that its environments take."""
+    """Return the rewards of lrl for format and for cloning, for the action that its environments parse."""
     form = ClosingTagFormatReward()
     form.connect(codec, "direct", row)
     try:
@@ -73,7 +73,7 @@ def rewards_here(codec, row: Row, response: str) -> tuple[float, float]:
 
 
 def on_control(kind: str, response: str) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return both rewards by the original's formulas and by lrl, for a response without its opening tag."""
+    """Return both rewards by the original formulas and by lrl, for a response without its opening tag."""
     box = gym.spaces.Box(-1, 1, (2,), np.float32)
     if kind == "digits":
         here = rewards_here(
@@ -129,7 +129,7 @@ DIFFERENCES = [  # kind, response, format and cloning in the original, format an
     ("digits", "1", (-10, -10), (1, 0)),
     ("digits", "</action>", (-10, -10), (-10, -10)),
 ]
-"""Responses whose rewards differ, and some beside them that do not, with both pairs of values."""
+"""Responses with different rewards, and similar responses with equal rewards, with both pairs of values."""
 
 
 @pytest.mark.parametrize(("kind", "response", "original", "here"), DIFFERENCES)
@@ -156,7 +156,7 @@ NAMES = ("LEFT", "DOWN", "RIGHT", "UP")
 
 
 def original_on_frozen_lake(row: Row, response: str) -> tuple[float, float]:
-    """Return the original's rewards for format and for the action, which together count half each."""
+    """Return the original rewards for format and for the action, each multiplied by one half in the total."""
     form = float(all(re.search(rf"<{tag}>.*?</{tag}>", response, re.DOTALL) for tag in ("think", "answer")))
     found = re.search(r"<answer>(.*?)</answer>", response, re.DOTALL)
     name = found[1].strip().upper() if found else ""
@@ -199,6 +199,6 @@ def test_rewards_on_frozen_lake_are_those_of_the_original(row, name):
         ("<think>so</think> thus <answer>DOWN</answer>", (1, 1), (1, 0)),
     ],
 )
-def test_rewards_on_frozen_lake_differ_where_the_environment_takes_no_action(response, original, here):
+def test_rewards_on_frozen_lake_differ_for_responses_that_the_environment_rejects(response, original, here):
     assert original_on_frozen_lake(LAKE, response) == original
     assert frozen_lake_here(LAKE, response) == here

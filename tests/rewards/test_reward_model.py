@@ -21,10 +21,10 @@ def fitted(**changes) -> RewardModel:
     return model.eval()
 
 
-def test_z_scores_are_computed_by_hand() -> None:
+def test_z_scores_match_hand_computed_values() -> None:
     scores = ZScores(3)
     scores.fit(torch.tensor([[1.0, 5.0, 0.1], [3.0, 5.0, 0.1], [5.0, 5.0, 0.1], [7.0, 9.0, 0.1]]))
-    # Means 4, 6, .1; deviations -3, -1, 1, 3 and -1, -1, -1, 3; a column that never changes is only centred.
+    # Means 4, 6, 0.1; deviations -3, -1, 1, 3 and -1, -1, -1, 3; a constant column is only centred.
     assert scores.mean.tolist() == pytest.approx([4, 6, 0.1])
     assert scores.std.tolist() == pytest.approx([5**0.5, 3**0.5, 1])
     found = scores(torch.tensor([[4.0 + 2 * 5**0.5, 6.0 - 3**0.5, 2.1]]))
@@ -32,7 +32,7 @@ def test_z_scores_are_computed_by_hand() -> None:
     assert scores.inverse(found).tolist() == [pytest.approx([4 + 2 * 5**0.5, 6 - 3**0.5, 2.1])]
 
 
-def test_statistics_of_many_rows_are_those_of_numpy() -> None:
+def test_statistics_of_many_rows_equal_those_of_numpy() -> None:
     rows = torch.randn(70_000, 2) * torch.tensor([1e-3, 1e3]) + torch.tensor([1e2, -1e-2])  # more than one chunk
     scores = ZScores(2)
     scores.fit(rows)
@@ -65,18 +65,18 @@ def test_discrete_values_become_one_hot_beside_the_others() -> None:
         ([[0.0] * 3], [[1.0, 1.0]], "trained on actions of Discrete"),
     ],
 )
-def test_what_the_model_was_not_trained_on_is_named(observations, actions, sentence: str) -> None:
+def test_observations_and_actions_from_other_spaces_raise(observations, actions, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence) as caught:
         fitted().predict(observations, actions)
     assert "\n" not in str(caught.value)
 
 
-def test_a_space_that_is_no_vector_is_named() -> None:
+def test_an_unsupported_space_raises() -> None:
     with pytest.raises(ValueError, match="the observation space is Dict.*needs a Box or a Discrete one"):
         RewardModel(spaces.Dict({"a": BOX}), CHOICE)
 
 
-def test_a_hidden_layer_is_linear_then_normalised_then_rectified_then_dropped() -> None:
+def test_a_hidden_layer_is_linear_batch_norm_relu_and_dropout() -> None:
     layers = mlp((5, 7, 6, 1), batch_norm=True, dropout=0.1)
     hidden = [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Dropout]
     assert [type(layer) for layer in layers] == [*hidden, *hidden, nn.Linear]
@@ -93,7 +93,7 @@ def test_the_default_is_the_original_network() -> None:
     ]
 
 
-def test_a_prediction_is_the_mean_of_the_members_less_a_multiple_of_their_deviation() -> None:
+def test_a_prediction_is_the_mean_of_the_members_minus_a_multiple_of_their_deviation() -> None:
     model = RewardModel(BOX, PUSH, (4,), members=3)
     model.rewards.fit(torch.tensor([[8.0], [12.0]]))  # mean 10, standard deviation 2
     scores = torch.tensor([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
@@ -131,7 +131,7 @@ def test_predictions_do_not_depend_on_the_batch_or_on_the_precision_of_a_rollout
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def test_a_saved_model_predicts_the_same_and_leaves_the_random_numbers_alone(tmp_path) -> None:
+def test_a_loaded_model_predicts_the_same_and_loading_does_not_change_random_numbers(tmp_path) -> None:
     model = fitted()
     model.save(tmp_path / "model.ckpt")
     torch.manual_seed(3)
@@ -144,7 +144,7 @@ def test_a_saved_model_predicts_the_same_and_leaves_the_random_numbers_alone(tmp
     assert not any(weight.requires_grad for weight in loaded.parameters())
 
 
-def test_the_best_checkpoint_of_a_run_comes_before_the_last(tmp_path) -> None:
+def test_the_best_checkpoint_of_a_run_is_preferred_to_the_last(tmp_path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / "last.ckpt").touch()
@@ -154,7 +154,7 @@ def test_the_best_checkpoint_of_a_run_comes_before_the_last(tmp_path) -> None:
     assert reward_model_file(folder / "last.ckpt").name == "last.ckpt"
 
 
-def test_what_is_no_reward_model_is_one_sentence(tmp_path) -> None:
+def test_a_checkpoint_without_a_reward_model_raises_one_sentence(tmp_path) -> None:
     def error(path) -> str:
         with pytest.raises(ValueError) as caught:
             load_reward_model(path, "rewards.path")

@@ -19,11 +19,11 @@ def rewards_of(reward: Reward, row: Row) -> list[float]:
 
 
 def test_normalized_advantage_follows_the_formula_of_the_original() -> None:
-    # (Q - .1) / .4 = 0, 1, .5, .9; the expert's action gets .2 more, clipped at 1.
+    # (Q - 0.1) / 0.4 = 0, 1, 0.5, 0.9; the expert's action has a bonus of 0.2, and rewards are clipped at 1.
     np.testing.assert_allclose(rewards_of(NormalizedAdvantageReward(), ROW), [0, 1, 0.5, 0.9, 0])
 
 
-def test_the_bonus_goes_to_the_experts_action_even_if_it_is_not_the_best() -> None:
+def test_the_experts_action_has_the_bonus_even_if_it_is_not_the_best() -> None:
     row = Row(observation="", q_values=(0.1, 0.5, 0.3, 0.46), action=2)
     np.testing.assert_allclose(rewards_of(NormalizedAdvantageReward(), row), [0, 1, 0.7, 0.9, 0])
 
@@ -39,7 +39,7 @@ def test_optimal_action_includes_ties() -> None:
 
 
 def test_q_gap_decays_with_the_gap_and_the_temperature() -> None:
-    expected = [np.exp(-5), 1, np.exp(-2.5), np.exp(-0.5), 0]  # gaps are 1, 0, .5 and .1 of the spread
+    expected = [np.exp(-5), 1, np.exp(-2.5), np.exp(-0.5), 0]  # gaps are 1, 0, 0.5 and 0.1 of the spread
     np.testing.assert_allclose(rewards_of(QGapReward(temperature=0.2), ROW), expected)
     assert rewards_of(QGapReward(), FLAT) == [1, 1, 1, 1, 0]
     np.testing.assert_allclose(rewards_of(QGapReward(temperature=1e-3), TIE), [1, 0, 1, 0, 0], atol=1e-4)
@@ -82,7 +82,7 @@ def test_a_row_without_q_values_has_no_best_action() -> None:
     assert Row(observation="", action=np.zeros(2)).best_actions == ()
 
 
-def test_rows_are_equal_whatever_their_native_observation() -> None:
+def test_native_observations_do_not_affect_the_equality_of_rows() -> None:
     rows = [Row(observation="a", action=1, native_observation=np.zeros(2)), Row(observation="a", action=1)]
     assert len(set(rows)) == 1 and Row(observation="b", action=1) not in rows
 
