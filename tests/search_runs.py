@@ -3,8 +3,8 @@
 import os
 import signal
 
-import bare_trainer
 import lightning as L
+import tiny_runs
 from commands import run_command
 
 from lrl.chat.model import ChatModel, Completion
@@ -49,7 +49,7 @@ def module_of(kind="prompted"):
 
 def fit(root, *callbacks, module=None, data=None, **settings):
     settings = {"max_epochs": 8, "check_val_every_n_epoch": 8} | settings
-    return bare_trainer.fit(root, *callbacks, module=module or module_of(), data=data or data_of(), **settings)
+    return tiny_runs.train(root, *callbacks, module=module or module_of(), data=data or data_of(), **settings)
 
 
 def train_to_search(run):

@@ -6,17 +6,20 @@ from pathlib import Path
 
 import pytest
 
-PAGES = sorted(page for page in Path("docs").rglob("*.md") if "```python\n" in page.read_text(encoding="utf-8"))
+ROOT = Path("docs").resolve()
+PAGES = sorted(page for page in ROOT.rglob("*.md") if "```python\n" in page.read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_python_of_a_page_runs(page):
+def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "documentation"}
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Overriding environment")  # a page may be run twice in one process
         for block in blocks:
-            exec(compile(block, str(page), "exec"), {"__name__": "documentation"})
+            exec(compile(block, str(page), "exec"), names)
 
 
 def test_titles_are_short():

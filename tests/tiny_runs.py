@@ -13,7 +13,9 @@ import torch
 from lightning.pytorch.loggers import Logger
 from settings import made
 
+import lrl
 from lrl.algorithms.grpo import GRPOModule
+from lrl.api import QUIET
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake import ExpertQRows
@@ -29,6 +31,7 @@ SPECIAL, ACTIONS = ["<pad>", "<unk>", "<|im_start|>", "<|im_end|>"], ["LEFT", "D
 WORDS = [*SPECIAL, "system", "user", "assistant", *ACTIONS, *"ASFHG0123"]
 COLLECTIONS = 3
 SIZES = {"num_groups": 4, "group_size": 3, "num_epochs": 2, "num_minibatches": 2}
+IN_MEMORY = {"accelerator": "cpu", "max_epochs": COLLECTIONS, "log_every_n_steps": 1}
 PARTS = SIZES["num_epochs"] * SIZES["num_minibatches"]
 
 
@@ -243,20 +246,14 @@ class Counter(L.Callback):
 
 def make_trainer(root, *callbacks, **changes):
     """One CPU, all metrics in memory."""
-    settings = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "max_epochs": COLLECTIONS,
-        "logger": Rows(),
-        "limit_val_batches": 0,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-        "use_distributed_sampler": False,
-        "log_every_n_steps": 1,
-        "default_root_dir": str(root),
-    }
+    settings = {**QUIET, **IN_MEMORY, "logger": Rows(), "limit_val_batches": 0, "default_root_dir": str(root)}
     return L.Trainer(callbacks=list(callbacks), **settings | changes)
+
+
+def train(root, *callbacks, module, data, **changes):
+    """Train on one CPU, with all metrics in memory."""
+    settings = IN_MEMORY | {"logger": Rows(), "default_root_dir": root} | changes
+    return lrl.train(module, data, callbacks=callbacks, **settings)
 
 
 class Stop(L.Callback):

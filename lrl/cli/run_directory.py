@@ -74,7 +74,7 @@ class RunDirectory:
         if first and not continues and (others or path.is_file()):  # another rank may have begun the log
             raise ValueError(
                 f"run_directory is {str(path)!r}, which is not empty; name a new one, or give a checkpoint in it as "
-                "ckpt_path to continue that run."
+                "ckpt_path of lrl fit to continue that run."
             )
         made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
         run = cls(path, made if first and not continues else None, _unused(path) if first and others else None)
@@ -148,6 +148,16 @@ class RunDirectory:
                 _replace(file, b"".join(rows))
             else:
                 _replace(file, file.read_bytes()[:kept])
+
+    def close(self) -> None:
+        """End ``run.log``, for a program that goes on after the run."""
+        _stop_log()
+        logger = logging.getLogger("lrl")
+        logger.handlers.clear()
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
+        logging.captureWarnings(False)
+        os.environ.pop(_VARIABLE, None)
 
     def discard(self) -> None:
         """Remove the records of a launch that failed before training, so that the same command can be repeated.

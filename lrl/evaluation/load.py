@@ -22,8 +22,8 @@ from lrl.registry import build
 from lrl.rollouts.runner import add_examples, wants_examples
 from lrl.types import SamplingConfig
 
-BASELINES = ("random", "constant", "expert")
-"""Names of the policies without weights."""
+BASELINES: dict[str, type[FixedActor]] = {"random": RandomActor, "constant": ConstantActor, "expert": ExpertActor}
+"""Policies without weights, by name."""
 
 _PREFIX = "policy."
 
@@ -176,10 +176,9 @@ def load_baseline(name: str, env_factory: EnvFactory) -> Loaded:
     Raises:
         ValueError: the name is unknown, or the policy does not exist for this environment.
     """
-    kinds: dict[str, type[FixedActor]] = {"random": RandomActor, "constant": ConstantActor, "expert": ExpertActor}
-    if name not in kinds:
+    if name not in BASELINES:
         raise ValueError(f"policy is {name!r}; it must be one of {', '.join(BASELINES)}.")
-    policy = kinds[name]()
+    policy = BASELINES[name]()
     policy.connect(env_factory.codec)
     return Loaded(policy, env_factory, {"name": name, "env_id": env_id(env_factory)})
 

@@ -140,32 +140,16 @@ def _fit(
     Raises:
         SystemExit: If a signal came before; Lightning returns as if the run had ended.
     """
-    import lightning as L
-
-    from lrl.cli.quiet import silence_libraries
+    from lrl import api
     from lrl.data.rollout_buffer import RolloutDataModule
     from lrl.data.run_data import ValidationConfig
     from lrl.training.gradient_module import GradientModule
 
-    silence_libraries()
     module, played = build(GradientModule, config["model"]), TrainingReturns(budget.episodes)
     held_out, steps = ValidationConfig(episodes=0), budget.max_env_steps
     data = RolloutDataModule(task.env_factory(), **config["data"], max_env_steps=steps, validation=held_out, seed=seed)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=-1,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[played],
-        **config["trainer"],
-    )
-    trainer.fit(module, datamodule=data)
+    settings = {"accelerator": "cpu", "limit_val_batches": 0} | config["trainer"]
+    api.train(module, data, max_epochs=-1, callbacks=[played], **settings)
     if not (data.spent or played.spent):
         raise SystemExit(128 + signal.SIGTERM)
     return module, data, played

@@ -123,16 +123,16 @@ def settings_of(module: Any, data: Any) -> dict[str, Any]:
         module: module that is trained.
         data: its data module.
     """
-    settings = {"model": {"class": type(module).__name__}, "data": _described("data", data)}
+    settings = {"model": {"class": type(module).__name__}, "data": described("data", data)}
     policy = getattr(module, "policy", None)
     if policy is not None:
-        settings["model"]["policy"] = _described("policy", policy)
+        settings["model"]["policy"] = described("policy", policy)
     if policy is not None and policy.trunk is not None:
         settings["model"]["policy"]["tokenizer"] = policy.trunk.language_model.tokenizer.fingerprint[:16]
     return settings
 
 
-def _described(key: str, value: Any) -> Any:
+def described(key: str, value: Any) -> Any:
     """Return a setting as numbers, strings, lists and mappings; paths become file names."""
     if isinstance(value, Path) or (key.endswith(".path") and isinstance(value, str)):
         return Path(value).name
@@ -142,28 +142,28 @@ def _described(key: str, value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, Mapping):
-        return {str(name): _described(f"{key}.{name}", entry) for name, entry in value.items()}
+        return {str(name): described(f"{key}.{name}", entry) for name, entry in value.items()}
     if hasattr(value, "tolist"):
-        return _described(key, value.tolist())
+        return described(key, value.tolist())
     if isinstance(value, Sequence):
-        entries = [_described(key, entry) for entry in value]
+        entries = [described(key, entry) for entry in value]
         if len(entries) < _LONG:
             return entries
         return f"{len(entries)} values, checksum {zlib.crc32(repr(entries).encode())}"
     if callable(value) and hasattr(value, "__qualname__"):
         return value.__qualname__
     if dataclasses.is_dataclass(getattr(value, "config", None)):  # a language model
-        return _described(key, value.config)
+        return described(key, value.config)
     last = key.rpartition(".")[2]
-    described = {
-        name: _described(f"{last}.{name}", entry)
-        for name, entry in _arguments(value).items()
+    settings = {
+        name: described(f"{last}.{name}", entry)
+        for name, entry in arguments_of(value).items()
         if f"{last}.{name}" not in FREE_SETTINGS
     }
-    return described if dataclasses.is_dataclass(value) else {"class": type(value).__name__} | described
+    return settings if dataclasses.is_dataclass(value) else {"class": type(value).__name__} | settings
 
 
-def _arguments(value: Any) -> dict[str, Any]:
+def arguments_of(value: Any) -> dict[str, Any]:
     """Return the constructor arguments that an object stores, by name."""
     kept: dict[str, Any] = {}
     for part in (value, getattr(value, "trunk", None)):

@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.timing import Comparison, alternate, compared, quiet_trainer, trl_clock, trl_settings
+from benchmarks.timing import Comparison, alternate, compared, trl_clock, trl_settings
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 
 from lrl.algorithms.grpo import GRPOModule
+from lrl.api import train
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.data.rollout_buffer import RolloutDataModule
@@ -40,6 +41,7 @@ from lrl.training.optimizer import OptimizerConfig
 from lrl.types import PastTurn, SamplingConfig, TurnBatch
 
 KL_COEF, CLIP_RANGE, LR, MAX_GRAD_NORM = 0.04, 0.2, 1e-6, 1.0
+SETTINGS = {"accelerator": "cpu", "limit_val_batches": 0, "gradient_clip_val": MAX_GRAD_NORM}
 BAR = 3.0
 THINK = get_response_format("think_answer")
 
@@ -124,8 +126,7 @@ class Ours:
             PromptEnvs(self.states, [Vowels()]), num_groups=options.num_groups, group_size=options.group_size
         )
         clock = LambdaCallback(on_train_epoch_end=lambda *_: times.append(time.perf_counter()))
-        trainer = quiet_trainer(clock, MAX_GRAD_NORM, max_epochs=options.steps + 1)
-        trainer.fit(self.module, datamodule=data)
+        train(self.module, data, max_epochs=options.steps + 1, callbacks=[clock], **SETTINGS)
         self.response_tokens = data.clocks["tokens"] / data.clocks["episodes"]
         return options.steps * options.num_groups * options.group_size / (times[-1] - times[0])
 

@@ -15,9 +15,10 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from benchmarks.timing import Comparison, alternate, compared, quiet_trainer, trl_clock, trl_settings
+from benchmarks.timing import Comparison, alternate, compared, trl_clock, trl_settings
 
 from lrl.algorithms.sft import SFTModule
+from lrl.api import train
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.data.demonstration_tokens import collate_demonstrations
@@ -32,6 +33,7 @@ from lrl.training.optimizer import OptimizerConfig
 from lrl.types import Demonstration, SamplingConfig, TurnBatch
 
 LR, MAX_GRAD_NORM = 1e-6, 1.0
+SETTINGS = {"accelerator": "cpu", "limit_val_batches": 0, "gradient_clip_val": MAX_GRAD_NORM}
 THINK = get_response_format("think_answer")
 
 
@@ -106,8 +108,7 @@ class Ours:
         data = DemonstrationsDataModule(
             Lakes(self.options.demonstrations), GymnasiumEnvs("FrozenLake-v1"), batch_size=self.batch_size
         )
-        trainer = quiet_trainer(clock, MAX_GRAD_NORM, max_steps=self.options.steps + 1)
-        trainer.fit(self.module, datamodule=data)
+        train(self.module, data, max_epochs=-1, max_steps=self.options.steps + 1, callbacks=[clock], **SETTINGS)
         return clock.rate
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
 import transformers
 import yaml
@@ -115,23 +114,6 @@ def provenance() -> dict[str, Any]:
         "transformers": transformers.__version__,
     }
     return {"command": "python " + shlex.join(sys.argv), "commit": commit(), "machine": machine}
-
-
-def quiet_trainer(callback: L.Callback, max_grad_norm: float, **settings: Any) -> L.Trainer:
-    """Return a trainer on the CPU that neither logs nor saves nor validates."""
-    return L.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-        use_distributed_sampler=False,
-        gradient_clip_val=max_grad_norm,
-        callbacks=[callback],
-        **settings,
-    )
 
 
 def trl_settings() -> dict[str, Any]:

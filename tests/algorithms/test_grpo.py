@@ -243,21 +243,10 @@ def fit(module, collections, reward=None, callbacks=(), seed=0, **changes):
     """Train on the bandit."""
     env = PromptEnvs(Bandit(), [reward or Right()])
     sizes = {"num_groups": 3, "group_size": 16} | changes
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=collections,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-        use_distributed_sampler=False,
-        callbacks=list(callbacks),
-    )
     module.train()
-    trainer.fit(module, datamodule=made(RolloutDataModule, env, seed=seed, **sizes))
-    return trainer
+    data = made(RolloutDataModule, env, seed=seed, **sizes)
+    settings = {"max_epochs": collections, "accelerator": "cpu", "limit_val_batches": 0}
+    return lrl.train(module, data, callbacks=callbacks, **settings)
 
 
 class Weights(L.Callback):

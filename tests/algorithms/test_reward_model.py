@@ -2,12 +2,11 @@
 
 import csv
 
-import bare_trainer
 import gymnasium as gym
 import numpy as np
 import pytest
+import tiny_runs
 import torch
-from bare_trainer import trainer_of
 from commands import run_command
 from gymnasium import spaces
 from lightning.pytorch.callbacks import EarlyStopping
@@ -103,7 +102,7 @@ def data_of(name="linear", **settings):
 
 
 def fit(root, *callbacks, module=None, data=None, **settings):
-    return bare_trainer.fit(root, *callbacks, module=module or module_of(), data=data or data_of(), **settings)
+    return tiny_runs.train(root, *callbacks, module=module or module_of(), data=data or data_of(), **settings)
 
 
 # -- figures by hand --------------------------------------------------------------------------------------------------
@@ -116,7 +115,7 @@ def test_r2_is_one_for_the_truth_zero_for_the_mean_and_defined_for_a_constant():
 
 def test_the_loss_is_the_squared_error_in_z_scores():
     module = module_of(members=2)
-    trainer_of(None).fit(module, datamodule=data_of())
+    tiny_runs.train(None, module=module, data=data_of())
     module.model.rewards.mean.fill_(10.0)
     module.model.rewards.std.fill_(2.0)
     errors = module.loss(torch.tensor([[0.0, 1.0], [2.0, -1.0]]), torch.tensor([12.0, 6.0]))  # z-scores 1 and -2
@@ -144,7 +143,7 @@ def test_held_out_figures_equal_a_loop_over_steps(tmp_path):
 
 def test_each_member_is_trained_as_if_it_were_alone(tmp_path):
     module, data = module_of(members=2, dropout=0.0), data_of()
-    trainer_of(tmp_path, limit_train_batches=0).fit(module, datamodule=data)
+    tiny_runs.train(tmp_path, module=module, data=data, limit_train_batches=0)
     batch = data.batch(0, 0)
     module.training_step(batch, 0).backward()
     for member in module.model.members:
@@ -185,7 +184,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path):
 
 def test_dropout_follows_from_the_place_in_the_run_alone(tmp_path):
     module, data = module_of(dropout=0.5), data_of()
-    trainer_of(tmp_path, limit_train_batches=0).fit(module, datamodule=data)
+    tiny_runs.train(tmp_path, module=module, data=data, limit_train_batches=0)
     batch, losses = data.batch(0, 0), []
     for place in (0, 1, 0):
         torch.manual_seed(len(losses))
@@ -287,8 +286,8 @@ class Ascending(RewardModelModule):
 def test_the_reward_of_pendulum_is_learned_from_held_out_episodes_unless_the_sign_is_wrong(kind, tmp_path):
     module = made(kind, hidden_sizes=(64, 64), dropout=0.0)
     data = data_of("pendulum", batch_size=256)
-    trainer = trainer_of(tmp_path, max_epochs=12 if kind is RewardModelModule else 3, limit_val_batches=0)
-    trainer.fit(module, datamodule=data)
+    epochs = 12 if kind is RewardModelModule else 3
+    trainer = tiny_runs.train(tmp_path, module=module, data=data, max_epochs=epochs, limit_val_batches=0)
     trainer.test(module, datamodule=data, verbose=False)
     learned = trainer.logger.rows[-1][1]["test/r2"]
     assert learned >= 0.95 if kind is RewardModelModule else not learned >= 0.5

@@ -514,8 +514,7 @@ def test_settings_out_of_range_are_named(model, datasets, settings, complaint):
 
 
 def test_errors_come_before_a_model_is_loaded(model, datasets, tmp_path):
-    import lightning as L
-
+    import lrl
     from lrl.algorithms.sft import SFTModule
 
     policy = TextPolicy(LanguageModelConfig(name="not/there"), PromptTemplate(), SamplingConfig())
@@ -525,9 +524,8 @@ def test_errors_come_before_a_model_is_loaded(model, datasets, tmp_path):
         (ExpertDemonstrations(ExpertQRows()), MinariDemonstrations("lrl/none-v0")),
     ):
         data = made(DemonstrationsDataModule, train, env, validation_demonstrations=held_out)
-        trainer = L.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
         with pytest.raises(ValueError, match="dataset_id is 'lrl/none-v0', which is neither"):
-            trainer.fit(sft, datamodule=data)
+            lrl.train(sft, data, max_epochs=1, accelerator="cpu")
 
 
 def test_without_network_nobody_waits(datasets, monkeypatch, capfd, caplog):

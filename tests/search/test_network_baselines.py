@@ -11,11 +11,13 @@ from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.algorithms.trpo import TRPOModule
 from lrl.evaluation.statistics import headline_seed
 from lrl.files import shipped
+from lrl.registry import build
 from lrl.search.experiments import NETWORKS, SearchBudget, SearchRun, make_policy, search
-from lrl.search.networks import _fit, _fresh_returns, _module, block_means, search_or_train, settings, train
+from lrl.search.networks import _fit, _fresh_returns, block_means, search_or_train, settings, train
 from lrl.search.rollouts import fresh_seeds, make_batched, play_parameters
 from lrl.search.table_command import main
 from lrl.search.tasks import TASKS
+from lrl.training.gradient_module import GradientModule
 
 SMALL = SearchBudget(iterations=6, rollouts=3, fresh_episodes=5)
 
@@ -77,7 +79,7 @@ def test_settings_follow_one_rule(name, method):
 
 def test_modules_are_built_as_lrl_fit_builds_them():
     for method, kind in (("ppo", PPOValueHeadModule), ("trpo", TRPOModule)):
-        module = _module(settings(TASKS["reacher"], method, 3)["model"])
+        module = build(GradientModule, settings(TASKS["reacher"], method, 3)["model"])
         assert type(module) is kind and module.credit.gamma == 0.99 and module.policy.init_seed == 3
         assert module.policy.normalise_observations and module.policy.observation_clip == 5.0
 

@@ -1,0 +1,249 @@
+"""The functions of the Python interface, which ``lrl`` offers as ``lrl.train``, ``lrl.load`` and ``lrl.evaluate``."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import yaml
+from jsonargparse import ArgumentError
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from lrl.cli.quiet import silence_libraries
+from lrl.cli.run_directory import RunDirectory
+from lrl.data.run_data import ClockedDataModule, RunDataModule
+from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
+from lrl.evaluation.load import BASELINES, checkpoint_file, last_checkpoint, load_policy
+from lrl.lm.config import LanguageModelConfig
+from lrl.policies.actor import Actor
+from lrl.policies.policy import Policy
+from lrl.policies.text import TextPolicy
+from lrl.prompts import PromptTemplate
+from lrl.registry import build, short_name
+from lrl.rollouts.runner import add_examples
+from lrl.training.checkpoint import CollectionCheckpoint
+from lrl.training.policy_module import PolicyModule
+from lrl.training.progress import ConsoleProgress
+from lrl.training.resume import arguments_of, described
+from lrl.training.run_module import RunModule
+from lrl.training.transcripts import Transcripts
+from lrl.types import SamplingConfig
+
+
+def train(
+    module: RunModule,
+    data: ClockedDataModule,
+    *,
+    max_epochs: int,
+    run_directory: str | Path | None = None,
+    callbacks: Sequence[L.Callback] = (),
+    ckpt_path: str | Path | None = None,
+    **trainer_settings: Any,
+) -> L.Trainer:
+    """Train a module on data, on one device unless ``devices`` says otherwise.
+
+    Without ``run_directory`` nothing is printed, logged or written. With it, the run leaves what a run of the command
+    line does: ``metrics.csv``, TensorBoard files, transcripts, checkpoints, ``run.log``, the command and the commit.
+
+    Args:
+        module: what is trained, such as a :class:`~lrl.algorithms.grpo.GRPOModule`.
+        data: rollouts or demonstrations.
+        max_epochs: number of collections, or of passes over demonstrations; -1 has no limit.
+        run_directory: a folder that does not exist yet or is empty; None writes nothing.
+        callbacks: added to those of the run directory. One of the same class takes the place of a default.
+        ckpt_path: a checkpoint or a run directory from which to resume.
+        trainer_settings: further arguments of :class:`lightning.Trainer`, such as ``devices`` and ``precision``.
+
+    Returns:
+        The trainer: ``trainer.callback_metrics`` holds the last figures, ``trainer.lightning_module.policy`` the
+        policy.
+
+    Raises:
+        ValueError: If the run directory is not empty, or there is no checkpoint at ``ckpt_path``.
+    """
+    silence_libraries()
+    checkpoint = None if ckpt_path is None else str(checkpoint_file(Path(ckpt_path), "ckpt_path"))
+    used, record = list(callbacks), _Record()
+    settings: dict[str, Any] = QUIET | {"max_epochs": max_epochs}
+    directory = None if run_directory is None else RunDirectory.create(str(run_directory), "", data.seed)
+    if directory is not None:
+        given = {type(callback) for callback in callbacks}
+        defaults = ConsoleProgress(), Transcripts(), CollectionCheckpoint()
+        used[:0] = [callback for callback in defaults if type(callback) not in given]
+        settings |= {"default_root_dir": directory.path, "logger": _loggers(directory.path)}
+    try:
+        settings["enable_checkpointing"] = any(isinstance(callback, Checkpoint) for callback in used)
+        if settings["enable_checkpointing"]:
+            record.config = config_text(module, data)
+        trainer = L.Trainer(callbacks=[*used, record], **settings | trainer_settings)
+        trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
+    except BaseException:
+        if directory is not None and not record.begun:
+            directory.discard()
+        raise
+    finally:
+        if directory is not None:
+            directory.close()
+    return trainer
+
+
+QUIET: dict[str, Any] = {
+    "accelerator": "auto",
+    "devices": 1,
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+    "use_distributed_sampler": False,
+}
+"""Settings of the trainer that ``configs/base.yaml`` has as well, for a run that shows and writes nothing."""
+
+
+class _Record(L.Callback):
+    """Stores in each checkpoint the configuration of policy and environment, so that :func:`load` can build them."""
+
+    config = ""
+    begun = False
+    """Whether training has started: from then on the run directory is kept, even after an error."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Note that training has started."""
+        self.begun = True
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Store the configuration."""
+        if self.config:
+            checkpoint["lrl"] = checkpoint.get("lrl", {}) | {"config": self.config}
+
+
+def _loggers(path: Path) -> list[Logger]:
+    """Return the loggers of ``configs/base.yaml``, which write to the run directory itself."""
+    return [
+        CSVLogger(path, name="", version="", flush_logs_every_n_steps=1),
+        TensorBoardLogger(path, name="", version="", default_hp_metric=False),
+    ]
+
+
+def config_text(module: RunModule, data: ClockedDataModule) -> str:
+    """Return the YAML configuration of a policy and its environments, or "" where they cannot be built from one.
+
+    It is read off the objects, which keep the arguments of their constructors, and is checked by building a policy
+    from it.
+    """
+    if not isinstance(module, PolicyModule) or not isinstance(data, RunDataModule):
+        return ""
+    envs = {"env": data.env, "validation": {"env": data.validation.env}}
+    config: dict[str, Any] = {
+        "model": {"class_path": type(module).__name__, "init_args": {"policy": _config_of(module.policy)}},
+        "data": {"class_path": type(data).__name__, "init_args": _config_of(envs)},
+    }
+    text = yaml.safe_dump(config, sort_keys=False)
+    try:
+        policy = build(Policy, config["model"]["init_args"]["policy"])
+        env = build(EnvFactory, config["data"]["init_args"]["env"])
+    except (ArgumentError, ValueError, TypeError):
+        policy = env = None
+    same = described("policy", policy) == described("policy", module.policy)
+    if not (same and described("env", env) == described("env", data.env)):
+        logging.getLogger("lrl").warning(
+            "lrl.load will not load the checkpoints of this run: a configuration cannot describe how %s and %s were "
+            "built.",
+            type(module.policy).__name__,
+            type(data.env).__name__,
+        )
+        return ""
+    return text
+
+
+def _config_of(value: Any) -> Any:
+    """Return an object as a configuration that :func:`lrl.registry.build` reads: mappings, lists, texts, numbers."""
+    for plain in (bool, int, float, str):
+        if isinstance(value, plain):
+            return plain(value)
+    if value is None:
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _config_of(entry) for name, entry in value.items()}
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Sequence):
+        return [_config_of(entry) for entry in value]
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    if dataclasses.is_dataclass(getattr(value, "config", None)):  # a language model
+        return _config_of(value.config)
+    given = arguments_of(value)
+    given.pop("generator", None)  # a policy samples from the same distribution with the built-in one
+    arguments = {name: _config_of(entry) for name, entry in given.items()}
+    if dataclasses.is_dataclass(value):
+        return arguments
+    kind = type(value)
+    return {"class_path": short_name(f"{kind.__module__}.{kind.__qualname__}"), "init_args": arguments}
+
+
+def load(path: str | Path) -> Actor:
+    """Load a policy that is ready to be evaluated.
+
+    Args:
+        path: a checkpoint, a run directory (its last checkpoint), a language model (hub name, folder or GGUF file,
+            which then writes its actions), or one of ``random``, ``constant`` and ``expert``.
+
+    Raises:
+        ValueError: If nothing can be loaded from there.
+    """
+    name = str(path)
+    if name in BASELINES:
+        return BASELINES[name]()
+    if last_checkpoint(Path(path)).suffix == ".ckpt":
+        return load_policy(path).policy
+    policy = TextPolicy(LanguageModelConfig(name=name), PromptTemplate(), SamplingConfig())
+    policy.configure()
+    return policy.eval()
+
+
+def evaluate(
+    policy: Actor | str | Path,
+    env: EnvFactory | str,
+    *,
+    episodes: int = 200,
+    seed: int = 10_000,
+    num_envs: int = 50,
+    temperature: float = 0.0,
+) -> EpisodeResults:
+    """Play seeded episodes to their end.
+
+    Args:
+        policy: the policy, or what :func:`load` takes.
+        env: the environment, or its registered id.
+        episodes: number of episodes, one seed each.
+        seed: seed of the first episode; the others count up from it.
+        num_envs: environments side by side; changes the speed and nothing else.
+        temperature: of sampling; 0 decodes greedily.
+
+    Returns:
+        The results: ``means()`` has the mean return, length and success rate, ``intervals()`` their 95% intervals.
+
+    Raises:
+        ValueError: If ``episodes`` or ``num_envs`` is not positive, or the policy cannot act in the environment.
+    """
+    actor = policy if isinstance(policy, Actor) else load(policy)
+    factory = env if isinstance(env, EnvFactory) else GymnasiumEnvs(env)
+    actor.connect(factory.codec)
+    if actor.response_format is None:
+        actor.connect_spaces(*factory.spaces)
+    add_examples(actor, factory)
+    actor.configure()
+    training = actor.training
+    actor.eval()
+    try:
+        return evaluate_policy(actor, factory, episodes, seed, num_envs, actor.sampling_at(temperature))
+    finally:
+        actor.train(training)

@@ -1,0 +1,120 @@
+"""``import lrl``: lazy names, and training, loading and evaluating without the command line."""
+
+import csv
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+from tiny_runs import demonstrations, grpo, network, ppo, rollout_data, save_tiny_model, sft
+
+import lrl
+from lrl.api import QUIET, config_text
+from lrl.lm.config import LoRAConfig
+
+CPU = {"accelerator": "cpu", "limit_val_batches": 0}
+
+
+def test_importing_lrl_imports_no_other_package():
+    code = "import sys, lrl; print(*{'torch', 'lightning', 'gymnasium', 'transformers', 'yaml'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+def test_every_name_of_the_interface_is_found_and_documented():
+    assert set(lrl.__all__) == set(lrl._PLACES) and set(lrl.__all__) <= set(dir(lrl))
+    page = Path("docs/python.md").read_text(encoding="utf-8")
+    for name in lrl.__all__:
+        assert getattr(lrl, name).__module__.startswith("lrl.")
+        assert re.search(rf"`(lrl\.)?{name}`", page), f"docs/python.md does not mention {name}"
+    with pytest.raises(AttributeError, match="has no attribute 'GRPOModul'"):
+        lrl.GRPOModul  # noqa: B018
+
+
+def test_the_trainer_has_the_settings_of_a_run_of_the_command_line():
+    shared = yaml.safe_load(Path("configs/base.yaml").read_text(encoding="utf-8"))["trainer"]
+    assert {name: shared.get(name) for name in QUIET} | {"logger": False} == QUIET
+
+
+def test_without_run_directory_nothing_is_printed_or_written(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    trainer = lrl.train(network(""), rollout_data("network"), max_epochs=2, **CPU)
+    assert trainer.current_epoch == 2 and "train/loss" in trainer.callback_metrics
+    assert not os.listdir(tmp_path) and capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_a_run_directory_is_complete_and_its_policy_can_be_loaded(tmp_path, capfd):
+    module, data, run = network(""), rollout_data("network"), tmp_path / "run"
+    lrl.train(module, data, max_epochs=2, run_directory=run, accelerator="cpu")
+    assert {"commit.txt", "command.txt", "run.log", "metrics.csv", "transcripts.jsonl"} <= set(os.listdir(run))
+    assert "collection 2/2" in capfd.readouterr().err and "collection 2/2" in (run / "run.log").read_text()
+    with (run / "metrics.csv").open() as file:
+        assert len([row for row in csv.DictReader(file) if row["train/loss"]]) == 2
+    logger = logging.getLogger("lrl")
+    assert logger.propagate and not logger.handlers and "LRL_RUN_DIRECTORY" not in os.environ
+    ours, loaded = (lrl.evaluate(policy, data.env, episodes=5, temperature=1.0) for policy in (module.policy, run))
+    assert ours.returns.tolist() == loaded.returns.tolist()
+    low, high = ours.intervals()["return"]
+    assert low <= ours.means()["return"] <= high
+    with pytest.raises(ValueError, match="run_directory is .*run', which is not empty; name a new one"):
+        lrl.train(module, data, max_epochs=2, run_directory=run, **CPU)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path):
+    def weights(name, epochs, **changes):
+        module = network("", schedule="constant")
+        lrl.train(module, rollout_data("network"), max_epochs=epochs, run_directory=tmp_path / name, **CPU, **changes)
+        return module.state_dict()
+
+    whole = weights("whole", 3)
+    weights("short", 2)
+    resumed = weights("resumed", 3, ckpt_path=tmp_path / "short")
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+def test_a_run_that_fails_before_training_leaves_no_directory(tmp_path):
+    run, averaging = tmp_path / "runs" / "one", StochasticWeightAveraging(0.1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="callbacks has StochasticWeightAveraging"):
+            lrl.train(
+                network(""), rollout_data("network"), max_epochs=1, run_directory=run, callbacks=[averaging], **CPU
+            )
+        assert not run.parent.exists()
+
+
+@pytest.mark.parametrize("kind", ["grpo", "lora", "ppo", "sft", "scoring", "head"])
+def test_checkpoints_describe_policies_and_environments_completely(kind, tmp_path):
+    folder = save_tiny_model(tmp_path)
+    model, direct = lrl.LanguageModelConfig(name=folder), lrl.PromptTemplate(response_format="direct")
+    module, data = {
+        "grpo": lambda: (grpo(folder), rollout_data("prompts")),
+        "lora": lambda: (grpo(folder, model={"lora": LoRAConfig(r=2, alpha=4)}), rollout_data("episodes")),
+        "ppo": lambda: (ppo(folder, history=1), rollout_data("continuing")),
+        "sft": lambda: (sft(folder), demonstrations()),
+        "scoring": lambda: (lrl.GRPOModule(lrl.ScoringPolicy(model, direct)), rollout_data("episodes")),
+        "head": lambda: (lrl.PPOValueHeadModule(lrl.HeadPolicy(model)), rollout_data("network")),
+    }[kind]()
+    assert config_text(module, data)
+
+
+def test_a_policy_of_an_unknown_class_is_named(caplog):
+    class OwnPolicy(lrl.MLPPolicy):
+        pass
+
+    assert config_text(lrl.PPOValueHeadModule(OwnPolicy((4,))), rollout_data("network")) == ""
+    assert "a configuration cannot describe how OwnPolicy and GymnasiumEnvs were built" in caplog.text
+
+
+def test_baselines_and_language_models_are_evaluated_by_name(tmp_path):
+    expert, constant = (lrl.evaluate(name, "FrozenLake-v1", episodes=20) for name in ("expert", "constant"))
+    assert expert.means()["success_rate"] > constant.means()["success_rate"]
+    assert len(lrl.evaluate(save_tiny_model(tmp_path), "FrozenLake-v1", episodes=2)) == 2
+    with pytest.raises(ValueError, match=r"nothing.ckpt'; it must be a checkpoint"):
+        lrl.load("nothing.ckpt")
