@@ -234,7 +234,7 @@ def cached_tokens(
         loss_on: which tokens are trained on; the files do not depend on it.
 
     Raises:
-        ValueError: the folder cannot be written.
+        ValueError: If the folder cannot be written.
     """
     encoder = EncodedTokens(demonstrations, policy, "completion")
     root = Path(folder).expanduser()

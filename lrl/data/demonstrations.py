@@ -78,7 +78,7 @@ class DemonstrationsDataModule(RunDataModule):
         """Check the settings that a model is not needed for.
 
         Raises:
-            ValueError: the batch size does not fit the devices, or a source not the environment.
+            ValueError: If the batch size does not fit the devices, or a source not the environment.
         """
         if stage != "fit":
             return
@@ -95,7 +95,7 @@ class DemonstrationsDataModule(RunDataModule):
         """Take the policy that encodes the demonstrations; the module calls this in its own ``setup``.
 
         Raises:
-            ValueError: the policy cannot be trained on them.
+            ValueError: If the policy cannot be trained on them.
         """
         name = type(policy).__name__
         if not policy.demonstration_losses:

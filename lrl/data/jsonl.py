@@ -42,11 +42,11 @@ class JsonlFile:
     """File with one JSON object per line, whose lines are read when they are needed.
 
     Args:
-        path: Path of the file.
-        key: Configuration key of what reads it, for error messages.
-        num_lines: Number of lines to use, of those that are not empty; None uses all. A larger number adds to the same
+        path: path of the file.
+        key: configuration key of what reads it, for error messages.
+        num_lines: number of lines to use, of those that are not empty; None uses all. A larger number adds to the same
             lines.
-        seed: Seed of the selection.
+        seed: seed of the selection.
 
     Raises:
         ValueError: If the file is missing, empty or has too few lines.
@@ -102,10 +102,10 @@ class JsonlFile:
         Lines of plain numbers and names are recognised by their form, which is faster.
 
         Args:
-            codec: Codec of the environment.
-            space: Native action space.
-            parse: Parses the object of a line, and raises ``LookupError`` for what the environment does not write.
-            keys: Keys that a line may have in place of ``action``.
+            codec: codec of the environment.
+            space: native action space.
+            parse: parses the object of a line, and raises ``LookupError`` for what the environment does not write.
+            keys: keys that a line may have in place of ``action``.
 
         Raises:
             ValueError: If a line cannot be parsed.
@@ -145,9 +145,9 @@ def _is_readable(codec: TextCodec, record: Any, known: Set[str]) -> bool:
     """Return whether the codec surely reads a line; False if that takes long to know.
 
     Args:
-        codec: Codec of the environment.
-        record: Object of the line.
-        known: Actions that were parsed before and are in bounds.
+        codec: codec of the environment.
+        record: object of the line.
+        known: actions that were parsed before and are in bounds.
     """
     if not (isinstance(record, dict) and record.keys() == _KEYS):
         return False
@@ -163,9 +163,9 @@ def parse_observation(codec: TextCodec, record: dict[str, Any], space: gym.Space
     """Return the observation of a line as the environment writes it, and its native value.
 
     Args:
-        codec: Codec of the environment.
-        record: Object of the line; the observation may have ``<observation>`` tags or not.
-        space: Native observation space.
+        codec: codec of the environment.
+        record: object of the line; the observation may have ``<observation>`` tags or not.
+        space: native observation space.
 
     Returns:
         The text, with tags where the environment writes them, and the native observation. Of codecs that cannot parse
@@ -193,11 +193,11 @@ def parse_action(codec: TextCodec, record: dict[str, Any], space: gym.Space, *ke
     """Return the native action of a line, clipped to its space, and how many of its numbers were clipped.
 
     Args:
-        codec: Codec of the environment.
-        record: Object of the line; the action may have ``<action>`` tags or not, and an action that is a word may be
+        codec: codec of the environment.
+        record: object of the line; the action may have ``<action>`` tags or not, and an action that is a word may be
             given by its number in the action space.
-        space: Native action space.
-        keys: Keys that the line may have in place of ``action``, for the error message.
+        space: native action space.
+        keys: keys that the line may have in place of ``action``, for the error message.
 
     Raises:
         LookupError: If there is no such text, or it is no legal action.
@@ -237,9 +237,9 @@ def _check_scale(key: str, text: str, space: gym.Space, value: Any) -> None:
 
     Args:
         key: ``observation`` or ``action``.
-        text: Text of the file.
-        space: Native space.
-        value: Value that was read, before it is clipped.
+        text: text of the file.
+        space: native space.
+        value: value that was read, before it is clipped.
 
     Raises:
         LookupError: If the text holds such integers only, and some are out of bounds.
@@ -299,7 +299,7 @@ class JsonlDemonstrations(Demonstrations):
         """Raise if the training demonstrations are of the same file.
 
         Raises:
-            ValueError: they are.
+            ValueError: If they are.
         """
         for source in training.sources:
             if isinstance(source, JsonlDemonstrations) and Path(source.path).resolve() == Path(self.path).resolve():
@@ -312,8 +312,8 @@ class JsonlDemonstrations(Demonstrations):
         """Return one demonstration per selected line as a lazy sequence, native if the policy acts natively.
 
         Raises:
-            ValueError: the file is missing, empty or too small, a line is not such an object, or it has an observation
-                or action that is not of the environment.
+            ValueError: If the file is missing, empty or too small, a line is not such an object, or it has an
+                observation or action that is not of the environment.
         """
         assert self._spaces is not None, "validate() comes first"
         file = JsonlFile(self.path, "demonstrations", self.num_rows, self.seed)
@@ -402,9 +402,9 @@ def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path, digits: bool
         The number of lines.
 
     Raises:
-        ValueError: the data set is missing, empty, damaged or of another environment, or was collected with an advisor;
-            or ``digits`` is true and actions are no words.
-        OSError: the file cannot be written.
+        ValueError: If the data set is missing, empty, damaged or of another environment, or was collected with an
+            advisor; or ``digits`` is true and actions are no words.
+        OSError: If the file cannot be written.
     """
     if digits and env.codec.action_texts is None:
         raise ValueError("digits is true, but the actions of the environment are numbers; leave it out.")

@@ -210,8 +210,8 @@ class EpisodeSelection:
         """Return the selected episodes and their numbers of steps, each int64 ``(episode,)``.
 
         Args:
-            reader: The data set.
-            steps: Number of steps of each episode that can be used, int64 ``(episode,)``.
+            reader: the data set.
+            steps: number of steps of each episode that can be used, int64 ``(episode,)``.
 
         Raises:
             ValueError: If the split has fewer episodes or steps, or none with this return.
@@ -328,7 +328,7 @@ class MinariDemonstrations(Demonstrations):
         """The data set, opened once.
 
         Raises:
-            ValueError: the data set is missing, empty or damaged.
+            ValueError: If the data set is missing, empty or damaged.
         """
         if self._reader is None:
             self._reader = DatasetReader(self.dataset_id)
@@ -338,8 +338,8 @@ class MinariDemonstrations(Demonstrations):
         """Raise if the observation or action space differs from that of the environment.
 
         Raises:
-            ValueError: a space differs, the augmentation is not for such actions, or the data set is missing, empty or
-                damaged.
+            ValueError: If a space differs, the augmentation is not for such actions, or the data set is missing, empty
+                or damaged.
         """
         self.reader.check_spaces(*env.spaces, "demonstrations.dataset_id")
         if self.augmentation is not None:
@@ -349,7 +349,7 @@ class MinariDemonstrations(Demonstrations):
         """Return the selected steps as a lazy sequence, native if the policy acts natively.
 
         Raises:
-            ValueError: the data set is missing, empty, damaged or too small, or the codec cannot write it as text.
+            ValueError: If the data set is missing, empty, damaged or too small, or the codec cannot write it as text.
         """
         if self.advised:
             self._check_advice(codec)
@@ -384,7 +384,7 @@ class MinariDemonstrations(Demonstrations):
         """Raise if the training demonstrations include some of these episodes.
 
         Raises:
-            ValueError: both are of one data set, and an episode is in both.
+            ValueError: If both are of one data set, and an episode is in both.
         """
         for source in training.sources:
             if not (isinstance(source, MinariDemonstrations) and source.dataset_id == self.dataset_id):

@@ -39,7 +39,7 @@ class Advisor:
         policy: the actor that plays.
 
     Raises:
-        ValueError: the advisor is neither, or the policy is not shown what the advisor reads.
+        ValueError: If the advisor is neither, or the policy is not shown what the advisor reads.
     """
 
     def __init__(self, actor: Actor, policy: Actor) -> None:
@@ -198,8 +198,8 @@ def collect(
         on_episode: called at the end of each episode.
 
     Raises:
-        ValueError: the name is malformed or taken, a number is not positive, the advisor cannot advise this policy, or
-            there is nothing to write, or the data set cannot be written.
+        ValueError: If the name is malformed or taken, a number is not positive, the advisor cannot advise this policy,
+            or there is nothing to write, or the data set cannot be written.
     """
     advice = None if advisor is None else Advisor(advisor, policy)
     native = env.make_native()
@@ -337,7 +337,7 @@ def observation_ranges(dataset_id: str) -> Ranges:
         Tuple a list of these for each Box, by its key.
 
     Raises:
-        ValueError: the data set is missing, empty or damaged, or its observations hold no Box.
+        ValueError: If the data set is missing, empty or damaged, or its observations hold no Box.
     """
     bounds: dict[str, np.ndarray] = {}
     for path, values in _observed_numbers(dataset_id):
@@ -358,7 +358,7 @@ def observation_statistics(dataset_id: str) -> Ranges:
         or Tuple a list of these for each Box, by its key.
 
     Raises:
-        ValueError: the data set is missing, empty or damaged, or its observations hold no Box.
+        ValueError: If the data set is missing, empty or damaged, or its observations hold no Box.
     """
     merged: dict[str, tuple[int, np.ndarray, np.ndarray]] = {}
     for path, values in _observed_numbers(dataset_id):

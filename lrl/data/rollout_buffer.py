@@ -226,7 +226,7 @@ class RolloutDataModule(RunDataModule):
         """Restore what :meth:`state_dict` returned.
 
         Raises:
-            ValueError: the checkpoint is from inside a collection, and of another number of ranks.
+            ValueError: If the checkpoint is from inside a collection, and of another number of ranks.
         """
         super().load_state_dict(state_dict)
         self.collection = state_dict["collection"]

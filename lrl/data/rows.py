@@ -35,16 +35,16 @@ class MinariRows(EnvRows):
 
     Args:
         dataset_id: Minari's name of the data set, which is downloaded if it is not local.
-        env: The environment of the data set, whose codec writes the texts.
+        env: the environment of the data set, whose codec writes the texts.
         split: ``train`` and ``validation`` have no episode in common; ``all`` uses both. Demonstrations with the same
             settings use the same episodes.
-        validation_share: Fraction of episodes in the validation split, at least one of two or more.
-        num_episodes: Number of episodes of the split to use; null uses all. A larger number adds to the same episodes.
-        num_rows: Number of steps of the split to use, of whole episodes except the last; null uses all.
-        min_return: Lowest undiscounted return of the episodes to use; null uses all.
-        shuffle_actions: Whether each row has the action of another one, which a reward then compares responses with: a
+        validation_share: fraction of episodes in the validation split, at least one of two or more.
+        num_episodes: number of episodes of the split to use; null uses all. A larger number adds to the same episodes.
+        num_rows: number of steps of the split to use, of whole episodes except the last; null uses all.
+        min_return: lowest undiscounted return of the episodes to use; null uses all.
+        shuffle_actions: whether each row has the action of another one, which a reward then compares responses with: a
             control, since such an action says nothing about the state. Rows are read from two episodes each.
-        seed: Seed of the split, the selection and the shuffled actions.
+        seed: seed of the split, the selection and the shuffled actions.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class MinariRowSequence(EpisodeRows):
     """Lazy sequence of steps of some episodes. Episodes are read when they are needed, and cached without their texts.
 
     Args:
-        reader: The data set.
-        codec: Codec of the environment.
-        episodes: Indices of the episodes, int64 ``(episode,)``.
-        steps: Number of rows of each, int64 ``(episode,)``.
+        reader: the data set.
+        codec: codec of the environment.
+        episodes: indices of the episodes, int64 ``(episode,)``.
+        steps: number of rows of each, int64 ``(episode,)``.
 
     Attributes:
-        action_of: The row whose action each row has, int64 ``(row,)``; None for its own.
+        action_of: the row whose action each row has, int64 ``(row,)``; None for its own.
     """
 
     def __init__(self, reader: DatasetReader, codec: TextCodec, episodes: np.ndarray, steps: np.ndarray) -> None:
@@ -196,10 +196,10 @@ class JsonlRows(EnvRows):
     the file. Lines do not say to which episode they belong, so prompts have no history.
 
     Args:
-        path: Path of the file.
-        env: The environment of the observations, whose codec parses and writes the texts.
-        num_rows: Number of lines to use; null uses all. A larger number adds to the same lines.
-        seed: Seed of the selection.
+        path: path of the file.
+        env: the environment of the observations, whose codec parses and writes the texts.
+        num_rows: number of lines to use; null uses all. A larger number adds to the same lines.
+        seed: seed of the selection.
     """
 
     def __init__(self, path: str, env: EnvFactory, num_rows: PositiveInt | None = None, seed: int = 0) -> None:
@@ -223,9 +223,9 @@ class JsonlRowSequence(Sequence[Row]):
     """Lazy sequence of lines of a file.
 
     Args:
-        file: The selected lines.
-        codec: Codec of the environment.
-        native_spaces: Native observation space, and action space, to whose bounds actions are clipped.
+        file: the selected lines.
+        codec: codec of the environment.
+        native_spaces: native observation space, and action space, to whose bounds actions are clipped.
     """
 
     def __init__(self, file: JsonlFile, codec: TextCodec, native_spaces: tuple[gym.Space, gym.Space]) -> None:

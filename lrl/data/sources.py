@@ -46,14 +46,14 @@ class Demonstrations(ABC):
         """Raise if the demonstrations cannot be of this environment. Called before :meth:`load`.
 
         Raises:
-            ValueError: observations or actions do not fit the environment.
+            ValueError: If observations or actions do not fit the environment.
         """
 
     def check_held_out(self, training: Demonstrations) -> None:  # noqa: B027 (most sources cannot tell)
         """Raise if some of these demonstrations, which are held out, are training demonstrations. Called at loading.
 
         Raises:
-            ValueError: they are.
+            ValueError: If they are.
         """
 
     @abstractmethod
@@ -106,7 +106,7 @@ class Reasoning:
             observation, ``{ahead}`` by what stands directly ahead (BabyAI only), ``{action}`` by the action.
 
     Raises:
-        ValueError: ``texts`` is empty.
+        ValueError: If ``texts`` is empty.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -173,7 +173,7 @@ class ConcatDemonstrations(Demonstrations):
         sources: what is demonstrated; all sources must be of one environment.
 
     Raises:
-        ValueError: the list is empty.
+        ValueError: If the list is empty.
     """
 
     def __init__(self, sources: list[Demonstrations]) -> None:
@@ -266,7 +266,7 @@ class Augmentation(ABC, Generic[ObsType, ActType]):
         """Take the action space of the data set. Called before :meth:`augment`.
 
         Raises:
-            ValueError: the actions cannot be transformed.
+            ValueError: If the actions cannot be transformed.
         """
 
     @abstractmethod
@@ -336,7 +336,7 @@ class GaussianNoise(Augmentation[np.ndarray, np.ndarray]):
         """Take the action space, to whose bounds numbers are clipped.
 
         Raises:
-            ValueError: the actions are not vectors of real numbers.
+            ValueError: If the actions are not vectors of real numbers.
         """
         if not (isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)):
             raise ValueError(

@@ -79,8 +79,8 @@ class TransitionsDataModule(ClockedDataModule):
         """Read the data sets; a second call does nothing.
 
         Raises:
-            ValueError: a data set is missing, damaged or too small, or cannot teach a reward; the spaces differ; or the
-                batch size does not fit the devices.
+            ValueError: If a data set is missing, damaged or too small, or cannot teach a reward; the spaces differ; or
+                the batch size does not fit the devices.
         """
         assert self.trainer is not None
         if self.batch_size < 2 * self.trainer.world_size:
@@ -95,7 +95,8 @@ class TransitionsDataModule(ClockedDataModule):
         """Read all episodes into memory, split by episode.
 
         Raises:
-            ValueError: a data set is missing, damaged or too small, or cannot teach a reward; or their spaces differ.
+            ValueError: If a data set is missing, damaged or too small, or cannot teach a reward; or their spaces
+                differ.
         """
         readers = [DatasetReader(name) for name in self.dataset_ids]
         spaces = self.observation_space, self.action_space = readers[0].observation_space, readers[0].action_space
@@ -168,7 +169,7 @@ class TransitionsDataModule(ClockedDataModule):
         """Return the inputs, float32 ``(row, size)``, and rewards, float32 ``(row,)``, of a split.
 
         Raises:
-            ValueError: there is no test split.
+            ValueError: If there is no test split.
         """
         if split not in self._rows:
             raise ValueError(f"data.test_share is {self.test_share:g}; it must be positive for lrl test.")

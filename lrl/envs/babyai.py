@@ -96,8 +96,8 @@ def _spread_sideways(row: list[Cell], visible: int) -> tuple[int, int]:
     """Extend the visible cells of a row to both sides, up to opaque cells.
 
     Args:
-        row: Cells of a row from left to right.
-        visible: Bit ``i`` is whether cell ``i`` is visible from the previous row.
+        row: cells of a row from left to right.
+        visible: bit ``i`` is whether cell ``i`` is visible from the previous row.
 
     Returns:
         Bits of all visible cells, and of the visible cells that are transparent.
@@ -132,9 +132,9 @@ def place_agent_first(rng: np.random.Generator, size: int, num_objects: int) -> 
     """Sample the agent's cell, then cells of objects that are not next to it.
 
     Args:
-        rng: Random number generator.
-        size: Side length of the room in cells.
-        num_objects: Number of objects.
+        rng: random number generator.
+        size: side length of the room in cells.
+        num_objects: number of objects.
 
     Returns:
         The agent's cell and the cells of the objects.
@@ -153,11 +153,11 @@ def place_agent_last(
     """Sample cells of objects, then the agent's cell and direction such that no object is in front of it.
 
     Args:
-        rng: Random number generator.
-        size: Side length of the room in cells.
-        num_objects: Number of objects.
-        door: Cell of a door in the wall that must be reachable.
-        avoided: Cell that has no object on it or next to it; None for no such cell.
+        rng: random number generator.
+        size: side length of the room in cells.
+        num_objects: number of objects.
+        door: cell of a door in the wall that must be reachable.
+        avoided: cell that has no object on it or next to it; None for no such cell.
 
     Returns:
         The agent's cell, its direction and the cells of the objects.
@@ -178,9 +178,9 @@ def all_reachable(size: int, agent: int, objects: list[int]) -> bool:
     """Return whether the agent can move next to all objects, without moving over any of them.
 
     Args:
-        size: Side length of the room in cells.
-        agent: The agent's cell.
-        objects: The cells of the objects.
+        size: side length of the room in cells.
+        agent: the agent's cell.
+        objects: the cells of the objects.
     """
     occupied = sum(1 << cell for cell in objects)
     free = _floor_bits(size) & ~occupied
@@ -237,13 +237,13 @@ class LocalLevel(RoomGridLevel):
     the mission is accomplished.
 
     Args:
-        tasks: Tasks, one of which is sampled at each reset.
-        split: The objects that missions name.
-        num_distractors: Number of objects in addition to those of the mission; several may look the same. If it is a
+        tasks: tasks, one of which is sampled at each reset.
+        split: the objects that missions name.
+        num_distractors: number of objects in addition to those of the mission; several may look the same. If it is a
             list, one of its numbers is sampled at each reset.
-        room_size: Side length of a room in cells, including walls; at least 5.
-        max_steps: Time limit; None selects 64 steps for ``goto`` and ``pickup``, else 128 (in rooms of size 8).
-        render_mode: Render mode of MiniGrid; None disables rendering.
+        room_size: side length of a room in cells, including walls; at least 5.
+        max_steps: time limit; None selects 64 steps for ``goto`` and ``pickup``, else 128 (in rooms of size 8).
+        render_mode: render mode of MiniGrid; None disables rendering.
 
     Raises:
         ValueError: If a setting is out of range.

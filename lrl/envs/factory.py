@@ -51,8 +51,8 @@ class EnvFactory(ABC):
         """Create a vectorized environment.
 
         Args:
-            num_envs: Number of environments; at least 1.
-            response_format: Name of the format of responses. Observations and actions are then tuples of ``num_envs``
+            num_envs: number of environments; at least 1.
+            response_format: name of the format of responses. Observations and actions are then tuples of ``num_envs``
                 strings. None creates an environment with native observations and actions.
         """
 
@@ -67,8 +67,8 @@ class EnvFactory(ABC):
         """Create one environment, so that an invalid setting is reported at the start of a run.
 
         Args:
-            key: Configuration key of the factory, at which the error message starts.
-            response_format: See :meth:`make`.
+            key: configuration key of the factory, at which the error message starts.
+            response_format: see :meth:`make`.
 
         Raises:
             ValueError: If the environment cannot be created.
@@ -94,20 +94,20 @@ class GymnasiumEnvs(EnvFactory):
     """Factory of vectorized copies of one registered Gymnasium environment.
 
     Args:
-        id: Registered name, or ``module:name`` to import ``module`` first.
-        kwargs: Arguments of the environment.
-        invalid_penalty: Reward of a response without a legal action.
-        max_invalid: Number of consecutive invalid responses that ends an episode.
+        id: registered name, or ``module:name`` to import ``module`` first.
+        kwargs: arguments of the environment.
+        invalid_penalty: reward of a response without a legal action.
+        max_invalid: number of consecutive invalid responses that ends an episode.
         vectorization: ``sync`` steps the copies one after another, ``async`` each in its own process.
-        on_death: If a process dies, ``fail`` ends the run and ``restart`` starts the process again and replays its
+        on_death: if a process dies, ``fail`` ends the run and ``restart`` starts the process again and replays its
             episode up to the current step.
-        max_episode_steps: Number of steps after which an episode is truncated; None selects the registered limit, or
+        max_episode_steps: number of steps after which an episode is truncated; None selects the registered limit, or
             500 for CliffWalking, which has none.
-        success_return: Return from which an episode is a success; None: see :class:`~lrl.envs.native.NativeEnv`.
+        success_return: return from which an episode is a success; None: see :class:`~lrl.envs.native.NativeEnv`.
         success_at: ``last_step``: an episode is a success if its last step is one; ``any_step``: if any step is one.
-        codec: The codec of the environment; None selects the registered one.
-        numbers: The format of numbers, for environments without a codec of their own; None selects decimals.
-        reset_options: Options of every reset, such as ``low`` and ``high`` of CartPole.
+        codec: the codec of the environment; None selects the registered one.
+        numbers: the format of numbers, for environments without a codec of their own; None selects decimals.
+        reset_options: options of every reset, such as ``low`` and ``high`` of CartPole.
 
     Raises:
         ValueError: If a setting is invalid.
@@ -272,9 +272,9 @@ def half_cheetah(gravity: float = 1.0, friction: float = 1.0, **kwargs: Any) -> 
     """Create Gymnasium's HalfCheetah, version 5, with modified gravity and friction.
 
     Args:
-        gravity: Factor of the gravity; positive.
-        friction: Factor of all friction coefficients of the ground and the body; positive.
-        kwargs: Arguments of HalfCheetah, such as ``reset_noise_scale``.
+        gravity: factor of the gravity; positive.
+        friction: factor of all friction coefficients of the ground and the body; positive.
+        kwargs: arguments of HalfCheetah, such as ``reset_noise_scale``.
 
     Raises:
         ValueError: If a factor is not positive.

@@ -58,10 +58,10 @@ def sample_map(rng: np.random.Generator, split: Split = "train", size: int = 4, 
     """Sample a map on which the goal can be reached.
 
     Args:
-        rng: Random number generator.
-        split: The split of the map.
-        size: Side length in cells.
-        p: Probability that a cell is ice.
+        rng: random number generator.
+        split: the split of the map.
+        size: side length in cells.
+        p: probability that a cell is ice.
     """
     while True:
         desc = tuple(generate_random_map(size, p, seed=int(rng.integers(2**31))))
@@ -93,11 +93,11 @@ class RandomMapsEnv(FrozenLakeEnv):
     a time limit of 100 steps.
 
     Args:
-        render_mode: Render mode of FrozenLake.
-        size: Side length in cells.
-        p: Probability that a cell is ice.
-        is_slippery: Whether moves can slip to the sides.
-        split: The split of the maps.
+        render_mode: render mode of FrozenLake.
+        size: side length in cells.
+        p: probability that a cell is ice.
+        is_slippery: whether moves can slip to the sides.
+        split: the split of the maps.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -145,9 +145,9 @@ class ExpertQRows(RowSource):
 
     Args:
         map_name: ``4x4`` or ``8x8``.
-        desc: A custom map, instead of ``map_name``.
-        is_slippery: Whether moves can slip to the sides.
-        gamma: Discount factor.
+        desc: a custom map, instead of ``map_name``.
+        is_slippery: whether moves can slip to the sides.
+        gamma: discount factor.
     """
 
     def __init__(
@@ -176,13 +176,13 @@ class RandomMapRows(RowSource):
     """Data set of all reachable states of many random maps with optimal Q-values.
 
     Args:
-        num_maps: Number of different maps.
-        seed: Seed of the maps.
-        split: The split of the maps: ``train``, ``test`` or ``all``.
-        size: Side length in cells.
-        p: Probability that a cell is ice.
-        is_slippery: Whether moves can slip to the sides.
-        gamma: Discount factor.
+        num_maps: number of different maps.
+        seed: seed of the maps.
+        split: the split of the maps: ``train``, ``test`` or ``all``.
+        size: side length in cells.
+        p: probability that a cell is ice.
+        is_slippery: whether moves can slip to the sides.
+        gamma: discount factor.
     """
 
     def __init__(
@@ -228,10 +228,10 @@ def make_row(state: int, desc: Desc, q_values: np.ndarray, action: int | None = 
     """Create the row of one state.
 
     Args:
-        state: Index of the cell.
-        desc: The map.
-        q_values: The expert's value of each action, ``(action,)``.
-        action: The expert's action; None selects the first best one.
+        state: index of the cell.
+        desc: the map.
+        q_values: the expert's value of each action, ``(action,)``.
+        action: the expert's action; None selects the first best one.
     """
     chosen = int(q_values.argmax()) if action is None else action
     return Row(
@@ -264,10 +264,10 @@ class CsvRows(RowSource):
     :data:`COLUMNS` are read if they are present, and must be consistent.
 
     Args:
-        path: Path of the file, or ``assets/expert_q/frozen_lake.csv``, which ships with lrl. Columns that are not in
+        path: path of the file, or ``assets/expert_q/frozen_lake.csv``, which ships with lrl. Columns that are not in
             :data:`COLUMNS` are ignored.
-        distinct: Whether to drop repeated rows. The file of the original experiment repeats 11 different rows.
-        is_slippery: Whether the description says that the ice is slippery.
+        distinct: whether to drop repeated rows. The file of the original experiment repeats 11 different rows.
+        is_slippery: whether the description says that the ice is slippery.
     """
 
     def __init__(self, path: str, distinct: bool = True, is_slippery: bool = True) -> None:
@@ -387,11 +387,11 @@ def generate_records(
     """Play greedy episodes and return the records of the successful ones, as in the original experiment.
 
     Args:
-        q_values: Q-values of the expert, ``(state, action)``.
-        num_episodes: Number of episodes, including failures.
-        seed: Seed of the first episode; later episodes count up from it.
-        batch_size: Number of successful episodes with the same ``batch_idx``.
-        kwargs: Arguments of ``FrozenLake-v1``: ``map_name``, ``desc``, ``is_slippery``.
+        q_values: q-values of the expert, ``(state, action)``.
+        num_episodes: number of episodes, including failures.
+        seed: seed of the first episode; later episodes count up from it.
+        batch_size: number of successful episodes with the same ``batch_idx``.
+        kwargs: arguments of ``FrozenLake-v1``: ``map_name``, ``desc``, ``is_slippery``.
 
     Returns:
         One dict with the keys :data:`COLUMNS` per step.

@@ -54,7 +54,7 @@ class StoredEpisode:
         advised: the actions that an advisor would have taken, one per step or one more; None without an advisor.
 
     Raises:
-        ValueError: there is not one reward per step.
+        ValueError: If there is not one reward per step.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class DatasetReader:
         dataset_id: name of the data set.
 
     Raises:
-        ValueError: the data set is missing, empty or damaged, or a value is not an element of its space.
+        ValueError: If the data set is missing, empty or damaged, or a value is not an element of its space.
 
     Attributes:
         lengths: number of steps of each episode, int64 ``(episode,)``.
@@ -173,7 +173,7 @@ class DatasetReader:
         """Undiscounted return of each episode, float64 ``(episode,)``.
 
         Raises:
-            ValueError: a return is not finite.
+            ValueError: If a return is not finite.
         """
         returns = np.array([np.nan if known is None else known for known in self._known_returns], dtype=np.float64)
         unknown = [index for index, known in enumerate(self._known_returns) if known is None]  # they are optional
@@ -196,7 +196,7 @@ class DatasetReader:
             key: configuration key of the data set, at which the error message starts.
 
         Raises:
-            ValueError: a space differs, or a value is not an element of its space.
+            ValueError: If a space differs, or a value is not an element of its space.
         """
         stored = self.observation_space, self.action_space
         for name, own, expected in zip(("observation", "action"), stored, (observation_space, action_space)):
@@ -362,7 +362,7 @@ class DatasetReader:
             key: option of the data set, at which the error message starts.
 
         Raises:
-            ValueError: an advisor was asked.
+            ValueError: If an advisor was asked.
         """
         if self.has_advisor:
             raise ValueError(
@@ -379,7 +379,7 @@ class DatasetReader:
         """Read one episode.
 
         Raises:
-            ValueError: the episode is damaged.
+            ValueError: If the episode is damaged.
         """
         with self._readable_errors():
             (stored,) = self._storage.get_episodes([index])
@@ -412,7 +412,7 @@ def download(dataset_id: str) -> None:
     A failure is not raised here: :class:`DatasetReader` raises on every rank.
 
     Raises:
-        ValueError: the name is malformed.
+        ValueError: If the name is malformed.
     """
     if dataset_path(dataset_id).exists():
         return

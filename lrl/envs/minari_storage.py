@@ -221,7 +221,7 @@ def dataset_path(dataset_id: str) -> Path:
     """Return the folder of a data set's files, below ``MINARI_DATASETS_PATH`` or ``~/.minari/datasets``.
 
     Raises:
-        ValueError: the name is malformed.
+        ValueError: If the name is malformed.
     """
     from minari.dataset.minari_dataset import parse_dataset_id
     from minari.storage import get_dataset_path
@@ -247,7 +247,7 @@ class DatasetWriter:
         env_spec: specification of the environment, if it is registered.
 
     Raises:
-        ValueError: the name is malformed or taken, or Minari cannot store a space.
+        ValueError: If the name is malformed or taken, or Minari cannot store a space.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class DatasetWriter:
                 ``random_steps`` and ``advised``; with an advisor also ``advised_actions`` (one per step).
 
         Raises:
-            OSError: they cannot be written; those that were added before are not damaged.
+            OSError: If they cannot be written; those that were added before are not damaged.
         """
         from minari.data_collector import EpisodeBuffer
 
@@ -317,7 +317,7 @@ class DatasetWriter:
         """Write the metadata of the data set and move it to where Minari looks for it.
 
         Raises:
-            OSError: the data set cannot be written.
+            OSError: If the data set cannot be written.
         """
         self._assemble(self.dataset_id, metadata)
         self._finished = True
@@ -451,7 +451,7 @@ class _FileOfHDF5(io.FileIO):
         """Close the file.
 
         Raises:
-            OSError: a write has failed.
+            OSError: If a write has failed.
         """
         with self._noted():
             os.fsync(self.fileno())  # some file systems report a full disk only here

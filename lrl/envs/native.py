@@ -75,9 +75,9 @@ class CheckedEnv(gym.Wrapper):
     ``checks_finite``.
 
     Args:
-        env: A native environment.
-        reset_options: Options of every reset; options passed to :meth:`reset` take precedence.
-        checks_finite: Whether to check that observations are finite, where they are not batched.
+        env: a native environment.
+        reset_options: options of every reset; options passed to :meth:`reset` take precedence.
+        checks_finite: whether to check that observations are finite, where they are not batched.
 
     Raises:
         EnvironmentFailedError: By :meth:`reset` and :meth:`step`, if the environment raises an error or returns
@@ -306,11 +306,11 @@ def check_batch(
     """Raise if batched observations or rewards contain a number that is not finite.
 
     Args:
-        space: Observation space of a single environment.
-        name: Name of the environment.
-        seeds: Seeds of the current episodes, one for each environment.
-        steps: Number of steps of the current episodes, int64 ``(env,)``.
-        observations: A batch of observations of ``space``.
+        space: observation space of a single environment.
+        name: name of the environment.
+        seeds: seeds of the current episodes, one for each environment.
+        steps: number of steps of the current episodes, int64 ``(env,)``.
+        observations: a batch of observations of ``space``.
         rewards: float64 ``(env,)``; None after a reset.
 
     Raises:
@@ -384,16 +384,16 @@ class NativeEnv(gym.Wrapper):
     is one. The return is undiscounted and contains native rewards only.
 
     Args:
-        env: A native environment. What it returns is checked, see :class:`~lrl.envs.native.CheckedEnv`.
-        success_return: Return from which an episode is a success; None selects the registered threshold.
-        reset_options: Options of every reset; options passed to :meth:`reset` take precedence.
-        codec: Codec whose context is recorded, so that recorded observations can be converted to text later.
-        success_at: Whether the last step or any step decides on success.
-        checks_finite: Whether to check that observations are finite, where they are not batched.
+        env: a native environment. What it returns is checked, see :class:`~lrl.envs.native.CheckedEnv`.
+        success_return: return from which an episode is a success; None selects the registered threshold.
+        reset_options: options of every reset; options passed to :meth:`reset` take precedence.
+        codec: codec whose context is recorded, so that recorded observations can be converted to text later.
+        success_at: whether the last step or any step decides on success.
+        checks_finite: whether to check that observations are finite, where they are not batched.
 
     Attributes:
-        records: Whether ``info["native"]`` contains a :class:`NativeStep` after each step. Set it before a reset.
-        noise_seed: If set, seeds the environment's random number generator after each reset. Environments of one group
+        records: whether ``info["native"]`` contains a :class:`NativeStep` after each step. Set it before a reset.
+        noise_seed: if set, seeds the environment's random number generator after each reset. Environments of one group
             can thereby share their initial state but not their transition noise.
     """
 
@@ -427,8 +427,8 @@ class NativeEnv(gym.Wrapper):
         """Reset the environment and reseed its noise.
 
         Args:
-            seed: Seed of the environment.
-            options: Options of this reset, passed to the environment, except those of lrl (``episode``).
+            seed: seed of the environment.
+            options: options of this reset, passed to the environment, except those of lrl (``episode``).
         """
         observation, _ = self.env.reset(seed=seed, options=options)
         if self.noise_seed is not None:

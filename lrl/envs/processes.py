@@ -31,13 +31,13 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
     Observations are sent through pipes, because Gymnasium 1.4 corrupts texts in shared memory.
 
     Args:
-        env_fns: Functions that each create one environment.
-        name: Name of the environment, for error messages.
+        env_fns: functions that each create one environment.
+        name: name of the environment, for error messages.
         on_death: ``fail`` raises :class:`EnvironmentFailedError`. ``restart`` starts the process again and replays the
             episode with the same seeds and actions; a second death in the same episode raises.
 
     Attributes:
-        idle: See :class:`~lrl.envs.processes.SeparateEnvs`.
+        idle: see :class:`~lrl.envs.processes.SeparateEnvs`.
 
     Raises:
         ValueError: If the copies have different spaces, or cannot be created in another process.
@@ -137,9 +137,9 @@ class WorkerPipe:
     """Pipe to the process of one environment that records the current episode, to replay it after a restart.
 
     Args:
-        owner: The vectorized environment that owns the process.
-        index: Index of the environment.
-        pipe: The pipe to the process.
+        owner: the vectorized environment that owns the process.
+        index: index of the environment.
+        pipe: the pipe to the process.
     """
 
     def __init__(self, owner: SupervisedAsyncVectorEnv, index: int, pipe: Connection) -> None:
@@ -169,7 +169,7 @@ class WorkerPipe:
         """Return whether :meth:`recv` returns without waiting, which includes that the process is dead.
 
         Args:
-            timeout: Seconds to wait; None waits without limit.
+            timeout: seconds to wait; None waits without limit.
         """
         if self._pending[0] == "idle":
             return True
@@ -277,12 +277,12 @@ class SeparateEnvs(SyncVectorEnv):
     report it.
 
     Args:
-        env_fns: Functions that each create one copy.
-        name: Name of the environment, for error messages.
-        collects_infos: Whether to return infos.
+        env_fns: functions that each create one copy.
+        name: name of the environment, for error messages.
+        collects_infos: whether to return infos.
 
     Attributes:
-        idle: Copies that :meth:`step` leaves out, bool ``(env,)``: their observation stays the same and their reward is
+        idle: copies that :meth:`step` leaves out, bool ``(env,)``: their observation stays the same and their reward is
             0. A copy is idle until its first reset, and from the end of its episode to the next reset.
 
     Raises:
@@ -306,7 +306,7 @@ class SeparateEnvs(SyncVectorEnv):
         """Begin episodes and return the observations of all copies.
 
         Args:
-            seed: One for each copy, or the first of successive ones.
+            seed: one for each copy, or the first of successive ones.
             options: ``reset_mask``, bool ``(env,)``, selects the copies; all other options are passed to them.
         """
         mask, seeds = reset_arguments(self.num_envs, seed, options)
@@ -365,9 +365,9 @@ def reset_arguments(
     """Return which copies are reset, bool ``(copy,)``, and the seed of each.
 
     Args:
-        num_envs: Number of copies.
-        seed: See :meth:`DynamicsVectorEnv.reset`.
-        options: See :meth:`DynamicsVectorEnv.reset`.
+        num_envs: number of copies.
+        seed: see :meth:`DynamicsVectorEnv.reset`.
+        options: see :meth:`DynamicsVectorEnv.reset`.
 
     Raises:
         ValueError: If there is a list of seeds of another length.

@@ -74,8 +74,8 @@ class EpisodeRows(Sequence[Row]):
         """Return the turns before a row in its episode, oldest first.
 
         Args:
-            index: Index of the row.
-            length: Maximum number of turns.
+            index: index of the row.
+            length: maximum number of turns.
 
         Returns:
             The texts of observation and action of each turn.
@@ -89,9 +89,9 @@ class PromptEnvs(EnvFactory):
     Policies that write text see the rows as text; networks see the native observations of rows that have them.
 
     Args:
-        rows: The data set.
-        rewards: Reward functions; the reward of a response is their weighted sum.
-        seed: Seed of the order of the rows, which differs between passes.
+        rows: the data set.
+        rewards: reward functions; the reward of a response is their weighted sum.
+        seed: seed of the order of the rows, which differs between passes.
 
     Raises:
         ValueError: If there are no rewards or two have the same name.
@@ -168,17 +168,17 @@ class PromptEnv(VectorEnv):
     contains ``clipped_numbers`` (the number of values that were clipped to its bounds). Each has shape ``(env,)``.
 
     Args:
-        rows: Rows of the data set.
-        rewards: Reward functions, which are connected.
-        codec: Codec of the data set.
-        response_format: Name of the format of responses; None shows native observations and takes native actions.
-        num_envs: Number of environments.
-        seed: Seed of the order of the rows.
-        spaces: Native observation and action space; None if they are not known, and texts are shown.
+        rows: rows of the data set.
+        rewards: reward functions, which are connected.
+        codec: codec of the data set.
+        response_format: name of the format of responses; None shows native observations and takes native actions.
+        num_envs: number of environments.
+        seed: seed of the order of the rows.
+        spaces: native observation and action space; None if they are not known, and texts are shown.
 
     Attributes:
         steps_ended_copies: True: a row may be answered again without a reset.
-        max_past_turns: Maximum number of past turns in ``infos["past_turns"]`` of a reset: those before a row that is a
+        max_past_turns: maximum number of past turns in ``infos["past_turns"]`` of a reset: those before a row that is a
             step of a recorded episode, written in the response format. Set it before a reset.
     """
 
@@ -225,7 +225,7 @@ class PromptEnv(VectorEnv):
         """Show new rows in all environments, or in those selected by ``options["reset_mask"]``.
 
         Args:
-            seed: One seed for all environments or one per environment, used if there is no ``episode``.
+            seed: one seed for all environments or one per environment, used if there is no ``episode``.
             options: ``episode``, the counters, int64 ``(env,)``; ``reset_mask``, bool ``(env,)``.
 
         Returns:
@@ -254,7 +254,7 @@ class PromptEnv(VectorEnv):
         """Reward one response per environment and terminate all episodes.
 
         Args:
-            actions: Responses or native actions, ``(env,)``.
+            actions: responses or native actions, ``(env,)``.
 
         Returns:
             Observations; rewards, float64 ``(env,)``; ``terminated`` and ``truncated``, bool ``(env,)``; and infos.

@@ -73,9 +73,9 @@ def optimal_q(tables: Sequence[TransitionTable], gamma: float = 0.99, tolerance:
     """Compute the Q-values of optimal policies by value iteration on all tables at once.
 
     Args:
-        tables: Transition tables of the same shape.
-        gamma: Discount factor.
-        tolerance: The iteration stops when no state's value changes by more.
+        tables: transition tables of the same shape.
+        gamma: discount factor.
+        tolerance: the iteration stops when no state's value changes by more.
 
     Returns:
         Q-values, float64 ``(table, state, action)``; 0 in terminal states.
@@ -97,10 +97,10 @@ def policy_values(
     """Compute the exact values of a stationary policy at each turn of an episode with a time limit.
 
     Args:
-        table: The transition table.
-        policy: Action probabilities, ``(state, action)``.
-        steps: Time limit; nothing follows it.
-        gamma: Discount factor.
+        table: the transition table.
+        policy: action probabilities, ``(state, action)``.
+        steps: time limit; nothing follows it.
+        gamma: discount factor.
 
     Returns:
         Q-values, float64 ``(turn, state, action)``, and values, float64 ``(turn, state)``.
@@ -121,10 +121,10 @@ def success_probability(table: TransitionTable, policy: np.ndarray, steps: int =
     positive reward only at the end of an episode.
 
     Args:
-        table: The transition table.
-        policy: Action probabilities, ``(state, action)``, or one action per state, integer ``(state,)``.
-        steps: Time limit.
-        start: Initial state.
+        table: the transition table.
+        policy: action probabilities, ``(state, action)``, or one action per state, integer ``(state,)``.
+        steps: time limit.
+        start: initial state.
     """
     probabilities = np.eye(table.num_actions)[policy] if policy.ndim == 1 else policy
     _, transitions = table.dynamics
@@ -177,13 +177,13 @@ def q_learning(
     leave the start when the ice is not slippery.
 
     Args:
-        env: An environment with discrete observations and actions.
-        num_episodes: Number of training episodes.
-        seed: Seed of the environment and of the exploration.
-        learning_rate: Step size of each update.
-        gamma: Discount factor.
-        epsilon_decay: Factor of the exploration rate after each episode; the rate starts at 1.
-        min_epsilon: Lower bound of the exploration rate.
+        env: an environment with discrete observations and actions.
+        num_episodes: number of training episodes.
+        seed: seed of the environment and of the exploration.
+        learning_rate: step size of each update.
+        gamma: discount factor.
+        epsilon_decay: factor of the exploration rate after each episode; the rate starts at 1.
+        min_epsilon: lower bound of the exploration rate.
 
     Returns:
         Q-values, float64 ``(state, action)``.

@@ -112,20 +112,20 @@ class TextEnv(gym.Wrapper):
     action mentioned in the reasoning is the action taken.
 
     Args:
-        env: A native environment.
-        codec: The codec of the environment.
-        response_format: Name of the format of responses.
-        invalid_penalty: Reward of an invalid response.
-        max_invalid: Number of consecutive invalid responses that ends an episode; at least 1.
-        success_return: See :class:`~lrl.envs.native.NativeEnv`.
-        reset_options: See :class:`~lrl.envs.native.NativeEnv`.
-        success_at: See :class:`~lrl.envs.native.NativeEnv`.
+        env: a native environment.
+        codec: the codec of the environment.
+        response_format: name of the format of responses.
+        invalid_penalty: reward of an invalid response.
+        max_invalid: number of consecutive invalid responses that ends an episode; at least 1.
+        success_return: see :class:`~lrl.envs.native.NativeEnv`.
+        reset_options: see :class:`~lrl.envs.native.NativeEnv`.
+        success_at: see :class:`~lrl.envs.native.NativeEnv`.
 
     Raises:
         ValueError: If ``max_invalid`` is less than 1.
 
     Attributes:
-        advises: Whether observations are :class:`AdvisedObservation`, by :mod:`lrl.envs.text`. Set it before
+        advises: whether observations are :class:`AdvisedObservation`, by :mod:`lrl.envs.text`. Set it before
             a reset.
     """
 

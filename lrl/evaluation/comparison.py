@@ -1,4 +1,4 @@
-"""Two sets of runs compared by pairs with the same seed: the difference, its interval, and what the pairs can detect.
+"""Paired comparison of two sets of runs with the same seeds: mean difference, interval and statistical power.
 
 Power is that of the two-sided paired t test (Cohen, Statistical Power Analysis for the Behavioral Sciences, 1988).
 """
@@ -20,31 +20,31 @@ from lrl.evaluation.report import read_result
 from lrl.evaluation.statistics import MIN_SEEDS, Interval, bootstrap_interval, bounds_of, t_interval
 
 POWER = 0.8
-"""Probability with which a difference is to be detected."""
+"""Target power: probability of detecting a difference."""
 
 _ALPHA = 0.05
 _LARGE_SAMPLE = 10_000
-"""Number of pairs above which the t test's power is that of the normal distribution."""
+"""Number of pairs above which the power of the normal distribution is used."""
 _NODES = 4096
-"""Points of the numerical integral over the sample's variance."""
+"""Number of points of the numerical integral over the sample's variance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The figures of runs and baseline runs, paired by seed."""
+    """Holds one number per run and baseline run, such as a final return, paired by seed."""
 
     seeds: np.ndarray
-    """Seeds that both have, sorted, int64 ``(pair,)``."""
+    """Common seeds in ascending order, int64 ``(pair,)``."""
     values: np.ndarray
-    """Figures of the runs, float64 ``(pair,)``."""
+    """Values of the runs, float64 ``(pair,)``."""
     baseline: np.ndarray
-    """Figures of the baseline runs, float64 ``(pair,)``."""
+    """Values of the baseline runs, float64 ``(pair,)``."""
     unpaired: tuple[int, ...]
-    """Seeds that only the runs have, sorted; they are left out."""
+    """Seeds of runs without a baseline run, in ascending order; these runs are omitted."""
     unpaired_baseline: tuple[int, ...]
-    """Seeds that only the baseline has, sorted; they are left out."""
+    """Seeds of baseline runs without a run, in ascending order; these runs are omitted."""
     bounded: bool
-    """Whether the figure has a least and a greatest value."""
+    """Whether the values have a known minimum and maximum."""
 
     @property
     def differences(self) -> np.ndarray:
@@ -64,11 +64,11 @@ class Comparison:
     def interval(self, bootstrap: bool | None = None) -> Interval | None:
         """Return the 95% interval of the mean difference, or None with fewer than five pairs.
 
-        Bounded figures have a percentile bootstrap over pairs, whose ends are means of observed differences and so
-        never outside the range; with few pairs it is somewhat too narrow. Others have Student's paired interval.
+        For bounded values it is a percentile bootstrap over pairs, which stays within the range of the observed
+        differences but is somewhat too narrow for few pairs. Otherwise it is Student's paired interval.
 
         Args:
-            bootstrap: whether it is a bootstrap; None decides by ``bounded``.
+            bootstrap: whether to use a bootstrap; None decides by ``bounded``.
         """
         if len(self.seeds) < MIN_SEEDS:
             return None
@@ -76,15 +76,15 @@ class Comparison:
         return bootstrap_interval(self.differences) if resampled else t_interval(self.differences)
 
     def smallest_effect(self) -> float:
-        """Return the smallest difference that this many pairs detect with power .8; nan for a single pair."""
+        """Return the smallest difference that this many pairs detect with power 0.8; nan for a single pair."""
         if len(self.seeds) < 2:
             return math.nan
         return smallest_effect(len(self.seeds)) * self.standard_deviation
 
     def pairs_needed(self) -> float:
-        """Return the number of pairs that detect the observed mean difference with power .8.
+        """Return the number of pairs, at least 2, that detect the observed mean difference with power 0.8.
 
-        At least 2; infinite where the mean difference is 0, nan for a single pair.
+        It is infinite if the mean difference is 0, and nan for a single pair.
         """
         if len(self.seeds) < 2:
             return math.nan
@@ -95,15 +95,15 @@ class Comparison:
 
 
 def compare(values: Mapping[int, float], baseline: Mapping[int, float], bounded: bool) -> Comparison:
-    """Pair the figures of two sets of runs by seed.
+    """Pair the values of two sets of runs by seed.
 
     Args:
-        values: seed to figure of the runs.
-        baseline: seed to figure of the baseline runs.
-        bounded: whether the figure has a least and a greatest value.
+        values: seed to value of each run.
+        baseline: seed to value of each baseline run.
+        bounded: whether the values have a known minimum and maximum.
 
     Raises:
-        ValueError: the two have no seed in common.
+        ValueError: If the two have no seed in common.
     """
     seeds = sorted(set(values) & set(baseline))
     if not seeds:
@@ -120,33 +120,33 @@ def compare(values: Mapping[int, float], baseline: Mapping[int, float], bounded:
 
 
 def power_of_pairs(effect: float, pairs: int) -> float:
-    """Return the power of the two-sided paired t test at level .05.
+    """Return the power of the two-sided paired t test at level 0.05.
 
     Args:
         effect: mean difference over the standard deviation of the differences.
-        pairs: their number, at least 2.
+        pairs: number of pairs, at least 2.
     """
     from scipy.stats import chi2, norm, t
 
     shift, spread = effect * math.sqrt(pairs), np.ones(1)
     critical = norm.isf(_ALPHA / 2)
     if pairs <= _LARGE_SAMPLE:
-        # The noncentral t distribution as a mean over the sample's standard deviation: scipy 1.17's own is nan for some
-        # arguments.
+        # The noncentral t distribution is computed as a mean over the sample's standard deviation, because that of
+        # scipy 1.17 is nan for some arguments.
         critical = t.isf(_ALPHA / 2, pairs - 1)
         spread = np.sqrt(chi2.ppf((np.arange(_NODES) + 0.5) / _NODES, pairs - 1) / (pairs - 1))
     return float(np.mean(norm.cdf(shift - critical * spread) + norm.cdf(-shift - critical * spread)))
 
 
 def smallest_effect(pairs: int) -> float:
-    """Return the effect, in standard deviations of the differences, that ``pairs`` pairs detect with power .8."""
+    """Return the smallest effect, in standard deviations of the differences, that pairs detect with power 0.8."""
     from scipy.optimize import brentq
 
     return float(cast(float, brentq(lambda effect: power_of_pairs(effect, pairs) - POWER, 0.0, 30.0)))
 
 
 def pairs_needed(effect: float) -> int:
-    """Return the smallest number of pairs, at least 2, that detect an effect above 0 with power .8.
+    """Return the smallest number of pairs, at least 2, that detect an effect above 0 with power 0.8.
 
     Args:
         effect: mean difference over the standard deviation of the differences.
@@ -155,39 +155,39 @@ def pairs_needed(effect: float) -> int:
 
     enough = ((norm.isf(_ALPHA / 2) + norm.isf(1 - POWER)) / effect) ** 2  # with a known standard deviation
     pairs = max(2, math.ceil(enough))
-    while pairs <= _LARGE_SAMPLE and power_of_pairs(effect, pairs) < POWER:  # estimating it takes about two more
+    while pairs <= _LARGE_SAMPLE and power_of_pairs(effect, pairs) < POWER:  # an estimated deviation needs about 2 more
         pairs += 1
     return pairs
 
 
-# The seed and one figure of runs, read from run directories or kept results.
+# Values of runs, read from run directories or from stored results.
 
 DEFAULT_METRIC = "val/exact_success"
-"""The metric that is read where none is named and no kept result names one."""
+"""Metric that is read if neither the user nor a stored result names one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFigures:
-    """One figure of several runs: the last value of a metric, or the env steps that a value of it took."""
+    """Holds one number per run: the last value of a metric, or the env steps until the metric reached a value."""
 
     by_seed: Mapping[int, float]
-    """Seed to figure."""
+    """Seed to value."""
     bounds: tuple[float, float] | None
-    """The least and the greatest value that the figure can take; None where it has no such bounds."""
+    """Minimum and maximum of the possible values; None if they are not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Curve:
     values: Sequence[float]
     env_steps: Sequence[float]
-    """Of each value; empty where the run has no such clock."""
+    """Env steps at each value; empty if the run does not count them."""
 
 
 def common_metric(paths: Sequence[Path], metric: str | None = None) -> str:
-    """Return ``metric``, or else the metric that all kept results among ``paths`` were made from.
+    """Return ``metric`` if it is given, otherwise the common metric of all stored results among ``paths``.
 
     Raises:
-        ValueError: the kept results have different metrics.
+        ValueError: If the stored results have different metrics.
     """
     if metric is not None:
         return metric
@@ -201,16 +201,16 @@ def common_metric(paths: Sequence[Path], metric: str | None = None) -> str:
 def read_figures(
     paths: Sequence[Path], metric: str, bounds: tuple[float, float] | None = None, steps_to: float | None = None
 ) -> RunFigures:
-    """Read one figure of every run: the last value of a metric.
+    """Read one number of every run: the last value of a metric, or the env steps until it reached a value.
 
     Args:
-        paths: run directories, and JSON files of kept results, which hold several runs each.
-        metric: a column of ``metrics.csv``; the metric of kept results, or the one that is drawn of them.
-        bounds: of the metric; None takes those of a rate or of a kept result.
-        steps_to: read the env steps after which the metric is first at least this, instead of its last value.
+        paths: run directories, and JSON files of stored results, which contain several runs each.
+        metric: a column of ``metrics.csv``; of stored results, their metric or the one that is drawn.
+        bounds: bounds of the metric; None uses those of a rate or of a stored result.
+        steps_to: if given, read the env steps after which the metric first reaches this value.
 
     Raises:
-        ValueError: a path does not exist or lacks the metric, a run never reaches ``steps_to``, or two runs have the
+        ValueError: If a path does not exist or lacks the metric, a run never reaches ``steps_to``, or two runs have the
             same seed.
     """
     curves: dict[int, _Curve] = {}
@@ -250,7 +250,7 @@ def _steps_to(value: float, metric: str, curves: Mapping[int, _Curve]) -> dict[i
 
 
 def _kept(path: Path) -> dict[str, Any]:
-    """Read a kept result that holds runs."""
+    """Read a stored result that contains runs."""
     result = read_result(path)
     if "metric" not in result or not result.get("runs"):
         raise ValueError(f"run is {str(path)!r}, which holds no runs with a metric; name the result of training runs.")
@@ -258,7 +258,7 @@ def _kept(path: Path) -> dict[str, Any]:
 
 
 def _kept_curve(path: Path, result: Mapping[str, Any], run: Mapping[str, Any], metric: str) -> _Curve:
-    """Return the metric's curve, or the one that is drawn."""
+    """Return the curve of the metric, whether it is the result's own or the one that is drawn."""
     curve = next((run[name] for name in ("curve", "drawn") if metric in run.get(name, {})), None)
     if curve is None:
         raise ValueError(f"metric is {metric!r}, but {path} holds {result['metric']!r}; name that metric.")

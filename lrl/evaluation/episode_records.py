@@ -1,4 +1,4 @@
-"""Play one episode of an evaluation turn by turn, to watch it or to film it."""
+"""Single episodes of an evaluation, turn by turn, for ``lrl watch`` and for videos."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from lrl.rollouts.runner import EnvRunner
 from lrl.types import RandomKeys, SamplingConfig
 
 Picture = np.ndarray | str | None
-"""A frame, uint8 ``(height, width, 3)``, or a text, by render mode."""
+"""A frame, uint8 ``(height, width, 3)``, or a text, depending on the render mode; None without rendering."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedTurn:
-    """Holds one turn as a person can read it."""
+    """Holds one turn in readable form."""
 
     number: int
     """Index of the turn in its episode."""
     observation: str
     prompt: str
-    """What the language model read; empty for a policy without one."""
+    """Prompt of the language model; empty for a policy without one."""
     response: str
     """Empty for a policy with native actions."""
     action: str
     """Text of the action; empty if it was not legal."""
     reason: str
-    """Why it was not legal."""
+    """Reason why the action was not legal."""
     reward: float
     terminated: bool
     truncated: bool
@@ -63,15 +63,15 @@ def watch_episode(
     """Play the same episode as :func:`~lrl.evaluation.episodes.evaluate_policy`, and yield each turn.
 
     Args:
-        policy: connected and configured.
-        env_factory: makes the environment.
-        index: index of the episode; it is reset with ``seed + index``.
-        seed: seed of episode 0, and of the policy's random numbers.
-        sampling: overrides the policy's own.
+        policy: connected and configured policy.
+        env_factory: factory of the environment.
+        index: index of the episode, which is reset with ``seed + index``.
+        seed: seed of episode 0 and of the policy's random numbers.
+        sampling: overrides the policy's sampling settings.
         render_mode: Gymnasium's ``rgb_array`` or ``ansi``; None renders nothing.
 
     Raises:
-        ValueError: ``seed`` is out of range, or the environment cannot be rendered in this mode or on this machine.
+        ValueError: If ``seed`` is out of range, or the environment cannot be rendered in this mode or on this machine.
     """
     check_seed("seed", seed, index + 1)
     envs = _with_render_mode(env_factory, render_mode).make(1, policy.response_format)
@@ -102,7 +102,7 @@ def watch_episode(
 
 
 def render_modes(env_factory: EnvFactory) -> tuple[str, ...]:
-    """Return the render modes of an environment; none if it is not a registered one."""
+    """Return the render modes of an environment; none if it is not a registered environment."""
     if not isinstance(env_factory, GymnasiumEnvs):
         return ()
     env = env_factory.make_native()
@@ -116,15 +116,15 @@ def film(
     """Play an episode, write it as an mp4 and return its number of turns.
 
     Args:
-        policy: connected and configured.
-        env_factory: makes the environment.
-        index: index of the episode; it is reset with ``seed + index``.
-        seed: seed of episode 0, and of the policy's random numbers.
+        policy: connected and configured policy.
+        env_factory: factory of the environment.
+        index: index of the episode, which is reset with ``seed + index``.
+        seed: seed of episode 0 and of the policy's random numbers.
         path: the file; folders are created.
-        sampling: overrides the policy's own.
+        sampling: overrides the policy's sampling settings.
 
     Raises:
-        ValueError: the environment cannot be rendered, or no video can be written.
+        ValueError: If the environment cannot be rendered, or no video can be written.
     """
     _check_video_writer()
     turns = list(watch_episode(policy, env_factory, index, seed, sampling, "rgb_array"))
@@ -150,7 +150,7 @@ def write_video(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
 
 
 def _check_video_writer() -> None:
-    """Raise if a package is missing; imageio itself raises only after the episode has been played."""
+    """Check that the packages are installed, before the episode is played."""
     for name in ("imageio", "imageio_ffmpeg"):
         if importlib.util.find_spec(name) is None:
             raise ValueError(f"capture_video needs {name}, which is not installed; pip install 'lrl[video]'.")
@@ -177,12 +177,12 @@ def _render(envs: VectorEnv, render_mode: str | None) -> Picture:
     """Render the only environment.
 
     Raises:
-        ValueError: this machine cannot render it, or it renders no array.
+        ValueError: If this machine cannot render it, or it renders no array.
     """
     if render_mode is None:
         return None
     if "DISPLAY" not in os.environ:
-        os.environ.setdefault("MUJOCO_GL", "egl")  # without a screen; MuJoCo reads it before the first frame
+        os.environ.setdefault("MUJOCO_GL", "egl")  # for machines without a screen; read before the first frame
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     name = getattr(envs, "name", "the environment")
     try:
@@ -190,7 +190,7 @@ def _render(envs: VectorEnv, render_mode: str | None) -> Picture:
             warnings.simplefilter("ignore")
             pictures: Any = envs.render()
             picture = pictures[0]
-    except Exception as error:  # MuJoCo, GLFW, EGL and pygame each raise their own
+    except Exception as error:  # MuJoCo, GLFW, EGL and pygame raise different errors
         reason = " ".join(str(error).split())[:120]
         raise ValueError(
             f"{name} cannot be rendered on this machine ({type(error).__name__}: {reason}); "

@@ -1,8 +1,8 @@
-"""Play exactly N episodes, one seed each, all to their end.
+"""Evaluation on exactly N episodes, one seed each, all played to their end.
 
-Taking the first N episodes that finish would favour short ones. Here the index of an episode determines its seed, and
-with the turn its random numbers, so the result does not depend on how many environments run side by side, except for
-rounding in batches of other shapes: with the embedded model that changes 1.5e-8 of the sampled tokens.
+Using the first N episodes that finish would favour short ones. Here the index of an episode determines its seed and
+random numbers, so the result does not depend on the number of parallel environments, except for rounding in batches of
+different shapes, which changes 1.5e-8 of the tokens sampled from the embedded model.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from torchmetrics import Metric
 from lrl.envs.factory import EnvFactory
 from lrl.envs.native import SuccessAt
 from lrl.evaluation.statistics import bootstrap_interval, interquartile_mean, ratio_interval, wilson_interval
+from lrl.functional.distributed import all_gather_objects
 from lrl.policies.actor import Actor
 from lrl.policies.retrying import ResponseCache
 from lrl.ranges import check_seed
 from lrl.rollouts.runner import EnvRunner, Step
 from lrl.types import RandomKeys, SamplingConfig
 
-# Results of evaluation episodes, their means and their intervals.
-
 EpisodeStep = tuple[np.ndarray, Step]
-"""A step, and the row of each of its episodes in the evaluation's index, int64 ``(row,)``."""
+"""The position of each episode in the evaluation's index, int64 ``(row,)``, and a step of these episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +45,13 @@ class EpisodeResults:
     lengths: np.ndarray
     """Number of turns, int64."""
     successes: np.ndarray
-    """Whether the environment called the episode a success, bool; false where it does not judge episodes."""
+    """Whether the episode was a success, bool; False if the environment does not report success."""
     invalid_actions: np.ndarray
     """Number of turns without a legal action, int64."""
     seconds: float
     """Wall-clock time of acting and stepping."""
     has_success: bool = True
-    """Whether the environment judges episodes at all: rows of a data set without Q-values do not."""
+    """Whether the environment reports success; a data set without Q-values does not."""
     success_at: SuccessAt = "last_step"
     """Whether the last step or any step of an episode decided on its success."""
 
@@ -60,13 +59,13 @@ class EpisodeResults:
     def of(
         cls, seed: int, index: np.ndarray, steps: Iterable[EpisodeStep], success_at: SuccessAt = "last_step"
     ) -> EpisodeResults:
-        """Add up the steps of episodes.
+        """Compute the results from the steps of episodes.
 
         Args:
             seed: seed of episode 0.
             index: indices of the episodes, int64 ``(episode,)``.
-            steps: see :func:`lrl.evaluation.episodes.play_episodes`.
-            success_at: which steps the environments decide by.
+            steps: result of :func:`play_episodes`.
+            success_at: which steps of an episode decide on success.
         """
         started, has_success = time.perf_counter(), False
         returns, lengths = np.zeros(len(index)), np.zeros(len(index), dtype=np.int64)
@@ -92,7 +91,7 @@ class EpisodeResults:
         return len(self.index)
 
     def to(self, device: torch.device | str) -> EpisodeResults:
-        """Return itself: Lightning moves what ``predict_step`` returns, and these arrays live on the CPU."""
+        """Return the results unchanged; Lightning calls it on results of ``predict_step``."""
         return self
 
     @property
@@ -102,7 +101,7 @@ class EpisodeResults:
 
     @property
     def success_rule(self) -> str:
-        """Which steps decided on success, in words; empty if the environment does not judge episodes."""
+        """Description of which steps decided on success; empty if the environment does not report success."""
         return f"success at {'any' if self.success_at == 'any_step' else 'the last'} step" if self.has_success else ""
 
     def means(self) -> dict[str, float]:
@@ -114,7 +113,7 @@ class EpisodeResults:
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Return the 95% intervals of :meth:`means`: Wilson's for success, a bootstrap over episodes for the others.
 
-        The bounds of an environment's returns are not known, and a bootstrap stays within the observed returns.
+        A bootstrap interval stays within the range of the observed returns, whose bounds are not known in general.
         """
         success = {"success_rate": wilson_interval(int(self.successes.sum()), len(self))} if self.has_success else {}
         return {
@@ -125,7 +124,7 @@ class EpisodeResults:
         }
 
     def report(self, env_id: str, policy: str) -> dict[str, Any]:
-        """Return everything under the names of the JSON file; what does not exist is None, or ``[None, None]``."""
+        """Return all results with the keys of the JSON file; missing values are None, or ``[None, None]``."""
         means, intervals = self.means(), self.intervals()
         return {
             "env_id": env_id,
@@ -152,7 +151,7 @@ class EpisodeResults:
 
 
 class EpisodeMetrics(Metric):
-    """Computes mean return and length, success rate if there is one, and the rate of turns without a legal action.
+    """Computes mean return and length, success rate, and the rate of turns without a legal action.
 
     Args:
         options: arguments of :class:`torchmetrics.Metric`; ``sync_on_compute=False`` uses this rank's episodes only.
@@ -172,7 +171,7 @@ class EpisodeMetrics(Metric):
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, results: EpisodeResults) -> None:
-        """Add episodes that were played to their end, or none."""
+        """Add episodes that were played to their end; there may be none."""
         self.episodes = self.episodes + len(results)
         self.returns = self.returns + float(results.returns.sum())
         self.turns = self.turns + int(results.lengths.sum())
@@ -183,7 +182,7 @@ class EpisodeMetrics(Metric):
     def compute(self) -> dict[str, Tensor]:
         """Return ``return``, ``length``, ``success_rate`` and ``invalid_action_rate``, each a float64 scalar ``()``.
 
-        There is no ``success_rate`` if the environment judged no episode.
+        There is no ``success_rate`` if the environment does not report success.
         """
         return {
             "return": self.returns / self.episodes,
@@ -209,19 +208,19 @@ def evaluate_policy(
     """Play episodes ``0 .. episodes - 1``; episode ``i`` is reset with ``seed + i``.
 
     Args:
-        policy: connected to the environment's codec, and configured.
-        env_factory: makes the environments.
+        policy: configured policy that is connected to the environment's codec.
+        env_factory: factory of the environments.
         episodes: number of episodes over all ranks.
-        seed: seed of the first episode, and of the policy's random numbers.
-        num_envs: environments side by side; changes the speed and nothing else.
-        sampling: overrides the policy's own.
-        rank: this process plays the episodes ``i`` with ``i % world_size == rank``.
+        seed: seed of the first episode and of the policy's random numbers.
+        num_envs: number of parallel environments, which affects only the speed.
+        sampling: overrides the policy's sampling settings.
+        rank: index of this process, which plays the episodes ``i`` with ``i % world_size == rank``.
         world_size: number of processes that evaluate together; see :func:`merge`.
         on_episode: called at the end of each episode.
-        on_step: called after each step with the indices of its episodes, int64 ``(row,)``.
+        on_step: called after each step with the indices of its episodes, int64 ``(row,)``, and the step.
 
     Raises:
-        ValueError: ``episodes`` or ``num_envs`` is not positive, or ``seed`` is out of range.
+        ValueError: If ``episodes`` or ``num_envs`` is not positive, or ``seed`` is out of range.
     """
     for name, value in {"episodes": episodes, "num_envs": num_envs}.items():
         if value < 1:
@@ -252,14 +251,14 @@ def play_episodes(
 ) -> Iterator[EpisodeStep]:
     """Play seeded episodes to their end, and yield each step.
 
-    An environment whose episode has ended plays the next one of ``index``; when all have begun, it idles.
+    An environment whose episode has ended plays the next one of ``index``; when all have started, it is idle.
 
     Args:
-        policy: decides.
-        envs: not more environments than episodes.
+        policy: policy that acts.
+        envs: environments, at most as many as episodes.
         index: indices of the episodes, int64 ``(episode,)``.
-        seed: seed of episode 0, and of the policy's random numbers.
-        sampling: overrides the policy's own.
+        seed: seed of episode 0 and of the policy's random numbers.
+        sampling: overrides the policy's sampling settings.
     """
     greedy = policy.greedy_is_reproducible and sampling is not None and sampling.temperature == 0
     runner = EnvRunner(ResponseCache(policy) if greedy else policy, envs)
@@ -293,10 +292,5 @@ def merge(parts: Sequence[EpisodeResults]) -> EpisodeResults:
 
 def gather(results: EpisodeResults) -> EpisodeResults:
     """Return the results of all ranks on every rank."""
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-        return results
-    parts: list[EpisodeResults] = [results] * dist.get_world_size()
-    dist.all_gather_object(parts, results)
-    return merge(parts)
+    parts = all_gather_objects(results)
+    return merge(parts) if len(parts) > 1 else results

@@ -1,4 +1,4 @@
-"""Compute the exact success of a policy on FrozenLake: its actions in each state and the transition table."""
+"""Exact success probability of a policy on FrozenLake, from its actions in each state and the transition table."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from lrl.prompts import get_response_format
 from lrl.types import RandomKeys, SamplingConfig
 
 _CHUNK = 1024
-"""Number of states in one call of the policy."""
+"""Maximum number of states in one call of the policy."""
 
 _TIE = 1e-9
-"""Q-values closer together than this count as equal: value iteration stops with an error of this size."""
+"""Q-values with a smaller difference count as equal, because value iteration stops with an error of this size."""
 
 _PATIENCE = 100
-"""Number of resets in a row to known maps after which an environment is assumed to have no other map."""
+"""Number of consecutive resets to known maps after which an environment is assumed to have no other map."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,12 @@ class Lake:
 
     @property
     def states(self) -> list[int]:
-        """States that an agent can reach and act in, ascending."""
+        """Non-terminal states that an agent can reach, in ascending order."""
         return reachable_states(self.table, self.start)
 
     @property
     def optimum(self) -> float:
-        """The success probability of the optimal policy, which depends on the time left."""
+        """Success probability of the optimal policy, which may depend on the remaining time."""
         return optimal_success(self.table, self.steps, self.start)
 
     @property
@@ -58,15 +58,15 @@ class Lake:
 
     @property
     def best_stationary(self) -> float:
-        """The success of the greedy policy of :attr:`q_values`, the most that learning from these values can reach."""
+        """Success probability of the greedy policy of :attr:`q_values`, the best that these values can teach."""
         return self.success(np.eye(self.table.num_actions)[self.q_values.argmax(-1)])
 
     def success(self, decisions: np.ndarray) -> float:
         """Return the probability of success within the time limit.
 
         Args:
-            decisions: action probabilities ``(state, action)``; where a row sums to less than 1, the rest are invalid
-                responses, which count as failures.
+            decisions: action probabilities ``(state, action)``; if a row sums to less than 1, the rest is the
+                probability of invalid responses, which count as failures.
         """
         return success_probability(self.table, decisions, self.steps, self.start)
 
@@ -99,11 +99,11 @@ class WrongState:
     action: str
     """The greedy action."""
     probability: float
-    """Its probability."""
+    """Sampling probability of the greedy action."""
     best: str
     """The optimal actions, joined by ``or``."""
     best_probability: float
-    """The probability of taking any of them."""
+    """Sampling probability of any of the optimal actions."""
 
     def __str__(self) -> str:
         return (
@@ -113,16 +113,16 @@ class WrongState:
 
 
 def wrong_states(lake: Lake, greedy: np.ndarray, sampled: np.ndarray) -> list[WrongState]:
-    """Return the states in which the greedy action is not optimal, ascending.
+    """Return the states in which the greedy action is not optimal, in ascending order.
 
-    The greedy action of a policy that writes text need not be the one that it samples most often: an action can have
-    several texts, and the likeliest first token can lead to an unlikely text.
+    The greedy action of a policy that writes text need not be its most probable action: several texts can name the same
+    action, and the most probable first token can lead to an improbable text.
 
     Args:
         lake: the map.
         greedy: action probabilities ``(state, action)`` of greedy decoding; a row of zeros is an invalid response.
-        sampled: action probabilities ``(state, action)`` of sampling; where a row sums to less than 1, the rest are
-            invalid responses.
+        sampled: action probabilities ``(state, action)`` of sampling; if a row sums to less than 1, the rest is the
+            probability of invalid responses.
     """
     q, names, wrong = lake.q_values, FrozenLakeCodec().action_texts, list[WrongState]()
     for state in lake.states:
@@ -159,7 +159,7 @@ def lakes_of(envs: EnvFactory, num_maps: int = 1, seed: int = 10_000) -> list[La
         seed: seed of the first episode.
 
     Raises:
-        ValueError: the environment is not FrozenLake.
+        ValueError: If the environment is not FrozenLake.
     """
     if not isinstance(envs, GymnasiumEnvs) or not isinstance(envs.codec.unwrapped, FrozenLakeCodec):
         name = getattr(envs, "id", type(envs).__name__)
@@ -181,13 +181,13 @@ def lakes_of(envs: EnvFactory, num_maps: int = 1, seed: int = 10_000) -> list[La
 def exact_evaluation(
     policy: Actor, lakes: Sequence[Lake], sampling: SamplingConfig | None = None, samples: int = 1, seed: int = 0
 ) -> ExactResults:
-    """Estimate a policy's action probabilities in every state of every map, without memory of earlier turns.
+    """Estimate a policy's action probabilities in every state of every map, with an empty history.
 
     Args:
-        policy: connected and configured; one on native observations gets the numbers of the states.
-        lakes: see :func:`lakes_of`.
-        sampling: None decodes greedily.
-        samples: responses per state; their frequencies are the probabilities.
+        policy: connected and configured policy; if it acts natively, its observations are the indices of the states.
+        lakes: maps, see :func:`lakes_of`.
+        sampling: sampling settings; None decodes greedily.
+        samples: number of responses per state, whose frequencies are the probabilities.
         seed: seed of the responses.
     """
     states = [(number, state) for number, lake in enumerate(lakes) for state in lake.states]
@@ -203,14 +203,14 @@ def exact_evaluation(
 
 
 def _observed(policy: Actor, state: int, lake: Lake) -> str | int:
-    """Return what the policy observes in a state: its text, or its number where observations are native."""
+    """Return the observation of a state: its text, or its index if the policy acts natively."""
     return state if policy.response_format is None else _codec_of(policy).observation_to_text(state, lake.desc)
 
 
 def _actions(
     policy: Actor, observed: Sequence[str | int], sampling: SamplingConfig | None, samples: int, seed: int
 ) -> list[int | None]:
-    """Return one action for each observation; None where the response is invalid."""
+    """Return one action for each observation; None for invalid responses."""
     sampling = policy.sampling_at(0.0) if sampling is None else sampling
     actions: list[int | None] = []
     for begin in range(0, len(observed), _CHUNK):
@@ -223,13 +223,13 @@ def _actions(
 
 
 def _codec_of(policy: Actor) -> TextCodec:
-    """Return the codec of a policy, or that of the lakes where it is trained on another environment, such as a URL."""
+    """Return the policy's codec, or FrozenLake's if the policy is connected to an environment served at a URL."""
     assert policy.codec is not None
     return policy.codec if isinstance(policy.codec.unwrapped, FrozenLakeCodec) else FrozenLakeCodec()
 
 
 def _parsed(policy: Actor, action: Any) -> int | None:
-    """Return the number of a native action, or of that in a response; None where the response is invalid."""
+    """Return the index of a native action, or of the action in a response; None if the response is invalid."""
     if policy.response_format is None:
         return int(action)
     try:

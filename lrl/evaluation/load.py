@@ -45,7 +45,7 @@ def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Load
         env_factory: environment to evaluate in; None uses the validation environment of the training run.
 
     Raises:
-        ValueError: there is no checkpoint, lrl did not write it, or its weights do not fit its configuration.
+        ValueError: If there is no checkpoint, lrl did not write it, or its weights do not fit its configuration.
     """
     file, checkpoint, config, policy = _read(path)
     if env_factory is None:
@@ -106,7 +106,7 @@ def saved_numbers(path: str | Path, wanted: str | None = None) -> NumberFormat |
         wanted: the number format that the user asks for, or its kind alone; None accepts the saved one.
 
     Raises:
-        ValueError: the user asks for another format than the saved one.
+        ValueError: If the user asks for another format than the saved one.
     """
     saved = _numbers_config(_env_config(_saved_data(checkpoint_file(Path(path)))))
     numbers = NumberFormat(**saved) if saved else None
@@ -120,7 +120,7 @@ def training_env(path: str | Path) -> GymnasiumEnvs:
     """Return the environment that a checkpoint was trained in, by which its episodes can be recorded.
 
     Raises:
-        ValueError: there is no checkpoint, or it was not trained in a registered environment.
+        ValueError: If there is no checkpoint, or it was not trained in a registered environment.
     """
     file = checkpoint_file(Path(path), "policy")
     config = _saved_data(file).get("env")
@@ -150,8 +150,8 @@ def load_model(
         model: fields of :class:`~lrl.lm.model.LanguageModelConfig`, and ``max_new_tokens`` of a response.
 
     Raises:
-        ValueError: ``choose`` where actions are not finitely many or responses are not direct, or the model cannot be
-            loaded.
+        ValueError: If ``choose`` where actions are not finitely many or responses are not direct, or the model cannot
+            be loaded.
     """
     from lrl.lm.config import LanguageModelConfig
     from lrl.policies.scoring import ScoringPolicy
@@ -174,7 +174,7 @@ def load_baseline(name: str, env_factory: EnvFactory) -> Loaded:
     """Load a policy without weights by its name.
 
     Raises:
-        ValueError: the name is unknown, or the policy does not exist for this environment.
+        ValueError: If the name is unknown, or the policy does not exist for this environment.
     """
     if name not in BASELINES:
         raise ValueError(f"policy is {name!r}; it must be one of {', '.join(BASELINES)}.")
@@ -202,7 +202,7 @@ def checkpoint_file(path: Path, key: str = "checkpoint") -> Path:
         key: the setting that it was given by.
 
     Raises:
-        ValueError: there is no checkpoint.
+        ValueError: If there is no checkpoint.
     """
     file = last_checkpoint(path)
     if file.is_file() or is_sharded_checkpoint(file):
@@ -282,7 +282,7 @@ def load_served(
         invalid_retries: how often a response without a legal action is sampled again.
 
     Raises:
-        ValueError: the environment has no codec, or no expert for few-shot examples.
+        ValueError: If the environment has no codec, or no expert for few-shot examples.
     """
     sampling = SamplingConfig(max_new_tokens=max_new_tokens)
     policy = ServedPolicy(chat_model, PromptTemplate(**prompt), sampling)
@@ -297,7 +297,7 @@ def usage_line(report: Mapping[str, Any]) -> str:
     """Describe in a line what was asked and what it took.
 
     Args:
-        report: See :meth:`lrl.policies.retrying.RetryingActor.report`.
+        report: see :meth:`lrl.policies.retrying.RetryingActor.report`.
     """
     parts = [
         f"{report['asked']} prompts, {report['asked_again']} asked again for a legal action "

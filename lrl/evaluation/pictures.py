@@ -63,7 +63,7 @@ def metrics_file(run: Path) -> Path:
     """Return the ``metrics.csv`` in a run directory or below it.
 
     Raises:
-        ValueError: there is no such file, or more than one.
+        ValueError: If there is no such file, or more than one.
     """
     if run.is_file():
         return run
@@ -77,7 +77,7 @@ def read_series(run: Path, metric: str, clock: str = "env_steps") -> Series:
     """Read one metric of a run; the last of several rows with the same clock is used.
 
     Raises:
-        ValueError: the metric, which then is listed with those that exist, the clock or the run does not exist.
+        ValueError: If the metric, which then is listed with those that exist, the clock or the run does not exist.
     """
     if clock not in CLOCKS:
         raise ValueError(f"clock is {clock!r}; it must be one of {', '.join(CLOCKS)}.")
@@ -105,7 +105,7 @@ def aggregate(label: str, runs: Sequence[Series], statistic: Literal["mean", "iq
         statistic: ``mean`` or ``iqm``, the interquartile mean.
 
     Raises:
-        ValueError: the statistic is unknown, or the runs have no common range.
+        ValueError: If the statistic is unknown, or the runs have no common range.
     """
     if statistic not in ("mean", "iqm"):
         raise ValueError(f"statistic is {statistic!r}; it must be mean or iqm.")
@@ -130,7 +130,7 @@ def group_runs(arguments: Iterable[str]) -> dict[str, list[Path]]:
     directory may contain an equals sign: of all possible labels, the shortest whose directory exists is taken.
 
     Raises:
-        ValueError: no run is given, or a run does not exist.
+        ValueError: If no run is given, or a run does not exist.
     """
     groups: dict[str, list[Path]] = {}
     for argument in arguments:

@@ -41,8 +41,8 @@ class RephrasedCodec(TextCodec):
     """Wraps a codec so that its prompts and action names are worded differently.
 
     Args:
-        codec: The codec whose texts are rephrased; its actions have names.
-        phrasing: The other words.
+        codec: the codec whose texts are rephrased; its actions have names.
+        phrasing: the other words.
 
     Raises:
         ValueError: If a name is no action of ``codec``, if two actions get the same name, or if a regular expression
@@ -138,7 +138,7 @@ def read_phrasings(path: str) -> dict[str, Phrasing]:
     """Read a YAML file of phrasings: from a name to the fields of :class:`~lrl.evaluation.rephrased.Phrasing`.
 
     Raises:
-        ValueError: there is no such file, or it has other contents.
+        ValueError: If there is no such file, or it has other contents.
     """
     file = Path(resolve(path))
     if not file.is_file():
@@ -174,7 +174,7 @@ def rephrased(loaded: Loaded, phrasing: Phrasing) -> Iterator[Loaded]:
         phrasing: the other words.
 
     Raises:
-        ValueError: the policy reads no text, its system message is fixed, or the phrasing does not fit.
+        ValueError: If the policy reads no text, its system message is fixed, or the phrasing does not fit.
     """
     policy, envs = loaded.policy, loaded.env_factory
     if not isinstance(envs, GymnasiumEnvs) or policy.prompt is None:

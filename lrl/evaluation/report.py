@@ -82,7 +82,7 @@ def read_result(path: Path) -> dict[str, Any]:
     """Read the result that was written to a file.
 
     Raises:
-        ValueError: the file is missing or is not a JSON object.
+        ValueError: If the file is missing or is not a JSON object.
     """
     try:
         result = json.loads(path.read_text(encoding="utf-8"))

@@ -123,7 +123,7 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> In
     """Return Wilson's score interval of a rate (J. Am. Stat. Assoc. 22, 1927), which lies inside [0, 1].
 
     Raises:
-        ValueError: there are no trials, or more successes than trials.
+        ValueError: If there are no trials, or more successes than trials.
     """
     from scipy.stats import binomtest
 
@@ -184,7 +184,7 @@ def run_seeds(config: str, count: int, folder: Path, jobs: int = 1, options: Seq
         The run directories, ordered by the index of their seeds.
 
     Raises:
-        ValueError: ``count`` or ``jobs`` is below 1, a run directory holds another or an unfinished experiment, or a
+        ValueError: If ``count`` or ``jobs`` is below 1, a run directory holds another or an unfinished experiment, or a
             run failed; the other runs are finished first.
     """
     for name, value in (("count", count), ("jobs", jobs)):
@@ -211,7 +211,7 @@ def _is_finished(run: Path, arguments: Sequence[str]) -> bool:
     """Return whether the run directory holds the finished run of this command.
 
     Raises:
-        ValueError: it holds anything else, which is left unchanged.
+        ValueError: If it holds anything else, which is left unchanged.
     """
     if not run.exists():
         return False
@@ -264,7 +264,7 @@ def check_bounds(result: dict[str, Any], values: np.ndarray) -> None:
         values: final value of each run, ``(run,)``.
 
     Raises:
-        ValueError: a value is out of bounds.
+        ValueError: If a value is out of bounds.
     """
     bounds = bounds_of(result)
     if bounds is not None and not ((bounds[0] <= values) & (values <= bounds[1])).all():
@@ -313,7 +313,7 @@ def with_earlier_runs(result: dict[str, Any], earlier: dict[str, Any]) -> dict[s
     """Return ``result`` with the runs of ``earlier`` on other seeds added, ordered by seed.
 
     Raises:
-        ValueError: the two have different commands, configurations or metrics.
+        ValueError: If the two have different commands, configurations or metrics.
     """
     for key in ("command", "metric", "drawn"):
         if result[key] != earlier[key]:

@@ -1,4 +1,4 @@
-"""Distributed training: sharded parameters and checkpoints (FSDP2), and objects gathered from all ranks."""
+"""Distributed training: sharded parameters and checkpoints (FSDP2), and gathering of objects from all ranks."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def shards_parameters(strategy: object) -> bool:
 def unsharded(module: nn.Module) -> Iterator[None]:
     """Gather the parameters once, so that ranks may make different numbers of forward passes inside the context.
 
-    Ranks decode different numbers of tokens; if every forward pass gathered parameters, one rank would wait for the
-    other forever. Does nothing if nothing is sharded.
+    If every forward pass gathered parameters, ranks that decode different numbers of tokens would deadlock. The context
+    does nothing if no parameters are sharded.
     """
     sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
     for child in sharded:
@@ -60,11 +60,11 @@ def unsharded(module: nn.Module) -> Iterator[None]:
 
 
 def full_state_dict(state_dict: Mapping[str, _Value], keep: bool = True) -> dict[str, _Value]:
-    """Return ``state_dict`` on the CPU with sharded tensors gathered one after the other. All ranks must call it.
+    """Return ``state_dict`` on the CPU, gathering sharded tensors one at a time; all ranks must call it.
 
     Args:
         state_dict: tensors of any shape, and other values, which are returned unchanged.
-        keep: whether this rank needs the result; an empty dictionary is returned if not.
+        keep: whether this rank needs the result; otherwise an empty dictionary is returned.
     """
     full: dict[str, Any] = {}
     for name, value in state_dict.items():
@@ -80,16 +80,16 @@ def is_sharded_checkpoint(path: Path) -> bool:
 
 
 def find_checkpoint(path: str | Path, names: Sequence[str], key: str, advice: str) -> Path:
-    """Return a checkpoint, or the first of some names that a run directory holds.
+    """Return the path of a checkpoint, or of the preferred checkpoint of a run directory.
 
     Args:
-        path: a checkpoint, whole or in shards, or a run directory.
-        names: names in its folder ``checkpoints``, the preferred one first.
-        key: what the configuration calls the path.
-        advice: what else to do, for the error.
+        path: a checkpoint, as one file or in shards, or a run directory.
+        names: names of checkpoints in the folder ``checkpoints`` of a run directory, the preferred one first.
+        key: configuration key of the path, for the error message.
+        advice: alternative for the user, for the error message.
 
     Raises:
-        ValueError: there is none.
+        ValueError: If there is no checkpoint.
     """
     path = Path(path)
     for file in (path, *(path / "checkpoints" / name for name in names)):
@@ -103,10 +103,10 @@ def read_checkpoint(path: Path, weights: bool = True) -> dict[str, Any]:
 
     Args:
         path: the file or folder.
-        weights: whether tensors are needed; without them little is read.
+        weights: whether tensors are needed; otherwise only a small part of the file is read.
 
     Raises:
-        ValueError: ``path`` is not a checkpoint, or is damaged.
+        ValueError: If ``path`` is not a checkpoint, or is damaged.
     """
     try:
         sharded = is_sharded_checkpoint(path)
@@ -121,7 +121,7 @@ def read_checkpoint(path: Path, weights: bool = True) -> dict[str, Any]:
         return shards | torch.load(path / "meta.pt", map_location="cpu", weights_only=True)  # entries without shards
     except (*_READ_ERRORS, CheckpointException) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EPERM):
-            raise  # a problem of the disk, not of this file
+            raise  # the problem is the disk, not this file
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise ValueError(f"{str(path)!r} is not a checkpoint or is damaged ({reason}).") from error
 
@@ -130,7 +130,7 @@ def consolidated_checkpoint(path: Path) -> dict[str, Any]:
     """Load a sharded checkpoint in the format that a trainer without shards writes.
 
     Raises:
-        ValueError: ``path`` is damaged.
+        ValueError: If ``path`` is damaged.
     """
     checkpoint, states = read_checkpoint(path), []
     while f"optimizer_{len(states)}" in checkpoint:
@@ -159,7 +159,7 @@ def value_of_this_rank(values: Sequence[_Value]) -> _Value:
     """Return this rank's element of a result of :func:`all_gather_objects` that was saved in a checkpoint.
 
     Raises:
-        ValueError: the checkpoint was written by another number of ranks.
+        ValueError: If another number of ranks wrote the checkpoint.
     """
     rank, world_size = _rank_and_world_size()
     if len(values) != world_size:
@@ -200,9 +200,6 @@ def _rank_and_world_size() -> tuple[int, int]:
     return 0, 1
 
 
-# State dictionaries without frozen parameters.
-
-
 def frozen_parameter_names(module: nn.Module) -> set[str]:
     """Return the names of all parameters that do not require gradients, including every name of tied weights."""
     return {name for name, parameter in module.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
@@ -213,7 +210,7 @@ def drop_frozen(state_dict: Mapping[str, _Value], frozen: set[str]) -> dict[str,
 
     Args:
         state_dict: any state dictionary of the module.
-        frozen: what :func:`frozen_parameter_names` returned; ``a.weight`` also drops ``a.weight.absmax``.
+        frozen: result of :func:`frozen_parameter_names`; ``a.weight`` also drops ``a.weight.absmax``.
     """
     return {name: value for name, value in state_dict.items() if not _is_or_belongs_to(name, frozen)}
 

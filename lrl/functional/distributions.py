@@ -89,13 +89,13 @@ class Gaussian(Distribution):
     def clipped_logprobs(self, samples: Tensor, low: Tensor, high: Tensor) -> Tensor:
         """Return the log-likelihoods ``(turn, token)`` of samples that were clipped to a box (Tobin, 1958).
 
-        Inside the box that is the log-density; at a bound it is the logarithm of the probability of a sample there or
-        beyond, all of which clipping moves to the bound. A mean beyond a bound that was met is not penalised.
+        Inside the box this is the log-density. At a bound it is the log-probability of all values at or beyond the
+        bound, which clipping moves to it; a mean beyond the bound is then not penalised.
 
         Args:
-            samples: vectors ``(turn, token, dimension)``; what lies outside the box counts as on its bound.
-            low: least values, ``(dimension,)``, maybe infinite.
-            high: greatest values, ``(dimension,)``, maybe infinite.
+            samples: vectors ``(turn, token, dimension)``; values outside the box count as values at its bounds.
+            low: lower bounds, ``(dimension,)``, may be infinite.
+            high: upper bounds, ``(dimension,)``, may be infinite.
         """
         inside = samples.clamp(low, high)
         beyond = (samples >= high).to(inside.dtype) - (samples <= low).to(inside.dtype)  # 1, 0 or -1

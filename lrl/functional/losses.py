@@ -1,4 +1,4 @@
-"""Losses on ``(turn, token)`` tensors. Each returns one number per token or the reduced scalar; none detaches."""
+"""Losses on ``(turn, token)`` tensors: one number per token, or their reduction to a scalar. None detaches."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from torch import Tensor
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """Pessimistic clipped surrogate, to be maximised (arXiv:1707.06347, eq. 7).
+    """Return the clipped surrogate of each token, which is to be maximised (arXiv:1707.06347, eq. 7).
 
     ``min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``; ``clip_high > clip_low`` is the asymmetric clip of DAPO
     (arXiv:2503.14476, eq. 10).
 
     Args:
-        ratio: ``(turn, token)`` new over old probability.
+        ratio: new over old probability, ``(turn, token)``.
         advantages: ``(turn, token)``.
-        clip_low: how far below 1.
-        clip_high: how far above 1.
+        clip_low: the ratio is clipped below ``1 - clip_low``.
+        clip_high: the ratio is clipped above ``1 + clip_high``.
     """
     return torch.min(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
 
 
 def value_loss(values: Tensor, returns: Tensor, old_values: Tensor | None, clip_range: float | None) -> Tensor:
-    """Half the squared error of a critic, pessimistic about moves beyond ``clip_range`` (as in OpenAI's baselines).
+    """Return half the squared error of a critic at each token, optionally clipped as in OpenAI's baselines.
 
     Args:
         values: ``(turn, token)``.
         returns: ``(turn, token)``.
-        old_values: ``(turn, token)`` what the critic said when it was asked first; used with ``clip_range`` only.
-        clip_range: how far a value may move; None is the plain error.
+        old_values: values when the advantages were estimated, ``(turn, token)``; used with ``clip_range`` only.
+        clip_range: largest change of a value that reduces the loss; None does not clip.
     """
     error = (values - returns).square()
     if clip_range is not None:
@@ -46,19 +46,19 @@ def normalise(
     num_tokens: Tensor | float = 1,
     max_tokens: int = 1,
 ) -> Tensor:
-    """Reduce values of tokens to one number.
+    """Reduce the losses of tokens to one number.
 
     Args:
         values: ``(turn, token)``.
         mask: bool ``(turn, token)``.
-        how: ``sequence`` averages each turn over its tokens, then over turns (GRPO); ``token`` weighs all tokens of
-            the batch alike (DAPO); ``constant`` divides by ``max_tokens`` per turn (Dr. GRPO); ``sum`` adds them up.
+        how: ``sequence`` averages over the tokens of each turn, then over turns (GRPO); ``token`` averages over all
+            tokens (DAPO); ``constant`` divides by ``max_tokens`` per turn (Dr. GRPO); ``sum`` adds them up.
         num_turns: number of turns in the optimiser step, averaged over ranks, ``()``.
         num_tokens: number of sampled tokens in the optimiser step, averaged over ranks, ``()``.
-        max_tokens: the longest possible turn.
+        max_tokens: maximum number of tokens of a turn.
 
     Raises:
-        ValueError: unknown ``how``.
+        ValueError: If ``how`` is unknown.
     """
     if how == "sum":
         return (values * mask).sum()
@@ -75,17 +75,17 @@ def normalise(
 def ratio_metrics(
     log_ratio: Tensor, entropy: Tensor, mask: Tensor, clip: tuple[float, float] | None = None
 ) -> dict[str, Tensor]:
-    """Return how far the policy has moved from the one that sampled, at the sampled tokens.
+    """Return metrics of the change from the policy that sampled, at the sampled tokens.
 
     Args:
         log_ratio: new minus old log-probability, ``(turn, token)``.
         entropy: in nats, ``(turn, token)``.
         mask: bool ``(turn, token)``.
-        clip: how far below and above 1 the ratio is clipped; None clips nothing.
+        clip: distances below and above 1 at which the ratio is clipped; None does not clip.
 
     Returns:
         Values of the sampled tokens, ``(sampled token,)``: ``train/approx_kl``, which is ``r - 1 - log r`` in nats;
-        ``train/entropy``; ``train/ratio_error``, which is ``|r - 1|``; ``train/clip_fraction``, whether it is clipped.
+        ``train/entropy``; ``train/ratio_error``, which is ``|r - 1|``; ``train/clip_fraction``, whether r is clipped.
     """
     log_ratio, entropy = torch.stack([log_ratio, entropy])[:, mask]
     moved = log_ratio.exp() - 1
@@ -95,22 +95,19 @@ def ratio_metrics(
     return metrics
 
 
-# Estimators of KL(policy || reference) from samples of the policy (Schulman, "Approximating KL divergence", 2020).
-
-
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") -> Tensor:
-    """Estimate the KL divergence at each sampled token.
+    """Estimate KL(policy || reference) at each token sampled from the policy (Schulman, 2020).
 
     With ``d = log pi_ref - log pi``: k1 is ``-d`` (unbiased, can be negative), k2 is ``d^2 / 2`` (biased, low
     variance; its gradient is that of the KL), k3 is ``exp(d) - 1 - d`` (unbiased, never negative).
 
     Args:
-        logprobs: any shape, of the policy that sampled.
-        ref_logprobs: the same shape.
+        logprobs: log-probabilities of the policy that sampled, any shape.
+        ref_logprobs: log-probabilities of the reference, of the same shape.
         estimator: ``k1``, ``k2`` or ``k3``.
 
     Raises:
-        ValueError: an unknown estimator.
+        ValueError: If the estimator is unknown.
     """
     difference = ref_logprobs - logprobs
     if estimator == "k1":

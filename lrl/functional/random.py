@@ -22,7 +22,7 @@ from lrl.types import RandomKeys
 _GOLDEN = np.array(0x9E3779B97F4A7C15, dtype=np.uint64)
 _FIRST, _SECOND = (np.array(factor, dtype=np.uint64) for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _30, _27, _31, _11 = (np.array(shift, dtype=np.uint64) for shift in (30, 27, 31, 11))
-# The constants are arrays that exist once: creating them would take as long as the arithmetic.
+# The constants are arrays because creating an array takes as long as the arithmetic.
 
 
 def _mix(value: np.ndarray) -> np.ndarray:
@@ -51,7 +51,7 @@ def counter_hash(purpose: str, *counters: int | np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def _state_after(purpose: str, counters: tuple[int, ...]) -> np.ndarray:
-    """Return the hash state after the leading integers, which are the same in thousands of calls per collection."""
+    """Return the hash state after the leading integers, cached because thousands of calls share them."""
     with np.errstate(over="ignore"):
         state = _mix(np.asarray(zlib.crc32(purpose.encode()), dtype=np.uint64) + _GOLDEN)
         for counter in counters:

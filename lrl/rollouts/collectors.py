@@ -1,4 +1,4 @@
-"""Collect whole episodes, in groups that start from the same state."""
+"""Collection of rollouts: whole episodes in groups, or a fixed number of turns per environment."""
 
 from __future__ import annotations
 
@@ -19,20 +19,18 @@ from lrl.policies.policy import Policy
 from lrl.rollouts.runner import EnvRunner, Step
 from lrl.types import History, PastTurn, RandomKeys, Rollout
 
-# Stack the steps of a collection to a :class:`~lrl.types.Rollout`.
-
 _OF_EPISODES = ("success", "episode_return", "episode_length")
-"""Metrics of whole episodes, taken from their last turn."""
+"""Metrics of whole episodes, which are read at their last turn."""
 
 
 def final_values(policy: Policy, runner: EnvRunner, step: Step, last: bool = False) -> Tensor:
-    """Return the values of the states in which episodes were cut, float32 ``(row,)``; 0 where none was.
+    """Return the values of the states after turns at which episodes are cut, float32 ``(row,)``; 0 elsewhere.
 
     Args:
-        policy: its critic; without one all are 0.
-        runner: has just taken the step, and has not been reset since.
+        policy: policy with the critic; without a critic all values are 0.
+        runner: runner that took the step and has not been reset since.
         step: one turn of a rollout.
-        last: whether it is the rollout's last turn, which cuts every episode that goes on.
+        last: whether it is the last turn of the rollout, which cuts all episodes that have not ended.
     """
     values = torch.zeros(len(step.rows), dtype=torch.float32)
     cut = np.flatnonzero(~step.terminated & (step.truncated | last))
@@ -49,8 +47,8 @@ def stack_steps(
     Args:
         steps: at least one.
         group: global group index of each environment, int64 ``(env,)``.
-        values: of :func:`final_values` for each step, or None without a critic.
-        states: whether to number the observations, by :func:`observation_key`.
+        values: results of :func:`final_values` for each step; None without a critic.
+        states: whether to number the observations by :func:`observation_key`.
 
     Returns:
         A rollout whose tensors are ``(time, env, ...)``, zero where an environment took no turn.
@@ -81,13 +79,13 @@ def stack_steps(
 
 
 def scatter(rows: Sequence[np.ndarray], tensors: Sequence[Tensor], num_envs: int) -> Tensor:
-    """Stack tensors ``(row, ...)`` to one ``(time, env, ...)``, zero where an environment is in no row.
+    """Stack tensors ``(row, ...)`` to one ``(time, env, ...)``, zero where an environment has no row.
 
     Trailing axes of different length are padded on the right.
 
     Args:
-        rows: for each time the environments, int64 ``(row,)``.
-        tensors: for each time one tensor ``(row, ...)``.
+        rows: environments of the rows at each time, int64 ``(row,)``.
+        tensors: a tensor ``(row, ...)`` for each time.
         num_envs: size of the ``env`` axis.
     """
     first, times = tensors[0], list(zip(rows, tensors, strict=True))
@@ -102,7 +100,7 @@ def scatter(rows: Sequence[np.ndarray], tensors: Sequence[Tensor], num_envs: int
 
 
 def turn_metrics(steps: Sequence[Step]) -> dict[str, Tensor]:
-    """Return the numbers that environments report, each float32 ``(turn,)``, or ``(episode,)`` for whole episodes."""
+    """Return the metrics in the infos, each float32 ``(turn,)``, or ``(episode,)`` for those of whole episodes."""
     columns: dict[str, list[np.ndarray]] = defaultdict(list)
     for step in steps:
         reported = {name: column for name, column in step.infos.items() if column.dtype.kind in "bfiu"}
@@ -113,10 +111,10 @@ def turn_metrics(steps: Sequence[Step]) -> dict[str, Tensor]:
 
 
 def observation_key(observation: Any) -> int:
-    """Return a 64-bit number that is the same for equal observations, in every process and on every machine.
+    """Return a 64-bit hash of an observation, which is the same in every process and on every machine.
 
     Args:
-        observation: a text, a number, an array, or a dict or tuple of those.
+        observation: a text, a number, an array, or a dict or tuple of these.
     """
     digest = hashlib.blake2b(digest_size=8)
     for part in _parts(observation):
@@ -125,7 +123,7 @@ def observation_key(observation: Any) -> int:
 
 
 def _parts(observation: Any) -> Iterator[bytes]:
-    """Yield what makes up an observation, in an order that does not depend on how it was put together."""
+    """Yield the parts of an observation in a canonical order."""
     if isinstance(observation, str):
         yield text_of(observation).encode()
     elif isinstance(observation, Mapping):
@@ -144,7 +142,7 @@ def _keys(observations: Sequence[Any]) -> Tensor:
 
 
 def _spread(rows: np.ndarray, items: Sequence[Any], num_envs: int) -> list[Any]:
-    """Return one text or native action for each environment; an empty text where it took no turn."""
+    """Return one text or native action per environment; an empty text where it took no turn."""
     out: list[Any] = [""] * num_envs
     for row, item in zip(rows, items, strict=True):
         out[row] = item
@@ -153,7 +151,7 @@ def _spread(rows: np.ndarray, items: Sequence[Any], num_envs: int) -> list[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionPlan:
-    """Describes one collection on one rank; all its random numbers follow from it."""
+    """Describes one collection on one rank; all of its random numbers depend only on this plan."""
 
     seed: int
     """Seed of the run."""
@@ -167,11 +165,12 @@ class CollectionPlan:
     share_noise: bool = False
     """Whether the episodes of a group also share the environment's transition noise."""
     max_turns: int | None = None
-    """Truncates episodes after this many turns; None leaves it to the environment."""
+    """Number of turns after which episodes are truncated; None uses only the limit of the environment."""
     num_steps: int | None = None
-    """Turns per environment, where episodes continue in the next collection; None plays whole episodes."""
+    """Number of turns per environment, after which episodes continue in the next collection; None plays whole
+    episodes."""
     states: bool = False
-    """Whether whole episodes number their observations, as :attr:`Rollout.state <lrl.types.Rollout.state>`."""
+    """Whether to set :attr:`Rollout.state <lrl.types.Rollout.state>`, for whole episodes only."""
 
     @property
     def num_envs(self) -> int:
@@ -189,14 +188,14 @@ class CollectionPlan:
         return self.env // self.group_size
 
     def episode(self, world_size: int) -> np.ndarray:
-        """Return a number for each group that no other group of the run has, int64 ``(env,)``."""
+        """Return the number of each environment's group, which is unique in the run, int64 ``(env,)``."""
         return self.collection * self.num_groups * world_size + self.group
 
     def keys(self, env: np.ndarray, turn: int) -> RandomKeys:
-        """Name the random numbers of one turn of this collection.
+        """Return the keys of the random numbers of one turn.
 
         Args:
-            env: global indices of the environments that take it, int64 ``(row,)``.
+            env: global indices of the environments that take the turn, int64 ``(row,)``.
             turn: index of the turn in the collection.
         """
         turns = np.full(len(env), turn)
@@ -208,7 +207,7 @@ class EpisodeCollector:
     """Collects one whole episode from each environment.
 
     Args:
-        policy: decides in the environments whose episode is still running.
+        policy: policy that acts.
         envs: vectorised environments with ``AutoresetMode.DISABLED``.
         world_size: number of ranks that collect at the same time.
     """
@@ -217,7 +216,7 @@ class EpisodeCollector:
         self.policy, self.envs, self.world_size = policy, envs, world_size
 
     def collect(self, plan: CollectionPlan) -> Rollout:
-        """Play until every episode has ended; an environment whose episode has ended is no longer active."""
+        """Play until every episode has ended; environments whose episode has ended are inactive."""
         runner, active = EnvRunner(self.policy, self.envs), np.ones(plan.num_envs, dtype=bool)
         reset_seeds = seeds("reset", plan.seed, plan.collection, plan.group)
         noise_seeds = seeds("noise", plan.seed, plan.collection, plan.group if plan.share_noise else plan.env)
@@ -233,15 +232,12 @@ class EpisodeCollector:
         return stack_steps(steps, plan.group, values if self.policy.has_critic else None, plan.states)
 
 
-# Collect a fixed number of turns from every environment; episodes continue in the next collection.
-
-
 @final
 class FixedHorizonCollector:
-    """Collects ``num_steps`` turns from each environment, and resets those whose episode ends.
+    """Collects ``num_steps`` turns from each environment; episodes continue in the next collection.
 
     Args:
-        policy: decides in all environments.
+        policy: policy that acts.
         envs: vectorised environments with ``AutoresetMode.DISABLED``.
         seed: seed of the run.
         env: global indices of these environments, int64 ``(env,)``.
@@ -256,10 +252,10 @@ class FixedHorizonCollector:
         self._actions: list[list[Any]] = [[] for _ in env]
         """Actions of the current episodes."""
         self._start, self._collection = self._live_episodes(), -1
-        """The live episodes when the current collection began, and its index."""
+        """Current episodes at the start of the current collection, and the index of the collection."""
 
     def collect(self, plan: CollectionPlan) -> Rollout:
-        """Play ``plan.num_steps`` turns; the last one need not end an episode."""
+        """Play ``plan.num_steps`` turns in each environment."""
         assert plan.num_steps is not None
         self._reset()
         self._start, self._collection = self._live_episodes(), plan.collection
@@ -279,7 +275,7 @@ class FixedHorizonCollector:
         return stack_steps(steps, plan.group, values if self.policy.has_critic else None)
 
     def _reset(self, idle: np.ndarray | None = None) -> None:
-        """Begin the next episode where one has ended, except where ``idle``."""
+        """Start the next episode in environments whose episode has ended, except ``idle`` ones."""
         numbers = seeds("reset", self.seed, self._episode, self.env), self._episode * self.total + self.env
         self.runner.reset(*numbers, idle=idle)
 
@@ -289,11 +285,11 @@ class FixedHorizonCollector:
         return self._episode, [list(actions) for actions in self._actions], list(self.runner.memory)
 
     def state(self, collection: int) -> dict[str, Any]:
-        """Return the live episodes as plain data: their indices, the actions so far, and what the policy remembers.
+        """Return indices, past actions and histories of the current episodes as plain data.
 
         Args:
-            collection: the last completed collection. A later one that has begun is collected again after a resume, so
-                the state is then that at its beginning.
+            collection: index of the last completed collection. If a later one has started, the state is that at its
+                start, because a resumed run collects it again.
         """
         episode, actions, memory = self._live_episodes() if self._collection == collection else self._start
         return {
@@ -303,17 +299,18 @@ class FixedHorizonCollector:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replay the live episodes with the same seeds and actions.
+        """Replay the current episodes with the same seeds and actions.
 
-        Episodes differ in length, and all environments are stepped together. So each is reset when as many turns are
-        left to replay as its episode has. Until then it is idle, or takes any actions, whose results are dropped.
+        All environments are stepped together, but their episodes differ in length. Each environment is therefore reset
+        when the number of remaining steps equals the length of its episode. Before that it is idle, or takes arbitrary
+        actions whose results are dropped.
 
         Raises:
-            ValueError: the number of environments has changed.
+            ValueError: If the number of environments has changed.
         """
         if len(state["episode"]) != len(self.env):
             raise ValueError(
-                f"ckpt_path holds the episodes of {len(state['episode'])} environments per device, here are "
+                f"ckpt_path contains the episodes of {len(state['episode'])} environments per device, but this run has "
                 f"{len(self.env)}; resume with the same data.num_envs."
             )
         self._episode = np.array(state["episode"], dtype=np.int64)
@@ -330,7 +327,7 @@ class FixedHorizonCollector:
         self._start = self._live_episodes()
 
     def _native(self, action: Any) -> Any:
-        """Return an action of :meth:`state` as the environment takes it."""
+        """Convert an action of :meth:`state` to the format of the environment."""
         return action if isinstance(action, str) else np.asarray(action, self.runner.envs.single_action_space.dtype)
 
 

@@ -1,7 +1,7 @@
-"""The one loop that plays vectorised environments: reset, act, step.
+"""The only loop that plays vectorised environments, and few-shot examples that are played with it.
 
-Whoever collects, evaluates, watches or records decides which environments take the next turn, which episode each of
-them plays and what names its random numbers; everything else is done by :class:`EnvRunner`.
+Code that collects, evaluates, watches or records decides which environments take the next turn, which episodes they
+play and which random numbers they use; :class:`EnvRunner` does everything else.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from lrl.types import Decisions, History, PastTurn, RandomKeys, SamplingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Holds one turn of some of the environments; arrays are ``(row,)``."""
+    """Holds one turn of some environments; arrays are ``(row,)``."""
 
     rows: np.ndarray
-    """The environments that took the turn, int64, ascending."""
+    """Indices of the environments that took the turn, int64, ascending."""
     observations: Sequence[Any]
-    """What each of them observed before the turn."""
+    """Observations before the turn."""
     decisions: Decisions
     rewards: np.ndarray
     """float64."""
     terminated: np.ndarray
     """bool."""
     truncated: np.ndarray
-    """bool, by the environment or by ``max_turns``."""
+    """bool; by the environment or by ``max_turns``."""
     turn: np.ndarray
     """Index of the turn in its episode, int64."""
     episode_return: np.ndarray
-    """Undiscounted return of the episode up to and with this turn, float64."""
+    """Undiscounted return of the episode up to and including this turn, float64."""
     infos: Mapping[str, np.ndarray]
-    """What the environments report, by name."""
+    """Infos of the environments, by name."""
 
     @property
     def ended(self) -> np.ndarray:
@@ -56,26 +56,27 @@ class Step:
 
 @final
 class EnvRunner:
-    """Plays vectorised environments and keeps what belongs to their current episodes.
+    """Plays vectorised environments and stores the state of their current episodes.
 
     Args:
-        actor: decides.
-        envs: vectorised environments with ``AutoresetMode.DISABLED``. A reset with a mask returns the current
-            observations of the other environments unchanged, as Gymnasium's own vectorised environments do. Those that
-            have an attribute ``idle`` leave out the environments that it marks; others with ``steps_ended_copies`` may
-            be stepped after the end of an episode; the rest, such as Gymnasium's, must all be reset.
+        actor: actor that decides.
+        envs: vectorised environments with ``AutoresetMode.DISABLED``. A reset with a mask must return the current
+            observations of the other environments unchanged, as Gymnasium's own vectorised environments do. If ``envs``
+            has an attribute ``idle``, environments marked there are not stepped. If it has a true attribute
+            ``steps_ended_copies``, environments may be stepped after the end of an episode. Otherwise, as for those of
+            Gymnasium, all ended environments must be reset.
 
     Attributes:
         observations: the current observation of each environment.
-        memory: what the actor remembers of each current episode.
+        memory: the actor's history of each current episode.
         lengths: turns of each current episode, int64 ``(env,)``.
         seeds: seed of each current episode, int64 ``(env,)``.
         returns: undiscounted return of each current episode, float64 ``(env,)``.
         ended: environments whose episode has ended, bool ``(env,)``; at first all of them.
 
     Raises:
-        EnvironmentFailedError: by :meth:`reset` and :meth:`step`, if an environment returns a number that is not finite
-            or fails in another way.
+        EnvironmentFailedError: If an environment returns a number that is not finite, or fails in another way, in
+            :meth:`reset` or :meth:`step`.
     """
 
     def __init__(self, actor: Actor, envs: VectorEnv) -> None:
@@ -97,14 +98,14 @@ class EnvRunner:
         noise_seeds: np.ndarray | None = None,
         idle: np.ndarray | None = None,
     ) -> None:
-        """Begin a new episode in every environment whose episode has ended; do nothing if there is none.
+        """Start a new episode in every environment whose episode has ended, if there are any.
 
         Args:
-            seeds: one for each environment, int64 ``(env,)``.
-            episodes: number of the episode that each environment plays, int64 ``(env,)``; environments find it under
+            seeds: seed for each environment, int64 ``(env,)``.
+            episodes: number of the episode that each environment plays, int64 ``(env,)``, which is passed as
                 ``options["episode"]``.
             noise_seeds: seeds of the transitions, int64 ``(env,)``; None derives them from ``seeds``.
-            idle: environments that begin no episode, bool ``(env,)``, where ``envs`` can leave them out; None: none.
+            idle: environments that are not reset if ``envs`` supports it, bool ``(env,)``; None resets all.
         """
         ended = self.ended if idle is None or not self._can_idle else self.ended & ~idle
         if not ended.any():
@@ -118,7 +119,7 @@ class EnvRunner:
         self.lengths, self.returns = np.where(ended, 0, self.lengths), np.where(ended, 0.0, self.returns)
         self._check(observations)
         self.observations = self._one_each(observations)
-        past_turns = infos.get("past_turns", [()] * self.num_envs)  # an episode may begin at a later turn
+        past_turns = infos.get("past_turns", [()] * self.num_envs)  # if an episode starts at a later turn
         known = zip(self.memory, past_turns, ended, strict=True)
         self.memory = [past if new else history for history, past, new in known]
         self.ended = self.ended & ~ended
@@ -143,11 +144,11 @@ class EnvRunner:
         """Let the actor decide once in some environments, and step.
 
         Args:
-            keys: name the random numbers of the rows.
-            rows: the environments that take the turn, int64 ``(row,)``, ascending; None takes all. Others whose episode
-                is running are stepped as well, and what they return is ignored.
-            sampling: overrides the actor's own.
-            max_turns: truncates episodes after this many turns; None leaves it to the environment.
+            keys: keys of the random numbers of the rows.
+            rows: indices of the environments that take the turn, int64 ``(row,)``, ascending; None selects all. Other
+                environments whose episode has not ended are stepped as well, and their results are ignored.
+            sampling: overrides the actor's sampling settings.
+            max_turns: number of turns after which episodes are truncated; None uses only the limit of the environment.
         """
         rows = np.arange(self.num_envs) if rows is None else rows
         turn, (observations, memory) = self.lengths[rows], self.seen(rows)
@@ -170,12 +171,12 @@ class EnvRunner:
     def step(
         self, actions: Sequence[Any], rows: np.ndarray, max_turns: int | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Mapping[str, Any]]:
-        """Step all environments whose episode is running, with actions for some; the others take the first action.
+        """Step all environments whose episode has not ended; those without an action take the first one.
 
         Args:
-            actions: one per row, texts or native actions.
-            rows: the environments that the actions are for, int64 ``(row,)``.
-            max_turns: truncates episodes after this many turns.
+            actions: one text or native action per row.
+            rows: indices of the environments of the actions, int64 ``(row,)``.
+            max_turns: number of turns after which episodes are truncated.
 
         Returns:
             Rewards, terminated and truncated, each ``(env,)``, and infos.
@@ -188,7 +189,7 @@ class EnvRunner:
         batched = tuple(given) if isinstance(given[0], str) else np.asarray(given)
         envs: Any = self.envs
         if hasattr(envs, "idle"):
-            envs.idle = self.ended.copy()  # includes episodes that max_turns has cut
+            envs.idle = self.ended.copy()  # includes episodes that max_turns truncated
         observations, rewards, terminated, truncated, infos = envs.step(batched)
         running = ~self.ended
         self.returns, self.lengths = self.returns + np.where(running, rewards, 0.0), self.lengths + running
@@ -205,14 +206,14 @@ class EnvRunner:
         check_batch(space, self._name, self.seeds, self.lengths, observations, rewards)
 
     def _one_each(self, observations: Any) -> Sequence[Any]:
-        """Return batched observations as a sequence with one element for each environment."""
+        """Return batched observations as a sequence with one element per environment."""
         if isinstance(self.envs.single_observation_space, (gym.spaces.Dict, gym.spaces.Tuple)):
             return list(iterate(self.envs.observation_space, observations))
         return observations
 
 
 def _is_column(name: str, column: Any, num_envs: int) -> bool:
-    """Return whether an entry of vectorised infos has one value for each environment."""
+    """Return whether an entry of vectorised infos has one value per environment."""
     return not name.startswith("_") and isinstance(column, np.ndarray) and column.shape == (num_envs,)
 
 
@@ -220,25 +221,26 @@ def _is_column(name: str, column: Any, num_envs: int) -> bool:
 
 _PURPOSE = "example"
 _LOWEST_SEED = 2**30
-"""Evaluations use consecutive seeds from a small number on; examples use the upper half of the training seeds."""
+"""Examples use seeds from here on, because evaluations use consecutive seeds that start at a small number."""
 _EPISODES_PER_EXAMPLE = 50
-"""Episodes per example after which no further observations are expected."""
+"""Number of episodes per example after which the search for further observations stops."""
 
 
 def wants_examples(policy: Actor) -> bool:
-    """Return whether the policy's prompt lacks some of its few-shot examples."""
+    """Return whether the policy's prompt needs more few-shot examples than it has."""
     return policy.prompt is not None and policy.prompt.num_examples > len(policy.prompt.examples)
 
 
 def add_examples(policy: Actor, env: EnvFactory) -> None:
-    """Draw few-shot examples for the policy's prompt if it lacks some.
+    """Add few-shot examples to the policy's prompt if it needs more than it has.
 
     Args:
-        policy: connected.
-        env: the environment of its training, or where it acts if it is not trained; see :func:`draw_examples`.
+        policy: connected policy.
+        env: the environment in which it is trained, or in which it acts if it is not trained.
 
     Raises:
-        ValueError: see :func:`draw_examples` and :func:`draw_stored_examples`.
+        ValueError: If there are too few different observations, or :func:`draw_examples` or
+            :func:`draw_stored_examples` cannot play or read any.
     """
     prompt = policy.prompt
     if prompt is not None and wants_examples(policy):
@@ -250,16 +252,16 @@ def add_examples(policy: Actor, env: EnvFactory) -> None:
 
 
 def draw_examples(env: EnvFactory, num_examples: int, response_format: str) -> tuple[PastTurn, ...]:
-    """Draw turns with different observations, at most one from each episode of the expert; the same on every machine.
+    """Sample turns with different observations, at most one per episode of the expert; the same on every machine.
 
     Args:
-        env: the environment; if it has a split, its training levels are used. Episodes are reset with seeds that no
+        env: the environment; if it has splits, its training split is used. Episodes are reset with seeds that no
             evaluation uses.
         num_examples: number of turns.
         response_format: format of the expert's responses, which have no reasoning.
 
     Raises:
-        ValueError: the environment has no expert, or its episodes have fewer different observations.
+        ValueError: If the environment has no expert, or its episodes have fewer different observations.
     """
     levels = env.training_split()
     expert = ExpertActor(response_format=response_format)
@@ -292,7 +294,7 @@ def draw_examples(env: EnvFactory, num_examples: int, response_format: str) -> t
 def draw_stored_examples(
     dataset_id: str, env: EnvFactory, num_examples: int, response_format: str
 ) -> tuple[PastTurn, ...]:
-    """Draw turns with different observations from a data set, one per episode if there are enough episodes.
+    """Sample turns with different observations from a data set, one per episode if there are enough episodes.
 
     Args:
         dataset_id: Minari's name of the data set, which is downloaded if it is not local.
@@ -301,7 +303,7 @@ def draw_stored_examples(
         response_format: format of the responses, which have no reasoning.
 
     Raises:
-        ValueError: the data set cannot be read, is of another environment, or has fewer different observations.
+        ValueError: If the data set cannot be read, is of another environment, or has fewer different observations.
     """
     download(dataset_id)
     reader, codec, render = DatasetReader(dataset_id), env.codec, get_response_format(response_format).render

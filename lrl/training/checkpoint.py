@@ -25,18 +25,18 @@ from lrl.training.module import RunModule
 class CollectionCheckpoint(Checkpoint):
     """Writes ``last.ckpt``, and ``best.ckpt`` if a metric is monitored.
 
-    However a run ends, it leaves a ``last.ckpt`` that says how far the pass over its collection got: at a limit such as
-    ``max_steps`` or ``max_time``, at SIGTERM and Ctrl-C (:class:`lrl.training.guards.Interruption`), and, on one
-    device, at an error. After an error while weights may be changing (an optimiser step, the fit of a critic), the file
-    that was written before stays.
+    ``last.ckpt`` is also written when the run ends within a collection, with the number of minibatches trained so far:
+    at a limit such as ``max_steps`` or ``max_time``, at SIGTERM and Ctrl-C
+    (:class:`lrl.training.guards.Interruption`), and, on one device, at an error. After an error while weights may be
+    changing (an optimiser step, the fit of a critic), the previous file is kept.
 
     One Lightning epoch is one collection, or one pass over demonstrations.
 
     Args:
         every_n_collections: number of collections between updates of ``last.ckpt``.
-        every_minutes: ``last.ckpt`` is also written at the end of a collection that ends so long after the last
-            writing, and between the optimiser steps of a collection, or a pass over demonstrations, that takes longer:
-            a killed run loses no more than this time, a collection and a validation. Null: never.
+        every_minutes: ``last.ckpt`` is also written if it is older than this at the end of a collection, or between
+            optimiser steps if training on a collection takes longer. A killed run then loses at most this time plus one
+            collection and one validation. Null disables it.
         monitor: metric of ``best.ckpt``; null writes no ``best.ckpt``.
         mode: whether the largest or the smallest value is the best.
     """
@@ -54,7 +54,7 @@ class CollectionCheckpoint(Checkpoint):
         self.every_minutes = every_minutes
         self._written = self._began = time.monotonic()
         self._place: tuple[int, int] | None = None
-        """Passes that were finished and minibatches that were trained when ``last.ckpt`` was written."""
+        """Numbers of finished passes and trained minibatches when ``last.ckpt`` was written."""
         self._running = self._stops = self._ends_inside = False
         self.best: float | None = None
 
@@ -64,19 +64,19 @@ class CollectionCheckpoint(Checkpoint):
         self._written = self._began = time.monotonic()
         self._running, self._stops, self._ends_inside, self._place = True, False, False, None
         best = checkpoint_folder(trainer) / "best.ckpt"
-        if self.monitor is not None and best.exists():  # of this run, and perhaps written after its last.ckpt
+        if self.monitor is not None and best.exists():  # may have been written after last.ckpt
             self.load_state_dict(read_checkpoint(best, weights=False)["callbacks"][self.state_key])
         self.best = trainer.strategy.broadcast(self.best)
         pl_module.interruption.listen(trainer, partial(self.write, trainer, "last.ckpt"))
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object) -> None:
-        """Write ``last.ckpt`` if it is due, or the run ends within the pass; end the run if a signal arrived.
+        """Write ``last.ckpt`` if it is due or the run ends within the pass; end the run if a signal arrived.
 
-        A run that ends within a pass logs a row of the part that was trained. The checkpoint is written before, so that
-        a resumed run logs the row of the whole pass in its place.
+        A run that ends within a pass logs a row for the part that was trained. The checkpoint is written before that,
+        so that a resumed run logs one row for the whole pass instead.
 
-        Neither is done between accumulated minibatches, whose gradients are not saved; nor does a run end there that
-        another callback stops, such as Lightning's timer.
+        Between accumulated minibatches, whose gradients are not saved, no checkpoint is written and the run does not
+        end, even if another callback, such as Lightning's timer, stops it.
         """
         assert isinstance(pl_module, RunModule)
         if trainer.fit_loop._should_accumulate():
@@ -87,7 +87,7 @@ class CollectionCheckpoint(Checkpoint):
         loop = trainer.fit_loop
         ends = loop.epoch_loop._is_training_done or (trainer.should_stop and loop._can_stop_early)
         validates = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # pyright: ignore[reportArgumentType]
-        overdue = self._is_overdue(self._began) and not validates  # a run that resumes here would not validate
+        overdue = self._is_overdue(self._began) and not validates  # a run resumed from here would skip the validation
         self._ends_inside = ends and not trainer.is_last_batch
         if self._agreed(trainer, self._ends_inside or (overdue and not trainer.is_last_batch)):
             self.write(trainer, "last.ckpt")
@@ -111,7 +111,7 @@ class CollectionCheckpoint(Checkpoint):
         self._running = False
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Write ``last.ckpt`` if the weights are those after a whole step; restore the previous signal handlers."""
+        """Write ``last.ckpt`` if no optimiser step was in progress; restore the previous signal handlers."""
         if not isinstance(pl_module, RunModule):
             return
         pl_module.interruption.ignore()
@@ -120,7 +120,7 @@ class CollectionCheckpoint(Checkpoint):
         if running and whole and isinstance(exception, Exception) and trainer.world_size == 1:
             try:
                 path = os.path.relpath(self.write(trainer, "last.ckpt"))
-            except Exception:  # the disk is full, or the weights are not finite: the first error is what matters
+            except Exception:  # for example a full disk; the first error is the one to report
                 logging.getLogger("lrl.trace").debug("no checkpoint was written after the error", exc_info=True)
                 return
             logging.getLogger("lrl").warning("an error ends the run: wrote %s, from which it can be resumed", path)
@@ -129,7 +129,7 @@ class CollectionCheckpoint(Checkpoint):
         """Write ``best.ckpt`` if the monitored metric has improved.
 
         Raises:
-            ValueError: the metric does not exist.
+            ValueError: If the metric does not exist.
         """
         if self.monitor is None or trainer.sanity_checking or trainer.state.fn != "fit":
             return
@@ -139,33 +139,33 @@ class CollectionCheckpoint(Checkpoint):
         value = float(trainer.callback_metrics[self.monitor])
         better = self.best is None or (value > self.best if self.mode == "max" else value < self.best)
         if better:
-            before, self.best = self.best, value  # best.ckpt holds its own value
+            before, self.best = self.best, value  # best.ckpt contains its own value
             try:
                 self.write(trainer, "best.ckpt")
             except Exception:
-                self.best = before  # a run that resumes after this error has no better file
+                self.best = before  # no better file was written, which matters if the run is resumed
                 raise
 
     def _is_overdue(self, since: float) -> bool:
-        """Return whether ``every_minutes`` have passed since a time (``time.monotonic``) and since the last writing."""
+        """Return whether ``every_minutes`` have passed since a time (``time.monotonic``) and since the last write."""
         passed = time.monotonic() - max(since, self._written)
         return self.every_minutes is not None and passed > 60 * self.every_minutes
 
     def _agreed(self, trainer: L.Trainer, due: bool) -> bool:
-        """Return what ``due`` is on rank 0, as clocks differ; all ranks must call it."""
+        """Return ``due`` of rank 0, because clocks differ; all ranks must call it."""
         if self.every_minutes is None or trainer.world_size == 1:
             return due
         told = torch.tensor(int(due and trainer.is_global_zero), device=trainer.strategy.root_device)
         return bool(trainer.strategy.reduce(told, reduce_op="max"))
 
     def write(self, trainer: L.Trainer, name: str) -> Path:
-        """Write a draft and move it to ``name`` in one step. All ranks must call it.
+        """Write a checkpoint under a temporary name and rename it to ``name``; all ranks must call it.
 
         Returns:
-            The checkpoint's path; nothing is written with ``trainer.fast_dev_run``, as by Lightning's callbacks.
+            The path of the checkpoint. Nothing is written with ``trainer.fast_dev_run``.
 
         Raises:
-            ValueError: weights are not finite; an existing checkpoint is left unchanged.
+            ValueError: If weights are not finite; an existing checkpoint is left unchanged.
         """
         if trainer.fast_dev_run:  # pyright: ignore[reportAttributeAccessIssue]
             return checkpoint_folder(trainer) / name
@@ -194,19 +194,19 @@ class CollectionCheckpoint(Checkpoint):
         return {"best": self.best}
 
     def load_state_dict(self, state_dict: dict[str, float | None]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the result of :meth:`state_dict`."""
         self.best = state_dict["best"]
 
 
 def _place(trainer: L.Trainer) -> tuple[int, int]:
-    """Return how many passes were finished and how many minibatches were trained."""
+    """Return the numbers of finished passes and trained minibatches."""
     epochs: Any = trainer.fit_loop.epoch_progress.current
     minibatches: Any = trainer.fit_loop.epoch_loop.batch_progress.total
     return epochs.processed, minibatches.processed
 
 
 def _is_between_steps(trainer: L.Trainer) -> bool:
-    """Return whether no gradients of trained minibatches wait for the optimiser's step."""
+    """Return whether no accumulated gradients wait for an optimiser step."""
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress
     trained = progress.current.processed
     ended = progress.is_last_batch and trained == progress.current.ready
@@ -227,10 +227,10 @@ def remove(path: Path) -> None:
 
 
 def replace_checkpoint(draft: Path, target: Path) -> None:
-    """Replace ``target`` by ``draft`` atomically: a reader finds the old or the new checkpoint, each complete.
+    """Replace ``target`` by ``draft`` such that a complete checkpoint, old or new, exists at all times.
 
-    A sharded checkpoint is a folder, which cannot be replaced in one step: the old one is renamed, and removed when the
-    new one is in place.
+    A sharded checkpoint is a folder, which cannot be replaced atomically: the old one is renamed first, and removed
+    when the new one is in place.
     """
     if draft.is_file() and not target.is_dir():
         os.replace(draft, target)

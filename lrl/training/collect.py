@@ -57,7 +57,7 @@ class VectorEnvRollouts(L.Callback):
             self.on_train_epoch_end(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: GradientModule) -> None:
-        """Collect, let the algorithm credit the turns, fill the buffer."""
+        """Collect, compute advantages, and fill the buffer."""
         data = rollout_data(trainer)
         if data is None:
             return
@@ -65,7 +65,7 @@ class VectorEnvRollouts(L.Callback):
             self._collect(trainer, pl_module, data)
         epochs, each = trainer.max_epochs or -1, trainer.check_val_every_n_epoch
         if data.spent and each is not None and (epochs < 0 or each <= epochs):
-            trainer.check_val_every_n_epoch = 1  # a run that validates does so at its end too
+            trainer.check_val_every_n_epoch = 1  # validate at the end of the run as well
 
     def _collect(self, trainer: L.Trainer, pl_module: GradientModule, data: RolloutDataModule) -> None:
         assert self.envs is not None
@@ -122,13 +122,13 @@ class VectorEnvRollouts(L.Callback):
             data.count_minibatch()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """End the run when the budget of environment steps is spent."""
+        """End the run when ``data.max_env_steps`` is reached."""
         data = rollout_data(trainer)
         if data is not None and data.spent:
             trainer.should_stop = True
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Close the environments; those in processes may have got the signal that ends the run too."""
+        """Close the environments, whose processes may have received the signal that ends the run as well."""
         if self.envs is not None:
             with suppress(Exception):
                 self.envs.close(terminate=True)
@@ -154,7 +154,7 @@ def record_rollout(module: GradientModule, rollout: Rollout, seconds: float) -> 
     for name, values in whole.items():
         module.record(name.replace("episode_", "rollout/"), rollout.metrics.get(name, values))
     module.record("rollout/response_tokens", tokens)
-    if module.max_response_tokens > 1:  # one token is a choice, not a limit
+    if module.max_response_tokens > 1:  # with one token per turn the rate would always be 1
         module.record("rollout/token_limit_rate", (tokens >= module.max_response_tokens).float())
     module.record("rollout/logprob", rollout.logprobs[rollout.response_mask])
     for name, values in rollout.metrics.items():
@@ -166,6 +166,6 @@ def record_rollout(module: GradientModule, rollout: Rollout, seconds: float) -> 
             module.record("rollout/success_rate", values)
         elif name.startswith("reward/"):
             module.record(f"rollout/{name.replace('/', '_')}", values)
-    ranks = module.trainer.world_size  # what is logged is their mean
+    ranks = module.trainer.world_size  # because the mean over ranks is logged
     module.record("throughput/env_steps_per_second", torch.tensor(ranks * rollout.num_turns / seconds))
     module.record("throughput/tokens_per_second", torch.tensor(ranks * float(rollout.response_mask.sum()) / seconds))

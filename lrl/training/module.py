@@ -35,7 +35,7 @@ from lrl.functional.distributed import (
     value_of_this_rank,
 )
 from lrl.policies.policy import Policy
-from lrl.rollouts.runner import add_examples, wants_examples
+from lrl.rollouts.runner import add_examples
 from lrl.training.guards import DeferredSignals, Interruption, requeue_signals
 from lrl.training.metrics import MetricMeans, State
 from lrl.training.resume import check_fingerprint, check_seed, check_settings, mend_loops, read_whole, settings_of
@@ -308,8 +308,7 @@ class PolicyModule(RunModule, ABC):
             data.validation_env.check("data.validation.env", self.policy.response_format)
         if self.policy.response_format is None:
             self.policy.connect_spaces(*data.env.spaces)
-        if wants_examples(self.policy):
-            add_examples(self.policy, data.env)
+        add_examples(self.policy, data.env)
 
     def configure_model(self) -> None:
         """Load the weights; a second call does nothing.

@@ -1,4 +1,4 @@
-"""Pictures in the run directory: the action probabilities of the policy, and its learning curve."""
+"""Callbacks that show what a policy does: pictures, exact success on FrozenLake, and statistics of groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PolicyPicture(L.Callback):
 
     Args:
         samples: number of responses per state, sampled at temperature 1, whose frequencies are drawn.
-        metrics: metrics in the learning curve; those that were not logged are left out.
+        metrics: metrics in the learning curve; metrics that were not logged are omitted.
         clock: x axis of the learning curve: ``env_steps``, ``episodes``, ``tokens`` or ``minutes``.
     """
 
@@ -79,8 +79,6 @@ class PolicyPicture(L.Callback):
             draw_curves(curves, names, self.clock, folder / "learning_curve.png", baselines)
 
 
-# Exact success rates on FrozenLake, computed from the transition table instead of sampled episodes.
-
 _SOLVED = 0.97
 """Fraction of the best stationary policy's success rate from which a map counts as solved."""
 
@@ -89,13 +87,13 @@ _SOLVED = 0.97
 class ExactSuccess(L.Callback):
     """Logs ``val/exact_success`` after each validation on FrozenLake; does nothing elsewhere.
 
-    The policy is decoded greedily in each state and propagated through the transition table, so the success rate has no
-    sampling error. ``val/exact_success_of_optimum`` is its ratio to that of the best policy. Both are averaged over
-    maps. At the end of training on a single map the log says whether it is solved, and lists the states in which the
-    greedy action is not a best one, with the sampling probabilities of both.
+    The success rate is computed from the greedy action in each state and the transition table, so it has no sampling
+    error. ``val/exact_success_of_optimum`` is its ratio to that of the optimal policy. Both are averaged over maps. At
+    the end of training on a single map, the log reports whether the map is solved, and lists the states in which the
+    greedy action is not optimal, with the sampling probabilities of the greedy and the optimal actions.
 
     Args:
-        num_maps: number of maps, if the environment generates them: the maps of the first held-out episodes.
+        num_maps: number of maps if the environment generates them; they are those of the first held-out episodes.
         samples: number of responses per state, sampled at temperature 1, for the probabilities in the final log.
     """
 
@@ -104,7 +102,7 @@ class ExactSuccess(L.Callback):
         self.num_maps, self.samples = num_maps, samples
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Evaluate on every rank, so that all ranks make the same collective calls."""
+        """Evaluate the policy; every rank does, so that all ranks make the same collective calls."""
         module: Any = pl_module
         lakes = self._lakes(trainer)
         if not lakes:
@@ -115,7 +113,7 @@ class ExactSuccess(L.Callback):
         module.publish({"val/exact_success": success, "val/exact_success_of_optimum": success / optimum})
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log whether a run on a single map solved it, and the states in which it did not."""
+        """Log whether a run on a single map solved it, and the states with wrong actions."""
         module: Any = pl_module
         lakes = self._lakes(trainer)
         if len(lakes) != 1 or trainer.interrupted:
@@ -127,7 +125,7 @@ class ExactSuccess(L.Callback):
             _log_solved(lakes[0], float(greedy.success[0]), greedy.decisions[0], sampled.decisions[0])
 
     def _lakes(self, trainer: L.Trainer) -> list[Lake]:
-        """Return the maps of the validation; none in other environments."""
+        """Return the maps of the validation environment; none if it is not FrozenLake."""
         data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         if not is_frozen_lake(data.validation_env):
             return []
@@ -135,7 +133,7 @@ class ExactSuccess(L.Callback):
 
 
 def _log_solved(lake: Lake, success: float, greedy: np.ndarray, sampled: np.ndarray) -> None:
-    """Log whether a success rate solves the map, with greedy and sampled action probabilities ``(state, action)``."""
+    """Log whether the map is solved, given greedy and sampled action probabilities ``(state, action)``."""
     logger, optimum = logging.getLogger("lrl"), lake.best_stationary
     solved = success >= _SOLVED * optimum
     level = logging.INFO if solved else logging.WARNING
@@ -150,8 +148,6 @@ def _log_solved(lake: Lake, success: float, greedy: np.ndarray, sampled: np.ndar
         logger.log(level, "  %s", state)
 
 
-# Statistics of each group of a collection: the first place to look when a policy does not learn.
-
 _FIELDS: tuple[str, ...] = ("collection", "state", "episodes", "return_mean", "return_std", "action_entropy", "actions")
 
 
@@ -159,11 +155,12 @@ _FIELDS: tuple[str, ...] = ("collection", "state", "episodes", "return_mean", "r
 class GroupStatistics(L.Callback):
     """Writes a row per collection and initial state to ``groups.csv`` in the run directory.
 
-    A group in which all episodes take the same wrong action has ``return_std`` 0 and no gradient; if its
-    ``action_entropy`` stays near 0, the right action is no longer sampled. Columns: ``collection``; ``state``, the
-    first line of the initial observation; ``episodes`` from that state; mean and standard deviation of their returns;
-    entropy in nats of the first actions, and their frequencies. Groups with the same initial state share a row; only
-    groups of the first rank are written.
+    The file helps to find out why a policy does not learn: a group in which all episodes take the same wrong action has
+    ``return_std`` 0 and no gradient, and if its ``action_entropy`` stays near 0, the right action is never sampled.
+
+    Columns: ``collection``; ``state``, the first line of the initial observation; ``episodes``, the number of episodes
+    from that state; mean and standard deviation of their returns; entropy of the first actions in nats, and their
+    frequencies. Groups with the same initial state share a row. Only groups of the first rank are written.
     """
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -185,8 +182,8 @@ def group_rows(rollout: Rollout, policy: Policy | None) -> Iterator[dict[str, st
     """Iterate over one row per initial state, in order of appearance.
 
     Args:
-        rollout: complete episodes, ``(time, env)``.
-        policy: its codec and response format parse the actions; a response without a legal action counts as
+        rollout: rollout of complete episodes.
+        policy: policy whose codec and response format parse the actions; a response without a legal action counts as
             ``invalid``. None counts the responses themselves.
     """
     members: dict[str, list[int]] = {}

@@ -35,16 +35,16 @@ _SHOWN = {
 
 @register
 class ConsoleProgress(L.Callback):
-    """A progress bar over collections on a terminal, and a logged line every ``every_n_collections``.
+    """Shows a progress bar over collections on a terminal, and logs a line every ``every_n_collections``.
 
-    Where a run has fewer than twenty passes over demonstrations, of at least 100 batches each, every twentieth of the
-    run is reported as well, with the figures that were logged last.
+    If a run has fewer than twenty passes over demonstrations, with at least 100 batches each, a line is also logged
+    within passes, at every twentieth of the run, with the metrics that were logged last.
 
-    Where ``data.max_env_steps`` is expected to end the run, the number of collections is an estimate, which only the
-    bar shows; the lines count env steps.
+    If ``data.max_env_steps`` is expected to end the run, the number of collections is estimated for the bar, and lines
+    show the number of env steps.
 
     Args:
-        every_n_collections: number of collections between logged lines; null logs twenty lines per run.
+        every_n_collections: number of collections between two logged lines; null logs twenty lines per run.
     """
 
     def __init__(self, every_n_collections: int | None = None) -> None:
@@ -67,7 +67,7 @@ class ConsoleProgress(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Report a part of a long pass over demonstrations."""
+        """Log a line within a long pass over demonstrations, if one is due."""
         passes, batches = _num_collections(trainer, pl_module), trainer.num_training_batches
         demonstrations = "optimizer_steps" in getattr(pl_module, "clocks", {})
         if not trainer.is_global_zero or self.every_n_collections or not demonstrations:
@@ -81,7 +81,7 @@ class ConsoleProgress(L.Callback):
             logging.getLogger("lrl").info("batch %d/%d  %s", done, total, figures)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Read the clock before the next collection advances it."""
+        """Store the number of env steps before the next collection increases it."""
         self._env_steps = int(getattr(pl_module, "clocks", {}).get("env_steps", 0))
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -138,14 +138,12 @@ def _max_env_steps(trainer: L.Trainer) -> int | None:
     return getattr(getattr(trainer, "datamodule", None), "max_env_steps", None)
 
 
-# The evaluation table that ``lrl validate``, ``test`` and ``predict`` print, and the file that ``predict`` writes.
-
 PREDICTIONS = "predictions.json"
 """Name of the file that ``predict`` writes into the run directory."""
 
 
 class HeldOutTable(L.Callback):
-    """Prints the evaluation table after held-out episodes; added by the commands that do not train."""
+    """Prints a table of results after held-out episodes; ``lrl validate``, ``test`` and ``predict`` add it."""
 
     def __init__(self) -> None:
         self._results: EpisodeResults | None = None
@@ -153,7 +151,7 @@ class HeldOutTable(L.Callback):
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: object, *_: Any, **__: Any
     ) -> None:
-        """Store the results that the module returned; the table is printed after the metrics of other callbacks."""
+        """Store the results; the table is printed later, after other callbacks have logged their metrics."""
         self._results = outputs if isinstance(outputs, EpisodeResults) else None
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end

@@ -19,11 +19,11 @@ from lrl.types import Rollout
 class Transcripts(L.Callback):
     """Writes some episodes of every n-th collection to ``transcripts.jsonl`` and ``transcripts.txt``.
 
-    They are written when the collection has been trained on. A checkpoint from inside a collection holds them, because
-    a resumed run trains on the turns of that collection without playing it again.
+    They are written after training on the collection. A checkpoint within a collection contains them, because a resumed
+    run trains on the stored turns without playing the episodes again.
 
     Args:
-        every_n_collections: the number n.
+        every_n_collections: number of collections between two that are written.
         episodes: number of episodes per collection.
     """
 
@@ -33,16 +33,16 @@ class Transcripts(L.Callback):
         self._logged = False
         self._data: Any = None
         self._written = -1
-        """The collection whose episodes were written last."""
+        """Index of the collection whose episodes were written last."""
         self._restored: tuple[int, list[dict[str, Any]]] = (-1, [])
-        """Collection from inside which the run was resumed, and its episodes."""
+        """Index and episodes of the collection within which the run was resumed."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Keep the data module, whose current collection belongs to a checkpoint."""
+        """Store the data module, whose current collection is part of checkpoints."""
         self._data = getattr(trainer, "datamodule", None)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write episodes of the collection that was just trained on."""
+        """Write episodes of the collection after training on it."""
         if trainer.current_epoch % self.every_n_collections or not trainer.is_global_zero:
             return
         collection, episodes = self._current()
@@ -54,26 +54,26 @@ class Transcripts(L.Callback):
             self._logged = True
 
     def _current(self) -> tuple[int, list[dict[str, Any]]]:
-        """Return the latest collection and its episodes; -1 where there is none."""
+        """Return the index of the latest collection and its episodes; -1 and none before the first."""
         rollout = getattr(self._data, "rollout", None)
         if rollout is None:
             return self._restored
         return self._data.collection, list(episodes_of(rollout, self.episodes))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the episodes of a collection that were not written yet, as JSON."""
+        """Return the episodes that have not been written yet, as JSON."""
         collection, episodes = self._current()
         if collection in (-1, self._written) or collection % self.every_n_collections:
             return {}
         return {"collection": collection, "episodes": json.dumps(episodes)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the result of :meth:`state_dict`."""
         self._restored = state_dict.get("collection", -1), json.loads(state_dict.get("episodes", "[]"))
 
 
 def write_episodes(folder: Path, collection: int, episodes: Sequence[Mapping[str, Any]]) -> None:
-    """Append episodes, as :func:`episodes_of` gives them, to the two files in ``folder``."""
+    """Append episodes in the format of :func:`episodes_of` to the two files in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "transcripts.jsonl").open("a", encoding="utf-8") as lines:
         for episode in episodes:
@@ -84,9 +84,9 @@ def write_episodes(folder: Path, collection: int, episodes: Sequence[Mapping[str
 
 
 def episodes_of(rollout: Rollout, limit: int) -> Iterator[dict[str, Any]]:
-    """Iterate over the episodes of up to ``limit`` evenly spaced environments, as JSON objects.
+    """Yield the episodes of up to ``limit`` evenly spaced environments as JSON objects.
 
-    If episodes continue from one collection to the next, the first and the last of an environment may be incomplete.
+    If episodes continue in the next collection, the first and the last of an environment may be incomplete.
     """
     num_envs = rollout.active.shape[1]
     for env in sorted({index * num_envs // limit for index in range(min(limit, num_envs))}):
@@ -101,7 +101,7 @@ def _episodes_of_env(rollout: Rollout, env: int) -> Iterator[dict[str, Any]]:
             {
                 "turn": int(rollout.turn[time, env]),
                 "observation": rollout.observations[time][env],
-                "response": str(rollout.responses[time][env]),  # may be a native action
+                "response": str(rollout.responses[time][env]),  # str: it may be a native action
                 "reward": float(rollout.rewards[time, env]),
                 "response_tokens": int(rollout.response_mask[time, env].sum()),
             }
