@@ -1,10 +1,10 @@
 """Run a function as a command: its options come from its signature, and their help from its docstring.
 
 A parameter before ``*`` is a positional argument, every other one an option of the same name. The annotation decides
-how it is given: ``bool`` is a flag, ``list[T]`` takes one or more words, ``tuple[T, T]`` takes two, and each field of
-a dataclass is an option. ``*options`` collects all words that are not options of the command. jsonargparse parses the
-values. Its own ``add_function_arguments`` is not used, because it reads a list from one word in brackets, which a
-shell cannot expand from a pattern, and the value of a flag from a second word.
+how it is given: ``bool`` is a flag, ``list[T]`` takes one or more words, ``tuple[T, T]`` takes two, and each field of a
+dataclass is an option. ``*options`` collects all words that are not options of the command. jsonargparse parses the
+values; its own ``add_function_arguments`` reads a list from one word in brackets, which a shell cannot expand from a
+pattern, and the value of a flag from a second word.
 
 A module of a command is imported for ``--help``, so its function imports what is slow to import.
 """
@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from docstring_parser import parse_from_object
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
@@ -43,7 +43,7 @@ def command(function: Callable[..., None]) -> Callable[[str, Sequence[str]], Non
     """
 
     def main(prog: str, words: Sequence[str]) -> None:
-        about, parameters = parse_from_object(function), list(_parameters(function))
+        about = parse_from_object(function)
         parser = ArgumentParser(
             prog=prog,
             description="\n\n".join(filter(None, (about.short_description, about.long_description))),
@@ -51,13 +51,13 @@ def command(function: Callable[..., None]) -> Callable[[str, Sequence[str]], Non
             exit_on_error=False,
             print_config=None,
         )
-        options = dict(_add_options(parser, parameters))
+        options = _add_options(parser, function)
         _WORDS.set(words)
         with user_errors(prog, options):
-            rest: list[str] = []
-            if any(parameter.collects for parameter in parameters):
+            rest: Sequence[str] = ()
+            if any(one.kind is one.VAR_POSITIONAL for one in inspect.signature(function).parameters.values()):
                 words, rest = _split(words, options)
-            function(*rest, **_arguments(parameters, _parsed(parser, words, options)))
+            function(*rest, **_arguments(function, _parsed(parser, words, options)))
 
     return main
 
@@ -66,7 +66,7 @@ def command_line(program: str) -> str:
     """Return the command that is being run, for a file of results.
 
     Args:
-        program: what the words of the command line follow, such as ``lrl evaluate``.
+        program: What the words of the command line follow, such as ``lrl evaluate``.
     """
     return f"{program} {shlex.join(_WORDS.get())}".strip()
 
@@ -78,9 +78,9 @@ def user_errors(prog: str, options: Sequence[str] | dict[str, Any] = ()) -> Iter
     An interruption by the user exits with status 130.
 
     Args:
-        prog: name of the program.
-        options: names of its options. An error that begins with one of them names a setting of the library, and gets
-            the two hyphens of the option.
+        prog: Name of the program.
+        options: Names of its options. An error of the library that begins with one of them gets the hyphens of the
+            option.
     """
     from lrl.cli.quiet import silence_libraries
 
@@ -109,70 +109,47 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter)
         return re.sub(r"<class\s+'(\w+)'>", r"\1", super().format_help()).rstrip() + "\n"
 
 
-class _Parameter(NamedTuple):
-    """A parameter of a function, or a field of a dataclass."""
-
-    name: str
-    kind: Any
-    """Its type without None."""
-    default: Any
-    """``inspect.Parameter.empty`` if it has none."""
-    positional: bool
-    collects: bool
-    """Whether it is ``*options``."""
-    text: str
+def _parameters(owner: Any) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of a function or dataclass; their annotations are types without None."""
+    hints, instance = get_type_hints(owner), owner() if inspect.isclass(owner) else None
+    for name, parameter in inspect.signature(owner).parameters.items():
+        if parameter.kind is not parameter.VAR_POSITIONAL:
+            members = get_args(hints[name])
+            default = parameter.default if instance is None else getattr(instance, name)
+            yield parameter.replace(annotation=members[0] if NoneType in members else hints[name], default=default)
 
 
-def _parameters(owner: Any, defaults: Any = None) -> Iterator[_Parameter]:
-    """Yield the parameters of a function or dataclass.
-
-    Args:
-        owner: a function, or a dataclass whose fields all have defaults.
-        defaults: an instance of the dataclass, whose values are the defaults; None takes those of its fields.
-    """
-    hints, texts = get_type_hints(owner), dict[str, str]()
+def _add_options(container: Any, owner: Any) -> dict[str, Any]:
+    """Add the parameters of a function or dataclass to a parser or group; return the types of the options by name."""
+    options: dict[str, Any] = {}
+    texts: dict[str, str] = {}
     for source in reversed(inspect.getmro(owner)[:-1]) if inspect.isclass(owner) else (owner,):
         texts |= {one.arg_name: " ".join((one.description or "").split()) for one in parse_from_object(source).params}
-    instance = (defaults or owner()) if is_dataclass(owner) else None
-    for name, parameter in inspect.signature(owner).parameters.items():
-        members = [member for member in get_args(hints[name]) if member is not NoneType]
-        kind = members[0] if NoneType in get_args(hints[name]) else hints[name]
-        default = parameter.default if instance is None else getattr(instance, name)
-        required = default is inspect.Parameter.empty
-        positional = required and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-        collects = parameter.kind is inspect.Parameter.VAR_POSITIONAL
-        yield _Parameter(name, kind, default, positional, collects, texts.get(name, ""))
-
-
-def _add_options(container: Any, parameters: Sequence[_Parameter]) -> Iterator[tuple[str, Any]]:
-    """Add the options of parameters to a parser or group, and yield their names and the types of their values."""
-    for name, kind, default, positional, collects, text in parameters:
+    for parameter in _parameters(owner):
+        name, kind, default = parameter.name, parameter.annotation, parameter.default
         if is_dataclass(kind):
             title = (parse_from_object(kind).short_description or "").rstrip(".")
-            group = getattr(container, "parser", container).add_argument_group(title)
-            given = None if default is inspect.Parameter.empty else default
-            yield from _add_options(group, list(_parameters(kind, given)))
+            options |= _add_options(getattr(container, "parser", container).add_argument_group(title), kind)
             continue
-        if collects:
-            continue
-        # What is not given is left out, and the function has its own default.
-        settings: dict[str, Any] = {"help": text, "default": argparse.SUPPRESS}
-        if default is inspect.Parameter.empty and not positional:
-            settings["required"] = True
-        elif not any(default is none for none in (None, False, inspect.Parameter.empty)):
-            settings["default"] = default
+        # What is not given is left out of the result, and the function has its own default.
+        unset = any(default is value for value in (None, False, parameter.empty))
+        settings: dict[str, Any] = {"help": texts.get(name), "default": argparse.SUPPRESS if unset else default}
+        positional = default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        if not positional:
+            options[name] = kind
+            settings["required"] = default is parameter.empty
         if kind is bool:
-            action = argparse.BooleanOptionalAction if default else "store_true"
-            container.add_argument(f"--{name}", action=action, **settings)
-            yield name, kind
-            continue
-        if get_origin(kind) in (list, tuple):
-            settings["nargs"] = "+" if get_origin(kind) is list else len(get_args(kind))
-            kind = get_args(kind)[0]
-            if settings["nargs"] == "+" and kind in (str, Path) and not positional:
+            settings["action"] = argparse.BooleanOptionalAction if default else "store_true"
+        elif get_origin(kind) is list:
+            settings |= {"nargs": "+", "type": get_args(kind)[0]}
+            if settings["type"] in (str, Path) and not positional:
                 settings["action"] = "extend"  # an option that is given twice has the words of both
-        container.add_argument(name if positional else f"--{name}", type=kind, **settings)
-        yield name, kind
+        elif get_origin(kind) is tuple:
+            settings |= {"nargs": len(get_args(kind)), "type": get_args(kind)[0]}
+        else:
+            settings["type"] = kind
+        container.add_argument(name if positional else f"--{name}", **settings)
+    return options
 
 
 def _parsed(parser: ArgumentParser, words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
@@ -201,6 +178,8 @@ def _wrong_value(report: str, kind: Any) -> str:
     """Return the value in a report of jsonargparse, and what a value of its type must be."""
     found = re.search(r"Got value: (.*)|Not of type \w+: (\S+) does not|('[^']*')$", report)
     given = next(filter(None, found.groups()), "").strip("'") if found else ""
+    if get_origin(kind) in (list, tuple):
+        kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
         return f"{given!r}; it must be one of {', '.join(map(str, get_args(kind)))}"
     plain = get_origin(kind) or next(base for base in (int, float, kind) if issubclass(kind, base))
@@ -209,33 +188,27 @@ def _wrong_value(report: str, kind: Any) -> str:
     return f"{given!r}; it must be {_KINDS.get(plain, str(kind))}"
 
 
-def _arguments(parameters: Sequence[_Parameter], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a function or dataclass; parsed values of dataclasses are put together."""
+def _arguments(owner: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a function or dataclass from the parsed values of all options."""
     found: dict[str, Any] = {}
-    for parameter in parameters:
-        if is_dataclass(parameter.kind):
-            found[parameter.name] = parameter.kind(**_arguments(list(_parameters(parameter.kind)), values))  # pyright: ignore
-        elif parameter.name in values:
-            value = values[parameter.name]
-            if get_origin(parameter.kind) is tuple:
-                value = tuple(value)
-            elif getattr(parameter.kind, "__name__", "") in RANGES:  # a subclass of a number, which checked the value
+    for parameter in _parameters(owner):
+        name, kind = parameter.name, parameter.annotation
+        if is_dataclass(kind):
+            found[name] = kind(**_arguments(kind, values))  # pyright: ignore[reportCallIssue]
+        elif name in values:
+            value: Any = tuple(values[name]) if get_origin(kind) is tuple else values[name]
+            if type(value).__name__ in RANGES:  # the value of a type with a range is an instance of that type
                 value = int(value) if isinstance(value, int) else float(value)
-            found[parameter.name] = value
+            found[name] = value
     return found
 
 
 def _split(words: Sequence[str], options: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Return the words of a command's own options, each with one value, and all other words."""
-    own, rest, remaining = list[str](), list[str](), list(words)
-    while remaining:
-        word = remaining.pop(0)
-        name, equals, _ = word.partition("=")
-        if word in ("-h", "--help"):
-            own.append(word)
-        elif name.startswith("--") and name[2:] in options:
-            own += [word] if equals else [word, *remaining[:1]]
-            remaining = remaining if equals else remaining[1:]
-        else:
-            rest.append(word)
-    return own, rest
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in options:
+        parser.add_argument(f"--{name}", default=argparse.SUPPRESS)
+    own, rest = parser.parse_known_args(words)
+    if {"-h", "--help"} & set(rest):
+        return ["--help"], []
+    return [f"--{name}={value}" for name, value in vars(own).items()], rest

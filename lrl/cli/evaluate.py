@@ -80,8 +80,10 @@ def _on_device(
     output: OutputOptions,
 ) -> None:
     """Evaluate with one device of several, and report from the first."""
+    from lrl.evaluation.load import usage_line
+    from lrl.evaluation.report import write_json
+
     loaded = _load(subject, language_model, env)
-    name = "trained" if subject.checkpoint else "model" if language_model.model else str(subject.policy)
     if subject.success_at is not None:
         loaded = loaded._replace(env_factory=loaded.env_factory.with_success_at(subject.success_at))
     if subject.merge_adapters:
@@ -90,18 +92,31 @@ def _on_device(
         merge_adapters_of(loaded.policy, str(subject.checkpoint or subject.policy or language_model.model))
     loaded = language_model.with_retries(loaded)
     with fabric.autocast():
-        rows = {name: _play(fabric, loaded, play)}
+        results = play.play(fabric, loaded)
         usage = loaded.policy.report()  # before the episodes in other words add to it
-        rows |= _play_baselines(fabric, loaded, play, set(rows))
-        exact = exact_line(loaded, play.temperature)
+        row = "trained" if subject.checkpoint else "model" if language_model.model else str(subject.policy)
+        rows = {row: results} | _play_baselines(fabric, loaded, play, row)
+        lines = [results.success_rule, exact_line(loaded, play.temperature)]
         rephrased = _play_rephrased(fabric, loaded, play, subject.rephrase)
         if not fabric.is_global_zero:
             return
-        _print(rows, rephrased, loaded, play, usage, exact)
+        rows |= {f"{row}, {name}": other for name, (other, _) in rephrased.items()}
+        lines += [f"{name}: {line}" for name, (_, line) in rephrased.items() if line]
+        in_all = loaded.policy.report()
+        lines += [usage_line(usage)] if usage else []
+        lines += [f"in all: {usage_line(in_all)}"] if in_all != usage else []
+        _print(rows, loaded, play, "\n".join(filter(None, lines)))
         if output.json is not None:
-            _write_report(output.json, rows[name], rephrased, loaded, usage, subject.merge_adapters)
+            names = loaded.info["env_id"], loaded.info["name"]
+            report: dict[str, Any] = results.report(*names)
+            report |= {"usage": usage, "usage_in_all": in_all} if usage else {}
+            report |= {"merged_adapters": True} if subject.merge_adapters else {}
+            report |= (
+                {"rephrased": {key: one.report(*names) for key, (one, _) in rephrased.items()}} if rephrased else {}
+            )
+            write_json(report, output.json)
         if output.tensorboard is not None:
-            _log_figures(rows[name], loaded, output.tensorboard)
+            _log_figures(results, loaded, output.tensorboard)
         if output.capture_video is not None:
             _capture(loaded, play, output.capture_video, output.num_videos)
 
@@ -129,31 +144,8 @@ def _load(subject: SubjectOptions, language_model: ModelOptions, env: PlayedEnvO
     return language_model.load(env.factory())
 
 
-def _play(fabric: Fabric, loaded: Loaded, play: PlayOptions) -> EpisodeResults:
-    """Play this device's share of the episodes with a progress bar, and return those of all devices."""
-    from lrl.cli.quiet import progress_bar
-    from lrl.evaluation.episodes import evaluate_policy, gather
-
-    policy = loaded.policy.to(fabric.device)
-    fabric.strategy.precision.convert_module(policy)  # in place; does nothing with a mixed precision
-    share = range(fabric.global_rank, play.episodes, fabric.world_size)
-    with progress_bar(loaded.info["name"], len(share), fabric.is_global_zero) as advance:
-        results = evaluate_policy(
-            policy,
-            loaded.env_factory,
-            play.episodes,
-            play.seed,
-            play.num_envs,
-            policy.sampling_at(play.temperature),
-            rank=fabric.global_rank,
-            world_size=fabric.world_size,
-            on_episode=advance,
-        )
-    return gather(results)
-
-
-def _play_baselines(fabric: Fabric, loaded: Loaded, play: PlayOptions, played: set[str]) -> dict[str, EpisodeResults]:
-    """Play the baselines that the environment has, except those that were played already."""
+def _play_baselines(fabric: Fabric, loaded: Loaded, play: PlayOptions, row: str) -> dict[str, EpisodeResults]:
+    """Play the baselines that the environment has, except the one that is evaluated itself."""
     from lrl.evaluation.load import load_baseline
 
     rows: dict[str, EpisodeResults] = {}
@@ -162,8 +154,8 @@ def _play_baselines(fabric: Fabric, loaded: Loaded, play: PlayOptions, played: s
             baseline = load_baseline(name, loaded.env_factory)
         except ValueError:
             continue  # this environment has no such baseline
-        if name not in played:
-            rows[name] = _play(fabric, baseline, play)
+        if name != row:
+            rows[name] = play.play(fabric, baseline)
     return rows
 
 
@@ -178,7 +170,7 @@ def _play_rephrased(
     played: dict[str, tuple[EpisodeResults, str]] = {}
     for name, phrasing in read_phrasings(file).items():
         with rephrased(loaded, phrasing) as changed:
-            played[name] = _play(fabric, changed, play), exact_line(changed, play.temperature)
+            played[name] = play.play(fabric, changed), exact_line(changed, play.temperature)
     return played
 
 
@@ -207,50 +199,14 @@ def exact_line(loaded: Loaded, temperature: float) -> str:
     )
 
 
-def _print(
-    rows: dict[str, EpisodeResults],
-    rephrased: dict[str, tuple[EpisodeResults, str]],
-    loaded: Loaded,
-    play: PlayOptions,
-    usage: dict[str, Any],
-    exact: str,
-) -> None:
-    """Print the table of all rows, the evaluated policy first, and below it the exact success and what was asked."""
+def _print(rows: dict[str, EpisodeResults], loaded: Loaded, play: PlayOptions, caption: str) -> None:
     from rich.console import Console
 
-    from lrl.evaluation.load import usage_line
     from lrl.evaluation.report import results_table
 
-    subject = next(iter(rows))
-    shown = rows | {f"{subject}, {name}": results for name, (results, _) in rephrased.items()}
     seeds = f"seeds {play.seed} to {play.seed + play.episodes - 1}"
-    what = f"{loaded.info['name']} in {loaded.info['env_id']}"
-    lines = [rows[subject].success_rule, exact]
-    lines += [f"{name}: {line}" for name, (_, line) in rephrased.items() if line]
-    lines.append(usage_line(usage) if usage else "")
-    if (in_all := loaded.policy.report()) != usage:
-        lines.append(f"in all: {usage_line(in_all)}")
-    title = f"{what}\n{play.episodes} episodes ({seeds}), 95% intervals"
-    Console().print(results_table(shown, title, "\n".join(filter(None, lines))))
-
-
-def _write_report(
-    path: Path,
-    results: EpisodeResults,
-    rephrased: dict[str, tuple[EpisodeResults, str]],
-    loaded: Loaded,
-    usage: dict[str, Any],
-    merged: bool,
-) -> None:
-    from lrl.evaluation.report import write_json
-
-    names = loaded.info["env_id"], loaded.info["name"]
-    report: dict[str, Any] = results.report(*names)
-    report |= {"usage": usage, "usage_in_all": loaded.policy.report()} if usage else {}
-    report |= {"merged_adapters": True} if merged else {}
-    if rephrased:
-        report["rephrased"] = {name: row.report(*names) for name, (row, _) in rephrased.items()}
-    write_json(report, path)
+    title = f"{loaded.info['name']} in {loaded.info['env_id']}\n{play.episodes} episodes ({seeds}), 95% intervals"
+    Console().print(results_table(rows, title, caption))
 
 
 def _log_figures(results: EpisodeResults, loaded: Loaded, folder: Path) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lrl.chat.model import ChatModel
     from lrl.codecs.numbers import NumberFormat
     from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+    from lrl.evaluation.episodes import EpisodeResults
     from lrl.evaluation.load import Loaded
 
 
@@ -155,6 +156,20 @@ class PlayOptions:
     """Episodes that are played in parallel; the result does not depend on it."""
     temperature: NonNegativeFloat = 0.0
     """Sampling temperature; 0 takes the most probable response or action."""
+
+    def play(self, fabric: Fabric, loaded: Loaded) -> EpisodeResults:
+        """Play this device's share of the episodes with a progress bar, and return those of all devices."""
+        from lrl.cli.quiet import progress_bar
+        from lrl.evaluation.episodes import evaluate_policy, gather
+
+        policy, rank, world_size = loaded.policy.to(fabric.device), fabric.global_rank, fabric.world_size
+        fabric.strategy.precision.convert_module(policy)  # in place; does nothing with a mixed precision
+        sampling = policy.sampling_at(self.temperature)
+        share = range(rank, self.episodes, world_size)
+        with progress_bar(loaded.info["name"], len(share), fabric.is_global_zero) as advance, fabric.autocast():
+            settings = {"rank": rank, "world_size": world_size, "on_episode": advance}
+            sizes = self.episodes, self.seed, self.num_envs
+            return gather(evaluate_policy(policy, loaded.env_factory, *sizes, sampling, **settings))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,6 @@ from lrl.cli.command import command, command_line
 from lrl.cli.options import DeviceOptions, PlayOptions, exactly_one
 
 if TYPE_CHECKING:
-    from lightning.fabric import Fabric
-
     from lrl.evaluation.episodes import EpisodeResults
     from lrl.evaluation.load import Loaded
 
@@ -70,7 +68,7 @@ def success_table(
             loaded = _load(label, path, name, given)
             if merge_adapters:
                 merge_adapters_of(loaded.policy, label)
-            rows.append(report_row(_play(loaded, fabric, play), name, label, given))
+            rows.append(report_row(play.play(fabric, loaded), name, label, given))
         lines = environments_table(rows, settings, figure).split("\n")
         print("\n".join(lines[printed:]), flush=True)  # each line of the table when it is known
         printed = len(lines)
@@ -115,16 +113,6 @@ def _load(label: str, path: str | None, env_id: str, env_kwargs: dict[str, Any])
     if path is None:
         return load_baseline(label, GymnasiumEnvs(env_id, env_kwargs))
     return load_policy(path, GymnasiumEnvs(env_id, env_kwargs, numbers=saved_numbers(path)))
-
-
-def _play(loaded: Loaded, fabric: Fabric, play: PlayOptions) -> EpisodeResults:
-    from lrl.evaluation.episodes import evaluate_policy
-
-    policy = loaded.policy.to(fabric.device)
-    fabric.strategy.precision.convert_module(policy)  # in place; does nothing with a mixed precision
-    sampling = policy.sampling_at(play.temperature)
-    with fabric.autocast():
-        return evaluate_policy(policy, loaded.env_factory, play.episodes, play.seed, play.num_envs, sampling)
 
 
 main = command(success_table)

@@ -51,7 +51,7 @@ def test_the_policy_plays_in_the_precision_that_is_asked_for(tmp_path: Path, mon
     play = lrl.evaluation.episodes.evaluate_policy
     monkeypatch.setattr(
         "lrl.evaluation.episodes.evaluate_policy",
-        lambda *settings: (seen.append(torch.is_autocast_enabled("cpu")), play(*settings))[1],
+        lambda *given, **more: (seen.append(torch.is_autocast_enabled("cpu")), play(*given, **more))[1],
     )
     for options in ((), ("--precision", "bf16-mixed", "--accelerator", "cpu")):
         assert run("--env_id", "FrozenLake-v1", *options).returncode == 0
