@@ -139,31 +139,28 @@ def _load(policy: str | None, env: EnvOptions, play: CollectOptions) -> tuple[Ac
     """
     from lrl.evaluation.load import BASELINES, load_baseline, load_policy, saved_numbers, training_env
 
-    def limited(envs: GymnasiumEnvs) -> GymnasiumEnvs:
-        return envs if play.max_episode_steps is None else envs.with_max_episode_steps(play.max_episode_steps)
-
     env.check_used()
-    if policy is None or policy in BASELINES:
-        if env.env_id is None:
-            raise ValueError("--env_id is missing; it must be a registered name, unless --policy is a run.")
-        envs = limited(env.gymnasium(vectorization=play.vectorization))
-        return None if policy is None else load_baseline(policy, envs).policy, envs
-    if not Path(policy).exists():
+    run = None if policy in (None, *BASELINES) else policy
+    if run is not None and not Path(run).exists():
         known = ", ".join(BASELINES)
         raise ValueError(f"--policy is {policy!r}; it must be {known}, a checkpoint or a run directory.")
-    numbers = saved_numbers(policy, env.numbers)
-    if env.env_id is None:
-        envs = limited(training_env(policy).with_vectorization(play.vectorization))
-    else:
-        envs = limited(env.gymnasium(numbers, vectorization=play.vectorization))
-    return load_policy(policy, envs).policy, envs
+    if run is None and env.env_id is None:
+        raise ValueError("--env_id is missing; it must be a registered name, unless --policy is a run.")
+    numbers = None if run is None else saved_numbers(run, env.numbers)
+    envs = training_env(run) if run is not None and env.env_id is None else env.gymnasium(numbers)
+    envs = envs.with_vectorization(play.vectorization)
+    if play.max_episode_steps is not None:
+        envs = envs.with_max_episode_steps(play.max_episode_steps)
+    if policy is None:
+        return None, envs
+    return (load_policy(policy, envs) if run else load_baseline(policy, envs)).policy, envs
 
 
 def load_advisor(name: str | None, env: GymnasiumEnvs) -> Actor | None:
     """Load the actor of ``--advisor``, None without it.
 
     Raises:
-        ValueError: it is neither ``expert`` nor a path, or cannot act in the environment.
+        ValueError: If it is neither ``expert`` nor a path, or cannot act in the environment.
     """
     from lrl.codecs.numbers import NumberFormat
     from lrl.evaluation.load import load_baseline, load_policy, saved_numbers
