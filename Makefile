@@ -1,11 +1,11 @@
-# Everything a fresh machine needs: `make quickstart` trains and evaluates the main example, `make test` checks it all.
+# `make quickstart` installs everything, and trains and evaluates the main example; `make test` runs all checks.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := dev
 RUN := runs/quickstart
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# Ranks, environments and servers import lrl in processes of their own: with bytecode it is compiled once.
+# Bytecode is written, because ranks, environments and servers import lrl in separate processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
@@ -16,7 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP) "torch==$(TORCH)"
 	$(PIP) hatchling editables
 	$(PIP) --no-build-isolation --editable ".[$(EXTRAS)]"
-	$(PIP) --no-deps openenv  # its command only: what it depends on conflicts with the pins, and checks need none of it
+	$(PIP) --no-deps openenv  # only for its command; its dependencies conflict with the pins and are not needed
 	touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed
@@ -51,7 +51,7 @@ lint: $(VENV)/.installed
 test-fast: $(VENV)/.installed
 	$(PYTEST) -m "not (slow or learning or distributed or gpu or reference or pretrained)"
 
-# pyright has one thread and takes a minute, in which the tests could use the other core.
+# pyright uses one thread for a minute; the tests can use the other core at the same time.
 test: $(VENV)/.installed
 	$(MAKE) --no-print-directory --jobs 2 lint test-offline
 

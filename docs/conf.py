@@ -1,4 +1,4 @@
-"""How Sphinx builds the documentation: ``make docs``. Nothing is fetched while it is built."""
+"""Configuration of Sphinx for ``make docs``. The build needs no network."""
 
 import sys
 from importlib.metadata import version as version_of
@@ -24,9 +24,7 @@ extensions = [
     "api_pages",
 ]
 exclude_patterns = ["_build", "_extensions"]
-suppress_warnings = [
-    "ref.python"
-]  # type hints name classes in short; a name that two modules define links to one of them
+suppress_warnings = ["ref.python"]  # type hints have short class names, which can be ambiguous
 
 html_theme = "furo"
 html_title = "lrl"
@@ -38,7 +36,7 @@ myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_default_options = {"members": True, "show-inheritance": True}
-autodoc_inherit_docstrings = False  # Lightning's and PyTorch's docstrings refer to pages of their own
+autodoc_inherit_docstrings = False  # Lightning's and PyTorch's docstrings refer to their own pages
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
