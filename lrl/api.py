@@ -28,10 +28,9 @@ from lrl.prompts import PromptTemplate
 from lrl.registry import build, short_name
 from lrl.rollouts.runner import add_examples
 from lrl.training.checkpoint import CollectionCheckpoint
-from lrl.training.policy_module import PolicyModule
+from lrl.training.module import PolicyModule, RunModule
 from lrl.training.progress import ConsoleProgress
 from lrl.training.resume import arguments_of, described
-from lrl.training.run_module import RunModule
 from lrl.training.transcripts import Transcripts
 from lrl.types import SamplingConfig
 
