@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lrl.cli.keys import nearest
 from lrl.ranges import RANGES
+from lrl.registry import components
 
 _FULL_DISK = re.compile(
     r"No space left on device|os error 28|Disk quota exceeded|database or disk is full"
@@ -25,11 +26,11 @@ _NO_REASON = (
     "Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path",
     "Expected a <class 'NoneType'>", "Subclass types expect one of", "a class path (str)", "a dict with",
 )  # fmt: skip
-"""First words of the lines around the reason in a report of jsonargparse."""
+"""First words of the lines that do not give the reason in a report of jsonargparse."""
 
 
 def user_errors() -> tuple[type[BaseException], ...]:
-    """Return the exceptions that are printed as one sentence: a user's errors, and those of the disk and of wandb."""
+    """Return the exceptions that are printed as one sentence: errors of the user, of the disk and of wandb."""
     places = (("wandb.errors", "Error"), ("lightning.fabric.utilities.exceptions", "MisconfigurationException"))
     others = [getattr(sys.modules[module], name) for module, name in places if module in sys.modules]
     return (ValueError, ArgumentError, OSError, *others)
@@ -59,7 +60,7 @@ def sentence_of(error: Exception) -> str | None:
 
 
 def _of_full_disk(error: BaseException) -> str | None:
-    """Return a sentence if an error, or one that led to it, says that a disk is full; libraries have their own ways."""
+    """Return a sentence if an error, or one that caused it, reports a full disk; each library has its own text."""
     seen: BaseException | None = error
     while seen is not None:
         text, number = " ".join(str(seen).split()), getattr(seen, "errno", None)
@@ -82,7 +83,7 @@ def in_a_sentence(message: str) -> str:
     lines = [line.strip(" -") for line in message.splitlines()]
     reasons = [line for line in lines if line and not line.startswith(_NO_REASON)]
     reason = next(iter(reasons), " ".join(lines))
-    if reason.startswith(_WRONG_CLASS):  # said of a list of classes too, of which one raised an error of its own
+    if reason.startswith(_WRONG_CLASS):  # also reported for a list in which one element is invalid for another reason
         reason = next((line for line in reasons if not line.startswith((_WRONG_CLASS, "Expected a"))), reason)
     keys = ".".join(_PARSER_KEY.findall(message.split(reason)[0]))
     wrong_value = _wrong_value(keys, lines, reason)
@@ -93,10 +94,14 @@ def in_a_sentence(message: str) -> str:
 
 
 def _wrong_value(key: str, lines: list[str], reason: str) -> str:
-    """Return the sentence for a value out of its range or not among its names, as :mod:`lrl.ranges` writes it."""
+    """Return the sentence for a value that is out of range, not an allowed name, or the misspelt name of a class."""
     found = re.match(r"Expected a typing.Literal\[(.*)\]\. Got value: (.*)", reason)
     if found is not None:
         return f"{key} is {found[2]!r}; it must be one of {found[1].replace(chr(39), '')}."
+    found = re.match(r"Expected a (?:dot import path string: |path but )(\w+)\b", reason)
+    near = found and nearest(found[1], components())
+    if found is not None and near:
+        return f"{key} is {found[1]!r}, which is no class; did you mean {near!r}?"
     found = re.match(r"Not of type (\w+): (.*)", reason)
     if found is None or found[1] not in RANGES:
         return ""
@@ -108,12 +113,12 @@ def _wrong_value(key: str, lines: list[str], reason: str) -> str:
 
 
 def _balanced(reason: str) -> str:
-    """Return a reason without the last parenthesis, where the line that holds its opening one was left out."""
+    """Return a reason without the last parenthesis, if the line with its opening one was left out."""
     return reason[:-1] if reason.endswith(")") and reason.count(")") > reason.count("(") else reason
 
 
 def _subtypes_and_value(lines: list[str], reason: str) -> tuple[str, str]:
-    """Return the types that a report names last before its reason, and the value that it names first after it."""
+    """Return the last types before the reason of a report, and the first value after it."""
     place = lines.index(reason) if reason in lines else 0
     subtypes = [line for line in lines[:place] if line.startswith("Subtypes:")]
     given = (line.removeprefix("Given value: ") for line in lines[place:] if line.startswith("Given value: "))
@@ -121,7 +126,7 @@ def _subtypes_and_value(lines: list[str], reason: str) -> tuple[str, str]:
 
 
 def _choices(lines: list[str], reason: str) -> str:
-    """Return the given value and the allowed names, where a report rejects a value that may be one of several names."""
+    """Return the given value and the allowed names, if a report rejects a value because it is none of these names."""
     subtypes, given = _subtypes_and_value(lines, reason)
     names = re.findall(r"Literal\[(.*?)\]", subtypes) if reason.startswith("Expected a ") else []
     known = list(dict.fromkeys(name.strip(" '") for group in names for name in group.split(",")))

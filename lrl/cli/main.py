@@ -40,7 +40,7 @@ def base_config() -> Path:
     """Return the path of the configuration that every experiment starts from.
 
     Raises:
-        ValueError: it does not exist (jsonargparse would ignore that silently).
+        ValueError: If it does not exist, which jsonargparse would ignore silently.
     """
     path = shipped("configs/base.yaml")
     if path is None:
@@ -59,31 +59,31 @@ class ConfigFile(ActionConfigFile):
 class SaveRunConfig(SaveConfigCallback):
     """Writes the resolved configuration to the run directory and into every checkpoint.
 
-    A checkpoint also holds how long the files were to which the run appends, for a run that goes on from there.
+    A checkpoint also contains the lengths of the files that the run appends to, for a run that continues from it.
     """
 
     run_directory: RunDirectory | None = None
     lengths: Mapping[str, int] | None = None
-    """Lengths of these files in the checkpoint of a run that goes on in its directory."""
+    """Lengths of these files in the checkpoint from which a run continues in its directory."""
 
     _text = ""
     begun = False
     """Whether training or an evaluation has started."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Cut what was appended after the checkpoint was written, now that it is known to fit."""
+        """Cut what was appended after the checkpoint was written; by now the checkpoint is known to fit."""
         if self.run_directory is not None and self.lengths is not None:
             self.run_directory.rewind(self.lengths)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Note that the run has started: from now on its directory is kept, even after an error."""
+        """Record that the run has started: from now on its directory is kept, even after an error."""
         self.begun = True
 
     on_validation_start = on_test_start = on_predict_start = on_train_start
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the configuration in the checkpoint, so that it can be loaded without the run directory."""
-        if not self._text:  # takes a while, and stays the same for the whole run
+        if not self._text:  # slow, and the same for the whole run
             self._text = self.parser.dump(self.config, skip_none=False)
         checkpoint["lrl"] = checkpoint.get("lrl", {}) | {"config": self._text}
         if trainer.is_global_zero and self.run_directory is not None:
@@ -93,7 +93,7 @@ class SaveRunConfig(SaveConfigCallback):
             checkpoint["lrl"]["lengths"] = self.run_directory.lengths()
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Write the configuration to the run directory, and give it to loggers that keep it elsewhere."""
+        """Write the configuration to the run directory, and pass it to loggers that store it elsewhere."""
         path = Path(trainer.default_root_dir) / "config.yaml"  # Lightning would take the folder of the first logger
         self.parser.save(self.config, path, skip_none=False, overwrite=True, multifile=False)
         config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
@@ -106,7 +106,7 @@ class LRLCLI(LightningCLI):
     """LightningCLI with a base configuration and one run directory per launch."""
 
     def __init__(self, args: Any = None, run: bool = True) -> None:
-        defaults = {"default_config_files": [str(base_config())], "exit_on_error": False}  # run() prints errors
+        defaults = {"default_config_files": [str(base_config())], "exit_on_error": False}  # run() prints the errors
         self.run_directory: RunDirectory | None = None
         self._words = sys.argv[1:] if args is None else args
         enable_short_names()
@@ -122,7 +122,7 @@ class LRLCLI(LightningCLI):
                 parser_kwargs=each if run else defaults,
                 args=args,
                 run=run,
-                auto_configure_optimizers=False,  # the module makes its own optimizer; --optimizer would be ignored
+                auto_configure_optimizers=False,  # the module creates its optimizer; --optimizer would be ignored
             )
         except BaseException:
             if self.run_directory is not None and not self._begun:
@@ -130,9 +130,9 @@ class LRLCLI(LightningCLI):
             raise
 
     def subcommands(self) -> dict[str, set[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the subcommands that the command line names, or all four if it names none.
+        """Return the subcommand that the command line names, or all four if it names none.
 
-        The parser of each takes a fifth of a second to build, and only one is used.
+        Building the parser of a subcommand takes a fifth of a second, and only one is used.
         """
         known = LightningCLI.subcommands()
         return {name: known[name] for name in known if name in self._words} or known
@@ -149,7 +149,7 @@ class LRLCLI(LightningCLI):
 
     @property
     def _begun(self) -> bool:
-        """Return whether the run directory holds more than the records of a launch."""
+        """Return whether the run directory contains more than the records of its start."""
         callbacks = self.trainer.callbacks if hasattr(self, "trainer") else []  # pyright: ignore
         return any(getattr(callback, "begun", False) for callback in callbacks)
 
@@ -174,7 +174,7 @@ class LRLCLI(LightningCLI):
         """Create the run directory and let every logger write there.
 
         Raises:
-            ValueError: the checkpoint, the login of Weights & Biases or the run directory cannot be used.
+            ValueError: If the checkpoint, the login of Weights & Biases or the run directory cannot be used.
         """
         config = self.config[self.subcommand] if self.subcommand else self.config
         experiment = experiment_name([str(path) for path in config.get("config") or []])
@@ -209,7 +209,7 @@ class LRLCLI(LightningCLI):
         """Return the trainer, with the callbacks that ``--push_to_hub`` and an evaluation need.
 
         Raises:
-            ValueError: the accelerator does not exist on this machine.
+            ValueError: If the accelerator does not exist on this machine.
         """
         accelerator = self._get(self.config, "trainer.accelerator")
         if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
@@ -235,7 +235,7 @@ class LRLCLI(LightningCLI):
         return trainer
 
     def _keep_files(self, trainer: L.Trainer) -> None:
-        """Let checkpoints hold how long the run's files are, and a run that goes on in its directory append to them."""
+        """Store the lengths of the run's files in checkpoints, and append to these files if the run continues."""
         directory, lengths = self.run_directory, None
         if directory is not None and directory.earlier is not None and self.subcommand in (None, "fit"):
             checkpoint = self._get(self.config, "ckpt_path")
@@ -255,7 +255,7 @@ _LIMITS = {
     "test": ("limit_test_batches",),
     "predict": ("limit_predict_batches",),
 }
-"""Settings of the trainer with which a subcommand would do nothing if they were 0."""
+"""Settings of the trainer that must not be 0, because the subcommand would do nothing."""
 
 
 def check_settings(trainer: Namespace, subcommand: str | None) -> None:
@@ -289,10 +289,10 @@ def check_settings(trainer: Namespace, subcommand: str | None) -> None:
 
 
 def check_installed(class_path: str) -> None:
-    """Raise if a logger needs a package that is not installed.
+    """Raise an error if a logger needs a package that is not installed.
 
     Raises:
-        ValueError: the package is missing.
+        ValueError: If the package is missing.
     """
     name = class_path.rpartition(".")[2]
     package = {"MLFlowLogger": "mlflow", "CometLogger": "comet_ml"}.get(name)
@@ -301,11 +301,11 @@ def check_installed(class_path: str) -> None:
 
 
 def log_to(logger: Namespace, path: Path) -> None:
-    """Let a logger write to the run directory, and name the run after it, as far as its class has settings for that.
+    """Set the directory and the name of the run of a logger, as far as its class has settings for them.
 
     Args:
-        logger: class path and arguments.
-        path: of the run directory.
+        logger: the class path and arguments of the logger.
+        path: the run directory.
     """
     kind = logger.class_path.rpartition(".")[2]
     settings = logger.init_args
@@ -314,7 +314,7 @@ def log_to(logger: Namespace, path: Path) -> None:
         logger.dict_kwargs = named | dict(logger.get("dict_kwargs") or {})
     elif kind == "MLFlowLogger":
         settings.run_name = settings.run_name or path.name
-        if not settings.tracking_uri:  # else the server has it; MLflow 3 raises for a folder, Lightning's default
+        if not settings.tracking_uri:  # MLflow 3 raises for a folder, Lightning's default
             settings.tracking_uri = f"sqlite:///{path.absolute() / 'mlflow.db'}"
             settings.artifact_location = settings.artifact_location or str(path.absolute() / "artifacts")
     elif "save_dir" in settings:
@@ -326,7 +326,7 @@ def log_to(logger: Namespace, path: Path) -> None:
 
 
 def append_rows(logger: CSVLogger) -> None:
-    """Let a logger append to the rows of an earlier run; Lightning 2.6.6 would delete them."""
+    """Make a logger append to the rows of an earlier run; Lightning 2.6.6 would delete them."""
     file = Path(logger.log_dir) / "metrics.csv"
     if not file.exists():
         return
@@ -367,10 +367,10 @@ def set_data_parallel_size(trainer: Namespace) -> None:
 
 
 def check_wandb_login() -> None:
-    """Check that Weights & Biases has an API key, where no terminal is there to ask for one.
+    """Check that Weights & Biases has an API key if no terminal can ask for one.
 
     Raises:
-        ValueError: it has none.
+        ValueError: If it has none.
     """
     if os.environ.get("WANDB_MODE", "online") not in ("online", "run", "shared") or sys.stdin.isatty():
         return
@@ -384,10 +384,10 @@ def check_wandb_login() -> None:
 
 
 def check_ours(checkpoint: Path) -> None:
-    """Raise if ``checkpoint`` was not written by lrl.
+    """Raise an error if lrl did not write a checkpoint.
 
     Raises:
-        ValueError: the checkpoint is damaged, or was written by another program.
+        ValueError: If the checkpoint is damaged, or was written by another program.
     """
     try:
         ours = "lrl" in read_checkpoint(checkpoint, weights=False)
@@ -403,7 +403,7 @@ def run(args: Any = None, started: float | None = None) -> None:
     """Run the command line; a user's error is printed as one sentence, with exit status 2.
 
     Args:
-        args: the words of the command line; None takes ``sys.argv``.
+        args: the words of the command line; None means ``sys.argv``.
         started: ``time.monotonic()`` at the start of the process, so that the logged minutes include the imports.
     """
     started = time.monotonic() if started is None else started

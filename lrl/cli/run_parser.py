@@ -1,4 +1,4 @@
-"""The parser of training commands: LightningCLI's, with two corrections."""
+"""The parser of training commands: Lightning's, with corrections."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _DURATION = re.compile(r"(?:(\d+) days?, |(\d+):)?(\d+):(\d+):(\d+(?:\.\d+)?)")
 def duration(text: str) -> timedelta:
     """Return a duration that is written as Lightning or Python does: ``DD:HH:MM:SS`` or ``D days, HH:MM:SS``.
 
-    jsonargparse 4.53 ignores what follows the third number: it takes the first form without its seconds.
+    jsonargparse 4.53 ignores everything after the third number, and so the seconds of the first form.
 
     Raises:
-        ValueError: the text is something else.
+        ValueError: If the text has another form.
     """
     found = _DURATION.fullmatch(text)
     if found is None:
@@ -39,12 +39,12 @@ register_type(timedelta, deserializer=duration)
 
 
 class RunParser(LightningArgumentParser):
-    """A parser that writes a configuration as it was parsed, without validating it again, which takes half a second."""
+    """Lightning's parser, which writes a configuration without validating it again; that takes half a second."""
 
     def parse_args(self, args: Any = None, *more: Any, **settings: Any) -> Any:  # pyright: ignore
         """Parse arguments; the parser of a nested class reads Python's None as null.
 
-        jsonargparse 4.53 passes parsed values on to it as the text that Python writes them in: null as None.
+        jsonargparse 4.53 passes parsed values to that parser as Python writes them, null as None.
         """
         if getattr(self, "_inner_parser", False) and args is not None:
             args = [none_as_null(word) for word in args]

@@ -117,6 +117,11 @@ def test_the_size_of_data_parallel_groups_is_the_number_of_devices(trainer, size
         (["--model.init_args.optimizer.lr", "-1"], "lrl: model.optimizer.lr is -1; it must be positive."),
         (["--model.init_args.clip_range_high", "0"], "lrl: model.clip_range_high is 0; it must be positive, or null."),
         (["--model.init_args.kl.estimator", "k4"], "lrl: model.kl.estimator is 'k4'; it must be one of k1, k2, k3."),
+        (["--model", "SFTModul"], "lrl: model is 'SFTModul', which is no class; did you mean 'SFTModule'?"),
+        (
+            ["--model.init_args.policy", "TextPolicyy"],
+            "lrl: model.policy is 'TextPolicyy', which is no class; did you mean 'TextPolicy'?",
+        ),
         (["--trainer.max_epochs", "many"], "lrl: trainer.max_epochs: Expected a int"),
         (["--trainer.max_epoch", "3"], "lrl: unrecognized arguments: --trainer.max_epoch 3"),
         (
