@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
-from lrl.lm.tokenizer import CHATML
+from lrl.lm.chat_template import CHATML
 from lrl.prompts import Message, get_response_format
 
 ASSETS = Path(__file__).parents[1] / "assets" / "tiny-lm"

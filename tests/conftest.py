@@ -62,7 +62,7 @@ def tiny_model(tmp_path_factory):
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from lrl.lm.tokenizer import CHATML
+    from lrl.lm.chat_template import CHATML
 
     words = [*WORDS.split(" "), *(f"w{n}" for n in range(33))]
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))

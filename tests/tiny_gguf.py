@@ -40,7 +40,7 @@ def write_gguf(path: Path, quantisation: str = "F32", architecture: str = "llama
     """Write :func:`tiny_llama` with a byte-level tokenizer and ChatML."""
     import gguf
 
-    from lrl.lm.tokenizer import CHATML
+    from lrl.lm.chat_template import CHATML
 
     model = tiny_llama()
     writer = gguf.GGUFWriter(str(path), architecture)

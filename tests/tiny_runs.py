@@ -40,7 +40,7 @@ def save_tiny_model(folder, kind="llama", **changes):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    from lrl.lm.tokenizer import CHATML
+    from lrl.lm.chat_template import CHATML
 
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

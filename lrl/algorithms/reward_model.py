@@ -14,7 +14,7 @@ z-scores of inputs and rewards, Adam 1e-3, weight decay 1e-4, batches of 2048, a
 2. The weights of the epoch with the lowest ``val/loss`` are kept as ``best.ckpt``, which ``LearnedReward`` prefers.
 3. Ensembles: members differ in their initial weights and use the same batches. Their losses are added, so that each
    member is trained as if it were alone.
-4. Initial weights are orthogonal (:func:`lrl.lm.networks.mlp`).
+4. Initial weights are orthogonal (:func:`lrl.lm.heads.mlp`).
 5. Dropout masks depend on the run's seed and the index of the batch, so that a resumed run uses the same masks.
 6. The default optimiser is AdamW; ``half_cheetah/reward_model.yaml`` uses the original's Adam.
 """
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from lrl.data.transitions import Split, TransitionsDataModule
 from lrl.functional.random import seeded, seeds
-from lrl.lm.networks import seeded_init
+from lrl.lm.heads import seeded_init
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.rewards.reward_model import RewardModel

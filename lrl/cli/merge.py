@@ -94,7 +94,7 @@ def _of_checkpoint(checkpoint: str, value_head: bool) -> _Source:
 
 def _of_peft(name: str) -> _Source:
     """Load an adapter that peft saved on its base."""
-    from lrl.lm.export import load_adapter
+    from lrl.lm.merging import load_adapter
 
     loaded = load_adapter(name)
     return loaded.model, loaded.tokenizer.save_pretrained, loaded.config

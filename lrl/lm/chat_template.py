@@ -1,13 +1,219 @@
-"""Control tokens, such as ``<|im_end|>``, whose text in a message must not become the token."""
+"""Chat templates: what they write around messages, and control tokens whose text in a message must stay text."""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, final
 
+from lrl.files import resolve
 from lrl.prompts import Message
+
+PLAIN = (
+    "{% for message in messages %}"
+    "{% if message.role == 'system' %}{{ message.content + '\n\n' }}"
+    "{% else %}{{ message.role + ': ' + message.content + '\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+"""For base models: the system text, then ``user: ...`` and ``assistant: ...`` lines."""
+
+CONTENT = "{% for message in messages %}{{ message.content + '\n' }}{% endfor %}"
+"""The messages alone, one per line: short, for a policy that chooses among actions and need not be told who speaks."""
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""ChatML, as Qwen, SmolLM and the embedded model use it."""
+
+_SYSTEM, _USER, _RESPONSE, _AGAIN = _CHAT = (
+    {"role": "system", "content": "Lrl-system"},
+    {"role": "user", "content": "Lrl-user"},
+    {"role": "assistant", "content": "Lrl-response"},
+    {"role": "user", "content": "Lrl-again"},
+)
+"""The conversation that a chat template is checked with."""
+OTHER_TEMPLATES = "plain, content, chatml or the path of a Jinja file"
+_OPENING = re.compile(
+    r"(?:[<\[\u25c1](?!\|?end)[\w:|]*(?:think|thought|reason)[\w:|]*[>\]\u25b7]|(?P<any><\w+>))\s*$", re.IGNORECASE
+)
+"""An open tag at the end of a text, as ``<think>``, ``[THINK]`` or Kimi's, which has triangles; or any other."""
+
+
+class ChatTemplate:
+    """A chat template, checked when the object is made: a prompt must contain every message.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        chat_template: ``auto`` (the tokenizer's own), ``plain``, ``content``, ``chatml`` or the path of a Jinja file.
+
+    Raises:
+        ValueError: If ``chat_template`` is ``auto`` for a tokenizer without a template, is no file, fails, or leaves
+            out the user's message.
+    """
+
+    def __init__(self, tokenizer: Any, chat_template: str) -> None:
+        self._tokenizer, self.text = tokenizer, _template_text(tokenizer, chat_template)
+        self._merges_system = False
+        self._merges_system = not self._takes_system()
+        self.fault_of_turns = self._check_turns()
+        """What is wrong with a conversation of several turns; empty if nothing is."""
+        self.end_id = self._end_of_turn_id()
+        """The special token that the template writes after a response; None if there is none."""
+        self.opening = self._find_opening()
+        """The open tag that the template writes at the end of a prompt, with the whitespace after it; else empty."""
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """Return the text of a conversation.
+
+        Args:
+            messages: of the conversation.
+            add_generation_prompt: whether the text ends with the beginning of the assistant's turn.
+
+        Raises:
+            ValueError: If the chat template fails.
+        """
+        messages = _merge_system(messages) if self._merges_system else list(messages)
+        try:
+            return self._tokenizer.apply_chat_template(
+                messages, chat_template=self.text, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:  # a template is a program of somebody else
+            roles = ", ".join(message["role"] for message in messages)
+            raise ValueError(
+                f"language_model.chat_template fails for messages of {roles} ({type(error).__name__}: {error}); "
+                f"it must be {OTHER_TEMPLATES}."
+            ) from error
+
+    def _takes_system(self) -> bool:
+        """Return whether the template writes a system message; some raise an error, and others leave it out.
+
+        Raises:
+            ValueError: If it does not write a user's message either.
+        """
+        try:
+            takes_system = _SYSTEM["content"] in self.render([_SYSTEM, _USER])
+        except ValueError:
+            takes_system = False
+        if _USER["content"] not in self.render([_SYSTEM, _USER] if takes_system else [_USER]):
+            raise ValueError(
+                f"language_model.chat_template leaves the user's message out of a prompt; it must be {OTHER_TEMPLATES}."
+            )
+        return takes_system
+
+    def _check_turns(self) -> str:
+        """Return what is wrong with a conversation of several turns, empty if nothing is."""
+        try:
+            text = self.render(_CHAT)
+        except ValueError as error:
+            return str(error).partition("; it must")[0]
+        lost = [message["role"] for message in _CHAT if message["content"] not in text]
+        return f"language_model.chat_template leaves out a message ({lost[0]}) of several turns" if lost else ""
+
+    def check_end(self, ends: Sequence[str]) -> None:
+        """Check that a prompt opens the assistant's turn, if the template writes anything before a response.
+
+        Logs a warning if a prompt ends without what is written before a response.
+
+        Raises:
+            ValueError: If it ends with an end token.
+        """
+        prompt, before = self.render([_USER]), self._before_response()
+        if before is None or before.strip() == prompt.strip():
+            return
+        found = [end for end in ends if prompt.rstrip().endswith(end)]
+        if found:
+            raise ValueError(
+                f"language_model.chat_template ends a prompt with the end token {found[0]!r}, where it must open the "
+                f"assistant's turn (add_generation_prompt); it must be {OTHER_TEMPLATES}."
+            )
+        if prompt == self.render([_USER], False):
+            logging.getLogger("lrl").warning(
+                f"language_model.chat_template ignores add_generation_prompt: past responses follow {before[-20:]!r}, "
+                f"but a prompt ends with {prompt[-20:]!r}."
+            )
+
+    def _before_response(self) -> str | None:
+        """Return the text before the first response of a conversation; None if the template writes none."""
+        for messages in ([_USER, _RESPONSE, _AGAIN], [_USER, _RESPONSE]):
+            try:
+                before, found, _ = self.render(messages, False).partition(_RESPONSE["content"])
+            except ValueError:
+                continue
+            if found:
+                return before
+        return None
+
+    def _find_opening(self) -> str:
+        """Return the open tag at the end of a prompt, if it is no tag of the speaker, as before past responses."""
+        found = _OPENING.search(self.render([_USER]))
+        is_role = found is not None and found["any"] is not None and found["any"] in (self._before_response() or "")
+        return "" if found is None or is_role else found[0]
+
+    def _end_of_turn_id(self) -> int | None:
+        """Return the special token that the template puts after an assistant's turn; None if it puts none."""
+        try:
+            _, _, after = self.render([_USER, _RESPONSE], False).rpartition(_RESPONSE["content"])
+        except ValueError:
+            return None
+        first = next(iter(self._tokenizer.encode(after.strip(), add_special_tokens=False)), None)
+        return first if first in self._tokenizer.added_tokens_decoder else None
+
+    def written_tokens(self) -> list[str]:
+        """Return the texts of the added tokens that the template writes around messages, as ``<|User|>``.
+
+        Added tokens that are words or whitespace are left out.
+        """
+        added = self._tokenizer.added_tokens_decoder
+        text = self.render([_SYSTEM, _USER] if self.fault_of_turns else _CHAT)
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        written = {str(added[token]) for token in ids if token in added}
+        return [text for text in sorted(written) if re.fullmatch(r"[^\w\s].*\w.*[^\w\s]", text)]
+
+    def keeps_reasoning(self, response: str, reasoning: str) -> bool:
+        """Return whether a past response is written with its reasoning."""
+        return reasoning in self.render([_USER, {**_RESPONSE, "content": response}, _AGAIN])
+
+
+def _template_text(tokenizer: Any, chat_template: str) -> str:
+    built_in = {"plain": PLAIN, "content": CONTENT, "chatml": CHATML}
+    if chat_template in built_in:
+        return built_in[chat_template]
+    if chat_template == "auto":
+        if not tokenizer.chat_template:
+            raise ValueError(
+                "language_model.chat_template is 'auto', but this tokenizer has no chat template; "
+                f"it must be {OTHER_TEMPLATES}."
+            )
+        try:
+            return tokenizer.get_chat_template()
+        except ValueError as error:  # several named templates, of which none is the default
+            raise ValueError(
+                f"language_model.chat_template is 'auto', but this tokenizer has no default chat template; "
+                f"it must be {OTHER_TEMPLATES}."
+            ) from error
+    file = Path(resolve(chat_template))
+    if not file.is_file():
+        raise ValueError(
+            f"language_model.chat_template is {chat_template!r}; "
+            "it must be auto, plain, content, chatml or an existing file."
+        )
+    return file.read_text(encoding="utf-8")
+
+
+def _merge_system(messages: Sequence[Message]) -> list[Message]:
+    """Put the system text before the first user message."""
+    if not messages or messages[0]["role"] != "system":
+        return list(messages)
+    system, first, *others = messages
+    return [{"role": first["role"], "content": f"{system['content']}\n\n{first['content']}"}, *others]
+
+
+# Control tokens, such as ``<|im_end|>``.
 
 _MARK = "\ue0ff"
 """A private-use character after the first character of a control token's text."""

@@ -1,6 +1,6 @@
 """The built-in generator: decode token by token with the weights that are trained.
 
-As in the training pass (:mod:`lrl.lm.response_trees`), responses to one prompt share rows of the KV cache, and each
+As in the training pass (:mod:`lrl.lm.layouts`), responses to one prompt share rows of the KV cache, and each
 attends to the prompt and to its own tokens. Every step computes one token of each distinct unfinished text, so
 responses cost little until they differ; finished responses leave the batch.
 """
@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from lrl.lm.attention import compute_dtype
 from lrl.lm.forward import logits_of, without_gradient
-from lrl.lm.layouts import additive_mask, lay_out_alone
+from lrl.lm.layouts import Turns, additive_mask, lay_out
 from lrl.lm.logprobs import sample_tokens, sampling_dtype, sampling_logprobs
 from lrl.lm.model import LanguageModel
 from lrl.lm.prefill import distinct_prompts, prefill
@@ -100,8 +100,8 @@ class UncachedDecoding:
         ids = torch.zeros(mask.shape, dtype=torch.long, device=self.device)
         ids[mask] = torch.tensor([token for row in self.rows for token in row], device=self.device)
         next_ids = ids.new_zeros(len(ids), 1)  # the id of the next token does not matter: nothing is predicted from it
-        layout = lay_out_alone(ids, mask, next_ids, torch.ones_like(next_ids, dtype=torch.bool))
-        return logits_of(self.model, layout)[:, 0]
+        turns = Turns(ids, mask, next_ids, torch.ones_like(next_ids, dtype=torch.bool))
+        return logits_of(self.model, lay_out(turns, share=False, align="left"))[:, 0]
 
 
 _COMPACT = 0.75

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lrl.lm.adapters import decoder_layers
 from lrl.lm.attention import bare, compute_dtype, in_float32, is_exact, is_halved, is_sound, kernel_of
-from lrl.lm.layouts import Layout, Lower, lay_out
+from lrl.lm.layouts import Layout, Lower, Turns, lay_out
 
 # Leave decoder layers out of a forward pass.
 
@@ -65,6 +65,30 @@ def logits_of(model: Any, layout: Layout, dtype: torch.dtype | None = None) -> T
     }
     with started_above(model, layout.lower):
         return at_tokens(model(**accepted(model, given)).logits, layout)
+
+
+@contextmanager
+def head_inputs(model: Any, last_only: bool = False) -> Iterator[list[Tensor]]:
+    """Collect the hidden states ``(row, column, hidden)`` that each forward pass computes its logits from.
+
+    The head gets them as a contiguous tensor: of a view, such as the last columns of several rows, PyTorch computes the
+    product row by row, with a copy of the head's weights for each.
+
+    Args:
+        model: a Hugging Face causal LM.
+        last_only: compute the logits of the last column only, for callers that do not need logits.
+    """
+    states: list[Tensor] = []
+
+    def keep(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        states.append(args[0])
+        return ((args[0][:, -1:] if last_only else args[0]).contiguous(),)
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(keep)
+    try:
+        yield states
+    finally:
+        handle.remove()
 
 
 @contextmanager
@@ -302,8 +326,8 @@ def check_sharing(model: Any, device: torch.device) -> Verdict:
     size = 2 * _RESPONSE + _PROMPT
     ids = _arbitrary(model, size, device)
     seen = torch.ones(2, _PROMPT, dtype=torch.bool, device=device)
-    turns = ids[:_PROMPT].repeat(2, 1), seen, ids[_PROMPT:].view(2, _RESPONSE), seen.new_ones(2, _RESPONSE)
-    layouts = [lay_out(*turns, share=share) for share in (True, False)]
+    turns = Turns(ids[:_PROMPT].repeat(2, 1), seen, ids[_PROMPT:].view(2, _RESPONSE), seen.new_ones(2, _RESPONSE))
+    layouts = [lay_out(turns, share=share) for share in (True, False)]
     with torch.autocast(device.type, enabled=False):
         if not is_halved(model):
             shared, plain = (logits_of(model, layout) for layout in layouts)

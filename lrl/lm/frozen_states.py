@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, NamedTuple, final
+from itertools import accumulate, chain
+from typing import Any, Generic, NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -24,7 +26,6 @@ from transformers import DynamicCache
 
 from lrl.lm.adapters import decoder_layers
 from lrl.lm.attention import Attention, bare, compute_dtype, is_exact, is_halved, kernel_of, max_positions
-from lrl.lm.candidates import Continuation, turns_of, visible_prefixes
 from lrl.lm.forward import (
     frozen_depth,
     has_dropout,
@@ -34,8 +35,55 @@ from lrl.lm.forward import (
     trained_layers,
     without_gradient,
 )
-from lrl.lm.layouts import Layout, Lower, additive_mask, lay_out_alone
-from lrl.lm.lru_cache import LRUCache
+from lrl.lm.layouts import Layout, Lower, Trie, Turns, additive_mask, attended_prefixes, lay_out
+
+Value = TypeVar("Value")
+
+
+@final
+class LRUCache(Generic[Value]):
+    """Caches values by key within a number of bytes; the least recently used are evicted.
+
+    Args:
+        max_bytes: most that all values together may have; 0 keeps none.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        """Size of all values that are kept."""
+        self._kept: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: Hashable) -> Value | None:
+        """Return a value, which becomes the most recently used; None if it is not kept."""
+        if key not in self._kept:
+            return None
+        self._kept.move_to_end(key)
+        return self._kept[key][0]
+
+    def put(self, key: Hashable, value: Value, size: int) -> None:
+        """Keep a value of ``size`` bytes as the most recently used one, and drop others beyond the limit."""
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return
+        self._kept[key] = value, size
+        self.bytes += size
+        self.shrink()
+
+    def shrink(self, max_bytes: int | None = None) -> None:
+        """Drop values until all together have at most ``max_bytes``, by default the cache's own limit."""
+        limit = self.max_bytes if max_bytes is None else max_bytes
+        while self.bytes > limit:
+            self.bytes -= self._kept.popitem(last=False)[1][1]
+
+    def clear(self) -> None:
+        """Drop all values."""
+        self._kept.clear()
+        self.bytes = 0
+
 
 # Batches of a fixed shape, in which no bit of a text's states depends on the other texts.
 #
@@ -149,27 +197,134 @@ def place_matters(states: Callable[..., Tensor], *inputs: Tensor) -> bool:
     return not torch.equal(states(*inputs), states(*(one.flip(0) for one in inputs)).flip(0))
 
 
-# Passes through the layers below the lowest adapter only.
+# The layers below the lowest adapter.
 
 KeysAndValues = list[tuple[Tensor, Tensor]]
 """Of each lower layer. Of one text ``(head, token, size)``, of a batch ``(row, head, column, size)``."""
+_MIB = 2**20
+_AT_ONCE = 2**13
+"""Tokens of the prompts whose keys and values are in memory at the same time, for their responses."""
+
+
+class Continuation(NamedTuple):
+    """The tokens after a prompt: a response, or the prefixes of several candidates."""
+
+    ids: tuple[int, ...]
+    positions: tuple[int, ...]
+    """Position of each token, counted from the end of the prompt."""
+    parents: tuple[int, ...] | None = None
+    """Index of the token before each, -1 for the end of the prompt, if they are prefixes of several texts; None for one
+    text, whose tokens attend to all earlier ones."""
+
+    @classmethod
+    def of_trie(cls, trie: Trie) -> Continuation:
+        """Return the prefixes of a trie with a single root."""
+        ids, positions, parents = (tuple(part.tolist()) for part in (trie.ids, trie.depth - 1, trie.parent))
+        return cls(ids, positions, parents)
+
+    def attended(self, device: torch.device) -> Tensor:
+        """Return which tokens each attends to, bool ``(token, token)``."""
+        if self.parents is None:
+            return torch.ones(len(self.ids), len(self.ids), dtype=torch.bool, device=device).tril()
+        parents, positions = (torch.tensor(part, device=device) for part in (self.parents, self.positions))
+        return attended_prefixes(torch.zeros_like(parents), positions + 1, parents)[0, 1:, 1:]
+
+
+def continuations(turns: Turns) -> list[Continuation]:
+    """Return the response of each turn."""
+    sizes = turns.response_mask.sum(1).tolist()
+    rows = [tuple(row[:size]) for row, size in zip(turns.response_ids.tolist(), sizes, strict=True)]
+    return [Continuation(row, tuple(range(len(row)))) for row in rows]
+
+
+class _Key(NamedTuple):
+    """The key of states that are kept."""
+
+    mark: tuple[str, str]
+    """Data type and attention kernel of the computation."""
+    prompt: tuple[int, ...]
+    after: Continuation | None = None
+    """None is the prompt itself."""
 
 
 @final
-class LowerPass:
-    """Runs the layers below the lowest adapter, without dropout.
+class LowerLayers:
+    """Computes and keeps the states that the lowest layer with an adapter reads, without dropout.
 
     Args:
         model: a Hugging Face causal LM with adapters.
         depth: number of layers below the lowest adapter.
+        max_bytes: the least recently used states are dropped beyond this.
     """
 
-    def __init__(self, model: Any, depth: int) -> None:
-        self.model, self.depth = model, depth
-        words = bare(model).get_input_embeddings().weight
-        self.device: torch.device = words.device
-        self.vocabulary: int = words.shape[0]
+    def __init__(self, model: Any, depth: int, max_bytes: int) -> None:
+        self.model, self.depth, self.max_bytes = model, depth, max_bytes
         self.max_positions = max_positions(model)
+        self.computed_tokens = 0
+        """Tokens that went through the lower layers so far."""
+        self.random_in_training = has_dropout(model, depth)
+        """Whether the lower layers apply dropout in training mode, in which their states cannot be kept."""
+        self._kept = LRUCache[Tensor](max_bytes)
+        self._prompts = LRUCache[KeysAndValues](max_bytes // 2)
+        self._weights: tuple[Any, ...] = ()
+        self._place_matters: dict[tuple[Any, ...], bool] = {}
+        """By dtype, kernel and shape of the batch."""
+
+    @property
+    def _mark(self) -> tuple[str, str]:
+        return str(compute_dtype(self.model)), kernel_of(self.model)
+
+    @property
+    def _words(self) -> Tensor:
+        return bare(self.model).get_input_embeddings().weight
+
+    def fill(self, layout: Layout, prompts: Tensor, mask: Tensor, after: Sequence[Continuation]) -> Layout:
+        """Return a layout with the states of its columns, so that :func:`lrl.lm.forward.logits_of` starts there.
+
+        Args:
+            layout: the position of each turn's tokens.
+            prompts: token ids of each turn's prompt, int64 ``(turn, prompt)``, right-padded.
+            mask: bool ``(turn, prompt)``.
+            after: what follows the prompt of each turn.
+        """
+        lengths, turn = mask.sum(1), layout.turn.clamp(min=0)
+        texts = [row[:size] for row, size in zip(prompts.tolist(), lengths.tolist(), strict=True)]
+        states, starts = self.states(texts, after)
+        beyond = layout.index - lengths[turn]
+        index = torch.where(beyond < 0, starts[0][turn] + layout.index, starts[1][turn] + beyond)
+        return replace(layout, lower=Lower(self.depth, states[torch.where(layout.turn < 0, 0, index)]))
+
+    @torch.no_grad()
+    def states(self, prompts: Sequence[Sequence[int]], after: Sequence[Continuation]) -> tuple[Tensor, Tensor]:
+        """Compute the states of prompts and of what follows them, or look them up.
+
+        Args:
+            prompts: token ids of each turn's prompt.
+            after: what follows the prompt of each turn.
+
+        Returns:
+            All states ``(token, hidden)``, of which the first is 0; and where those of each turn's prompt and of its
+            continuation begin, int64 ``(2, turn)``.
+        """
+        self._drop_if_weights_changed()
+        turns = [_Key(self._mark, tuple(prompt), one) for prompt, one in zip(prompts, after, strict=True)]
+        wanted: dict[_Key, dict[_Key, None]] = {}
+        for key in turns:
+            wanted.setdefault(key._replace(after=None), {}).update({key: None} if key.after and key.after.ids else {})
+        groups = [[prompt, *some] for prompt, some in wanted.items()]
+        kept = {key: self._kept.get(key) for key in chain.from_iterable(groups)}
+        found = {key: states for key, states in kept.items() if states is not None}
+        for some in _divided([keys for keys in groups if any(key not in found for key in keys)]):
+            self._compute(some, found)
+        for key, states in found.items():
+            self._kept.put(key, states, _size(states))
+        self._kept.shrink(self.max_bytes - self._prompts.bytes)
+        ends = list(accumulate((len(states) for states in found.values()), initial=1))
+        start = dict(zip(found, ends, strict=False))
+        starts = [[start[key._replace(after=None)] for key in turns], [start.get(key, 0) for key in turns]]
+        some = next(iter(found.values()))
+        joined = torch.cat([some.new_zeros(1, some.shape[1]), *found.values()])
+        return joined, torch.tensor(starts, device=some.device)
 
     def read(self, ids: Tensor) -> tuple[Tensor, KeysAndValues]:
         """Return the states ``(row, column, hidden)`` of texts, and their keys and values.
@@ -199,14 +354,15 @@ class LowerPass:
     def place_matters(self, shape: Shape) -> bool:
         """Return whether the place of a text in a batch of this shape makes a difference to any bit of its states."""
         rows, width, before = shape
-        ids = arbitrary_ids(rows, width, self.vocabulary, self.device)
+        (vocabulary, _), device = self._words.shape, self._words.device
+        ids = arbitrary_ids(rows, width, vocabulary, device)
         if not before:
             return place_matters(lambda ids: self.read(ids)[0], ids)
         limit = before + width if self.max_positions is None else self.max_positions
-        _, past = self.read(arbitrary_ids(rows, min(before, limit), self.vocabulary, self.device))
+        _, past = self.read(arbitrary_ids(rows, min(before, limit), vocabulary, device))
         past = [tuple(functional.pad(part, (0, 0, 0, before - part.shape[2])) for part in pair) for pair in past]
-        positions = torch.arange(before, before + width, device=self.device).clamp(max=limit - 1).expand_as(ids)
-        seen = torch.ones(rows, width, before + width, dtype=torch.bool, device=self.device).tril(before)
+        positions = torch.arange(before, before + width, device=device).clamp(max=limit - 1).expand_as(ids)
+        seen = torch.ones(rows, width, before + width, dtype=torch.bool, device=device).tril(before)
 
         def states(ids: Tensor, *parts: Tensor) -> Tensor:
             return self.read_after(list(zip(parts[::2], parts[1::2], strict=True)), ids, positions, seen)
@@ -225,160 +381,67 @@ class LowerPass:
             handle.remove()
         return found[0]
 
-
-_MIB = 2**20
-_AT_ONCE = 2**13
-"""Tokens of the prompts whose keys and values are in memory at the same time, for their responses."""
-
-
-_Key = tuple[Any, ...]
-
-
-@final
-class LowerLayers:
-    """Computes and keeps the states that the lowest layer with an adapter reads.
-
-    Args:
-        model: a Hugging Face causal LM with adapters.
-        depth: number of layers below the lowest adapter.
-        max_bytes: the least recently used states are dropped beyond this.
-    """
-
-    def __init__(self, model: Any, depth: int, max_bytes: int) -> None:
-        self.depth, self.max_bytes = depth, max_bytes
-        self.computed_tokens = 0
-        """Tokens that went through the lower layers so far."""
-        self.random_in_training = has_dropout(model, depth)
-        """Whether the lower layers apply dropout in training mode, in which their states cannot be kept."""
-        self._kept = LRUCache[Tensor](max_bytes)
-        self._prompts = LRUCache[KeysAndValues](max_bytes // 2)
-        self._weights: tuple[Any, ...] = ()
-        self._place_matters: dict[tuple[Any, ...], bool] = {}
-        """By dtype, kernel and shape of the batch."""
-
-    def fill(
-        self, model: Any, layout: Layout, prompts: Sequence[Sequence[int]], continuations: Sequence[Continuation]
-    ) -> Layout:
-        """Return a layout with the states of its columns, so that :func:`lrl.lm.forward.logits_of` starts there.
-
-        Args:
-            model: whose lower layers are run for what is not kept.
-            layout: the position of each turn's tokens.
-            prompts: token ids of each turn's prompt.
-            continuations: what follows the prompt of each turn.
-        """
-        places = layout.places
-        states, starts = self.states(model, prompts, continuations)
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=places.turn.device)
-        turn = places.turn.clamp(min=0)
-        after = places.column - lengths[turn]
-        index = torch.where(after < 0, starts[0][turn] + places.column, starts[1][turn] + after)
-        return replace(layout, lower=Lower(self.depth, states[torch.where(places.turn < 0, 0, index)]))
-
-    @torch.no_grad()
-    def states(
-        self, model: Any, prompts: Sequence[Sequence[int]], continuations: Sequence[Continuation]
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the states of prompts and of what follows them, or look them up.
-
-        Args:
-            model: whose lower layers are run for what is not kept.
-            prompts: token ids of each turn's prompt.
-            continuations: what follows the prompt of each turn.
-
-        Returns:
-            All states ``(token, hidden)``, of which the first is 0; and where those of each turn's prompt and of its
-            continuation begin, int64 ``(2, turn)``.
-        """
-        self._drop_if_weights_changed(model)
-        mark = (str(compute_dtype(model)), kernel_of(model))
-        wanted: dict[tuple[int, ...], list[Continuation]] = {}
-        for prompt, continuation in zip(prompts, continuations, strict=True):
-            wanted.setdefault(tuple(prompt), []).append(continuation)
-        found: dict[_Key, Tensor] = {}
-        missing: list[list[_Key]] = []
-        for prompt, after in wanted.items():
-            keys = [(*mark, prompt), *((*mark, prompt, one) for one in dict.fromkeys(after) if one.ids)]
-            found |= {key: kept for key in keys if (kept := self._kept.get(key)) is not None}
-            missing += [keys] if any(key not in found for key in keys) else []
-        lower = LowerPass(model, self.depth)
-        alone = partial(self._are_alone, lower, mark)
-        for some in _groups(missing):
-            self._compute(lower, some, found, alone)
-        for key, states in found.items():
-            self._kept.put(key, states, _size(states))
-        self._kept.shrink(self.max_bytes - self._prompts.bytes)
-        return _joined(found, prompts, continuations, mark)
-
-    def _compute(
-        self, lower: LowerPass, keys: Sequence[_Key], found: dict[_Key, Tensor], alone: Callable[[Shape], bool]
-    ) -> None:
+    def _compute(self, keys: Sequence[_Key], found: dict[_Key, Tensor]) -> None:
         """Compute what is not found yet of the states of some prompts and of what follows them.
 
         Args:
-            lower: runs the lower layers.
-            keys: of prompts, and of continuations, which end with the prompt and what follows it.
+            keys: of prompts and of what follows them.
             found: states by key, to which these are added.
-            alone: whether texts that could be computed in batches of a shape are computed alone.
         """
-        after = [key for key in keys if isinstance(key[-1], Continuation) and key not in found]
-        past = {key[:-1]: self._prompts.get(key[:-1]) for key in after}
-        new = [key for key in keys if not isinstance(key[-1], Continuation)]
+        after = {key: key._replace(after=None) for key in keys if key.after is not None and key not in found}
+        past = {prompt: self._prompts.get(prompt) for prompt in after.values()}
+        new = [key for key in keys if key.after is None]
         new = [key for key in new if key not in found or (key in past and past[key] is None)]
-        texts = [key[-1] for key in new]
-        lengths = [len(text) for text in texts]
-        for batch in fixed_batches(lengths, lower.device, alone, limit=lower.max_positions):
-            states, pairs = lower.read(batch.rectangle(texts, lower.device))
-            for row, (key, length) in enumerate((new[n], lengths[n]) for n in batch.texts):
+        texts, device = [key.prompt for key in new], self._words.device
+        for batch in fixed_batches([*map(len, texts)], device, self._are_alone, limit=self.max_positions):
+            states, pairs = self.read(batch.rectangle(texts, device))
+            for row, n in enumerate(batch.texts):
+                key, length = new[n], len(texts[n])
                 self.computed_tokens += length
                 if key in past:
-                    own = [(k[row, :, :length].clone(), v[row, :, :length].clone()) for k, v in pairs]
-                    past[key] = own
+                    past[key] = own = [(k[row, :, :length].clone(), v[row, :, :length].clone()) for k, v in pairs]
                     if key in found:  # the prompt came back with another response
                         self._prompts.put(key, own, sum(_size(k) + _size(v) for k, v in own))
                 found.setdefault(key, states[row, :length].clone())
-        self._continue(lower, after, past, found, alone)
+        found |= self._continue([*after], [past[prompt] for prompt in after.values()])
 
-    def _continue(
-        self,
-        lower: LowerPass,
-        keys: Sequence[_Key],
-        past: Mapping[_Key, Any],
-        found: dict[_Key, Tensor],
-        alone: Callable[[Shape], bool],
-    ) -> None:
-        """Compute states of continuations, given the keys and values of their prompts; see :meth:`_compute`."""
-        after: list[Continuation] = [key[-1] for key in keys]
-        lengths, device = [len(key[-2]) for key in keys], lower.device
-        for batch in fixed_batches([len(one.ids) for one in after], device, alone, pasts=lengths):
+    def _continue(self, keys: Sequence[_Key], past: Sequence[Any]) -> dict[_Key, Tensor]:
+        """Return the states of what follows prompts.
+
+        Args:
+            keys: of what follows.
+            past: keys and values of the prompt before each.
+        """
+        after: list[Any] = [key.after for key in keys]
+        lengths, sizes, device = [len(key.prompt) for key in keys], [len(one.ids) for one in after], self._words.device
+        attended, found = cache(partial(Continuation.attended, device=device)), {}
+        for batch in fixed_batches(sizes, device, self._are_alone, pasts=lengths):
             rows, (_, width, before) = batch.members, batch.shape
             pairs = []
-            for layer in zip(*(past[keys[n][:-1]] for n in rows), strict=True):
+            for layer in zip(*(past[n] for n in rows), strict=True):
                 columns = [[functional.pad(part, (0, 0, 0, before - part.shape[1])) for part in pair] for pair in layer]
-                pairs.append((torch.stack([k for k, _ in columns]), torch.stack([v for _, v in columns])))
+                pairs.append(tuple(torch.stack(part) for part in zip(*columns, strict=True)))
             seen = torch.zeros(len(rows), width, before + width, dtype=torch.bool, device=device)
-            own_tokens = cache(partial(_own_tokens, device=device))
-            for row, one, length in ((row, after[n], lengths[n]) for row, n in enumerate(rows)):
-                seen[row, :, :length] = True
-                size = len(one.ids)
-                seen[row, :size, before : before + size] = own_tokens(one)
+            for row, n in enumerate(rows):
+                seen[row, :, : lengths[n]] = True
+                seen[row, : sizes[n], before : before + sizes[n]] = attended(after[n])
             starts = torch.tensor([lengths[n] for n in rows], device=device)[:, None]
-            positions = starts + batch.rectangle([one.places for one in after], device)
-            states = lower.read_after(pairs, batch.rectangle([one.ids for one in after], device), positions, seen)
-            for row, n in enumerate(batch.texts):
-                self.computed_tokens += len(after[n].ids)
-                found[keys[n]] = states[row, : len(after[n].ids)].clone()
+            positions = starts + batch.rectangle([one.positions for one in after], device)
+            states = self.read_after(pairs, batch.rectangle([one.ids for one in after], device), positions, seen)
+            self.computed_tokens += sum(sizes[n] for n in batch.texts)
+            found |= {keys[n]: states[row, : sizes[n]].clone() for row, n in enumerate(batch.texts)}
+        return found
 
-    def _are_alone(self, lower: LowerPass, mark: tuple[str, str], shape: Shape) -> bool:
+    def _are_alone(self, shape: Shape) -> bool:
         """Return whether texts that could be computed in batches of a shape are computed alone."""
-        key = (*mark, shape)
+        key = (*self._mark, shape)
         if key not in self._place_matters:
-            self._place_matters[key] = lower.place_matters(shape)
+            self._place_matters[key] = self.place_matters(shape)
         return self._place_matters[key]
 
-    def _drop_if_weights_changed(self, model: Any) -> None:
+    def _drop_if_weights_changed(self) -> None:
         """Forget everything if a weight below has changed since: by ``init_from``, a checkpoint, another device."""
-        weights = tuple((id(part), part.data_ptr(), part._version) for part in lower_parameters(model, self.depth))
+        weights = tuple((id(part), part.data_ptr(), part._version) for part in lower_parameters(self.model, self.depth))
         if weights != self._weights:
             self.forget()
             self._weights = weights
@@ -390,47 +453,22 @@ class LowerLayers:
         self._place_matters.clear()
 
 
-def _own_tokens(one: Continuation, device: torch.device) -> Tensor:
-    """Return which tokens of a continuation each attends to, bool ``(token, token)``."""
-    if one.parents is None:
-        return torch.ones(len(one.ids), len(one.ids), dtype=torch.bool, device=device).tril()
-    parents, places = (torch.tensor(part, device=device) for part in (one.parents, one.places))
-    return visible_prefixes(parents, places + 1)
-
-
-def _groups(missing: Sequence[Sequence[_Key]]) -> Iterator[list[_Key]]:
+def _divided(groups: Sequence[Sequence[_Key]]) -> Iterator[list[_Key]]:
     """Yield keys that are computed together: of prompts alone, then of prompts with what follows them.
 
     Args:
-        missing: for each prompt its key, and those of what follows it.
+        groups: for each prompt its key, and those of what follows it.
     """
-    yield [keys[0] for keys in missing if len(keys) == 1]
-    group, tokens = list[_Key](), 0
-    for keys in missing:
+    yield [keys[0] for keys in groups if len(keys) == 1]
+    part, tokens = list[_Key](), 0
+    for keys in groups:
         if len(keys) == 1:
             continue
-        if group and tokens + len(keys[0][-1]) > _AT_ONCE:
-            yield group
-            group, tokens = [], 0
-        group, tokens = [*group, *keys], tokens + len(keys[0][-1])
-    yield group
-
-
-def _joined(
-    found: Mapping[_Key, Tensor],
-    prompts: Sequence[Sequence[int]],
-    continuations: Sequence[Continuation],
-    mark: tuple[str, str],
-) -> tuple[Tensor, Tensor]:
-    """Return all states one after the other, and where those of each turn begin; see :meth:`LowerLayers.states`."""
-    some = next(iter(found.values()))
-    start, parts, end = {}, [some.new_zeros(1, some.shape[1])], 1
-    for key, states in found.items():
-        start[key], end = end, end + len(states)
-        parts.append(states)
-    pairs = [(tuple(prompt), after) for prompt, after in zip(prompts, continuations, strict=True)]
-    starts = [[start[(*mark, prompt)] for prompt, _ in pairs], [start.get((*mark, *pair), 0) for pair in pairs]]
-    return torch.cat(parts), torch.tensor(starts, device=some.device)
+        if part and tokens + len(keys[0].prompt) > _AT_ONCE:
+            yield part
+            part, tokens = [], 0
+        part, tokens = [*part, *keys], tokens + len(keys[0].prompt)
+    yield part
 
 
 def _size(states: Tensor) -> int:
@@ -468,11 +506,11 @@ def _can_be_left_out(model: Any, depth: int) -> bool:
     device = bare(model).get_input_embeddings().weight.device
     ids = (torch.arange(8, device=device)[None] * 7919 + 11) % model.config.get_text_config().vocab_size
     seen = torch.ones_like(ids, dtype=torch.bool)
-    layout = lay_out_alone(ids[:, :5], seen[:, :5], ids[:, 5:], seen[:, 5:])
+    turns = Turns(ids[:, :5], seen[:, :5], ids[:, 5:], seen[:, 5:])
+    layout = lay_out(turns, share=False, align="left")
     try:
         plain = logits_of(model, layout)
-        turns = turns_of(ids[:, :5], seen[:, :5], ids[:, 5:], seen[:, 5:])
-        filled = LowerLayers(model, depth, 0).fill(model, layout, *turns)
+        filled = LowerLayers(model, depth, 0).fill(layout, *turns[:2], continuations(turns))
         above = logits_of(model, filled)
         if not is_halved(model):
             return is_exact(above, plain)

@@ -1,36 +1,72 @@
-"""Prompt sharing: turns with the same prompt share one row of a forward pass, so that the prompt is computed once.
+"""Arrange turns in the rows of a forward pass, so that what several turns begin with is computed once.
 
-Their completions follow the prompt one after the other::
+Every arrangement is a forest of token chains, one tree per row: a *root* that all turns of the row begin with, and
+*segments* after it. A token attends to the earlier tokens of its own segment, to the root, and to the segments that its
+own one continues. Its position is its index in its turn, so the log-probabilities are those of the turns alone.
 
-    [pad pad prompt prompt prompt][completion 1][completion 2 ][completion 3] pad
-                                  ^ every row's completions begin in the same column
+=====================================  ==========  ==============================  ==================================
+function                               root        segments                        columns of a row
+=====================================  ==========  ==============================  ==================================
+:func:`lay_out`                        prompt      one per response                ``[pad prompt][response 1][...]``
+:func:`lay_out_trees`                  prompt, or  one per distinct prefix of the  ``[pad root][up][down][up now]``
+                                       prefix      responses, which is one token
+:func:`lay_out_candidates`             prompt      as above, for candidates        ``[pad prompt][turn][pick][pick up]``
+:func:`pack`                           prefix      one per turn                    ``pad [prefix][prompts][responses]``
+=====================================  ==========  ==============================  ==================================
 
-Each completion attends to the prompt and to itself (a 4-D mask), and its positions restart after the prompt, so that
-the log-probabilities are those of the plain pass. One completion per row *is* the plain pass, with its 2-D mask.
+*Prefix* in the second column is what all prompts begin with. Each function only lists the tokens that follow the roots;
+:func:`_build` places them.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-_CANDIDATES = (1, 2, 4, 8, 16, 32)
+_RESPONSES_PER_ROW = (1, 2, 4, 8, 16, 32)
+_TREE_SHARE = 0.75
+"""Trees are used if they cost at most this share of the rows without them: each tree needs a mask of its own."""
+_MIN_PREFIX = 16
+"""Prompts whose common prefix is shorter are not arranged in a single tree."""
+_MAX_COLUMNS = 4096
+"""Trees with more columns are not used: the memory of their masks is quadratic."""
 
 
-class Places(NamedTuple):
-    """Holds the origin of each column, each int64 ``(row, column)``."""
+class Turns(NamedTuple):
+    """Prompts with their responses."""
 
-    turn: Tensor
-    """One of the turns whose text it belongs to; -1 for padding."""
-    column: Tensor
-    """Its place among the tokens of that turn's prompt and response."""
+    prompt_ids: Tensor
+    """int64 ``(turn, prompt)``, right-padded."""
+    prompt_mask: Tensor
+    """bool ``(turn, prompt)``; no prompt is empty."""
+    response_ids: Tensor
+    """int64 ``(turn, token)``, right-padded."""
+    response_mask: Tensor
+    """bool ``(turn, token)``, a prefix of each row."""
+
+    def ids_after(self, start: int) -> Tensor:
+        """Return the tokens of each turn from index ``start`` of its prompt on, int64 ``(turn, token)``."""
+        rest, sizes = self.prompt_mask.sum(1) - start, self.response_mask.sum(1)
+        ids = self.prompt_ids.new_zeros(len(rest), int((rest + sizes).max()))
+        turn, index = ragged(rest)
+        ids[turn, index] = self.prompt_ids[turn, start + index]
+        turn, index = ragged(sizes)
+        ids[turn, rest[turn] + index] = self.response_ids[turn, index]
+        return ids
+
+    def equal_prompts(self) -> tuple[Tensor, Tensor]:
+        """Return the index of each turn's prompt, int64 ``(turn,)``, and the turns per prompt, int64 ``(prompt,)``."""
+        keyed = torch.cat([self.prompt_mask.sum(1, keepdim=True), self.prompt_ids * self.prompt_mask], dim=1)
+        _, prompt_of, counts = torch.unique(keyed, dim=0, return_inverse=True, return_counts=True)
+        return prompt_of, counts
 
 
 class Lower(NamedTuple):
@@ -49,26 +85,29 @@ class Layout:
     input_ids: Tensor
     """int64 ``(row, column)``."""
     position_ids: Tensor
-    """int64 ``(row, column)``: restarted for each completion."""
+    """int64 ``(row, column)``: the index of each token in its turn."""
     segments: Tensor
-    """int64 ``(row, column)``: -1 padding, 0 prompt, k the row's k-th completion."""
-    completions_per_row: int
+    """int64 ``(row, column)``: -1 padding, 0 the root, k the k-th segment of the row."""
+    turn: Tensor
+    """int64 ``(row, column)``: one of the turns that each token belongs to; -1 for padding."""
+    index: Tensor
+    """int64 ``(row, column)``: the index of each token in that turn; of a candidates' prefix, in the list of all."""
     logit_columns: Tensor
     """int64 ``(kept,)``: the columns whose logits are computed."""
     row: Tensor
     """int64 ``(turn,)``: the row of each turn."""
     kept: Tensor
-    """int64 ``(turn, token)``: which kept column predicts each response token."""
-    places: Places
+    """int64 ``(turn, token)``: index in ``logit_columns`` of the column that predicts each response token."""
+    single: bool
+    """Whether every row holds a single turn, so that the usual causal mask is enough."""
+    tree: Tensor | None = None
+    """bool ``(row or 1, segment, segment)``: which segments each one attends to, besides itself; None is the root."""
     lower: Lower | None = None
     """None starts from the embeddings."""
-    tree: Tensor | None = None
-    """bool ``(segment, segment)``, or ``(row, segment, segment)``: which segments each of a row's segments attends to,
-    besides itself; None is the prompt."""
 
     def attention_mask(self, dtype: torch.dtype) -> Tensor:
-        """Return an int64 mask ``(row, column)`` for the plain pass, else an additive ``(row, 1, column, column)``."""
-        if self.completions_per_row == 1:
+        """Return an int64 mask ``(row, column)`` if rows are single turns, else ``(row, 1, column, column)``."""
+        if self.single:
             return (self.segments >= 0).long()
         query, key = self.segments[:, :, None], self.segments[:, None, :]
         seen = ((key == 0) & (query >= 0)) | (key == query)
@@ -77,8 +116,7 @@ class Layout:
             row = torch.arange(len(query), device=seen.device)[:, None, None]
             seen |= tree[row, query.clamp(min=0), key.clamp(min=0)] & (query >= 0) & (key >= 0)
         columns = torch.arange(self.segments.shape[1], device=seen.device)
-        allowed = seen & (columns[None, :] <= columns[:, None])
-        return additive_mask(allowed, dtype)
+        return additive_mask(seen & (columns[None, :] <= columns[:, None]), dtype)
 
 
 def additive_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
@@ -93,76 +131,137 @@ def additive_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.masked_fill_(~seen, torch.finfo(widest).min)[:, None]
 
 
-def lay_out(
-    prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor, response_mask: Tensor, share: bool = True
+def _build(
+    turns: Turns,
+    row: Tensor,
+    roots: Tensor,
+    after: Tensor,
+    before: Tensor,
+    *,
+    single: bool = False,
+    tree: Tensor | None = None,
+    align: Literal["root", "left", "right"] = "root",
+    predicting_only: bool = False,
 ) -> Layout:
-    """Arrange turns in rows, with as many completions per row as is cheapest.
+    """Place the roots, and the tokens that follow them, in rows.
 
     Args:
-        prompt_ids: int64 ``(turn, prompt)``, right-padded.
-        prompt_mask: bool ``(turn, prompt)``.
-        response_ids: int64 ``(turn, token)``, right-padded.
-        response_mask: bool ``(turn, token)``, a prefix of each row.
-        share: False gives every turn a row of its own.
+        turns: their prompts begin with the roots.
+        row: the row of each turn, int64 ``(turn,)``.
+        roots: the number of tokens of the root of each turn, int64 ``(turn,)``.
+        after: row, segment, turn, id and position of each token that follows a root, int64 ``(5, token)``. Those of
+            a row are in the order of its columns.
+        before: index in ``after`` of the token that predicts each response token, int64 ``(turn, token)``; -1 is the
+            last token of the root.
+        single: whether every row holds a single turn.
+        tree: as in the layout.
+        align: the last tokens of all roots are in one column, or rows begin or end in one.
+        predicting_only: compute logits only at columns that predict a token, instead of from the first to the last.
     """
-    lengths = prompt_mask.sum(1)
-    prompt_width, response_width = int(lengths.max()), max(int(response_mask.sum(1).max()), 1)
-    if share:
-        keyed = torch.cat([lengths[:, None], prompt_ids * prompt_mask], dim=1)
-        _, prompt_of, counts = torch.unique(keyed, dim=0, return_inverse=True, return_counts=True)
+    number, rows = torch.arange(len(row), device=row.device), int(row.max()) + 1
+    first = torch.full((rows,), len(row), device=row.device).scatter_reduce(0, row, number, "amin")  # turn of each row
+    sizes = roots[first]
+    counts = torch.bincount(after[0], minlength=rows)
+    anchors = {"root": sizes, "left": torch.zeros_like(sizes), "right": sizes + counts}[align]
+    start = anchors.max() - anchors
+    held, index = ragged(sizes)
+    turn = first[held]
+    root_column, column = start[held] + index, (start + sizes)[after[0]] + _ranks(after[0], counts)
+
+    grid = after.new_zeros(4, rows, int((start + sizes + counts).max()))
+    grid[:2] = -1
+    segments, turn_of, input_ids, position_ids = grid
+    segments[held, root_column], turn_of[held, root_column] = 0, turn
+    input_ids[held, root_column], position_ids[held, root_column] = turns.prompt_ids[turn, index], index
+    grid[:, after[0], column] = after[1:]
+    predicting = (start + sizes - 1)[row][:, None].expand_as(before)
+    if len(column):
+        predicting = torch.where(before < 0, predicting, column[before])
+    if predicting_only:
+        logit_columns, kept = torch.unique(predicting, return_inverse=True)
     else:
-        prompt_of = torch.arange(len(prompt_ids), device=prompt_ids.device)
-        counts = torch.ones_like(prompt_of)
-    per_row, _ = cheapest(counts, prompt_width, response_width)
-    row, slot = assign_rows(prompt_of, counts, per_row)
-    return _build(prompt_ids, lengths, response_ids, response_mask.sum(1), row, slot, per_row)
-
-
-def lay_out_alone(
-    prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor, response_mask: Tensor, width: int | None = None
-) -> Layout:
-    """Give every turn a row of its own, padded on the right only.
-
-    No token attends to padding in any causal model, however it handles masks and positions; logits are computed from
-    the last token of the shortest prompt on. That of an empty response is its prompt's last column.
-
-    Args:
-        prompt_ids: int64 ``(turn, prompt)``, right-padded.
-        prompt_mask: bool ``(turn, prompt)``.
-        response_ids: int64 ``(turn, token)``, right-padded.
-        response_mask: bool ``(turn, token)``, a prefix of each row.
-        width: number of columns; None takes as many as the longest turn has tokens.
-    """
-    lengths, sizes = prompt_mask.sum(1), response_mask.sum(1)
-    width, first = width or int((lengths + sizes).max()), int(lengths.min()) - 1
-    columns = torch.arange(width, device=prompt_ids.device)
-    input_ids = torch.zeros(len(lengths), width, dtype=torch.long, device=prompt_ids.device)
-    turn, column = ragged(lengths)
-    input_ids[turn, column] = prompt_ids[turn, column]
-    turn, column = ragged(sizes)
-    input_ids[turn, lengths[turn] + column] = response_ids[turn, column]
-    kept = (lengths - 1 - first)[:, None].repeat(1, response_ids.shape[1])
-    kept[turn, column] += column
+        lowest, highest = int(predicting.min()), max(int(predicting.max()), grid.shape[2] - 2)
+        logit_columns, kept = torch.arange(lowest, highest + 1, device=row.device), predicting - lowest
     return Layout(
         input_ids=input_ids,
-        position_ids=columns.expand_as(input_ids),
-        segments=torch.where(columns < (lengths + sizes)[:, None], 0, -1),
-        completions_per_row=1,
-        logit_columns=torch.arange(first, max(width - 1, int(lengths.max())), device=prompt_ids.device),
-        row=torch.arange(len(lengths), device=prompt_ids.device),
+        position_ids=position_ids,
+        segments=segments,
+        turn=turn_of,
+        index=position_ids,
+        logit_columns=logit_columns,
+        row=row,
         kept=kept,
-        places=_places_alone(columns, lengths + sizes),
+        single=single,
+        tree=tree,
     )
 
 
-def _places_alone(columns: Tensor, lengths: Tensor) -> Places:
-    """Return where columns ``(column,)`` come from, in rows that hold one turn of ``lengths`` ``(turn,)`` each."""
-    turn = torch.arange(len(lengths), device=columns.device)[:, None]
-    return Places(torch.where(columns < lengths[:, None], turn, -1), columns.expand(len(lengths), -1))
+# Whole turns: one segment holds what follows the root in one turn.
+
+
+def lay_out(turns: Turns, share: bool = True, align: Literal["root", "left"] = "root") -> Layout:
+    """Arrange turns in rows that hold one prompt each, with as many responses per row as is cheapest.
+
+    Args:
+        turns: to arrange.
+        share: False gives every turn a row of its own.
+        align: ``left`` pads rows on the right only, where no token of any causal model attends to padding.
+    """
+    lengths, sizes = turns.prompt_mask.sum(1), turns.response_mask.sum(1)
+    prompt_of = torch.arange(len(lengths), device=lengths.device)
+    counts = torch.ones_like(prompt_of)
+    if share:
+        prompt_of, counts = turns.equal_prompts()
+    per_row, _ = cheapest(counts, int(lengths.max()), max(int(sizes.max()), 1))
+    row, slot = assign_rows(prompt_of, counts, per_row)
+    after, before = _continued(turns, lengths, sizes, row, slot + 1)
+    return _build(turns, row, lengths, after, before, single=per_row == 1, align=align)
+
+
+def pack(turns: Turns, max_row_tokens: int) -> Layout:
+    """Arrange turns in rows of at most ``max_row_tokens`` tokens, or as many as the longest turn has.
+
+    A row has its responses at its end, and rows end together, so that few columns predict tokens. The last token of a
+    response predicts nothing and is left out.
+    """
+    lengths, sizes = turns.prompt_mask.sum(1), turns.response_mask.sum(1)
+    prefix = common_prefix(turns.prompt_ids, lengths)
+    kept_sizes = sizes.clamp(min=1) - 1
+    filled = spread((lengths - prefix + kept_sizes).tolist(), max_row_tokens - prefix)
+    row, roots = torch.tensor(filled, device=lengths.device), torch.full_like(lengths, prefix)
+    after, before = _continued(turns, roots, kept_sizes, row, torch.arange(1, len(row) + 1, device=row.device))
+    return _build(turns, row, roots, after, before, align="right")
+
+
+def _continued(turns: Turns, roots: Tensor, sizes: Tensor, row: Tensor, segment: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the tokens of turns after their roots, and what predicts the responses; see :func:`_build`.
+
+    Args:
+        turns: to arrange.
+        roots: the number of tokens of each turn's root, int64 ``(turn,)``.
+        sizes: how many tokens of each response are computed, int64 ``(turn,)``.
+        row: of each turn, int64 ``(turn,)``.
+        segment: of each turn in its row, int64 ``(turn,)``.
+    """
+    lengths = turns.prompt_mask.sum(1)
+    turn, index = ragged(lengths - roots + sizes)
+    position = roots[turn] + index
+    after_prompt = position - lengths[turn]
+    order = torch.argsort(after_prompt.clamp(min=-2, max=0), stable=True)  # prompts, their last tokens, responses
+    turn, position, after_prompt = turn[order], position[order], after_prompt[order]
+    before = torch.full_like(turns.response_ids, -1)
+    number = torch.arange(len(turn), device=turn.device)
+    ends = after_prompt == -1
+    before[turn[ends]] = number[ends, None]
+    predicts = (after_prompt >= 0) & (after_prompt < turns.response_mask.sum(1)[turn] - 1)
+    before[turn[predicts], after_prompt[predicts] + 1] = number[predicts]
+    prompt = turns.prompt_ids[turn, position.clamp(max=turns.prompt_ids.shape[1] - 1)]
+    ids = torch.where(after_prompt < 0, prompt, turns.response_ids[turn, after_prompt.clamp(min=0)])
+    return torch.stack([row[turn], segment[turn], turn, ids, position]), before
 
 
 def cheapest(counts: Tensor, prompt: int, response: int) -> tuple[int, float]:
-    """Return the number of completions per row that costs least, and its cost (see :func:`cost_of`).
+    """Return the number of responses per row that costs least, and its cost (see :func:`cost_of`).
 
     Args:
         counts: turns with each distinct prompt, int64 ``(prompt,)``.
@@ -174,7 +273,7 @@ def cheapest(counts: Tensor, prompt: int, response: int) -> tuple[int, float]:
         rows = int(((counts + per_row - 1) // per_row).sum())
         return cost_of(rows, prompt + min(per_row, int(counts.max())) * response)
 
-    per_row = min(_CANDIDATES, key=cost)
+    per_row = min(_RESPONSES_PER_ROW, key=cost)
     return per_row, cost(per_row)
 
 
@@ -194,62 +293,206 @@ def assign_rows(prompt_of: Tensor, counts: Tensor, per_row: int) -> tuple[Tensor
     Returns:
         The row of each turn and its slot in that row, each int64 ``(turn,)``; rows are in the order of the prompts.
     """
-    order = torch.argsort(prompt_of, stable=True)
-    starts = counts.cumsum(0) - counts
-    rank = torch.empty_like(prompt_of)
-    rank[order] = torch.arange(len(order), device=order.device) - starts[prompt_of[order]]
+    rank = _ranks(prompt_of, counts)
     rows_of_prompt = (counts + per_row - 1) // per_row
     first_row = rows_of_prompt.cumsum(0) - rows_of_prompt
     return first_row[prompt_of] + rank // per_row, rank % per_row
 
 
-def _build(
-    prompt_ids: Tensor, lengths: Tensor, response_ids: Tensor, sizes: Tensor, row: Tensor, slot: Tensor, per_row: int
-) -> Layout:
-    """Build the rows, given the row and the slot of each turn.
+def spread(lengths: Sequence[int], width: int) -> list[int]:
+    """Return the row of each item: rows are filled about equally, and at most to ``width`` if no item is longer."""
+    width = max(width, *lengths, 1)
+    num_rows = -(-sum(lengths) // width)
+    while True:
+        row, filled = [0] * len(lengths), [(0, index) for index in range(num_rows)]
+        for item in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+            load, row[item] = filled[0]
+            heapq.heapreplace(filled, (load + lengths[item], row[item]))
+        if max(filled)[0] <= width:
+            return row
+        num_rows += 1
+
+
+def lay_out_distinct(arrange: Callable[[Turns], Layout], turns: Turns) -> Layout:
+    """Arrange turns in rows by ``arrange``, and those with the same text only once."""
+    prompt_ids, prompt_mask, response_ids, response_mask = turns
+    sizes = torch.stack([prompt_mask.sum(1), response_mask.sum(1)], dim=1)
+    responses = response_ids[:, : response_mask.shape[1]] * response_mask
+    keyed = torch.cat([sizes, prompt_ids * prompt_mask, responses], dim=1)
+    unique, index = torch.unique(keyed, dim=0, return_inverse=True)
+    if len(unique) == len(keyed):
+        return arrange(turns)
+    number = torch.arange(len(keyed), device=keyed.device)
+    first = number.new_full((len(unique),), len(keyed)).scatter_reduce(0, index, number, "amin")
+    first, order = first.sort()
+    layout = arrange(Turns(*(part[first] for part in turns)))
+    index = torch.argsort(order)[index]
+    turn = torch.where(layout.turn < 0, -1, first[layout.turn.clamp(min=0)])
+    return replace(layout, row=layout.row[index], kept=layout.kept[index], turn=turn)
+
+
+# Tries: a segment is one token, the last of a prefix that several texts have in common.
+
+
+class Trie(NamedTuple):
+    """The distinct prefixes of texts that follow some roots; the last token of a text is part of none."""
+
+    root: Tensor
+    """Which root each prefix follows, int64 ``(prefix,)``."""
+    text: Tensor
+    """One of the texts that begin with it, int64 ``(prefix,)``."""
+    ids: Tensor
+    """The last token of each, int64 ``(prefix,)``."""
+    depth: Tensor
+    """The length of each, int64 ``(prefix,)``."""
+    parent: Tensor
+    """Each without its last token, int64 ``(prefix,)``; -1 where that is the root alone."""
+    before: Tensor
+    """The prefix before each token of a text, int64 ``(text, token)``; -1 is the root alone, or padding."""
+
+
+def find_prefixes(root_of: Tensor, ids: Tensor, sizes: Tensor) -> Trie:
+    """Find the distinct prefixes of texts; shorter ones come first.
 
     Args:
-        prompt_ids: int64 ``(turn, prompt)``, right-padded.
-        lengths: of the prompts, int64 ``(turn,)``.
-        response_ids: int64 ``(turn, token)``, right-padded.
-        sizes: lengths of the responses, int64 ``(turn,)``.
-        row: int64 ``(turn,)``.
-        slot: place in the row, int64 ``(turn,)``.
-        per_row: the maximum number of turns in a row.
+        root_of: the root of each text, int64 ``(text,)``.
+        ids: int64 ``(text, token)``, not negative.
+        sizes: lengths of the texts, none of which is empty, int64 ``(text,)``.
     """
-    device, num_rows = prompt_ids.device, int(row.max()) + 1
-    prompt_width = int(lengths.max())
-    slot_sizes = torch.zeros(num_rows, per_row, dtype=torch.long, device=device)
-    slot_sizes[row, slot] = sizes
-    starts = prompt_width + slot_sizes.cumsum(1) - slot_sizes
-    width = prompt_width + int(slot_sizes.sum(1).max())
-    input_ids = torch.zeros(num_rows, width, dtype=torch.long, device=device)
-    position_ids = torch.zeros_like(input_ids)
-    segments, source = torch.full_like(input_ids, -1), torch.full_like(input_ids, -1)
+    vocabulary = int(ids.max()) + 1
+    before = torch.full_like(ids, -1)
+    here = -1 - root_of  # the roots alone, each with a number of its own
+    parts: list[tuple[Tensor, ...]] = [(root_of[:0],) * 5]
+    count = 0
+    for index in range(int(sizes.max()) - 1):
+        texts = (sizes > index + 1).nonzero()[:, 0]
+        keys = (here[texts] + len(root_of)) * vocabulary + ids[texts, index]
+        distinct, number = torch.unique(keys, return_inverse=True)
+        first = texts.new_full((len(distinct),), len(sizes)).scatter_reduce(0, number, texts, "amin")
+        parts.append((root_of[first], first, ids[first, index], torch.full_like(first, index + 1), here[first]))
+        here[texts] = before[texts, index + 1] = count + number
+        count += len(distinct)
+    root, text, last, depth, parent = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Trie(root, text, last, depth, parent.clamp(min=-1), before)
 
-    turn, column = ragged(lengths)
-    target = (row[turn], prompt_width - lengths[turn] + column)
-    source[target] = turn
-    input_ids[target], position_ids[target], segments[target] = prompt_ids[turn, column], column, 0
-    turn, column = ragged(sizes)
-    offset = starts[row[turn], slot[turn]] + column
-    target = (row[turn], offset)
-    input_ids[target], segments[target] = response_ids[turn, column], slot[turn] + 1
-    position_ids[target], source[target] = lengths[turn] + column, turn
 
-    kept = torch.zeros_like(response_ids)
-    # The token before the first completion is the prompt's last; before the others, the completion's own.
-    kept[turn, column] = torch.where(column == 0, 0, offset - prompt_width)
-    return Layout(
-        input_ids=input_ids,
-        position_ids=position_ids,
-        segments=segments,
-        completions_per_row=per_row,
-        logit_columns=torch.arange(prompt_width - 1, max(width - 1, prompt_width), device=device),
-        row=row,
-        kept=kept,
-        places=Places(source, position_ids),
-    )
+def count_prefixes(ids: Tensor, sizes: Tensor) -> int:
+    """Return the number of prefixes that :func:`find_prefixes` would find after a single root."""
+    inside = torch.arange(ids.shape[1], device=ids.device) < (sizes - 1)[:, None]
+    texts = torch.unique(torch.where(inside, ids, -1), dim=0)  # in lexicographic order
+    common = ((texts[1:] == texts[:-1]) & (texts[1:] >= 0)).long().cumprod(1)
+    return int((texts >= 0).sum() - common.sum())
+
+
+class Candidates(NamedTuple):
+    """Texts, such as the legal actions, whose log-probabilities are computed after each prompt."""
+
+    ids: Tensor
+    """int64 ``(candidate, token)``, right-padded."""
+    mask: Tensor
+    """bool ``(candidate, token)``."""
+    trie: Trie
+    """Their distinct prefixes, in the order in which the candidates have them."""
+    tree: Tensor
+    """Which prefixes each attends to, bool ``(1, segment, segment)``; segment 0 is the prompt."""
+
+    @classmethod
+    def of(cls, tokens: Sequence[Sequence[int]], device: torch.device) -> Candidates:
+        """Return candidates with the given token ids, at least one each."""
+        ids, mask = pad_prompts(tokens, device).values()
+        trie = find_prefixes(torch.zeros_like(ids[:, 0]), ids, mask.sum(1))
+        order = torch.argsort(trie.text * (ids.shape[1] + 1) + trie.depth)
+        number = functional.pad(torch.argsort(order), (1, 0), value=-1)  # by the former number plus one
+        root, text, last, depth, parent = (part[order] for part in trie[:5])
+        trie = Trie(root, text, last, depth, number[parent + 1], number[trie.before + 1])
+        return cls(ids, mask, trie, attended_prefixes(root, depth, trie.parent))
+
+
+def attended_prefixes(root: Tensor, depth: Tensor, parent: Tensor, roots: int = 1) -> Tensor:
+    """Return which segments each attends to, bool ``(root, segment, segment)``; segment 0 is the root.
+
+    Args:
+        root: as in a trie.
+        depth: as in a trie.
+        parent: as in a trie.
+        roots: the number of roots, some of which may be followed by no prefix.
+    """
+    counts = torch.bincount(root, minlength=1)
+    own, most = _ranks(root, counts) + 1, int(counts.max()) + 1
+    seen = torch.zeros(roots, most, most, dtype=torch.bool, device=root.device)
+    seen[:, :, 0] = True
+    for length in range(1, int(depth.max()) + 1 if len(depth) else 1):
+        some = (depth == length).nonzero()[:, 0]
+        above = torch.where(parent[some] < 0, 0, own[parent[some]])
+        seen[root[some], own[some]] |= seen[root[some], above]
+        seen[root[some], own[some], own[some]] = True
+    return seen
+
+
+def lay_out_trees(turns: Turns, max_columns: int | None = None) -> Layout | None:
+    """Arrange turns in trees: a row per distinct prompt, or a single row whose root all prompts begin with.
+
+    For the responses ``up now``, ``up then`` and ``down now`` a row is ``[prompt][up][down]``. Groups whose responses
+    have a common format, or agree, have far fewer prefixes than tokens.
+
+    Args:
+        turns: to arrange.
+        max_columns: the longest row that the model takes; None is for any.
+
+    Returns:
+        The cheaper layout, or None where neither is cheap enough, or a response is empty.
+    """
+    lengths, sizes = turns.prompt_mask.sum(1), turns.response_mask.sum(1)
+    if len(sizes) < 2 or int(sizes.min()) < 1 or int(sizes.max()) < 2:
+        return None
+    (row, counts), roots = turns.equal_prompts(), lengths
+    trie = find_prefixes(row, turns.response_ids, sizes)
+    columns = int(lengths.max()) + int(torch.bincount(trie.root).max())
+    cost, limit = cost_of(len(counts), columns), min(max_columns or _MAX_COLUMNS, _MAX_COLUMNS)
+    if len(counts) > 1 and (prefix := common_prefix(turns.prompt_ids, lengths)) >= _MIN_PREFIX:
+        texts, rest = turns.ids_after(prefix), lengths - prefix
+        columns_of_one = prefix + count_prefixes(texts, rest + sizes)
+        if columns_of_one <= limit and cost_of(1, columns_of_one) < cost:
+            columns, cost = columns_of_one, cost_of(1, columns_of_one)
+            row, roots = torch.zeros_like(lengths), torch.full_like(lengths, prefix)
+            trie = find_prefixes(row, texts, rest + sizes)
+            turn, index = ragged(sizes)
+            before = torch.full_like(turns.response_ids, -1)
+            before[turn, index] = trie.before[turn, rest[turn] + index]
+            trie = trie._replace(before=before)
+    _, without = cheapest(counts, int(lengths.max()), int(sizes.max()) - 1)
+    if cost > _TREE_SHARE * without or columns > limit:
+        return None
+    segment = _ranks(trie.root, torch.bincount(trie.root)) + 1
+    after = torch.stack([trie.root, segment, trie.text, trie.ids, roots[trie.text] + trie.depth - 1])
+    tree = attended_prefixes(trie.root, trie.depth, trie.parent, int(row.max()) + 1)
+    return _build(turns, row, roots, after, trie.before, tree=tree, predicting_only=True)
+
+
+def lay_out_candidates(prompts: Tensor, mask: Tensor, candidates: Candidates) -> Layout:
+    """Arrange each prompt in a row, with the prefixes of the candidates after it: the training pass over candidates.
+
+    The logits ``(prompt, prefix, vocabulary)`` of this layout are those after each prefix, the empty one first.
+
+    Args:
+        prompts: int64 ``(prompt, token)``, right-padded.
+        mask: bool ``(prompt, token)``.
+        candidates: at least one of which has several tokens.
+    """
+    trie = candidates.trie
+    rows, count, lengths = len(prompts), len(trie.ids), mask.sum(1)
+    number = torch.arange(rows, device=prompts.device)
+    row, segment = number.repeat_interleave(count), torch.arange(1, count + 1, device=prompts.device).repeat(rows)
+    position = lengths[row] + trie.depth.repeat(rows) - 1
+    after = torch.stack([row, segment, row, trie.ids.repeat(rows), position])
+    before = functional.pad(torch.arange(len(row), device=row.device).view(rows, count), (1, 0), value=-1)
+    turns = Turns(prompts, mask, prompts[:, :0], mask[:, :0])
+    layout = _build(turns, number, lengths, after, before, tree=candidates.tree)
+    index = torch.where(layout.segments > 0, lengths[:, None] + layout.segments - 1, layout.position_ids)
+    return replace(layout, index=index)
+
+
+# Sequences of different length.
 
 
 def common_prefix(prompt_ids: Tensor, lengths: Tensor) -> int:
@@ -271,7 +514,11 @@ def ragged(lengths: Tensor) -> tuple[Tensor, Tensor]:
     return item, torch.arange(len(item), device=lengths.device) - starts[item]
 
 
-# Token ids of different length as rectangular tensors.
+def _ranks(group: Tensor, counts: Tensor) -> Tensor:
+    """Return the rank of each item in its group, int64 ``(item,)``, given the size of each group."""
+    rank = torch.empty_like(group)
+    rank[torch.argsort(group, stable=True)] = ragged(counts)[1]
+    return rank
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
@@ -289,110 +536,3 @@ def pad_prompts(prompts: Sequence[Sequence[int]], device: torch.device) -> dict[
     ids = np.zeros(mask.shape, dtype=np.int64)
     ids[mask] = np.fromiter(chain.from_iterable(prompts), np.int64, lengths.sum())  # faster than a tensor of lists
     return {"prompt_ids": torch.from_numpy(ids).to(device), "prompt_mask": torch.from_numpy(mask).to(device)}
-
-
-def left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return ids (int64) and mask (bool), each ``(prompt, column)``, of prompts that end in the same column."""
-    width = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
-    return ids, torch.arange(width, device=device)[None] >= width - lengths[:, None]
-
-
-# Packing: several turns in one row, none attending to another, so that there is padding per row and not per turn.
-#
-# The common prefix of all prompts (mostly the system text) is in a row once, for all of its turns::
-#
-#     pad | prefix | rest of prompt 1 | rest of prompt 2 | last token 1, response 1 | last token 2, response 2
-#                                                        ^ logits are computed from about here on, in all rows
-#
-# The mask lets each turn attend to the prefix and to itself, and its positions continue after the prefix, so the
-# log-probabilities are those of the plain pass. The last token of a response predicts nothing and is left out.
-
-_PREFIX, _REST, _RESPONSE = range(3)
-
-
-def pack(
-    prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor, response_mask: Tensor, max_row_tokens: int
-) -> Layout:
-    """Arrange turns in rows of at most ``max_row_tokens`` tokens, or as many as the longest turn has.
-
-    Args:
-        prompt_ids: int64 ``(turn, prompt)``, right-padded.
-        prompt_mask: bool ``(turn, prompt)``; no prompt is empty.
-        response_ids: int64 ``(turn, token)``, right-padded.
-        response_mask: bool ``(turn, token)``, a prefix of each row.
-        max_row_tokens: the width to which rows are filled.
-    """
-    prompts, responses = prompt_mask.sum(1), response_mask.sum(1).clamp(min=1)
-    prefix = common_prefix(prompt_ids, prompts)
-    own_row = spread((prompts - prefix + responses - 1).tolist(), max_row_tokens - prefix)
-    row = torch.tensor(own_row, device=prompt_ids.device)
-    tokens = _tokens(prompt_ids, prompts, response_ids, responses, row, prefix)
-    rows, area, turn, ids, positions = tokens[:, torch.argsort(tokens[0] * 3 + tokens[1], stable=True)]
-
-    widths = torch.bincount(rows)
-    width = int(widths.max())
-    columns = ragged(widths)[1] + (width - widths)[rows]  # rows end together: targets are the same few columns in all
-    input_ids = torch.zeros(len(widths), width, dtype=torch.long, device=row.device)
-    position_ids, segments = torch.zeros_like(input_ids), torch.full_like(input_ids, -1)
-    input_ids[rows, columns], position_ids[rows, columns] = ids, positions
-    segments[rows, columns] = torch.where(area == _PREFIX, 0, turn + 1)
-    source = torch.full_like(segments, -1)
-    source[rows, columns] = turn
-
-    predicts = area == _RESPONSE
-    first = int(columns[predicts].min())
-    kept = torch.zeros_like(response_ids)
-    kept[turn[predicts], (positions - prompts[turn] + 1)[predicts]] = columns[predicts] - first
-    return Layout(
-        input_ids=input_ids,
-        position_ids=position_ids,
-        segments=segments,
-        completions_per_row=len(row) + 1,  # more than one: the rows need masks of their own
-        logit_columns=torch.arange(first, width, device=row.device),
-        row=row,
-        kept=kept,
-        places=Places(source, position_ids),
-    )
-
-
-def _tokens(
-    prompt_ids: Tensor, prompts: Tensor, response_ids: Tensor, responses: Tensor, row: Tensor, prefix: int
-) -> Tensor:
-    """Return row, area, turn, id and position of every token that is computed, int64 ``(5, computed token)``.
-
-    Args:
-        prompt_ids: int64 ``(turn, prompt)``, right-padded.
-        prompts: lengths of the prompts, int64 ``(turn,)``.
-        response_ids: int64 ``(turn, token)``, right-padded.
-        responses: lengths of the responses, int64 ``(turn,)``.
-        row: of each turn, int64 ``(turn,)``.
-        prefix: length of the common prefix.
-    """
-    first = torch.unique(row)
-    shared, column = ragged(torch.full_like(first, prefix))
-    zeros = torch.zeros_like(column)
-    parts = [torch.stack([first[shared], zeros + _PREFIX, zeros, prompt_ids[0, column], column])]
-    turn, column = ragged(prompts - prefix)
-    column = prefix + column
-    area = torch.where(column == prompts[turn] - 1, _RESPONSE, _REST)  # its last token predicts the response
-    parts.append(torch.stack([row[turn], area, turn, prompt_ids[turn, column], column]))
-    turn, column = ragged(responses - 1)
-    area = torch.full_like(turn, _RESPONSE)
-    parts.append(torch.stack([row[turn], area, turn, response_ids[turn, column], prompts[turn] + column]))
-    return torch.cat(parts, dim=1)
-
-
-def spread(lengths: Sequence[int], width: int) -> list[int]:
-    """Return the row of each item: rows are filled about equally, and at most to ``width`` if no item is longer."""
-    width = max(width, *lengths, 1)
-    num_rows = -(-sum(lengths) // width)
-    while True:
-        row, filled = [0] * len(lengths), [(0, index) for index in range(num_rows)]
-        for item in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-            load, row[item] = filled[0]
-            heapq.heapreplace(filled, (load + lengths[item], row[item]))
-        if max(filled)[0] <= width:
-            return row
-        num_rows += 1

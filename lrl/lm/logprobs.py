@@ -6,7 +6,7 @@ of a few chunks whatever the number of tokens. Few logits are computed at once, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,8 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from lrl.functional.random import exponentials
 from lrl.lm.attention import bare
-from lrl.lm.forward import replaced_forward
-from lrl.lm.prefill import head_inputs
+from lrl.lm.forward import head_inputs, replaced_forward
+from lrl.lm.layouts import Candidates, additive_mask
+from lrl.lm.prefill import Prefilled, distinct_prompts, prefill
 from lrl.types import SamplingConfig
 
 # From logits to sampled tokens.
@@ -185,3 +186,66 @@ def can_chunk(model: Any) -> bool:
     with head_inputs(model) as states:
         wanted = model(input_ids=ids, use_cache=False).logits
     return torch.allclose(head_logits(model, states[0]).float(), wanted.float(), rtol=1e-2, atol=1e-3)
+
+
+# Candidates: log-probabilities of the same few texts after each prompt.
+
+
+@torch.no_grad()
+def candidate_logprobs(
+    model: Any, prompts: Sequence[Sequence[int]], candidates: Candidates, mask_dtype: torch.dtype, groups: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Compute the sums of the log-probabilities of each candidate's tokens after each prompt.
+
+    Each prompt is computed once, and after it each prefix of the candidates once; what all prompts begin with is
+    computed once as well. Candidates of one token need nothing but the prompts.
+
+    Args:
+        model: called as a Hugging Face causal LM is; every layer attends fully.
+        prompts: token ids, one list per row; equal ones are computed once.
+        candidates: the texts.
+        mask_dtype: dtype of the attention mask.
+        groups: prompts of similar length are computed together, in this many passes at least.
+
+    Returns:
+        The sums ``(row, candidate)``, and the hidden states ``(row, hidden)`` at the prompts' last tokens.
+    """
+    unique, index = distinct_prompts(prompts)
+    device = candidates.ids.device
+    by_length = torch.tensor(sorted(range(len(unique)), key=lambda row: len(unique[row])), device=device)
+    sums, states = [], []
+    for part in by_length.tensor_split(groups):
+        if not len(part):
+            continue
+        filled = prefill(model, [unique[row] for row in part.tolist()], share=True)
+        logits = filled.logits[:, None]
+        if len(candidates.trie.ids):
+            logits = torch.cat([logits, _prefix_logits(model, filled, candidates, mask_dtype)], dim=1)
+        sums.append(prefix_sums(logits, candidates))
+        states.append(filled.states)
+    row = torch.argsort(by_length)[index]
+    return torch.cat(sums)[row], torch.cat(states)[row]
+
+
+def prefix_sums(logits: Tensor, candidates: Candidates) -> Tensor:
+    """Return the sums ``(prompt, candidate)`` of the log-probabilities of the candidates' tokens.
+
+    Args:
+        logits: ``(prompt, prefix, vocabulary)`` after each prefix, the empty one first.
+        candidates: the texts.
+    """
+    logprobs = torch.log_softmax(logits.to(sampling_dtype(logits)), dim=-1)
+    return (logprobs[:, candidates.trie.before + 1, candidates.ids] * candidates.mask).sum(-1)
+
+
+def _prefix_logits(model: Any, filled: Prefilled, candidates: Candidates, mask_dtype: torch.dtype) -> Tensor:
+    """Compute the logits ``(prompt, prefix, vocabulary)`` after each prefix but the empty one."""
+    trie, rows = candidates.trie, len(filled.mask)
+    seen = [filled.mask[:, None].expand(-1, len(trie.ids), -1), candidates.tree[:, 1:, 1:].expand(rows, -1, -1)]
+    return model(
+        input_ids=trie.ids.expand(rows, -1),
+        attention_mask=additive_mask(torch.cat(seen, dim=-1), mask_dtype),
+        position_ids=filled.mask.sum(1, keepdim=True) + trie.depth - 1,
+        past_key_values=filled.cache,
+        use_cache=True,
+    ).logits

@@ -6,6 +6,7 @@ The folder is loaded again and compared with the adapter model before it takes i
 from __future__ import annotations
 
 import copy
+import json
 import os
 import tempfile
 import warnings
@@ -17,8 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lrl.lm.adapters import BASE_FILE
 from lrl.lm.attention import bare, compute_dtype, in_dtype, in_float32, is_halved, kernel_of, max_positions, use_kernel
-from lrl.lm.config import DTYPES, LanguageModelConfig
+from lrl.lm.config import DTYPES, LanguageModelConfig, LoRAConfig
+from lrl.lm.files import check_available, is_gguf, locate, sources
 from lrl.lm.loading import forget_quantisation, load_base
 
 # How far a merged model is from its adapter model, and whether that can be rounding.
@@ -347,3 +350,111 @@ def save_merged(
         after = logits_of(loaded, ids)
         check_rounding(after, before, folder)
     return distance_of(after, before)
+
+
+# Load an adapter that peft saved, on the base model that it names, with the tokenizer that belongs to it.
+
+_CONFIG, _TOKENIZER = "adapter_config.json", "tokenizer_config.json"
+
+
+class AdapterModel(NamedTuple):
+    """Holds a base model with an adapter from a folder."""
+
+    model: Any
+    """The Hugging Face model that peft has wrapped, in evaluation mode."""
+    tokenizer: Any
+    """The Hugging Face tokenizer of the folder, or that of the base where the folder has none."""
+    config: LanguageModelConfig
+    """What the base was loaded with."""
+
+
+def load_adapter(name: str) -> AdapterModel:
+    """Load an adapter on its base, whose embeddings get the rows that the adapter's tokenizer has tokens for.
+
+    The base of an adapter that lrl exported is loaded as it was in training: an adapter that was trained on a base in
+    4 bits is another model on the base in full precision. Adapters from elsewhere do not say how it was, and get the
+    base in the data type that it was saved in.
+
+    Args:
+        name: folder or hub name of the adapter.
+
+    Raises:
+        ValueError: there is no adapter of that name, it does not fit its base, or the base cannot be loaded, at least
+            not in the revision that the adapter was trained on.
+    """
+    from peft import PeftConfig, PeftModel
+    from transformers import AutoTokenizer
+
+    if Path(name).is_dir() and not Path(name, _CONFIG).is_file():
+        raise ValueError(f"peft_model_id is {name!r}, a folder without {_CONFIG}; it must hold an adapter of peft.")
+    try:
+        adapter = PeftConfig.from_pretrained(name)
+    except Exception as error:  # of the hub, of the network, or in the file
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ValueError(f"peft_model_id is {name!r}, which peft cannot read ({reason}).") from error
+    base = adapter.base_model_name_or_path
+    if not base:
+        raise ValueError(f"peft_model_id is {name!r}, which does not name its base (base_model_name_or_path).")
+    if adapter.revision not in (None, "main") and not Path(locate(base)).exists():
+        raise ValueError(
+            f"peft_model_id is {name!r}, whose base is {base!r} in the revision {adapter.revision!r}, and the newest "
+            f"would be loaded; download that revision, and let base_model_name_or_path in {_CONFIG} name its folder."
+        )
+    check_available(base)
+    config = LanguageModelConfig(**{"name": base, "dtype": _dtype_of(base)} | _loaded_as(name))
+    model = load_base(config)
+    where, of_gguf = (name, {}) if Path(name, _TOKENIZER).is_file() else sources(base)
+    tokenizer = AutoTokenizer.from_pretrained(where, **of_gguf)
+    if len(tokenizer) > len(model.get_input_embeddings().weight):
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")  # untied when it is merged
+        warnings.filterwarnings(
+            "ignore", "The following (rank|alpha)_pattern keys did not match"
+        )  # those of experts do
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft asks transformers for it
+        try:
+            adapted = PeftModel.from_pretrained(model, name)
+        except (RuntimeError, ValueError, OSError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(f"peft_model_id is {name!r}, which does not fit its base {base!r} ({reason}).") from error
+    return AdapterModel(adapted.eval(), tokenizer, config)
+
+
+def _loaded_as(name: str) -> dict[str, Any]:
+    """Return ``dtype`` and ``quantization`` of the base in training; nothing where the adapter does not say.
+
+    Args:
+        name: folder or hub name of the adapter.
+
+    Raises:
+        ValueError: If the file that says so is damaged.
+    """
+    from transformers.utils.hub import cached_file
+
+    file = cached_file(
+        name, BASE_FILE, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+    )
+    if file is None:
+        return {}
+    try:
+        loaded = json.loads(Path(file).read_text(encoding="utf-8"))
+        found = {key: loaded[key] for key in ("dtype", "quantization")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"peft_model_id is {name!r}, whose {BASE_FILE} is damaged ({error!r}); export the adapter again."
+        ) from error
+    # The configuration of a base in 4 bits is valid only with adapters.
+    return found | ({"lora": LoRAConfig()} if found["quantization"] else {})
+
+
+def _dtype_of(name: str) -> str:
+    """Return the data type that a model was saved in, float32 where it is not known."""
+    from transformers import AutoConfig
+
+    where, of_gguf = sources(name)
+    if is_gguf(where) or of_gguf:
+        return "float32"
+    saved = AutoConfig.from_pretrained(where).get_text_config()
+    dtype = str(getattr(saved, "dtype", None)).removeprefix("torch.")
+    return dtype if dtype in DTYPES else "float32"

@@ -11,10 +11,10 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lrl.lm.adapters import add_critic_adapter, attach_lora, freeze_second_adapter, use_adapter
 from lrl.lm.attention import attention_of, context_length, is_halved, kernel_of, max_positions, rope_limit, set_kernel
-from lrl.lm.candidates import Prefixes, Turns, continued, lay_out_candidates, turns_of
 from lrl.lm.config import LanguageModelConfig
 from lrl.lm.files import check_available
 from lrl.lm.forward import (
@@ -22,19 +22,17 @@ from lrl.lm.forward import (
     at_tokens,
     check_sharing,
     divide_turns,
+    head_inputs,
     logits_of,
     numbers_positions_from_zero,
     pass_memory,
     started_above,
     without_gradient,
 )
-from lrl.lm.frozen_states import LowerLayers, lower_layers
-from lrl.lm.layouts import Layout, lay_out, lay_out_alone, pack
-from lrl.lm.loading import fingerprint, load_base, recompute_activations, recomputed
+from lrl.lm.frozen_states import Continuation, LowerLayers, continuations, lower_layers
+from lrl.lm.layouts import Candidates, Layout, Turns, lay_out, lay_out_candidates, lay_out_distinct, lay_out_trees, pack
+from lrl.lm.loading import fingerprint, load_base, prepare_vocabulary, recompute_activations, recomputed
 from lrl.lm.logprobs import AT_ONCE, can_chunk, head_logits, token_logprobs, without_logits
-from lrl.lm.number_tokens import prepare_vocabulary
-from lrl.lm.prefill import head_inputs
-from lrl.lm.response_trees import lay_out_distinct, lay_out_trees
 from lrl.lm.tokenizer import ChatTokenizer
 
 
@@ -164,10 +162,9 @@ class LanguageModel(nn.Module):
         return next(self.model.parameters()).device
 
     def lay_out(self, inputs: Mapping[str, Tensor], response_mask: Tensor, pack_tokens: int | None = None) -> Layout:
-        """Arrange turns in rows for one forward pass.
+        """Arrange turns in rows for one forward pass, see :mod:`lrl.lm.layouts`.
 
-        They are packed by ``pack_tokens`` (:mod:`lrl.lm.layouts`), else share prompts where that pays
-        (:mod:`lrl.lm.layouts`) or the common beginnings of responses (:mod:`lrl.lm.response_trees`), if
+        They are packed by ``pack_tokens``, else share prompts or the common beginnings of responses where that pays, if
         the model's attention allows it. Except in training mode, which may have dropout, equal turns are arranged once.
 
         Args:
@@ -176,30 +173,40 @@ class LanguageModel(nn.Module):
             pack_tokens: the width of a packed row.
 
         Raises:
-            ValueError: a turn has more tokens than the model has positions.
+            ValueError: If a turn has more tokens than the model has positions.
         """
-        turns = inputs["prompt_ids"], inputs["prompt_mask"], inputs["response_ids"], response_mask
-        self._check_positions(int((inputs["prompt_mask"].sum(1) + response_mask.sum(1)).max()))
-        arrange, trees = partial(lay_out, share=self.share) if self.cached else lay_out_alone, None
+        turns = Turns(inputs["prompt_ids"], inputs["prompt_mask"], inputs["response_ids"], response_mask)
+        self._check_positions(int((turns.prompt_mask.sum(1) + response_mask.sum(1)).max()))
+        arrange = partial(lay_out, share=self.share) if self.cached else partial(lay_out, share=False, align="left")
+        trees = None
         if self.cached and self.share and pack_tokens is not None:
             arrange = partial(pack, max_row_tokens=pack_tokens)
         elif self.cached and self.share and not self.training:
-            trees = lay_out_trees(*turns, max_columns=self.max_positions)
-        layout = trees or (arrange(*turns) if self.training else lay_out_distinct(arrange, *turns))
-        return self._with_lower_states(layout, lambda: turns_of(*turns))
+            trees = lay_out_trees(turns, max_columns=self.max_positions)
+        layout = trees or (arrange(turns) if self.training else lay_out_distinct(arrange, turns))
+        return self._with_lower_states(layout, *turns[:2], lambda: continuations(turns))
 
-    def lay_out_candidates(self, prompts: Tensor, mask: Tensor, prefixes: Prefixes) -> Layout:
-        """Arrange prompts with the prefixes of candidates, see :mod:`lrl.lm.candidates`."""
-        self._check_positions(int(mask.sum(1).max() + prefixes.depths.max()))
-        layout = lay_out_candidates(prompts, mask, prefixes)
-        return self._with_lower_states(layout, lambda: continued(prompts, mask, prefixes))
+    def lay_out_candidates(self, prompts: Tensor, mask: Tensor, candidates: Candidates) -> Layout:
+        """Arrange prompts with the prefixes of candidates, see :func:`lrl.lm.layouts.lay_out_candidates`."""
+        self._check_positions(int(mask.sum(1).max() + candidates.trie.depth.max()))
+        layout, after = lay_out_candidates(prompts, mask, candidates), Continuation.of_trie
+        return self._with_lower_states(layout, prompts, mask, lambda: [after(candidates.trie)] * len(prompts))
 
-    def _with_lower_states(self, layout: Layout, turns: Callable[[], Turns]) -> Layout:
-        """Return a layout with the states below the lowest adapter, if these are kept; ``turns`` are its texts."""
+    def _with_lower_states(
+        self, layout: Layout, prompts: Tensor, mask: Tensor, after: Callable[[], list[Continuation]]
+    ) -> Layout:
+        """Return a layout with the states below the lowest adapter, if these are kept.
+
+        Args:
+            layout: the position of each turn's tokens.
+            prompts: of the turns, int64 ``(turn, prompt)``.
+            mask: bool ``(turn, prompt)``.
+            after: returns what follows the prompts.
+        """
         if self.lower is None or (self.model.training and self.lower.random_in_training):
             return layout
         self._set_kernel(self.model)
-        return self.lower.fill(self.model, layout, *turns())
+        return self.lower.fill(layout, prompts, mask, after())
 
     def _check_positions(self, tokens: int, or_sampled: str = "") -> None:
         limit = self.max_positions
@@ -289,8 +296,12 @@ class LanguageModel(nn.Module):
         given = {"input_ids": ids, "attention_mask": None, "position_ids": positions, "use_cache": False}
         lower = None
         if self.lower is not None:
-            turns = ids, mask, ids[:, :0], mask[:, :0]
-            lower = self._with_lower_states(lay_out_alone(*turns, width=ids.shape[1]), lambda: turns_of(*turns)).lower
+            turns = Turns(ids, mask, ids[:, :1], torch.zeros_like(mask[:, :1]))  # without responses
+            layout = lay_out(turns, share=False, align="left")
+            lower = self._with_lower_states(layout, ids, mask, lambda: continuations(turns)).lower
+            if lower is not None:  # rows are as wide as the longest text, ids may be wider
+                missing = ids.shape[1] - lower.states.shape[1]
+                lower = lower._replace(states=functional.pad(lower.states, (0, 0, 0, missing)))
         again = recomputed(model, self.config.gradient_checkpointing)
         with head_inputs(model, last_only=True) as states, again, started_above(model, lower):
             model(**accepted(model, given))

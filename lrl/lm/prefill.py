@@ -6,17 +6,16 @@ Many prompts of different lengths are read in groups of about the same length, s
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
-from lrl.lm.attention import ReservedLayer
-from lrl.lm.layouts import left_pad
+from lrl.lm.forward import head_inputs
 
 _MIN_PREFIX = 16
 """Shorter common prefixes are not computed separately: a pass of their own would cost more."""
@@ -25,6 +24,54 @@ _PASS = {"cpu": 64}
 128, SmolLM2 reads 32 prompts of 31 to 121 tokens in about the same time."""
 _PASS_ELSEWHERE = 8192
 """Not measured."""
+
+
+class ReservedLayer(DynamicLayer):
+    """Keeps keys and values in buffers that are allocated once: concatenation would copy everything at every token."""
+
+    _buffers: list[Tensor] | None = None
+
+    def reserve(self, columns: int) -> None:
+        """Allocate room for ``columns`` more columns."""
+        size = self.get_seq_length()
+        assert self.keys is not None
+        assert self.values is not None
+        self._buffers = [nn.functional.pad(tensor, (0, 0, 0, columns)) for tensor in (self.keys, self.values)]
+        self._show(size)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append new columns and return all.
+
+        Args:
+            key_states: ``(row, head, new column, size)``.
+            value_states: of the same shape.
+            args: ignored, as in the parent.
+            kwargs: ignored, as in the parent.
+
+        Returns:
+            Keys and values ``(row, head, column, size)``.
+        """
+        if self._buffers is None:
+            return super().update(key_states, value_states, *args, **kwargs)
+        start = self.get_seq_length()
+        end = start + key_states.shape[2]
+        for buffer, tensor in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, start:end] = tensor
+        return self._show(end)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows with the indices ``(row,)``, and drop the others."""
+        if self._buffers is None:
+            super().batch_select_indices(indices)
+            return
+        size = self.get_seq_length()
+        self._buffers = [buffer[indices] for buffer in self._buffers]
+        self._show(size)
+
+    def _show(self, size: int) -> tuple[Tensor, Tensor]:
+        assert self._buffers is not None
+        self.keys, self.values = keys, values = [buffer[:, :, :size] for buffer in self._buffers]
+        return keys, values
 
 
 class Prefilled(NamedTuple):
@@ -149,28 +196,12 @@ def _read(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache) -> tuple[T
     return out.logits[:, -1], states[0][:, -1].clone()  # not a view, which would keep all columns
 
 
-@contextmanager
-def head_inputs(model: Any, last_only: bool = False) -> Iterator[list[Tensor]]:
-    """Collect the hidden states ``(row, column, hidden)`` that each forward pass computes its logits from.
-
-    The head gets them as a contiguous tensor: of a view, such as the last columns of several rows, PyTorch computes the
-    product row by row, with a copy of the head's weights for each.
-
-    Args:
-        model: a Hugging Face causal LM.
-        last_only: compute the logits of the last column only, for callers that do not need logits.
-    """
-    states: list[Tensor] = []
-
-    def keep(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        states.append(args[0])
-        return ((args[0][:, -1:] if last_only else args[0]).contiguous(),)
-
-    handle = model.get_output_embeddings().register_forward_pre_hook(keep)
-    try:
-        yield states
-    finally:
-        handle.remove()
+def left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return ids (int64) and mask (bool), each ``(prompt, column)``, of prompts that end in the same column."""
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
+    lengths = torch.tensor([len(p) for p in prompts], device=device)
+    return ids, torch.arange(width, device=device)[None] >= width - lengths[:, None]
 
 
 def common_prefix(prompts: Sequence[tuple[int, ...]]) -> int:

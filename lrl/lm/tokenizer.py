@@ -4,50 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lrl.codecs.codec import TextCodec
-from lrl.files import resolve
-from lrl.lm.chat_template import OBSERVATION, ControlTokens, PromptFrame
+from lrl.lm.chat_template import OBSERVATION, OTHER_TEMPLATES, ChatTemplate, ControlTokens, PromptFrame
 from lrl.lm.files import configured_end_ids, sources
 from lrl.prompts import Message, PromptTemplate, get_response_format
 from lrl.types import History
 
-PLAIN = (
-    "{% for message in messages %}"
-    "{% if message.role == 'system' %}{{ message.content + '\n\n' }}"
-    "{% else %}{{ message.role + ': ' + message.content + '\n' }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
-)
-"""For base models: the system text, then ``user: ...`` and ``assistant: ...`` lines."""
-
-CONTENT = "{% for message in messages %}{{ message.content + '\n' }}{% endfor %}"
-"""The messages alone, one per line: short, for a policy that chooses among actions and need not be told who speaks."""
-
-CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-"""ChatML, as Qwen, SmolLM and the embedded model use it."""
-
 _CACHED_PROMPTS = 4096
-_SYSTEM, _USER, _RESPONSE, _AGAIN = _CHAT = (
-    {"role": "system", "content": "Lrl-system"},
-    {"role": "user", "content": "Lrl-user"},
-    {"role": "assistant", "content": "Lrl-response"},
-    {"role": "user", "content": "Lrl-again"},
-)
-"""The conversation that a chat template is checked with."""
-_OTHER_TEMPLATES = "plain, content, chatml or the path of a Jinja file"
-_OPENING = re.compile(
-    r"(?:[<\[\u25c1](?!\|?end)[\w:|]*(?:think|thought|reason)[\w:|]*[>\]\u25b7]|(?P<any><\w+>))\s*$", re.IGNORECASE
-)
-"""An open tag at the end of a text, as ``<think>``, ``[THINK]`` or Kimi's, which has triangles; or any other."""
 
 
 class ChatTokenizer:
@@ -67,21 +35,15 @@ class ChatTokenizer:
             message or ends a prompt with an end token; or if there is neither a padding token nor an end token.
     """
 
-    opening: str
-    """The open tag, with the whitespace after it, that the template writes at the end of a prompt; usually empty."""
-
     def __init__(self, tokenizer: Any, chat_template: str = "auto", end_ids: Iterable[int] = ()) -> None:
         self.tokenizer, self._given = tokenizer, (chat_template, tuple(end_ids))
-        self._template = _template_text(tokenizer, chat_template)
+        self.template = ChatTemplate(tokenizer, chat_template)
         self._cache: dict[str, list[int]] = {}
         self._framed: tuple[PromptTemplate, TextCodec, PromptFrame | None] | None = None
         self._token_texts: dict[int, str] = {}
-        self._merges_system = False
         self._prefix = self._added_prefix()
-        self._merges_system = not self._takes_system()
-        self._fault_of_turns = self._check_turns()
         self.eos_id: int | None = tokenizer.eos_token_id
-        of_template = self._end_of_turn_id()
+        of_template = self.template.end_id
         self._end_ids = {token for token in (of_template, self.eos_id, *self._given[1]) if token is not None}
         self.pad_id: int = _pad_id(tokenizer, self._end_ids)
         if not self._end_ids:
@@ -96,9 +58,8 @@ class ChatTokenizer:
         """The token that ends a demonstrated response; one of :meth:`stop_ids`."""
         added = tokenizer.added_tokens_decoder
         ends = [str(added[token]) for token in sorted(self._end_ids) if token in added]
-        self._controls = ControlTokens(tokenizer, ends, self._written_tokens())
-        self._check_end(ends)
-        self.opening = self._find_opening()
+        self._controls = ControlTokens(tokenizer, ends, self.template.written_tokens())
+        self.template.check_end(ends)
 
     @classmethod
     def from_pretrained(cls, name: str, chat_template: str = "auto", trust_remote_code: bool = False) -> ChatTokenizer:
@@ -120,13 +81,18 @@ class ChatTokenizer:
             ) from error
         return cls(tokenizer, chat_template, () if of_gguf else configured_end_ids(where, tokenizer))
 
+    @property
+    def opening(self) -> str:
+        """The open tag, with the whitespace after it, that the template writes at the end of a prompt; else empty."""
+        return self.template.opening
+
     def with_added_tokens(self) -> ChatTokenizer:
         """Return one that knows the tokens that were added to the tokenizer, which the template may end turns with."""
         return ChatTokenizer(self.tokenizer, *self._given)
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer, with the chat template that was used."""
-        self.tokenizer.chat_template = self._template
+        self.tokenizer.chat_template = self.template.text
         self.tokenizer.save_pretrained(folder)
 
     @property
@@ -134,7 +100,7 @@ class ChatTokenizer:
         """A hash of the vocabulary, the way text is cut, the chat template and the end tokens."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         rules = repr(sorted(self.tokenizer.get_vocab().items())) if backend is None else backend.to_str()
-        about = self._template, self._prefix, sorted(self._end_ids), self.end_id
+        about = self.template.text, self._prefix, sorted(self._end_ids), self.end_id
         return hashlib.sha256(f"{rules}\n{about}".encode()).hexdigest()
 
     # -- prompts -------------------------------------------------------------------------------------------------
@@ -154,17 +120,17 @@ class ChatTokenizer:
                 f"{f'a {template.stop} a'!r} as {written!r}."
             )
         several = bool(template.history or template.examples or template.num_examples)
-        if several and self._fault_of_turns:
-            raise ValueError(f"{self._fault_of_turns}; prompt.history and prompt.num_examples must be 0.")
+        if several and self.template.fault_of_turns:
+            raise ValueError(f"{self.template.fault_of_turns}; prompt.history and prompt.num_examples must be 0.")
         if self.opening and self.opening.strip() != response_format.opening:
             raise ValueError(
                 f"language_model.chat_template ends a prompt with {self.opening.strip()!r}, with which no response of "
-                f"the format {template.response_format!r} begins; it must be {_OTHER_TEMPLATES}, or "
+                f"the format {template.response_format!r} begins; it must be {OTHER_TEMPLATES}, or "
                 "prompt.response_format another one."
             )
         if several and response_format.opening:
             response = response_format.render("Lrl-action", "Lrl-reasoning")
-            if "Lrl-reasoning" not in self._render([_USER, {**_RESPONSE, "content": response}, _AGAIN], True):
+            if not self.template.keeps_reasoning(response, "Lrl-reasoning"):
                 logging.getLogger("lrl").warning(
                     "language_model.chat_template leaves the reasoning of past turns and examples out of a prompt."
                 )
@@ -272,10 +238,10 @@ class ChatTokenizer:
 
         Then the control tokens that the template writes are marked, and those in messages are not.
         """
-        if self._fault_of_turns and any(message["role"] == "assistant" for message in messages):
-            raise ValueError(f"{self._fault_of_turns}; there must be one turn.")
+        if self.template.fault_of_turns and any(message["role"] == "assistant" for message in messages):
+            raise ValueError(f"{self.template.fault_of_turns}; there must be one turn.")
         protected = self._controls.protect(messages)
-        text = self._render(protected, add_generation_prompt=True)
+        text = self.template.render(protected)
         if protected is messages:
             return text, False
         return self._controls.exchange(text), True
@@ -385,132 +351,6 @@ class ChatTokenizer:
         text = self._token_texts[token]
         return stop_text[-1] in text or "\ufffd" in text or stop_text[-1].isspace()
 
-    # -- the check of the template -------------------------------------------------------------------------------
-
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        messages = _merge_system(messages) if self._merges_system else list(messages)
-        try:
-            return self.tokenizer.apply_chat_template(
-                messages, chat_template=self._template, tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-        except Exception as error:  # a template is a program of somebody else
-            roles = ", ".join(message["role"] for message in messages)
-            raise ValueError(
-                f"language_model.chat_template fails for messages of {roles} ({type(error).__name__}: {error}); "
-                f"it must be {_OTHER_TEMPLATES}."
-            ) from error
-
-    def _takes_system(self) -> bool:
-        """Return whether the template writes a system message; some raise an error, and others leave it out.
-
-        Raises:
-            ValueError: If it does not write a user's message either.
-        """
-        try:
-            takes_system = _SYSTEM["content"] in self._render([_SYSTEM, _USER], True)
-        except ValueError:
-            takes_system = False
-        if _USER["content"] not in self._render([_SYSTEM, _USER] if takes_system else [_USER], True):
-            raise ValueError(
-                "language_model.chat_template leaves the user's message out of a prompt; "
-                f"it must be {_OTHER_TEMPLATES}."
-            )
-        return takes_system
-
-    def _check_turns(self) -> str:
-        """Return what is wrong with a conversation of several turns, empty if nothing is."""
-        try:
-            text = self._render(_CHAT, True)
-        except ValueError as error:
-            return str(error).partition("; it must")[0]
-        lost = [message["role"] for message in _CHAT if message["content"] not in text]
-        return f"language_model.chat_template leaves out a message ({lost[0]}) of several turns" if lost else ""
-
-    def _check_end(self, ends: Sequence[str]) -> None:
-        """Check that a prompt opens the assistant's turn, if the template writes anything before a response.
-
-        Logs a warning if a prompt ends without what is written before a response.
-
-        Raises:
-            ValueError: If it ends with an end token.
-        """
-        prompt, before = self._render([_USER], True), self._before_response()
-        if before is None or before.strip() == prompt.strip():
-            return
-        found = [end for end in ends if prompt.rstrip().endswith(end)]
-        if found:
-            raise ValueError(
-                f"language_model.chat_template ends a prompt with the end token {found[0]!r}, where it must open the "
-                f"assistant's turn (add_generation_prompt); it must be {_OTHER_TEMPLATES}."
-            )
-        if prompt == self._render([_USER], False):
-            logging.getLogger("lrl").warning(
-                f"language_model.chat_template ignores add_generation_prompt: past responses follow {before[-20:]!r}, "
-                f"but a prompt ends with {prompt[-20:]!r}."
-            )
-
-    def _before_response(self) -> str | None:
-        """Return the text before the first response of a conversation; None if the template writes none."""
-        for messages in ([_USER, _RESPONSE, _AGAIN], [_USER, _RESPONSE]):
-            try:
-                before, found, _ = self._render(messages, False).partition(_RESPONSE["content"])
-            except ValueError:
-                continue
-            if found:
-                return before
-        return None
-
-    def _find_opening(self) -> str:
-        """Return the open tag at the end of a prompt, if it is no tag of the speaker, as before past responses."""
-        found = _OPENING.search(self._render([_USER], True))
-        is_role = found is not None and found["any"] is not None and found["any"] in (self._before_response() or "")
-        return "" if found is None or is_role else found[0]
-
-    def _end_of_turn_id(self) -> int | None:
-        """Return the special token that the template puts after an assistant's turn; None if it puts none."""
-        try:
-            _, _, after = self._render([_USER, _RESPONSE], False).rpartition(_RESPONSE["content"])
-        except ValueError:
-            return None
-        first = next(iter(self.encode_text(after.strip())), None)
-        return first if first in self.tokenizer.added_tokens_decoder else None
-
-    def _written_tokens(self) -> list[str]:
-        """Return the texts of the added tokens that the template writes around messages, as ``<|User|>``.
-
-        Added tokens that are words or whitespace are left out.
-        """
-        added = self.tokenizer.added_tokens_decoder
-        text = self._render([_SYSTEM, _USER] if self._fault_of_turns else _CHAT, True)
-        written = {str(added[token]) for token in self.encode_text(text) if token in added}
-        return [text for text in sorted(written) if re.fullmatch(r"[^\w\s].*\w.*[^\w\s]", text)]
-
-
-def _template_text(tokenizer: Any, chat_template: str) -> str:
-    built_in = {"plain": PLAIN, "content": CONTENT, "chatml": CHATML}
-    if chat_template in built_in:
-        return built_in[chat_template]
-    if chat_template == "auto":
-        if not tokenizer.chat_template:
-            raise ValueError(
-                "language_model.chat_template is 'auto', but this tokenizer has no chat template; "
-                f"it must be {_OTHER_TEMPLATES}."
-            )
-        try:
-            return tokenizer.get_chat_template()
-        except ValueError as error:  # several named templates, of which none is the default
-            raise ValueError(
-                f"language_model.chat_template is 'auto', but this tokenizer has no default chat template; "
-                f"it must be {_OTHER_TEMPLATES}."
-            ) from error
-    file = Path(resolve(chat_template))
-    if not file.is_file():
-        raise ValueError(
-            f"language_model.chat_template is {chat_template!r}; "
-            "it must be auto, plain, content, chatml or an existing file."
-        )
-    return file.read_text(encoding="utf-8")
-
 
 def _pad_id(tokenizer: Any, end_ids: Iterable[int]) -> int:
     for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id, *sorted(end_ids)):
@@ -520,11 +360,3 @@ def _pad_id(tokenizer: Any, end_ids: Iterable[int]) -> int:
         f"the tokenizer of language_model.name {tokenizer.name_or_path!r} has neither a pad token nor an end token; "
         "it must have one of them."
     )
-
-
-def _merge_system(messages: Sequence[Message]) -> list[Message]:
-    """Put the system text before the first user message."""
-    if not messages or messages[0]["role"] != "system":
-        return list(messages)
-    system, first, *others = messages
-    return [{"role": first["role"], "content": f"{system['content']}\n\n{first['content']}"}, *others]

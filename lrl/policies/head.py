@@ -14,11 +14,22 @@ from torch import Tensor, nn
 from lrl.lm.attention import compute_dtype, max_positions
 from lrl.lm.config import LanguageModelConfig
 from lrl.lm.forward import without_gradient
-from lrl.lm.frozen_states import Shape, arbitrary_ids, fixed_batches, place_matters
-from lrl.lm.heads import ActionHead, ObservationCriticConfig, check_spaces, is_numbers, vector_size, vectors
+from lrl.lm.frozen_states import LRUCache, Shape, arbitrary_ids, fixed_batches, place_matters
+from lrl.lm.heads import (
+    ActionHead,
+    ObservationCriticConfig,
+    RunningNorm,
+    RunningWhitening,
+    at_least_float32,
+    check_spaces,
+    is_numbers,
+    mlp,
+    seeded_init,
+    value_view,
+    vector_size,
+    vectors,
+)
 from lrl.lm.layouts import pad_prompts
-from lrl.lm.lru_cache import LRUCache
-from lrl.lm.networks import RunningNorm, RunningWhitening, at_least_float32, mlp, seeded_init, value_view
 from lrl.policies.policy import LanguageModelTrunk, Policy
 from lrl.ranges import LeftOpenUnitInterval, PositiveInt, check_arguments
 from lrl.registry import register

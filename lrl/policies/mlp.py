@@ -10,8 +10,17 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from lrl.lm.heads import ActionHead, check_spaces, vector_size, vectors
-from lrl.lm.networks import RunningNorm, at_least_float32, mlp, seeded_init, value_view
+from lrl.lm.heads import (
+    ActionHead,
+    RunningNorm,
+    at_least_float32,
+    check_spaces,
+    mlp,
+    seeded_init,
+    value_view,
+    vector_size,
+    vectors,
+)
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveFloat, check_arguments
 from lrl.registry import register

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from lrl.codecs.codec import TextCodec
 from lrl.lm.config import LanguageModelConfig
 from lrl.lm.forward import without_gradient
-from lrl.lm.heads import ValueHead, ValueHeadConfig
+from lrl.lm.heads import RunningStatistics, ValueHead, ValueHeadConfig
 from lrl.lm.layouts import pad_prompts
 from lrl.lm.model import LanguageModel
-from lrl.lm.networks import RunningStatistics
 from lrl.policies.actor import Actor
 from lrl.prompts import PromptTemplate, get_response_format
 from lrl.types import Evaluation, History, Inputs, NativeTurn, TurnBatch

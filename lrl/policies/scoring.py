@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, cast, final
+from typing import Any, Literal, cast, final
 
 import torch
 from torch import Tensor
@@ -18,12 +18,11 @@ from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.functional.distributions import Categorical
 from lrl.functional.random import seeded, token_bits
 from lrl.lm.attention import compute_dtype
-from lrl.lm.candidates import Normalisation, Prefixes, candidate_logprobs, check_distinct, divisors, prefix_sums
 from lrl.lm.config import LanguageModelConfig
 from lrl.lm.forward import without_gradient
 from lrl.lm.heads import ValueHead, ValueHeadConfig
-from lrl.lm.layouts import pad_prompts
-from lrl.lm.logprobs import sample_tokens, sampling_logprobs
+from lrl.lm.layouts import Candidates, pad_prompts
+from lrl.lm.logprobs import candidate_logprobs, prefix_sums, sample_tokens, sampling_logprobs
 from lrl.policies.policy import LanguageModelTrunk, Policy
 from lrl.prompts import PromptTemplate, get_response_format
 from lrl.registry import register
@@ -66,7 +65,7 @@ class ScoringPolicy(Policy):
         language_model: LanguageModelConfig,
         prompt: PromptTemplate,
         temperature: float = 1.0,
-        normalisation: Normalisation = "sum",
+        normalisation: Literal["sum", "token", "word"] = "sum",
         max_prompt_tokens: int = 1024,
         length_groups: int = 1,
         pack_tokens: int | None = None,
@@ -88,11 +87,12 @@ class ScoringPolicy(Policy):
         self.trunk = LanguageModelTrunk(language_model, max_prompt_tokens, value_head)
         self.language_model, self.value_head = self.trunk.language_model, self.trunk.value_head
         self.prompt, self.length_groups, self.pack_tokens = prompt, length_groups, pack_tokens
-        self.normalisation: Normalisation = normalisation
+        self.normalisation = normalisation
         self.temperature, self.sampling = temperature, SamplingConfig(temperature=temperature, max_new_tokens=1)
         self.has_critic = value_head is not None
         self.action_texts: tuple[str, ...] = ()
         self._tokens: list[list[int]] = []
+        self._made: Candidates | None = None
 
     @property
     def response_format(self) -> str:
@@ -124,13 +124,32 @@ class ScoringPolicy(Policy):
         self.value_head = self.trunk.value_head
         self.language_model.tokenizer.check(self.prompt)
         self._tokens = [self.language_model.tokenizer.encode_text(text) for text in self.action_texts]
-        check_distinct(self.action_texts, self._tokens, self.language_model.config.name)
+        self._check_tokens()
         if self.pack_tokens is not None and (
             max(map(len, self._tokens), default=0) > 1 or not self.language_model.share
         ):
             logging.getLogger("lrl").warning(
                 "policy.pack_tokens is ignored: an action has several tokens, or turns cannot share rows here."
             )
+
+    def _check_tokens(self) -> None:
+        """Raise if an action has no tokens, or two actions have the same.
+
+        Raises:
+            ValueError: If the tokenizer gives an action no tokens, or two actions the same ones.
+        """
+        name, texts = self.language_model.config.name, dict[tuple[int, ...], str]()
+        for text, ids in zip(self.action_texts, self._tokens, strict=True):
+            if not ids:
+                raise ValueError(
+                    f"language_model.name is {name!r}, which has no token for {text!r}; it must know its words."
+                )
+            other = texts.setdefault(tuple(ids), text)
+            if other != text:
+                raise ValueError(
+                    f"language_model.name is {name!r}, which reads {other!r} and {text!r} as the same tokens; "
+                    "it must know the words of all actions."
+                )
 
     def encode_response(self, response: str) -> list[int]:
         """Return the id of a response: the index of its action among the candidates.
@@ -162,11 +181,11 @@ class ScoringPolicy(Policy):
         with without_gradient(self):
             model = self.language_model
             if model.share and model.lower is None and not (sampling is None and model.recomputes):
-                ids, mask = self._candidates()
-                model.prepare_decoding(max(len(prompt) for prompt in prompts), ids.shape[1])
+                candidates = self._candidates()
+                model.prepare_decoding(max(len(prompt) for prompt in prompts), candidates.ids.shape[1])
                 dtype = compute_dtype(model.model)
-                sums, states = candidate_logprobs(model.model, prompts, ids, mask, dtype, self.length_groups)
-                scores = sums / self._divisors(mask)
+                sums, states = candidate_logprobs(model.model, prompts, candidates, dtype, self.length_groups)
+                scores = sums / self._divisors()
             else:
                 scores, states = self._scores_and_states(inputs["prompt_ids"], inputs["prompt_mask"])
             mask, values = torch.ones(len(prompts), 1, dtype=torch.bool, device=scores.device), None
@@ -209,7 +228,7 @@ class ScoringPolicy(Policy):
         parts = [self._score_unique(unique[part], reference) for part in order.tensor_split(self.length_groups)]
         sums = torch.cat([part for part, _ in parts])
         states = None if parts[0][1] is None else torch.cat([cast(Tensor, part) for _, part in parts])[index]
-        return (sums / self._divisors(self._candidates()[1]))[index], states
+        return (sums / self._divisors())[index], states
 
     def _score_unique(self, unique: Tensor, reference: bool) -> tuple[Tensor, Tensor | None]:
         """Compute sums of the candidates' log-probabilities, ``(prompt, candidate)``, and states ``(prompt, hidden)``.
@@ -218,17 +237,16 @@ class ScoringPolicy(Policy):
             unique: The length of each prompt, followed by its tokens, int64 ``(prompt, 1 + token)``.
             reference: Whether to compute them under the policy at the start of this run.
         """
-        ids, mask = self._candidates()
-        lengths, prompts, count = unique[:, 0], unique[:, 1 : 1 + int(unique[:, 0].max())], len(ids)
+        candidates, model, response = self._candidates(), self.language_model, None
+        lengths, prompts, count = unique[:, 0], unique[:, 1 : 1 + int(unique[:, 0].max())], len(candidates.ids)
         columns = torch.arange(prompts.shape[1], device=prompts.device)[None] < lengths[:, None]
-        model, prefixes, response = self.language_model, Prefixes(self._tokens, ids.shape[1], ids.device), None
-        if ids.shape[1] == 1:  # only the logits at the last column of the prompt are needed
+        if candidates.ids.shape[1] == 1:  # only the logits at the last column of the prompt are needed
             none = {"prompt_ids": prompts, "prompt_mask": columns, "response_ids": prompts.new_zeros(len(prompts), 1)}
             layout = model.lay_out(none, columns.new_zeros(len(prompts), 1), self.pack_tokens)
         elif model.share:
-            layout = model.lay_out_candidates(prompts, columns, prefixes)
+            layout = model.lay_out_candidates(prompts, columns, candidates)
         else:
-            response, response_mask = ids.repeat(len(unique), 1), mask.repeat(len(unique), 1)
+            response, response_mask = (part.repeat(len(unique), 1) for part in candidates[:2])
             repeated = {"prompt_ids": prompts.repeat_interleave(count, 0), "response_ids": response}
             layout = model.lay_out(repeated | {"prompt_mask": columns.repeat_interleave(count, 0)}, response_mask)
         states = None
@@ -240,17 +258,23 @@ class ScoringPolicy(Policy):
             logits, states = model.logits_and_states(layout)
             states = states.view(len(unique), -1, *states.shape[1:])[:, 0, 0]
         if response is None:
-            return prefix_sums(logits, prefixes, ids, mask), states
+            return prefix_sums(logits, candidates), states
         each = Categorical(logits).logprobs(response) * response_mask
         return each.sum(-1).view(len(unique), count), states
 
-    def _candidates(self) -> tuple[Tensor, Tensor]:
-        """Return ids (int64) and mask (bool) of the actions' texts, each ``(candidate, token)``."""
-        padded = pad_prompts(self._tokens, self.language_model.device)
-        return padded["prompt_ids"], padded["prompt_mask"]
+    def _candidates(self) -> Candidates:
+        """Return the tokens of the actions' texts, on the device of the weights."""
+        device = self.language_model.device
+        if self._made is None or self._made.ids.device != device:
+            self._made = Candidates.of(self._tokens, device)
+        return self._made
 
-    def _divisors(self, mask: Tensor) -> Tensor:
-        return divisors(self.normalisation, self.action_texts, mask)
+    def _divisors(self) -> Tensor:
+        """Return what the sums of the candidates' log-probabilities are divided by, ``(candidate,)``."""
+        if self.normalisation == "sum":
+            return torch.ones(len(self._tokens), device=self.language_model.device)
+        sizes = [*map(len, self._tokens if self.normalisation == "token" else map(str.split, self.action_texts))]
+        return torch.tensor(sizes, device=self.language_model.device)
 
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Compute the log-probability of each choice and the entropy over the candidates, each ``(turn, 1)``."""

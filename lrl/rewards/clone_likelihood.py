@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from lrl.codecs.codec import TextCodec
 from lrl.functional.distributed import find_checkpoint, read_checkpoint
-from lrl.lm.heads import ActionHead
-from lrl.lm.networks import RunningNorm, mlp, seeded_init
+from lrl.lm.heads import ActionHead, RunningNorm, mlp, seeded_init
 from lrl.ranges import NonNegativeFloat, check_arguments
 from lrl.registry import register
 from lrl.rewards.reward import NetworkReward

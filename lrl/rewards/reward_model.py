@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from lrl.codecs.codec import TextCodec
 from lrl.functional.distributed import find_checkpoint, read_checkpoint
-from lrl.lm.heads import vector_size, vectors
-from lrl.lm.networks import mlp, seeded_init
+from lrl.lm.heads import mlp, seeded_init, vector_size, vectors
 from lrl.ranges import NonNegativeFloat, check_arguments
 from lrl.registry import register
 from lrl.rewards.reward import NetworkReward

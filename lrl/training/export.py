@@ -7,7 +7,7 @@ from pathlib import Path
 
 import lightning as L
 
-from lrl.lm.export import check_embeddings, check_exportable, save_pretrained
+from lrl.lm.adapters import check_embeddings, check_exportable, save_pretrained
 from lrl.lm.model import LanguageModel
 from lrl.registry import register
 from lrl.training.gradient_module import GradientModule

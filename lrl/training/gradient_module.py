@@ -16,9 +16,8 @@ from torch.autograd.function import once_differentiable
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.functional.distributed import shards_parameters
 from lrl.functional.losses import normalise
-from lrl.lm.liger import fuse_kernels
-from lrl.lm.loading import fingerprint
-from lrl.lm.networks import at_least_float32
+from lrl.lm.heads import at_least_float32
+from lrl.lm.loading import fingerprint, fuse_kernels
 from lrl.policies.policy import Policy
 from lrl.training.collect import VectorEnvRollouts
 from lrl.training.guards import FiniteSteps, gathered_scalar, gradient_norm

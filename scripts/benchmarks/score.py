@@ -20,9 +20,9 @@ from torch import Tensor
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
 from lrl.lm.attention import compute_dtype
-from lrl.lm.candidates import candidate_logprobs
 from lrl.lm.config import LanguageModelConfig
-from lrl.lm.layouts import pad_prompts
+from lrl.lm.layouts import Candidates, pad_prompts
+from lrl.lm.logprobs import candidate_logprobs
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts import PromptTemplate
 from lrl.types import RandomKeys
@@ -38,7 +38,8 @@ class Both:
         replaced: Any = self.repeating
         replaced.scores = self.repeated
         tokens = [self.policy.language_model.tokenizer.encode_text(text) for text in self.policy.action_texts]
-        self.candidates, self.mask = pad_prompts(tokens, torch.device("cpu")).values()
+        self.texts = Candidates.of(tokens, torch.device("cpu"))
+        self.candidates, self.mask = self.texts.ids, self.texts.mask
         self.prompt_tokens: list[int] = []
         self.played: list[EpisodeResults] = []
 
@@ -98,7 +99,7 @@ class Both:
         keys = RandomKeys(seed=0, purpose="check", collection=0, env=rows, turn=np.zeros_like(rows))
         theirs = torch.softmax(self.repeated(*pad_prompts(prompts, torch.device("cpu")).values()), -1)
         model = self.policy.language_model.model
-        acting, _ = candidate_logprobs(model, prompts, self.candidates, self.mask, compute_dtype(model))
+        acting, _ = candidate_logprobs(model, prompts, self.texts, compute_dtype(model))
         decisions = self.policy.act(texts, [()] * count, keys)
         with torch.no_grad():
             evaluating = self.policy.scores(decisions.inputs["prompt_ids"], decisions.inputs["prompt_mask"])

@@ -10,8 +10,8 @@ from tiny_runs import save_tiny_model, text_policy
 
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.lm.adapters import save_pretrained
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
-from lrl.lm.export import save_pretrained
 from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy

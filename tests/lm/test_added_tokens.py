@@ -6,9 +6,9 @@ from tiny_architectures import LORA, load, trainable
 from tiny_runs import WORDS, demonstrations, make_trainer, save_tiny_model
 
 from lrl.algorithms.sft import SFTModule
+from lrl.lm.adapters import check_exportable
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
-from lrl.lm.export import check_exportable, load_adapter
-from lrl.lm.merging import save_merged
+from lrl.lm.merging import load_adapter, save_merged
 from lrl.lm.model import LanguageModel
 from lrl.policies.text import TextPolicy
 from lrl.prompts import PromptTemplate

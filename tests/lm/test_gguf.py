@@ -4,8 +4,8 @@ import pytest
 import torch
 from tiny_gguf import tiny_llama, write_gguf
 
+from lrl.lm.adapters import check_exportable
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
-from lrl.lm.export import check_exportable
 from lrl.lm.model import LanguageModel
 
 

@@ -16,7 +16,7 @@ from lrl.data.sources import ExpertDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake import ExpertQRows
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
-from lrl.lm.liger import fuse_kernels
+from lrl.lm.loading import fuse_kernels
 from lrl.lm.model import LanguageModel
 from lrl.policies.text import TextPolicy
 from lrl.prompts import PromptTemplate

@@ -7,8 +7,8 @@ import torch
 from tiny_architectures import folder_of, load, logprobs, trainable
 from tiny_runs import grpo, make_trainer, rollout_data
 
+from lrl.lm.adapters import save_pretrained
 from lrl.lm.config import LoRAConfig
-from lrl.lm.export import save_pretrained
 from lrl.training.checkpoint import CollectionCheckpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft under transformers 5

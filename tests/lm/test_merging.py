@@ -8,10 +8,10 @@ from tiny_architectures import EXPERTS, load, trainable
 from tiny_runs import save_tiny_model
 
 from lrl.lm import merging
+from lrl.lm.adapters import BASE_FILE, save_pretrained
 from lrl.lm.attention import in_float32
 from lrl.lm.config import LoRAConfig
-from lrl.lm.export import BASE_FILE, load_adapter, save_pretrained
-from lrl.lm.merging import check_new_folder, save_merged, written_whole
+from lrl.lm.merging import check_new_folder, load_adapter, save_merged, written_whole
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning"),  # peft under transformers 5

@@ -7,8 +7,8 @@ import torch
 from tiny_runs import save_tiny_model
 
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
+from lrl.lm.loading import number_tokens, prepare_vocabulary
 from lrl.lm.model import LanguageModel
-from lrl.lm.number_tokens import number_tokens, prepare_vocabulary
 
 
 def load(**settings):

@@ -2,7 +2,8 @@
 
 import torch
 
-from lrl.lm.layouts import left_pad, pad_prompts
+from lrl.lm.layouts import pad_prompts
+from lrl.lm.prefill import left_pad
 
 CPU = torch.device("cpu")
 ROWS = ([5, 6, 7], [], (8,))

@@ -12,11 +12,10 @@ from tiny_runs import WORDS, batch_of, text_policy
 
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.functional.distributions import Categorical
-from lrl.lm import response_trees
+from lrl.lm import layouts
 from lrl.lm.config import LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
-from lrl.lm.layouts import lay_out, lay_out_alone, pack
-from lrl.lm.response_trees import count_prefixes, find_prefixes, lay_out_distinct, lay_out_trees
+from lrl.lm.layouts import Turns, count_prefixes, find_prefixes, lay_out, lay_out_distinct, lay_out_trees, pack
 from lrl.types import RandomKeys
 
 
@@ -27,16 +26,16 @@ def padded(rows, width):
 
 def turns(prompts, responses):
     (ids, prompt_mask), (response, mask) = padded(prompts, 4), padded(responses, 5)
-    return ids, prompt_mask, response, mask
+    return Turns(ids, prompt_mask, response, mask)
 
 
 def test_prefixes_are_numbered_by_length_and_the_last_token_is_none():
     ids, mask = padded([[5, 6, 7], [5, 6, 8], [5], [5, 4], [5, 6, 7]], 5)
     found = find_prefixes(torch.tensor([0, 0, 0, 0, 1]), ids, mask.sum(1))
-    assert sorted(zip(found.prompt.tolist(), found.ids.tolist(), found.depth.tolist(), strict=True)) == [
+    assert sorted(zip(found.root.tolist(), found.ids.tolist(), found.depth.tolist(), strict=True)) == [
         (0, 5, 1), (0, 6, 2), (1, 5, 1), (1, 6, 2)
     ]  # fmt: skip
-    named = [(found.prompt[n].item(), found.depth[n].item()) for n in range(4)]
+    named = [(found.root[n].item(), found.depth[n].item()) for n in range(4)]
     before = [
         [None if n < 0 else named[n] for n in row[:size]] for row, size in zip(found.before.tolist(), mask.sum(1))
     ]
@@ -45,12 +44,12 @@ def test_prefixes_are_numbered_by_length_and_the_last_token_is_none():
     for number, parent in enumerate(found.parent.tolist()):
         assert (parent == -1) == (found.depth[number] == 1)
         if parent >= 0:
-            assert found.prompt[parent] == found.prompt[number] and found.depth[parent] == found.depth[number] - 1
+            assert found.root[parent] == found.root[number] and found.depth[parent] == found.depth[number] - 1
 
 
 def test_a_row_holds_each_prefix_once_and_each_sees_its_own():
-    layout = lay_out_trees(*turns([[1, 2]] * 5 + [[3]], [[5, 6, 7], [5, 6, 8], [5, 4, 7], [5, 6], [5, 4, 8], [5]]))
-    turn, column = layout.places
+    layout = lay_out_trees(turns([[1, 2]] * 5 + [[3]], [[5, 6, 7], [5, 6, 8], [5, 4, 7], [5, 6], [5, 4, 8], [5]]))
+    turn, column = layout.turn, layout.index
     assert turn[0].tolist() == [-1, 5, -1, -1, -1] and column[1].tolist() == [0, 1, 2, 3, 3]
     for place in (2, 3, 4):  # each token is one of the turn that it is said to be of
         text = [1, 2, *[[5, 6, 7], [5, 6, 8], [5, 4, 7], [5, 6], [5, 4, 8]][turn[1, place]]]
@@ -71,9 +70,9 @@ def test_a_row_holds_each_prefix_once_and_each_sees_its_own():
 
 
 def test_prompts_with_a_common_prefix_are_in_one_row_and_logits_only_where_a_token_is_predicted(monkeypatch):
-    monkeypatch.setattr(response_trees, "_MIN_PREFIX", 2)
+    monkeypatch.setattr(layouts, "_MIN_PREFIX", 2)
     groups = turns([[1, 2, 3, 4]] * 3 + [[1, 2, 5]] * 3, [[6, 7], [6, 8], [7], [6, 7], [6, 7], [8]])
-    layout = lay_out_trees(*groups)
+    layout = lay_out_trees(groups)
     assert layout.input_ids.shape[0] == 1 and layout.input_ids[0].tolist()[:2] == [1, 2]
     assert sorted(layout.input_ids[0].tolist()[2:]) == [3, 4, 5, 6, 6]
     seen = layout.attention_mask(torch.float32)[0, 0] == 0
@@ -90,10 +89,10 @@ def test_prompts_with_a_common_prefix_are_in_one_row_and_logits_only_where_a_tok
 
 
 def test_there_is_no_tree_where_responses_differ():
-    assert lay_out_trees(*turns([[1]] * 2, [[5, 6, 7, 8, 4], [7, 6, 7, 8, 4]])) is None
-    assert lay_out_trees(*turns([[1]], [[5, 6]])) is None
-    assert lay_out_trees(*turns([[1], [2]], [[5, 6], [5, 6]])) is None
-    assert lay_out_trees(*turns([[1]] * 4, [[5]] * 4)) is None
+    assert lay_out_trees(turns([[1]] * 2, [[5, 6, 7, 8, 4], [7, 6, 7, 8, 4]])) is None
+    assert lay_out_trees(turns([[1]], [[5, 6]])) is None
+    assert lay_out_trees(turns([[1], [2]], [[5, 6], [5, 6]])) is None
+    assert lay_out_trees(turns([[1]] * 4, [[5]] * 4)) is None
 
 
 def random_groups(counts, length, shared):
@@ -103,29 +102,36 @@ def random_groups(counts, length, shared):
     prompts = torch.randint(1000, (len(counts), 100), generator=generator)[prompt_of]
     responses = torch.randint(1000, (len(prompt_of), length), generator=generator)
     responses[:, :shared] = torch.arange(shared)
-    return prompts, torch.ones_like(prompts).bool(), responses, torch.ones_like(responses).bool()
+    return Turns(prompts, torch.ones_like(prompts).bool(), responses, torch.ones_like(responses).bool())
 
 
 def test_there_is_no_tree_where_rows_would_be_padded_much_or_very_long():
-    assert lay_out_trees(*random_groups([8] * 8, 24, 12)) is not None
-    assert lay_out_trees(*random_groups([64] + [1] * 60, 24, 12)) is None  # all rows as long as the largest tree
-    assert lay_out_trees(*random_groups([32] * 2, 300, 100)) is None  # attention to 6,500 columns
+    assert lay_out_trees(random_groups([8] * 8, 24, 12)) is not None
+    assert lay_out_trees(random_groups([64] + [1] * 60, 24, 12)) is None  # all rows as long as the largest tree
+    assert lay_out_trees(random_groups([32] * 2, 300, 100)) is None  # attention to 6,500 columns
 
 
 def test_equal_turns_are_arranged_once_and_refer_to_their_own_text(models):
     drawn = [[5, 6, 7], [5, 6], [5, 6, 7], [4], [5, 6], [4]]
-    ids, prompt_mask, response, mask = turns([[1, 2], [3], [1, 2], [3], [1], [3]], drawn)
-    for arrange in (partial(lay_out, share=False), lay_out_alone, partial(pack, max_row_tokens=12)):
-        layout = lay_out_distinct(arrange, ids, prompt_mask, response, mask)
-        once = arrange(*(part[[0, 1, 3, 4]] for part in (ids, prompt_mask, response, mask)))
+    some = turns([[1, 2], [3], [1, 2], [3], [1], [3]], drawn)
+    ids, prompt_mask, response, mask = some
+    for arrange in (
+        partial(lay_out, share=False),
+        partial(lay_out, share=False, align="left"),
+        partial(pack, max_row_tokens=12),
+    ):
+        layout = lay_out_distinct(arrange, some)
+        once = arrange(Turns(*(part[[0, 1, 3, 4]] for part in some)))
         assert torch.equal(layout.input_ids, once.input_ids) and layout.row.shape == (6,)
         assert torch.equal(layout.row[[0, 3]], layout.row[[2, 5]])
-        for row, column in (layout.places.turn >= 0).nonzero().tolist():
-            turn, place = int(layout.places.turn[row, column]), int(layout.places.column[row, column])
+        for row, column in (layout.turn >= 0).nonzero().tolist():
+            turn, place = int(layout.turn[row, column]), int(layout.index[row, column])
             text = [*ids[turn][prompt_mask[turn]], *response[turn][mask[turn]]]
             assert text[place] == layout.input_ids[row, column]
         for model in models:
-            plain = Categorical(model.logits(lay_out(ids, prompt_mask, response, mask, share=False))).logprobs(response)
+            plain = Categorical(model.logits(lay_out(Turns(ids, prompt_mask, response, mask), share=False))).logprobs(
+                response
+            )
             torch.testing.assert_close(Categorical(model.logits(layout)).logprobs(response) * mask, plain * mask)
 
 
@@ -146,10 +152,10 @@ PROMPTS = [[[6, 7, 8, 4], [5], [8, 8]], [[6, 7, 8, 4], [6, 7, 8], [6, 7, 4]]]
 
 
 def check_against_plain_pass(models, ids, prompt_mask, response, mask):
-    trees = lay_out_trees(ids, prompt_mask, response, mask)
+    trees = lay_out_trees(Turns(ids, prompt_mask, response, mask))
     for model in models:
         results = []
-        plain = lay_out(ids, prompt_mask, response, mask, share=False)
+        plain = lay_out(Turns(ids, prompt_mask, response, mask), share=False)
         inputs = {"prompt_ids": ids, "prompt_mask": prompt_mask, "response_ids": response}
         for layout in (plain, model.lay_out(inputs, mask)):
             logprobs = Categorical(model.logits(layout)).logprobs(response)
@@ -169,7 +175,7 @@ def test_logprobs_and_gradients_are_those_of_the_plain_pass(models, which, drawn
     prompts = [PROMPTS[which][number] for number, _ in drawn]
     ids, prompt_mask, response, mask = turns(prompts, [tokens for _, tokens in drawn])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(response_trees, "_MIN_PREFIX", 2)
+        patch.setattr(layouts, "_MIN_PREFIX", 2)
         check_against_plain_pass(models, ids, prompt_mask, response, mask)
     assert max(max(tokens) for _, tokens in drawn) < len(WORDS)
 
@@ -207,10 +213,10 @@ def test_a_policy_and_its_reference_say_the_same_with_and_without_trees(
     monkeypatch.setattr("lrl.lm.model.AT_ONCE", 10)
     tokens = []
     for share in (1.0, 0.0):
-        monkeypatch.setattr(response_trees, "_SHARE", share)
-        monkeypatch.setattr(response_trees, "_MIN_PREFIX", 2 if single else 1000)
+        monkeypatch.setattr(layouts, "_TREE_SHARE", share)
+        monkeypatch.setattr(layouts, "_MIN_PREFIX", 2 if single else 1000)
         if single:
-            monkeypatch.setattr(response_trees, "cost_of", lambda rows, width: rows / 10)
+            monkeypatch.setattr(layouts, "cost_of", lambda rows, width: rows / 10)
         layout = policy.eval()._layout(batch.inputs, batch.response_mask)
         assert share == 0 or len(layout.input_ids) == 2 - single
         tokens.append(layout.input_ids.numel())
@@ -232,11 +238,11 @@ def test_prefixes_are_counted_without_those_that_predict_nothing(texts):
 
 
 def test_no_row_is_wider_than_the_model_takes(monkeypatch):
-    monkeypatch.setattr(response_trees, "_MIN_PREFIX", 2)
+    monkeypatch.setattr(layouts, "_MIN_PREFIX", 2)
     groups = turns([[1, 2, 3, 4]] * 3 + [[1, 2, 5]] * 3, [[6, 7], [6, 8], [7], [6, 7], [6, 7], [8]])
-    assert len(lay_out_trees(*groups, max_columns=7).input_ids) == 1
-    assert len(lay_out_trees(*groups, max_columns=6).input_ids) == 2
-    assert lay_out_trees(*groups, max_columns=4) is None
+    assert len(lay_out_trees(groups, max_columns=7).input_ids) == 1
+    assert len(lay_out_trees(groups, max_columns=6).input_ids) == 2
+    assert lay_out_trees(groups, max_columns=4) is None
 
 
 def test_there_are_no_trees_with_dropout(folder):

@@ -12,7 +12,7 @@ from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.lm.attention import in_float32, is_exact, is_sound
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.forward import check_sharing, logits_of
-from lrl.lm.layouts import lay_out
+from lrl.lm.layouts import Turns, lay_out
 from lrl.lm.model import LanguageModel
 from lrl.policies.head import HeadPolicy
 from lrl.policies.scoring import ScoringPolicy
@@ -46,7 +46,7 @@ def layout(share):
     generator = torch.Generator().manual_seed(0)
     prompt, responses = (torch.randint(4, 20, size, generator=generator) for size in ((1, 9), (4, 5)))
     seen = torch.ones(4, 9, dtype=torch.bool)
-    return lay_out(prompt.repeat(4, 1), seen, responses, seen[:, :5], share)
+    return lay_out(Turns(prompt.repeat(4, 1), seen, responses, seen[:, :5]), share)
 
 
 def policies(folder, **model):

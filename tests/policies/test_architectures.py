@@ -22,9 +22,9 @@ from tiny_architectures import (
 )
 from tiny_runs import batch_of, sampled_values
 
-from lrl.lm.candidates import Prefixes
 from lrl.lm.config import LoRAConfig
 from lrl.lm.decoding import DecodeLoop
+from lrl.lm.layouts import Candidates
 from lrl.types import SamplingConfig
 
 
@@ -123,10 +123,9 @@ def test_more_tokens_than_positions_raise_one_sentence(folders, name, has):
         logprobs(model)
     with pytest.raises(ValueError, match="13 tokens, 4 of them to be sampled"):
         decode(model, [[4] * 9], 4)
+    candidates = Candidates.of([[4, 5, 6], [7]], model.device)
     with pytest.raises(ValueError, match=has):
-        model.lay_out_candidates(
-            torch.full((1, 12), 4), torch.ones(1, 12, dtype=torch.bool), Prefixes([[4, 5, 6], [7]], 3, model.device)
-        )
+        model.lay_out_candidates(torch.full((1, 12), 4), torch.ones(1, 12, dtype=torch.bool), candidates)
     with pytest.raises(ValueError, match=has):
         model.states(torch.ones(1, 13, dtype=torch.long), torch.ones(1, 13, dtype=torch.bool))
     assert (

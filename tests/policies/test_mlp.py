@@ -12,7 +12,7 @@ from tiny_runs import batch_of, on_two_ranks, sampled_values
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.functional.distributions import Gaussian
-from lrl.lm.networks import RunningNorm, RunningWhitening, mlp
+from lrl.lm.heads import RunningNorm, RunningWhitening, mlp
 from lrl.policies.mlp import MLPPolicy
 from lrl.training import gradient_module
 from lrl.types import NativeTurn, RandomKeys, SamplingConfig

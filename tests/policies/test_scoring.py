@@ -11,9 +11,9 @@ from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
-from lrl.lm.candidates import Prefixes
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
+from lrl.lm.layouts import Candidates
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts import PromptTemplate
 from lrl.types import PastTurn, RandomKeys, SamplingConfig
@@ -359,18 +359,8 @@ def test_length_groups_must_be_positive(folder):
         ready(folder, length_groups=0)
 
 
-def test_prefixes_equal_those_of_comparing_all_texts_and_take_linear_time():
-    rng = np.random.default_rng(0)
-    texts = [rng.integers(0, 4, size).tolist() for size in rng.integers(1, 6, 60)] + [[]]
-    prefixes = Prefixes(texts, 5, torch.device("cpu"))
-    number = {(): 0}
-    before = [[number.setdefault(tuple(text[:n]), len(number)) for n in range(len(text))] for text in texts]
-    assert prefixes.before.tolist() == [row + [0] * (5 - len(row)) for row in before]
-    found = [*number][1:]
-    assert prefixes.ids.tolist() == [text[-1] for text in found] and prefixes.depths.tolist() == [*map(len, found)]
-    assert prefixes.visible.tolist() == [[text[: len(other)] == other for other in found] for text in found]
-    assert prefixes.parents.tolist() == [number[text[:-1]] - 1 for text in found]
-    many = [rng.integers(0, 1000, 3).tolist() for _ in range(2000)]
+def test_prefixes_of_many_candidates_are_found_in_linear_time():
+    texts = np.random.default_rng(0).integers(0, 1000, (2000, 3)).tolist()
     started = time.process_time()
-    assert len(Prefixes(many, 3, torch.device("cpu")).ids) > 2800
+    assert len(Candidates.of(texts, torch.device("cpu")).trie.ids) > 2800
     assert time.process_time() - started < 0.5  # seconds; comparing all pairs took more than one

@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from lrl.lm.networks import mlp
+from lrl.lm.heads import mlp
 from lrl.rewards.reward_model import RewardModel, ZScores, load_reward_model, reward_model_file, transition_vectors
 
 BOX, PUSH = spaces.Box(-np.inf, np.inf, (3,)), spaces.Box(-1.0, 1.0, (2,))

@@ -6,8 +6,8 @@ from tiny_runs import grpo, make_trainer, rollout_data, save_tiny_model
 
 from lrl.evaluation.load import _load_weights
 from lrl.functional.distributed import read_checkpoint
+from lrl.lm.adapters import save_pretrained
 from lrl.lm.config import LoRAConfig
-from lrl.lm.export import save_pretrained
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.weights import initial_weights, merge_adapters, take_weights
 

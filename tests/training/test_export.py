@@ -104,7 +104,8 @@ def test_a_template_of_ones_own_is_exported_with_the_tokenizer(folder, tmp_path)
     policy = fit(tmp_path, folder, model={"chat_template": "plain"})
     messages = [{"role": "user", "content": "LEFT"}]
     written = AutoTokenizer.from_pretrained(tmp_path / "model").apply_chat_template(messages, tokenize=False)
-    assert written == policy.language_model.tokenizer._render(messages, add_generation_prompt=False) == "user: LEFT\n"
+    template = policy.language_model.tokenizer.template
+    assert written == template.render(messages, add_generation_prompt=False) == "user: LEFT\n"
 
 
 def test_an_adapter_that_could_not_be_loaded_raises_before_training(folder, tmp_path):

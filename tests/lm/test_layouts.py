@@ -1,0 +1,210 @@
+"""Every arrangement of turns in rows gives the log-probabilities and gradients of the turns one by one."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+from lrl.functional.distributions import Categorical
+from lrl.lm import layouts
+from lrl.lm.layouts import Candidates, Turns, lay_out, lay_out_candidates, lay_out_distinct, lay_out_trees, pack
+
+SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+ARCHITECTURES = {
+    "llama": LlamaConfig(**SIZES),
+    "gpt2": GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=128),
+}
+ARRANGEMENTS = {
+    "plain": partial(lay_out, share=False),
+    "padded on the right": partial(lay_out, share=False, align="left"),
+    "shared": lay_out,
+    "packed": partial(pack, max_row_tokens=24),
+    "packed in one row": partial(pack, max_row_tokens=1000),
+    "packed in narrow rows": partial(pack, max_row_tokens=4),
+    "distinct": partial(lay_out_distinct, partial(lay_out, share=False)),
+    "distinct and packed": partial(lay_out_distinct, partial(pack, max_row_tokens=24)),
+    "trees": lay_out_trees,
+}
+
+
+@pytest.fixture
+def trees_always(monkeypatch):
+    """Arrange turns in trees even where that does not pay, in a single tree from a common prefix of two tokens on."""
+    monkeypatch.setattr(layouts, "_TREE_SHARE", 1e9)
+    monkeypatch.setattr(layouts, "_MIN_PREFIX", 2)
+
+
+def turns(prompts, responses):
+    """Turns from lists of token ids; padding has an id that would be noticed."""
+
+    def padded(rows):
+        width = max(1, *map(len, rows))
+        mask = torch.tensor([[column < len(row) for column in range(width)] for row in rows])
+        return torch.tensor([[*row, *[39] * (width - len(row))] for row in rows]), mask
+
+    return Turns(*padded(prompts), *padded(responses))
+
+
+def random_turns(prefix=0, seed=0):
+    """Seven turns over three prompts of different lengths that begin with ``prefix`` equal tokens."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(size):
+        return torch.randint(1, 39, (size,), generator=generator).tolist()
+
+    common, format_ = draw(prefix), draw(2)
+    prompts = [common + draw(size) for size in (5, 3, 8)]
+    responses = [(format_ + draw(size))[:size] for size in (4, 1, 3, 6, 2, 5, 6)]
+    return turns([prompts[number] for number in (0, 1, 0, 2, 0, 1, 0)], responses)
+
+
+def texts(some):
+    """The prompt and the response of each turn, as lists."""
+    return [(prompt[mask].tolist(), response[own].tolist()) for prompt, mask, response, own in zip(*some, strict=True)]
+
+
+def seen_by(layout):
+    """Return the tokens that each column attends to, in order, by row and column; padding is left out."""
+    mask = layout.attention_mask(torch.float32)
+    size = layout.input_ids.shape[1]
+    seen = (mask[:, None, :] == 1).expand(-1, size, -1).tril() if mask.dim() == 2 else mask[:, 0] == 0
+    found = {}
+    for row, column in (layout.segments >= 0).nonzero().tolist():
+        columns = seen[row, column].nonzero()[:, 0]
+        order = columns[torch.argsort(layout.position_ids[row, columns])]
+        assert layout.position_ids[row, order].tolist() == list(range(len(order)))
+        found[row, column] = layout.input_ids[row, order].tolist()
+    return found
+
+
+def check_layout(layout, some):
+    seen = seen_by(layout)
+    whole = [prompt + response for prompt, response in texts(some)]
+    for (row, column), text in seen.items():  # each token is one of the turn that it is said to be of
+        turn, index = int(layout.turn[row, column]), int(layout.index[row, column])
+        assert text == whole[turn][: index + 1]
+    assert ((layout.turn < 0) == (layout.segments < 0)).all()
+    for turn, (prompt, response) in enumerate(texts(some)):
+        for index in range(len(response)):
+            column = int(layout.logit_columns[layout.kept[turn, index]])
+            assert seen[int(layout.row[turn]), column] == prompt + response[:index]
+
+
+PROMPTS = st.lists(st.integers(4, 6), min_size=1, max_size=6)
+RESPONSES = st.lists(st.integers(4, 5), min_size=1, max_size=5)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.lists(PROMPTS, min_size=1, max_size=3), st.sampled_from([[], [6, 5, 4]]))
+def test_each_token_attends_to_the_tokens_before_it_in_its_turn(data, prompts, prefix):
+    drawn = data.draw(st.lists(st.tuples(st.sampled_from(prompts), RESPONSES), min_size=1, max_size=9))
+    some = turns([prefix + prompt for prompt, _ in drawn], [response for _, response in drawn])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layouts, "_TREE_SHARE", 1e9)
+        patch.setattr(layouts, "_MIN_PREFIX", 2)
+        for arrange in ARRANGEMENTS.values():
+            layout = arrange(some)
+            if layout is not None:
+                check_layout(layout, some)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(st.lists(PROMPTS, min_size=1, max_size=4), st.lists(RESPONSES, min_size=2, max_size=6, unique_by=tuple))
+def test_candidates_follow_each_prompt_once_per_prefix(prompts, candidates):
+    made = Candidates.of(candidates, torch.device("cpu"))
+    layout = lay_out_candidates(*turns(prompts, prompts)[:2], made)
+    prefixes = list(dict.fromkeys(tuple(text[:size]) for text in candidates for size in range(1, len(text))))
+    seen = seen_by(layout)
+    for row, prompt in enumerate(prompts):
+        found = [seen[row, int(column)] for column in layout.logit_columns[layout.kept[row]]]
+        assert found == [prompt, *([*prompt, *prefix] for prefix in prefixes)]
+    for candidate, text in enumerate(candidates):
+        before = [((), *prefixes)[number + 1] for number in made.trie.before[candidate, : len(text)]]
+        assert before == [tuple(text[:size]) for size in range(len(text))]
+
+
+def logits_of(model, layout):
+    out = model(
+        input_ids=layout.input_ids,
+        attention_mask=layout.attention_mask(torch.float32),
+        position_ids=layout.position_ids,
+        logits_to_keep=layout.logit_columns,
+        use_cache=False,
+    )
+    return out.logits[layout.row[:, None], layout.kept]
+
+
+@pytest.mark.parametrize("prefix", [0, 6])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_logprobs_and_gradients_are_those_of_turns_one_by_one(name, attention, prefix, trees_always):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(ARCHITECTURES[name], attn_implementation=attention).eval()
+    some = random_turns(prefix)
+
+    def gradient(logprobs):
+        grads = torch.autograd.grad(logprobs.sum(), list(model.parameters()))
+        return torch.cat([grad.flatten() for grad in grads])
+
+    alone = []
+    for prompt, response in texts(some):
+        logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+        alone.append(Categorical(logits).logprobs(torch.tensor(response)))
+    expected, expected_gradient = torch.cat(alone), gradient(torch.cat(alone))
+    for what, arrange in ARRANGEMENTS.items():
+        logprobs = Categorical(logits_of(model, arrange(some))).logprobs(some.response_ids)[some.response_mask]
+        torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0, msg=what)
+        torch.testing.assert_close(gradient(logprobs), expected_gradient, atol=1e-4, rtol=1e-4, msg=what)
+
+
+# Which arrangement is chosen, and how rows are filled.
+
+
+def test_prompts_are_shared_where_that_is_cheaper():
+    assert not lay_out(random_turns()).single and lay_out(random_turns(), share=False).single
+    long = turns(torch.arange(1, 37).view(4, 9).tolist(), [[1, 2, 3]] * 4)
+    assert lay_out(long).single
+
+
+def packed_turns(prefix=0):
+    """Five turns of 40 tokens, of which the last one of each response predicts nothing."""
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(size):
+        return torch.randint(1, 30, (size,), generator=generator).tolist()
+
+    common = [*range(1, prefix + 1)]
+    return turns([common + draw(size) for size in (5, 9, 2, 7, 3)], [draw(size) for size in (3, 1, 4, 2, 4)])
+
+
+def test_packed_rows_are_filled_and_none_is_too_long():
+    layout = pack(packed_turns(), max_row_tokens=16)
+    computed = (layout.segments >= 0).sum(1)
+    assert layout.input_ids.shape[0] == 3 and int(computed.sum()) == 40 - 5 and int(computed.max()) <= 16
+
+
+def test_packed_rows_are_as_long_as_the_longest_turn_at_least():
+    assert pack(packed_turns(), max_row_tokens=4).input_ids.shape == (5, 9)
+
+
+def test_packed_rows_hold_the_common_prefix_once():
+    layout = pack(packed_turns(prefix=6), max_row_tokens=6 + 16)
+    assert int((layout.segments == 0).sum()) == 6 * len(layout.input_ids)
+    assert int((layout.segments > 0).sum()) == 40 - 5
+
+
+def test_logits_of_packed_rows_are_computed_at_few_columns():
+    layout = pack(packed_turns(), max_row_tokens=64)
+    assert layout.input_ids.shape == (1, 35) and len(layout.logit_columns) == 14
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=50), width=st.integers(-5, 100))
+def test_items_are_spread_over_rows_that_hold_them(lengths, width):
+    rows = layouts.spread(lengths, width)
+    loads = [sum(length for length, row in zip(lengths, rows, strict=True) if row == index) for index in set(rows)]
+    assert max(loads) <= max(width, *lengths) and sorted(set(rows)) == list(range(max(rows) + 1))
