@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
@@ -106,13 +106,33 @@ class Failure:
     """Seconds that the server asks to wait; None if it does not ask."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    """Tokens of an empty response, which costs as much as any other."""
+    """Tokens of an empty response."""
+
+
+@dataclass(kw_only=True, eq=False)
+class ServerSettings:
+    """Settings of requests to a server, for configurations and for the command line."""
+
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the API key; servers without keys need none."""
+    max_concurrency: PositiveInt = 8
+    """Maximum number of simultaneous requests."""
+    timeout: PositiveFloat = 120.0
+    """Seconds without data from the server after which a request has failed."""
+    max_retries: NonNegativeInt = 8
+    """Maximum number of times that a failed request is sent again; 8 retries take about 3 minutes."""
+    extra_body: dict[str, Any] = field(default_factory=dict)
+    """Further fields of each request; a null value removes a field, such as a seed that the server does not accept."""
+    max_tokens_field: str = "max_tokens"
+    """The server's name of the maximum number of response tokens: max_tokens or max_completion_tokens."""
+    accept_empty: bool = False
+    """Whether an empty response is accepted; otherwise it is a failure, and the request is sent again."""
 
 
 @register
 @final
 @dataclass(eq=False)
-class ServedChatModel(ChatModel):
+class ServedChatModel(ServerSettings, ChatModel):
     """A chat model behind an OpenAI-compatible endpoint; needs the extra ``serve``.
 
     The API key is read from the environment when a request is sent. It is in no attribute, error or file.
@@ -130,25 +150,10 @@ class ServedChatModel(ChatModel):
     """Name of the model on the server."""
     api_url: str
     """Base URL of the endpoint, such as ``http://127.0.0.1:8000/v1``."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable that holds the API key; servers without keys need none."""
-    max_concurrency: PositiveInt = 8
-    """Maximum number of simultaneous requests."""
     cache: str | None = None
     """SQLite file of responses; null sends every request again."""
-    timeout: PositiveFloat = 120.0
-    """Seconds without data from the server after which a request has failed."""
-    max_retries: NonNegativeInt = 8
-    """Maximum number of times that a failed request is sent again; 8 retries take about 3 minutes."""
     prices: Prices | None = None
     """Prices from which the cost is computed; null computes none."""
-    extra_body: Mapping[str, Any] | None = None
-    """Further fields of each request; a null value removes a field, such as a seed that the server does not accept."""
-    max_tokens_field: str = "max_tokens"
-    """The server's name of the maximum number of response tokens; OpenAI's reasoning models accept only
-    ``max_completion_tokens``."""
-    accept_empty: bool = False
-    """Whether an empty response is accepted; otherwise it is a failure, and the request is sent again."""
     context_length: PositiveInt | None = None
     """Maximum number of tokens of a conversation and its response; null leaves the check to the server. Some servers
     truncate a longer conversation silently."""
@@ -158,7 +163,7 @@ class ServedChatModel(ChatModel):
         example, keys_are = "http://127.0.0.1:8000/v1", "read from the environment"
         self.api_url = checked_url("api_url", self.api_url, example, keys_are)
         check_variable("api_key_env", self.api_key_env)
-        self.extra_body = _checked_fields(self.extra_body or {})
+        _check_extra_body(self.extra_body)
         self.responses = None if self.cache is None else CompletionCache(self.cache)
         self.usage = Usage()
         self.wait: Callable[[threading.Event, float], Any] = threading.Event.wait
@@ -233,7 +238,7 @@ class ServedChatModel(ChatModel):
             self.max_tokens_field: sampling.max_new_tokens,
             "seed": int(seed),
         }
-        body |= {"top_p": sampling.top_p, "top_k": sampling.top_k} | dict(self.extra_body or {})
+        body |= {"top_p": sampling.top_p, "top_k": sampling.top_k} | self.extra_body
         return {name: value for name, value in body.items() if value is not None}
 
     def _request_all(self, missing: Mapping[str, Mapping[str, Any]]) -> dict[str, Completion]:
@@ -451,8 +456,8 @@ def estimated_tokens(text: str) -> int:
     return len(_PIECES.findall(text.encode("utf-8", "replace")))
 
 
-def _checked_fields(extra_body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return further fields of each request.
+def _check_extra_body(extra_body: Mapping[str, Any]) -> None:
+    """Check further fields of each request.
 
     Raises:
         ValueError: If a field is set by each request anyway, or cannot be written as JSON.
@@ -463,8 +468,7 @@ def _checked_fields(extra_body: Mapping[str, Any]) -> dict[str, Any]:
     try:
         json.dumps(extra_body, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"extra_body is {dict(extra_body)}; it must be what JSON can hold ({error}).") from error
-    return dict(extra_body)
+        raise ValueError(f"extra_body is {extra_body}; it must be what JSON can hold ({error}).") from error
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

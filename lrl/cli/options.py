@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from lrl.chat.served import Prices, ServedChatModel, ServerSettings
 from lrl.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Seed
 
 if TYPE_CHECKING:
@@ -209,30 +210,16 @@ class DeviceOptions:
         return fabric
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerOptions:
+@dataclass(kw_only=True, eq=False)
+class ServerOptions(ServerSettings):
     """Options of a language model that another program runs (extra serve)."""
 
     api_url: str | None = None
     """OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable with the API key."""
     cache: str = "runs/responses.sqlite"
     """SQLite file of responses, or none."""
-    max_concurrency: int = 8
-    """Maximum number of requests at once."""
-    timeout: float = 120.0
-    """Seconds without any data after which a request has failed."""
-    max_retries: int = 8
-    """How many times a failed request is sent again."""
     prices: tuple[float, float] | None = None
     """Prices of a million tokens of prompts and of responses, for the cost."""
-    extra_body: dict[str, Any] = field(default_factory=dict)
-    """JSON object of further fields of each request."""
-    max_tokens_field: str = "max_tokens"
-    """What the server calls the maximum number of tokens: max_tokens or max_completion_tokens."""
-    accept_empty: bool = False
-    """Take an empty response as an invalid action instead of sending the request again."""
 
     def chat_model(self, name: str) -> ChatModel:
         """Return the model with this name on the server.
@@ -240,8 +227,6 @@ class ServerOptions:
         Raises:
             ValueError: If a setting is out of range.
         """
-        from lrl.chat.served import Prices, ServedChatModel
-
         settings = {one.name: getattr(self, one.name) for one in fields(self)}
         settings["cache"] = None if self.cache == "none" else self.cache
         if self.prices is not None:
@@ -291,7 +276,7 @@ class ModelOptions:
     """Generate with vLLM in this process (extra vllm)."""
     vllm_options: dict[str, Any] = field(default_factory=dict)
     """JSON object of arguments of vllm.LLM."""
-    server: ServerOptions = ServerOptions()
+    server: ServerOptions = field(default_factory=ServerOptions)
     retries: RetryOptions = RetryOptions()
 
     def check(self, devices: str = "1") -> None:

@@ -167,11 +167,8 @@ def test_a_server_that_is_down_is_one_sentence(server, capsys):
         ("--api_url http://x/v1 --model a --dtype bfloat16", "--dtype is given with --api_url"),
         ("--api_url http://x/v1 --model a --use_vllm", "--use_vllm is given with --api_url"),
         ("--api_url http://x/v1 --model a --extra_body 3", "--extra_body is '3'; it must be a JSON object"),
-        ("--api_url http://x/v1 --model a --max_retries -1", "chat_model.max_retries is -1; it must be 0 or positive"),
-        (
-            "--api_url http://x/v1 --model a --max_concurrency 0",
-            "chat_model.max_concurrency is 0; it must be at least 1",
-        ),
+        ("--api_url http://x/v1 --model a --max_retries -1", "--max_retries is -1; it must be 0 or positive"),
+        ("--api_url http://x/v1 --model a --max_concurrency 0", "--max_concurrency is 0; it must be at least 1"),
         ("--api_url http://x/v1 --model a --invalid_retries -1", "invalid_retries.max_retries is -1"),
         (
             "--api_url http://x/v1 --model a --retry_temperature 0",
