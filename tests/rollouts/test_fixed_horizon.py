@@ -116,7 +116,7 @@ def _saved(state):
     return file
 
 
-def test_a_collection_that_does_not_count_is_played_again():
+def test_a_collection_after_the_saved_one_is_played_again():
     envs = GymnasiumEnvs("CartPole-v1")
     policy = network(envs)
     playing = collector(policy, envs)
@@ -126,7 +126,7 @@ def test_a_collection_that_does_not_count_is_played_again():
     resumed = collector(policy, envs)
     resumed.restore(playing.state(0))
     same(resumed.collect(plan(1)), expected)
-    with pytest.raises(ValueError, match="holds the episodes of 3 environments per device, here are 2"):
+    with pytest.raises(ValueError, match="contains the episodes of 3 environments per device, but this run has 2"):
         collector(policy, envs, num_envs=2).restore(playing.state(0))
 
 
