@@ -1,4 +1,4 @@
-"""The rollout buffer between collecting and training."""
+"""The rollout buffer, which stores collections and divides them into minibatches."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class RolloutDataModule(RunDataModule):
     """Streams online rollouts as minibatches of turns (:class:`~lrl.types.TurnBatch`).
 
     One Lightning epoch is one collection: :class:`lrl.training.collect.VectorEnvRollouts` fills the buffer, then
-    ``num_epochs`` passes are made over it, each cut into exactly ``num_minibatches`` minibatches.
+    training makes ``num_epochs`` passes over it, each divided into exactly ``num_minibatches`` minibatches.
 
     Args:
-        env: where training episodes are played.
-        num_groups: groups per collection, over all ranks; each plays whole episodes.
-        group_size: episodes per group; they start from the same state.
-        num_envs: environments over all ranks, in place of groups.
-        num_steps: turns that each of ``num_envs`` plays per collection, its episodes going on from one collection to
-            the next; null plays one whole episode in each.
-        num_epochs: passes over each collection.
-        num_minibatches: minibatches of a pass.
-        share_noise: whether the episodes of a group share the environment's noise as well.
-        max_turns: cut episodes after this many turns; null leaves it to the environment.
-        max_env_steps: end the run after the collection that reaches this many turns, and validate there; null leaves it
-            to ``max_epochs``.
-        validation: held-out episodes.
-        seed: of everything random in the run.
+        env: training environment.
+        num_groups: number of groups of episodes per collection, over all ranks.
+        group_size: number of episodes per group, which start from the same state.
+        num_envs: number of environments over all ranks, instead of groups.
+        num_steps: number of turns per environment and collection, after which episodes continue in the next collection;
+            null plays one whole episode per environment.
+        num_epochs: number of passes over each collection.
+        num_minibatches: number of minibatches per pass.
+        share_noise: whether the episodes of a group also share the environment's transition noise.
+        max_turns: number of turns after which episodes are truncated; null uses only the limit of the environment.
+        max_env_steps: the run ends with a validation after the collection that reaches this number of turns; null uses
+            only ``trainer.max_epochs``.
+        validation: settings of held-out episodes.
+        seed: seed of the run.
     """
 
     collects = True
@@ -62,11 +62,11 @@ class RolloutDataModule(RunDataModule):
         if (num_groups is None) == (num_envs is None):
             raise ValueError(f"data.num_groups is {num_groups}, num_envs {num_envs}; one of them must be set.")
         if num_envs is not None and group_size > 1:
-            raise ValueError(f"data.group_size is {group_size} with num_envs; groups need num_groups.")
+            raise ValueError(f"data.group_size is {group_size}, but data.num_envs is set; it must be num_groups.")
         if num_envs is not None and share_noise:
-            raise ValueError("data.share_noise is true with num_envs; only groups share anything.")
+            raise ValueError("data.share_noise is true, but data.num_envs is set; it must be num_groups.")
         if num_steps is not None and num_envs is None:
-            raise ValueError(f"data.num_steps is {num_steps} with num_groups; groups play whole episodes.")
+            raise ValueError(f"data.num_steps is {num_steps}, but data.num_groups is set; groups play whole episodes.")
         self.num_groups: int = num_groups or num_envs or 0
         self.counted_as = "num_groups" if num_envs is None else "num_envs"
         self.group_size, self.num_steps = group_size, num_steps
@@ -76,14 +76,14 @@ class RolloutDataModule(RunDataModule):
         self.collection = -1
         self.trained_minibatches = 0
         self._running_episodes: Callable[[int], dict[str, Any]] | None = None
-        """Returns the state of episodes that continue in the next collection, for checkpoints."""
+        """Function that returns the state of the current episodes, for checkpoints."""
         self._restored_episodes: dict[str, Any] | None = None
-        """Their state in the checkpoint that the run is resumed from."""
+        """State of the current episodes in the checkpoint from which the run is resumed."""
         self._batch: TurnBatch | None = None
         self._counted: tuple[int, int, tuple[int, int]] = (-1, -1, (0, 0))
-        """Collection, first minibatch and sizes of the optimiser step that was counted last."""
+        """Cache of :meth:`step_sizes`: collection, first minibatch of the optimiser step, and its sizes."""
         self._shuffled: tuple[int, int, list[torch.Tensor]] = (-1, -1, [])
-        """Collection, pass and turns of each minibatch of the pass that was shuffled last."""
+        """Cache of the last shuffled pass: collection, pass, and turns of each minibatch."""
 
     def prepare_data(self) -> None:
         """Download what the environments need, once per machine."""
@@ -97,15 +97,15 @@ class RolloutDataModule(RunDataModule):
 
     @property
     def filled(self) -> bool:
-        """Return whether there are minibatches left to train on."""
+        """Return whether some minibatches of the collection have not been trained on."""
         return self._batch is not None and self.trained_minibatches < self.minibatches_per_collection
 
     def fill(self, collection: int, rollout: Rollout, batch: TurnBatch) -> None:
         """Store a collection.
 
         Args:
-            collection: its index in the run.
-            rollout: as collected, for transcripts.
+            collection: index of the collection in the run.
+            rollout: the rollout, for transcripts.
             batch: the turns with their advantages.
         """
         self.collection, self.rollout = collection, rollout
@@ -113,7 +113,7 @@ class RolloutDataModule(RunDataModule):
         self._hold(batch)
 
     def _hold(self, batch: TurnBatch) -> None:
-        """Keep the turns of a collection, and forget what was counted and shuffled of the last one."""
+        """Store the turns of a collection, and clear the caches."""
         self._batch, self._counted, self._shuffled = batch, (-1, -1, (0, 0)), (-1, -1, [])
 
     def count_minibatch(self) -> None:
@@ -135,7 +135,7 @@ class RolloutDataModule(RunDataModule):
     def minibatch(self, index: int) -> TurnBatch:
         """Return minibatch ``index`` of the collection, which belongs to pass ``index // num_minibatches``.
 
-        Turns with the same prompt stay together, so that the update can share the prompt as well.
+        Turns with the same prompt are kept together, so that the update can compute the prompt once.
         """
         if self._batch is None:
             raise ValueError(
@@ -143,22 +143,22 @@ class RolloutDataModule(RunDataModule):
                 "configure_callbacks."
             )
         if self.num_minibatches == 1 and "prompt_ids" not in self._batch.inputs:
-            return self._batch  # its loss is one sum, whatever the order
+            return self._batch  # the order does not matter to the loss
         return self._batch[self._members(self._batch, index)]
 
     def sample(self, share: float, fewest: int, most: int) -> TurnBatch:
-        """Return some turns of this rank's collection, chosen at random, and no more than its minibatches have.
+        """Return a random sample of this rank's turns, at most as many as a minibatch has.
 
-        Turns with the same prompt are chosen together, which is cheaper to evaluate.
+        Turns with the same prompt are selected together, because they are faster to evaluate.
 
         Args:
-            share: of the turns.
-            fewest: number of turns if there are so many, whatever their share.
-            most: number of turns.
+            share: share of the turns to select.
+            fewest: minimum number of turns, if there are that many.
+            most: maximum number of turns.
         """
         assert self._batch is not None
         count = min(max(int(share * len(self._batch)), fewest), most, -(-len(self._batch) // self.num_minibatches))
-        chosen = self._order(self._batch, self.num_epochs)[:count]  # of a pass that is not trained
+        chosen = self._order(self._batch, self.num_epochs)[:count]  # the order of a pass that is not used in training
         return self._batch[chosen.to(self._batch.response_mask.device)]
 
     def _members(self, batch: TurnBatch, index: int) -> torch.Tensor:
@@ -173,8 +173,8 @@ class RolloutDataModule(RunDataModule):
         """Return this rank's numbers of turns and sampled tokens in the optimiser step of a minibatch.
 
         Args:
-            index: of the minibatch.
-            accumulated: minibatches per optimiser step; the last step of a collection may have fewer.
+            index: index of the minibatch.
+            accumulated: number of minibatches per optimiser step; the last step of a collection may have fewer.
         """
         assert self._batch is not None
         start, batch = index - index % accumulated, self._batch
@@ -187,7 +187,7 @@ class RolloutDataModule(RunDataModule):
         return self._counted[2]
 
     def _order(self, batch: TurnBatch, epoch: int) -> torch.Tensor:
-        """Return shuffled turns, int64 ``(turn,)``; turns with equal prompts stay side by side."""
+        """Return the shuffled order of turns, int64 ``(turn,)``, in which turns with equal prompts are adjacent."""
         shuffled = torch.from_numpy(permutation(len(batch), "minibatch", self.seed, self.collection, epoch))
         if "prompt_ids" not in batch.inputs:
             return shuffled
@@ -210,7 +210,7 @@ class RolloutDataModule(RunDataModule):
         self.advance(env_steps=env_steps, episodes=episodes, tokens=tokens)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the clocks; inside a collection also the turns of each rank and how many minibatches are trained."""
+        """Return the clocks, and within a collection the turns of each rank and the number of trained minibatches."""
         state = super().state_dict() | {"collection": self.collection}
         if self.num_steps is not None:
             state_after = self._running_episodes
@@ -223,10 +223,10 @@ class RolloutDataModule(RunDataModule):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
+        """Restore the result of :meth:`state_dict`.
 
         Raises:
-            ValueError: If the checkpoint is from inside a collection, and of another number of ranks.
+            ValueError: If the checkpoint was written within a collection by another number of ranks.
         """
         super().load_state_dict(state_dict)
         self.collection = state_dict["collection"]
@@ -235,5 +235,4 @@ class RolloutDataModule(RunDataModule):
             self._restored_episodes = redistribute_lists(state_dict["running_episodes"])
         if "batches" in state_dict and fits:
             self._hold(TurnBatch(**value_of_this_rank(state_dict["batches"])))
-            trained = state_dict.get("trained_minibatches", state_dict.get("trained_parts", 0))  # its older name
-            self.trained_minibatches = int(trained)
+            self.trained_minibatches = int(state_dict["trained_minibatches"])

@@ -1,4 +1,4 @@
-"""The base classes of the data modules: clocks, how batches are loaded, the environment, held-out episodes."""
+"""Base classes of the data modules: clocks, loading of minibatches, the environment and held-out episodes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,21 @@ from lrl.codecs.codec import TextCodec
 from lrl.envs.factory import EnvFactory
 from lrl.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, check_fields
 
-# Which held-out episodes a run is validated on.
-
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationConfig:
-    """Held-out episodes: where they are played, how many, and how actions are sampled."""
+    """Settings of held-out episodes."""
 
     env: EnvFactory | None = None
-    """Environment of the episodes; null takes the training environment."""
+    """Environment of the episodes; null uses the training environment."""
     episodes: NonNegativeInt = 50
-    """Number of episodes, one seed each."""
+    """Number of episodes, each with its own seed."""
     seed: NonNegativeInt = 10_000
-    """Seed of the first episode; the others count up from it."""
+    """Seed of the first episode; the others have the following seeds."""
     num_envs: PositiveInt = 50
-    """Environments that are played side by side."""
+    """Number of parallel environments."""
     temperature: NonNegativeFloat = 0.0
-    """Temperature of sampling; 0 decodes greedily."""
+    """Sampling temperature; 0 decodes greedily."""
 
     def __post_init__(self) -> None:
         check_fields(self, "data.validation")
@@ -48,8 +46,8 @@ class ClockedDataModule(L.LightningDataModule, ABC):
     """Abstract data module of a run, with a seed and clocks.
 
     Args:
-        seed: of everything random in the run.
-        clocks: names of what is counted besides minutes.
+        seed: seed of the run.
+        clocks: names of the clocks besides minutes.
     """
 
     def __init__(self, seed: int, *clocks: str) -> None:
@@ -60,7 +58,7 @@ class ClockedDataModule(L.LightningDataModule, ABC):
 
     @property
     def position(self) -> int:
-        """Index of the next minibatch by Lightning's count, which every resume restores."""
+        """Index of the next minibatch in Lightning's counter, which a resumed run restores."""
         assert self.trainer is not None
         return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
@@ -73,29 +71,29 @@ class ClockedDataModule(L.LightningDataModule, ABC):
         self._started = now
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the clocks, the minutes up to now."""
+        """Return the clocks, with the minutes up to now."""
         self.advance()
         return {"clocks": dict(self.clocks)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the result of :meth:`state_dict`."""
         self.clocks = dict(state_dict["clocks"])
         self._started = time.monotonic()
 
 
 class RunDataModule(ClockedDataModule, ABC):
-    """Abstract data module of a run with environments, which a policy module reads.
+    """Abstract data module of a run that trains a policy in an environment.
 
     Args:
-        env: the environment that is trained on.
-        validation: held-out episodes.
-        seed: of everything random in the run.
-        clocks: names of what is counted besides minutes.
+        env: training environment.
+        validation: settings of held-out episodes.
+        seed: seed of the run.
+        clocks: names of the clocks besides minutes.
     """
 
     num_epochs = num_minibatches = 1
     collects = False
-    """Whether each Lightning epoch trains on data that were collected for it."""
+    """Whether each Lightning epoch trains on newly collected data."""
 
     def __init__(self, env: EnvFactory, validation: ValidationConfig, seed: int, *clocks: str) -> None:
         super().__init__(seed, *clocks)
@@ -120,16 +118,16 @@ class RunDataModule(ClockedDataModule, ABC):
 
 
 class MinibatchLoader:
-    """Yields minibatches from the position that Lightning counts, and restores in a resumed run.
+    """Yields minibatches from the position of Lightning's counter, :attr:`ClockedDataModule.position`.
 
-    It is no ``DataLoader``, so that Lightning neither adds a distributed sampler nor asks for workers. Its length is
-    constant: without one, Lightning would prefetch from the empty rollout buffer before the first collection. It has
-    the methods of a stateful loader, so that Lightning resumes it; its position is :attr:`ClockedDataModule.position`.
+    It is not a ``DataLoader``, so that Lightning neither adds a distributed sampler nor recommends workers. Its length
+    is constant, because otherwise Lightning would prefetch from the empty rollout buffer before the first collection.
+    It has the methods of a stateful loader, without which Lightning does not resume within an epoch.
 
     Args:
-        data: whose trainer counts.
+        data: data module whose trainer counts minibatches.
         length: returns the number of minibatches.
-        minibatch: returns this rank's share of a minibatch by its index.
+        minibatch: returns this rank's part of the minibatch with an index.
     """
 
     def __init__(self, data: ClockedDataModule, length: Callable[[], int], minibatch: Callable[[int], Any]) -> None:
@@ -144,8 +142,8 @@ class MinibatchLoader:
             yield self._minibatch(self._data.position)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty state: the position is Lightning's."""
+        """Return an empty state, because Lightning stores the position."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Do nothing: the position is Lightning's."""
+        """Do nothing, because Lightning restores the position."""

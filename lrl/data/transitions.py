@@ -1,4 +1,4 @@
-"""Lightning data module that reads the transitions of Minari data sets, for models of the environment."""
+"""Data module of the transitions in Minari data sets, for models of the environment."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from lrl.rewards.reward_model import space_to_dict, transition_vectors
 Split = Literal["train", "validation", "test"]
 
 _MISSING = 0.01
-"""Largest share of the weight of a return, ``gamma**n``, that may lie beyond a time limit."""
+"""Largest share of a return's weight, ``gamma**n``, that may belong to rewards beyond a time limit."""
 
 
 @register
 class TransitionsDataModule(ClockedDataModule):
     """Streams pairs of inputs ``(row, size)`` and rewards ``(row,)``; one Lightning epoch is one pass over them.
 
-    Inputs are observations and actions side by side (:func:`~lrl.rewards.reward_model.transition_vectors`). They are
-    kept in memory as float32: a million of HalfCheetah take 96 MB. All steps count, random ones included.
+    Inputs are concatenated observations and actions (:func:`~lrl.rewards.reward_model.transition_vectors`). They are
+    kept in memory as float32; a million steps of HalfCheetah take 96 MB. All steps are used, including random ones.
 
-    Episodes are held out whole: neighbouring steps are so alike that held-out steps of training episodes would measure
-    memory. Early stopping reads the validation split, so ``lrl test`` measures on a third one.
+    Whole episodes are held out: neighbouring steps are so similar that held-out steps of training episodes would
+    measure memorisation. Early stopping uses the validation split, and ``lrl test`` a third split.
 
-    The value of a step can be its reward or, with ``gamma``, the return from there: a policy that maximises the reward
-    of its next step alone spoils the steps that follow. Returns beyond a time limit are unknown: the last steps of a
-    truncated episode are left out as far as more than a hundredth of the weight of a return lies there.
+    The target of a step is its reward or, with ``gamma``, the return from there on, because a policy that maximises
+    only the reward of its next step neglects the following ones. Rewards beyond a time limit are unknown. The last
+    steps of a truncated episode, for which such rewards have more than a hundredth of the return's weight, are omitted.
 
     Args:
         dataset_id: Minari's name of the data set, which is downloaded if it is not local; or a list of several with the
-            same spaces. A model that is to be maximised needs actions that the best policy does not take.
-        batch_size: rows per training step over all ranks.
+            same spaces. If a policy will maximise the model, include actions that the best policy does not take.
+        batch_size: number of rows per training step over all ranks.
         validation_share: fraction of each data set's episodes that are held out for validation, at least one.
         test_share: fraction of each data set's episodes that are held out for testing, at least one; 0 for none.
         seed: seed of the split and of the order of the rows.
-        gamma: discount of the rewards that follow a step. 0 learns its own reward, more learns
+        gamma: discount of the rewards that follow a step. With 0 the target is the reward of the step, otherwise
             ``(1 - gamma) * sum_k gamma**k r_{t+k}``, which has the unit of a reward.
     """
 
@@ -66,7 +66,7 @@ class TransitionsDataModule(ClockedDataModule):
             raise ValueError(f"data.dataset_id is {dataset_id!r}; it must be a name, or a list of different names.")
         self.validation_share, self.test_share, self.gamma = validation_share, test_share, float(gamma)
         self.episodes: dict[Split, np.ndarray] = {}
-        """Indices of the episodes of each split, int64 ``(episode,)``, counted through all data sets in their order."""
+        """Indices of the episodes of each split, int64 ``(episode,)``, numbered consecutively over all data sets."""
         self._rows: dict[Split, tuple[Tensor, Tensor]] = {}
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
 
@@ -79,14 +79,14 @@ class TransitionsDataModule(ClockedDataModule):
         """Read the data sets; a second call does nothing.
 
         Raises:
-            ValueError: If a data set is missing, damaged or too small, or cannot teach a reward; the spaces differ; or
-                the batch size does not fit the devices.
+            ValueError: If a data set is missing, damaged or too small, or its rewards are all equal; the spaces
+                differ; or the batch size is too small for the devices.
         """
         assert self.trainer is not None
         if self.batch_size < 2 * self.trainer.world_size:
             raise ValueError(
                 f"data.batch_size is {self.batch_size}; it must be at least 2 for each of the "
-                f"{self.trainer.world_size} devices, batch normalisation needs two rows."
+                f"{self.trainer.world_size} devices, because batch normalisation needs two rows."
             )
         if not self._rows:
             self.load()
@@ -95,13 +95,13 @@ class TransitionsDataModule(ClockedDataModule):
         """Read all episodes into memory, split by episode.
 
         Raises:
-            ValueError: If a data set is missing, damaged or too small, or cannot teach a reward; or their spaces
+            ValueError: If a data set is missing, damaged or too small, its rewards are all equal, or the spaces
                 differ.
         """
         readers = [DatasetReader(name) for name in self.dataset_ids]
         spaces = self.observation_space, self.action_space = readers[0].observation_space, readers[0].action_space
         for name, space in zip(("observation", "action"), spaces):
-            space_to_dict(name, space)  # raises for a space that a reward model cannot read
+            space_to_dict(name, space)  # raises for a space that a reward model does not support
         indices: dict[Split, list[np.ndarray]] = {}
         parts: dict[Split, list[tuple[Tensor, Tensor]]] = {}
         before = 0
@@ -180,7 +180,7 @@ class TransitionsDataModule(ClockedDataModule):
         return -(-len(self.rows("train")[1]) // self.batch_size)
 
     def batch(self, epoch: int, index: int, rank: int = 0, world_size: int = 1) -> tuple[Tensor, Tensor]:
-        """Return a rank's part of batch ``index``; the last batch of a pass is filled up from the start of the pass."""
+        """Return a rank's part of batch ``index``; the last batch of a pass is filled with its first rows."""
         inputs, rewards = self.rows("train")
         if self._order[0] != epoch:
             order = permutation(len(rewards), "transitions", self.seed, epoch)
@@ -195,7 +195,7 @@ class TransitionsDataModule(ClockedDataModule):
 
     def _batch_of_this_rank(self, index: int) -> tuple[Tensor, Tensor]:
         trainer: Any = self.trainer
-        epoch = 0 if trainer.overfit_batches else trainer.current_epoch  # the same batches in every pass
+        epoch = 0 if trainer.overfit_batches else trainer.current_epoch  # repeats the first pass
         return self.batch(epoch, index, trainer.global_rank, trainer.world_size)
 
     def val_dataloader(self) -> DataLoader:
@@ -223,9 +223,9 @@ def discounted_rewards(rewards: np.ndarray, terminated: bool, gamma: float) -> T
     """Return the value of each step of an episode, float32 ``(step,)``: ``(1 - gamma) * sum_k gamma**k r_{t+k}``.
 
     Args:
-        rewards: of each step, float64 ``(step,)``.
-        terminated: whether nothing follows the last step. Of a truncated episode the last steps are left out, as far as
-            more than a hundredth of the weight of their return, ``gamma**n`` after ``n`` rewards, is unknown.
+        rewards: rewards of the steps, float64 ``(step,)``.
+        terminated: whether the episode terminated. If it was truncated, the last steps are omitted, for which the
+            unknown rewards have more than a hundredth of the return's weight (``gamma**n`` after ``n`` rewards).
         gamma: discount, in [0, 1).
     """
     returns = accumulate(reversed(rewards.tolist()), lambda following, reward: reward + gamma * following)

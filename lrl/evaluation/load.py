@@ -1,4 +1,4 @@
-"""Load what is evaluated: the policy of a checkpoint, a language model without training, or a baseline."""
+"""Loading of policies: from a checkpoint, a language model, a chat model, or a baseline by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PREFIX = "policy."
 
 
 class Loaded(NamedTuple):
-    """Holds a policy that is ready to act, and the environment to evaluate it in."""
+    """Holds a policy that is ready to act, and the environment in which it is evaluated."""
 
     policy: Actor
     env_factory: EnvFactory
@@ -38,14 +38,14 @@ class Loaded(NamedTuple):
 
 
 def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Loaded:
-    """Build the policy that a checkpoint was trained with, and load its weights.
+    """Build the policy of a checkpoint, and load its weights.
 
     Args:
         path: a checkpoint, or a run directory, whose last checkpoint is loaded.
-        env_factory: environment to evaluate in; None uses the validation environment of the training run.
+        env_factory: environment of the evaluation; None uses the validation environment of the training run.
 
     Raises:
-        ValueError: If there is no checkpoint, lrl did not write it, or its weights do not fit its configuration.
+        ValueError: If there is no checkpoint, it was not written by lrl, or its weights do not fit its configuration.
     """
     file, checkpoint, config, policy = _read(path)
     if env_factory is None:
@@ -53,7 +53,7 @@ def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Load
     policy.connect(env_factory.codec)
     if policy.response_format is None:
         policy.connect_spaces(*env_factory.spaces)
-    if wants_examples(policy):  # the examples of its training, in whichever environment it is evaluated
+    if wants_examples(policy):  # examples come from the training environment, wherever the policy is evaluated
         add_examples(policy, _build(EnvFactory, config["data"]["init_args"]["env"], file))
     _fill(policy, checkpoint, file)
     info = {"name": str(path), "env_id": env_id(env_factory), "config": config}
@@ -67,7 +67,7 @@ def load_weights(path: str | Path) -> Policy:
         path: a checkpoint, or a run directory, whose last checkpoint is loaded.
 
     Raises:
-        ValueError: as :func:`load_policy`.
+        ValueError: If :func:`load_policy` would raise.
     """
     file, checkpoint, config, policy = _read(path)
     if policy.response_format is None:  # the size of its head depends on the spaces
@@ -79,7 +79,7 @@ def load_weights(path: str | Path) -> Policy:
 
 
 def _read(path: str | Path) -> tuple[Path, Mapping[str, Any], Mapping[str, Any], Policy]:
-    """Return the file of a checkpoint, what it holds, the configuration of its run, and its policy without weights."""
+    """Return the path of a checkpoint, its content, the configuration of its run, and its policy without weights."""
     file = checkpoint_file(Path(path))
     checkpoint = read_checkpoint(file)
     if "config" not in checkpoint.get("lrl", {}):
@@ -99,14 +99,14 @@ def _fill(policy: Policy, checkpoint: Mapping[str, Any], file: Path) -> None:
 
 
 def saved_numbers(path: str | Path, wanted: str | None = None) -> NumberFormat | None:
-    """Return the number format of a checkpoint's environment, which is the only one that the policy can read.
+    """Return the number format of a checkpoint's environment, the only one that the policy can read.
 
     Args:
         path: a checkpoint or a run directory.
-        wanted: the number format that the user asks for, or its kind alone; None accepts the saved one.
+        wanted: the number format that the user requests, or its kind alone; None accepts the saved one.
 
     Raises:
-        ValueError: If the user asks for another format than the saved one.
+        ValueError: If the requested format differs from the saved one.
     """
     saved = _numbers_config(_env_config(_saved_data(checkpoint_file(Path(path)))))
     numbers = NumberFormat(**saved) if saved else None
@@ -117,7 +117,7 @@ def saved_numbers(path: str | Path, wanted: str | None = None) -> NumberFormat |
 
 
 def training_env(path: str | Path) -> GymnasiumEnvs:
-    """Return the environment that a checkpoint was trained in, by which its episodes can be recorded.
+    """Return the environment in which a checkpoint was trained, for recording episodes.
 
     Raises:
         ValueError: If there is no checkpoint, or it was not trained in a registered environment.
@@ -144,20 +144,18 @@ def load_model(
 
     Args:
         name: Hugging Face hub name, folder or GGUF file.
-        env_factory: environment to evaluate in.
+        env_factory: environment of the evaluation.
         prompt: fields of :class:`~lrl.prompts.PromptTemplate`.
-        choose: whether the model scores the legal actions instead of writing one.
+        choose: whether the model scores the legal actions instead of generating text.
         model: fields of :class:`~lrl.lm.model.LanguageModelConfig`, and ``max_new_tokens`` of a response.
 
     Raises:
-        ValueError: If ``choose`` where actions are not finitely many or responses are not direct, or the model cannot
-            be loaded.
+        ValueError: If the model cannot be loaded, or ``choose`` is true and the actions are not finitely many or the
+            response format is not ``direct``.
     """
     from lrl.lm.config import LanguageModelConfig
     from lrl.policies.scoring import ScoringPolicy
     from lrl.policies.text import TextPolicy
-    from lrl.prompts import PromptTemplate
-    from lrl.types import SamplingConfig
 
     sampling = SamplingConfig(max_new_tokens=model.pop("max_new_tokens", SamplingConfig.max_new_tokens))
     language_model, template = LanguageModelConfig(name=name, **model), PromptTemplate(**prompt)
@@ -174,7 +172,7 @@ def load_baseline(name: str, env_factory: EnvFactory) -> Loaded:
     """Load a policy without weights by its name.
 
     Raises:
-        ValueError: If the name is unknown, or the policy does not exist for this environment.
+        ValueError: If the name is unknown, or the environment has no such policy.
     """
     if name not in BASELINES:
         raise ValueError(f"policy is {name!r}; it must be one of {', '.join(BASELINES)}.")
@@ -189,7 +187,7 @@ def env_id(env_factory: EnvFactory) -> str:
 
 
 def last_checkpoint(path: Path) -> Path:
-    """Return the last checkpoint of a run directory, or the path itself if it is no run directory."""
+    """Return the last checkpoint of a run directory, or the path itself if it is not a run directory."""
     last = path / "checkpoints" / "last.ckpt"
     return last if last.exists() else path
 
@@ -198,8 +196,8 @@ def checkpoint_file(path: Path, key: str = "checkpoint") -> Path:
     """Return the checkpoint at a path, which may be a run directory.
 
     Args:
-        path: as the user gave it.
-        key: the setting that it was given by.
+        path: path given by the user.
+        key: setting of the path, for the error message.
 
     Raises:
         ValueError: If there is no checkpoint.
@@ -229,19 +227,19 @@ def _training_env(data: Mapping[str, Any], file: Path) -> EnvFactory:
 
 
 def _env_config(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the configuration of a run's validation environment; older runs have it under ``validation_env``."""
-    return (data.get("validation") or {}).get("env") or data.get("validation_env") or data.get("env")
+    """Return the configuration of a run's validation environment."""
+    return (data.get("validation") or {}).get("env") or data.get("env")
 
 
 def _numbers_config(env: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the number format in the configuration of an environment, or of the environment that its rows are of."""
+    """Return the number format in the configuration of an environment, or of the environment of its rows."""
     given = (env or {}).get("init_args") or {}
     rows = (given.get("rows") or {}).get("init_args") or {}
     return _numbers_config(rows["env"]) if rows.get("env") else given.get("numbers")
 
 
 def _check_base(policy: Policy, saved: Mapping[str, Any], file: Path) -> None:
-    """Raise if the frozen base model, which is not in the checkpoint, differs from the one that was trained on."""
+    """Raise if the frozen base model, which is not in the checkpoint, differs from that of the training run."""
     wanted = saved.get("fingerprint", "")
     if wanted != policy.fingerprint:
         raise ValueError(
@@ -250,7 +248,7 @@ def _check_base(policy: Policy, saved: Mapping[str, Any], file: Path) -> None:
 
 
 def _load_weights(policy: Policy, state: Mapping[str, Any], file: Path) -> None:
-    """Load the trained weights; raise if others than frozen ones are missing, or if there are unknown ones."""
+    """Load the trained weights; raise if trained weights are missing or unknown."""
     given = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
     own = policy.state_dict()
     needed = set(drop_frozen(own, frozen_parameter_names(policy)))
@@ -262,9 +260,6 @@ def _load_weights(policy: Policy, state: Mapping[str, Any], file: Path) -> None:
     policy.load_state_dict(given, strict=False)
 
 
-# Load a policy that asks a chat model, and describe what was asked.
-
-
 def load_served(
     chat_model: ChatModel,
     env_factory: EnvFactory,
@@ -272,14 +267,14 @@ def load_served(
     max_new_tokens: int,
     invalid_retries: InvalidRetryConfig = InvalidRetryConfig(),
 ) -> Loaded:
-    """Make a policy of a chat model.
+    """Load a policy that queries a chat model.
 
     Args:
-        chat_model: responds.
-        env_factory: environment to evaluate in.
+        chat_model: the chat model.
+        env_factory: environment of the evaluation.
         prompt: fields of :class:`~lrl.prompts.PromptTemplate`.
         max_new_tokens: maximum number of tokens of a response.
-        invalid_retries: how often a response without a legal action is sampled again.
+        invalid_retries: how many times a response without a legal action is sampled again.
 
     Raises:
         ValueError: If the environment has no codec, or no expert for few-shot examples.
@@ -294,10 +289,10 @@ def load_served(
 
 
 def usage_line(report: Mapping[str, Any]) -> str:
-    """Describe in a line what was asked and what it took.
+    """Describe statistics of requests and retries in one line.
 
     Args:
-        report: see :meth:`lrl.policies.retrying.RetryingActor.report`.
+        report: result of :meth:`lrl.policies.retrying.RetryingActor.report`.
     """
     parts = [
         f"{report['asked']} prompts, {report['asked_again']} asked again for a legal action "
@@ -309,10 +304,10 @@ def usage_line(report: Mapping[str, Any]) -> str:
 
 
 def requests_line(report: Mapping[str, Any]) -> str:
-    """Describe in a line the requests to a server, and their tokens and cost.
+    """Describe the number of requests to a server, their tokens and their cost in one line.
 
     Args:
-        report: see :meth:`lrl.chat.served.ServedChatModel.report`; what is missing counts 0.
+        report: result of :meth:`lrl.chat.served.ServedChatModel.report`; missing entries count as 0.
     """
     requests, retries, cached = (report.get(name, 0) for name in ("requests", "retries", "cached"))
     parts = [f"{requests} requests, {retries} of them retries, {cached} prompts known before"]

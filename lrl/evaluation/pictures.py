@@ -1,4 +1,4 @@
-"""Learning curves of logged metrics against env steps, episodes, tokens or minutes, with intervals over seeds."""
+"""Pictures: learning curves with intervals over seeds, and policies on FrozenLake."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RESAMPLES = 2000
 _LABEL_WIDTH = 60
 """Maximum number of characters in a line of the legend, so that it fits inside the axes."""
 _EPISODES = {"rollout": "training episodes", "val": "held-out episodes"}
-"""Group of a metric to the episodes that it is measured on."""
+"""First part of a metric's name to the episodes on which it is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Series:
     """Holds one metric of one run."""
 
     clock: np.ndarray
-    """Strictly increasing, float64 ``(row,)``."""
+    """Strictly increasing values of the clock, float64 ``(row,)``."""
     values: np.ndarray
     """float64 ``(row,)``."""
 
@@ -77,7 +77,7 @@ def read_series(run: Path, metric: str, clock: str = "env_steps") -> Series:
     """Read one metric of a run; the last of several rows with the same clock is used.
 
     Raises:
-        ValueError: If the metric, which then is listed with those that exist, the clock or the run does not exist.
+        ValueError: If the metric, the clock or the run does not exist; existing metrics are listed.
     """
     if clock not in CLOCKS:
         raise ValueError(f"clock is {clock!r}; it must be one of {', '.join(CLOCKS)}.")
@@ -96,8 +96,8 @@ def read_series(run: Path, metric: str, clock: str = "env_steps") -> Series:
 def aggregate(label: str, runs: Sequence[Series], statistic: Literal["mean", "iqm"] = "iqm") -> Curve:
     """Average runs, with a 95% percentile bootstrap interval if there are at least five.
 
-    Runs are interpolated linearly to the clock values of all runs, within the range that all runs cover, so that every
-    point averages the same runs.
+    Runs are interpolated linearly at the clock values of all runs, within the range that all runs cover, so that every
+    point is an average over the same runs.
 
     Args:
         label: label of the curve.
@@ -126,8 +126,8 @@ def aggregate(label: str, runs: Sequence[Series], statistic: Literal["mean", "iq
 def group_runs(arguments: Iterable[str]) -> dict[str, list[Path]]:
     """Group runs by label; an argument is ``label=directory``, or a directory, which is labelled by its parent's name.
 
-    A directory may be a pattern such as ``runs/a/*``, which a shell does not expand behind ``label=``. The name of a
-    directory may contain an equals sign: of all possible labels, the shortest whose directory exists is taken.
+    A directory may be a pattern such as ``runs/a/*``, which a shell does not expand after ``label=``. If the name of a
+    directory contains an equals sign, the shortest label whose directory exists is used.
 
     Raises:
         ValueError: If no run is given, or a run does not exist.
@@ -163,11 +163,11 @@ def draw_curves(
     """Draw curves and horizontal baselines to a PNG.
 
     Args:
-        curves: one line each; with an interval for five runs or more, with a thin line per run for two to four.
-        metric: label of the y axis, a line for each metric that is drawn.
+        curves: curves, with an interval for five runs or more, and a thin line per run for two to four.
+        metric: label of the y axis, with one line per metric.
         clock: label of the x axis.
-        path: the PNG; missing folders are created.
-        baselines: label to height.
+        path: path of the PNG; missing folders are created.
+        baselines: label to height of horizontal lines.
         title: title above the picture.
         log: whether the x axis is logarithmic and each point has a marker.
     """
@@ -178,7 +178,7 @@ def draw_curves(
     for shade, (label, height) in zip(_greys(len(baselines or {})), (baselines or {}).items(), strict=True):
         axes.axhline(height, color=shade, linestyle="--", linewidth=1.2, label=f"{label} ({height:,.4g})")
     if all(0 <= value <= 1 for curve in curves for value in curve.centre):
-        axes.set_ylim(0, 1.04)  # show the full range of a rate
+        axes.set_ylim(0, 1.04)  # the full range of a rate
     axes.set_xlabel(clock.replace("_", " "))
     axes.set_ylabel("\n".join(map(axis_label, metric.splitlines())))
     axes.set_title(title)
@@ -198,9 +198,9 @@ def _draw_curve(axes: Axes, curve: Curve, marked: bool) -> None:
 
 
 def axis_label(metric: str) -> str:
-    """Return a metric with the episodes that it is measured on."""
+    """Return the name of a metric with the episodes on which it is measured."""
     group, _, name = metric.partition("/")
-    exact = name.startswith("exact_")  # computed for every state, not measured on episodes
+    exact = name.startswith("exact_")  # computed from the transition table, not measured on episodes
     return metric if exact or group not in _EPISODES else f"{metric}, {_EPISODES[group]}"
 
 
@@ -238,14 +238,16 @@ _BEST, _OTHER = "#1d4ed8", "#94a3b8"
 
 
 def draw_policy(lake: Lake, decisions: np.ndarray, path: Path, title: str = "") -> None:
-    """Draw the map with an arrow for each action, whose length grows with the probability beside it, to a PNG.
+    """Draw the map to a PNG, with an arrow and the probability of each action in each state.
 
-    The most probable action is blue. The probability of invalid actions is shown in red.
+    The length of an arrow increases with the probability. The most probable action is blue. The probability of invalid
+    actions is shown in red.
 
     Args:
         lake: the map.
-        decisions: action probabilities ``(state, action)``; the rest of a row's sum to 1 is that of invalid actions.
-        path: the PNG; missing folders are created.
+        decisions: action probabilities ``(state, action)``; if a row sums to less than 1, the rest is the probability
+            of invalid actions.
+        path: path of the PNG; missing folders are created.
         title: title above the picture.
     """
     rows, columns = len(lake.desc), len(lake.desc[0])

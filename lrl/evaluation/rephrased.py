@@ -1,4 +1,4 @@
-"""Evaluate a trained policy on reworded prompts, renamed actions, or actions that are listed in another order."""
+"""Evaluation of a trained policy on reworded prompts, renamed actions, or actions listed in another order."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ from lrl.files import resolve
 from lrl.registry import register
 from lrl.types import PastTurn
 
-# Rewords the texts of a codec, to evaluate how a trained policy generalises to prompts that it has not seen.
-
 
 @dataclass(frozen=True, kw_only=True)
 class Phrasing:
-    """Specifies other wording for the texts of a codec; fields that are not given leave their texts unchanged."""
+    """Specifies another wording of a codec's texts; fields with their default leave the texts unchanged."""
 
     description: str | None = None
-    """Description of the environment, in which the system message lists the actions."""
+    """Description of the environment in the system message."""
     actions: Mapping[str, str] = field(default_factory=dict)
-    """New names of actions, by the old ones. The description gets them as well, unless it is given."""
+    """Old to new names of actions; they are also replaced in the description, unless ``description`` is given."""
     observations: Mapping[str, str] = field(default_factory=dict)
-    """Replacements in observations, one after the other: regular expression to text."""
+    """Replacements in observations, regular expression to text, applied in this order."""
     order: Sequence[str] = ()
     """Old names of all actions in the order in which the description lists them."""
 
@@ -41,12 +39,12 @@ class RephrasedCodec(TextCodec):
     """Wraps a codec so that its prompts and action names are worded differently.
 
     Args:
-        codec: the codec whose texts are rephrased; its actions have names.
-        phrasing: the other words.
+        codec: the codec to rephrase, whose actions must have names.
+        phrasing: the new wording.
 
     Raises:
-        ValueError: If a name is no action of ``codec``, if two actions get the same name, or if a regular expression
-            is invalid.
+        ValueError: If a name is not an action of ``codec``, two actions get the same name, or a regular expression is
+            invalid.
     """
 
     def __init__(self, codec: TextCodec, phrasing: Phrasing) -> None:
@@ -104,7 +102,7 @@ class RephrasedCodec(TextCodec):
         return self.rephrase_observation(self._codec.observation_to_text(observation, context))
 
     def rephrase_observation(self, text: str) -> str:
-        """Return the text of an observation in the other words."""
+        """Return the rephrased text of an observation."""
         for pattern, replacement in self._rules:
             text = pattern.sub(replacement, text)
         return text
@@ -121,7 +119,7 @@ class RephrasedCodec(TextCodec):
         """Return the action with a new name, ignoring case and surrounding whitespace.
 
         Raises:
-            InvalidActionError: If ``text`` is none of the new names.
+            InvalidActionError: If ``text`` is not one of the new names.
         """
         by_lower_case = {new.lower(): old for new, old in self._old.items()}
         old = self._old.get(text, by_lower_case.get(text.strip().lower()))
@@ -135,10 +133,10 @@ class RephrasedCodec(TextCodec):
 
 
 def read_phrasings(path: str) -> dict[str, Phrasing]:
-    """Read a YAML file of phrasings: from a name to the fields of :class:`~lrl.evaluation.rephrased.Phrasing`.
+    """Read a YAML file of phrasings: a mapping from names to the fields of :class:`Phrasing`.
 
     Raises:
-        ValueError: If there is no such file, or it has other contents.
+        ValueError: If there is no such file, or its content is not such a mapping.
     """
     file = Path(resolve(path))
     if not file.is_file():
@@ -167,14 +165,14 @@ def read_phrasings(path: str) -> dict[str, Phrasing]:
 
 @contextmanager
 def rephrased(loaded: Loaded, phrasing: Phrasing) -> Iterator[Loaded]:
-    """Provide the policy and its environment in other words inside a ``with`` block; few-shot examples are rephrased.
+    """Rephrase the texts of a policy and its environment, few-shot examples included, inside a ``with`` block.
 
     Args:
-        loaded: what is evaluated; its policy reads text.
-        phrasing: the other words.
+        loaded: a policy that reads text, and its environment.
+        phrasing: the new wording.
 
     Raises:
-        ValueError: If the policy reads no text, its system message is fixed, or the phrasing does not fit.
+        ValueError: If the policy does not read text, its system message is fixed, or the phrasing does not fit.
     """
     policy, envs = loaded.policy, loaded.env_factory
     if not isinstance(envs, GymnasiumEnvs) or policy.prompt is None:
@@ -200,4 +198,4 @@ def rephrased(loaded: Loaded, phrasing: Phrasing) -> Iterator[Loaded]:
 
 def _connect(policy: Any, codec: TextCodec) -> None:
     policy.connect(codec)
-    policy.configure()  # the tokens of the actions
+    policy.configure()  # tokenises the names of the actions

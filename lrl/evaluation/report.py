@@ -26,7 +26,7 @@ _COLUMNS = {
 }
 """Metric to its heading and the maximum number of decimals."""
 _DIGITS = 4
-"""Number of digits that are shown, including decimals; more only before the decimal point."""
+"""Number of digits that are shown, including decimals; more if the integer part is longer."""
 
 
 def results_table(rows: Mapping[str, EpisodeResults], title: str, caption: str = "") -> Table:
@@ -44,7 +44,7 @@ def results_table(rows: Mapping[str, EpisodeResults], title: str, caption: str =
     table = Table(title=title, caption=caption or None, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, **justify)
     table.add_column("policy", overflow="fold", min_width=8)
     for heading in (*(heading for heading, _ in _COLUMNS.values()), "steps/s"):
-        table.add_column(heading, justify="right", overflow="fold")  # digits are never replaced by an ellipsis
+        table.add_column(heading, justify="right", overflow="fold")  # never replace digits by an ellipsis
     for name, results in rows.items():
         means, intervals = results.means(), results.intervals()
         figures = [
@@ -55,7 +55,7 @@ def results_table(rows: Mapping[str, EpisodeResults], title: str, caption: str =
 
 
 def _figure(mean: float, interval: tuple[float, float], most: int) -> str:
-    """Return a mean above its interval, with as many decimals for all three numbers as the largest has."""
+    """Return a mean above its interval, all three with the number of decimals that fits the largest."""
     finite = [abs(value) for value in (mean, *interval) if np.isfinite(value)]
     whole = len(f"{max(finite, default=0):.0f}")
     decimals = max(0, min(most, _DIGITS - whole))
@@ -67,7 +67,7 @@ def _figure(mean: float, interval: tuple[float, float], most: int) -> str:
 
 
 def write_json(report: Mapping[str, object], path: Path) -> None:
-    """Write a JSON file completely or not at all; missing folders are created."""
+    """Write a JSON file atomically; missing folders are created."""
     with write_whole(path) as file:
         file.write(json.dumps(report, indent=2, allow_nan=False) + "\n")
 
@@ -79,7 +79,7 @@ def result_text(result: dict[str, Any]) -> str:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Read the result that was written to a file.
+    """Read a stored result.
 
     Raises:
         ValueError: If the file is missing or is not a JSON object.
@@ -102,14 +102,14 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def environments_table(
     reports: Sequence[dict[str, Any]], settings: Sequence[str] | None = None, figure: str = "success"
 ) -> str:
-    """Return a Markdown table of policies in environments with intervals, from reports of ``EpisodeResults.report``.
+    """Return a Markdown table of policies in environments, with intervals, from results of ``EpisodeResults.report``.
 
     A single policy has columns for return, length and success; several policies have one column each. Each keyword
     argument of the environments has a column.
 
     Args:
-        reports: for each environment one report per policy.
-        settings: keyword arguments of the environments that are shown; None shows all.
+        reports: one report per environment and policy.
+        settings: keyword arguments of the environments to show; None shows all.
         figure: metric that is shown for several policies: ``success``, ``return``, ``length`` or ``invalid``.
     """
     policies = list(dict.fromkeys(report["policy"] for report in reports))

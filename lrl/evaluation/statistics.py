@@ -1,6 +1,6 @@
-"""Confidence intervals of means, rates and interquartile means, computed by scipy.
+"""Confidence intervals over episodes and seeds, computed by scipy, and training on several seeds.
 
-``scipy.stats`` takes a second to import, so it is imported inside functions: training does not need it.
+``scipy.stats`` is imported inside functions because its import takes a second and training does not need it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,14 @@ from numpy.typing import ArrayLike
 Interval = tuple[float, float]
 """Lower and upper bound; nan if there is no interval."""
 
+_CONFIDENCE = 0.95
 _RESAMPLES = 10_000
 _BATCH = 2_000_000
-"""Number of values that the bootstrap keeps in memory at a time."""
+"""Number of values that the bootstrap holds in memory at a time."""
 
 
-def t_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Return Student's t interval of a mean, for unbounded values; ``(nan, nan)`` for fewer than two values.
-
-    Args:
-        values: ``(n,)``.
-        confidence: confidence level.
-    """
+def t_interval(values: ArrayLike) -> Interval:
+    """Return Student's 95% interval of the mean of values ``(n,)``, for unbounded values; nan for fewer than two."""
     from scipy.stats import sem, t
 
     numbers = np.asarray(values, dtype=np.float64)
@@ -44,60 +40,54 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
         return math.nan, math.nan
     if np.ptp(numbers) == 0:  # scipy returns nan
         return float(numbers[0]), float(numbers[0])
-    lower, upper = t.interval(confidence, len(numbers) - 1, loc=numbers.mean(), scale=sem(numbers))
+    lower, upper = t.interval(_CONFIDENCE, len(numbers) - 1, loc=numbers.mean(), scale=sem(numbers))
     return float(lower), float(upper)
 
 
-def bootstrap_interval(values: ArrayLike, confidence: float = 0.95, seed: int = 0) -> Interval:
-    """Return a percentile bootstrap interval of a mean; ``(nan, nan)`` for fewer than two values.
-
-    It lies within the range of the values.
+def bootstrap_interval(values: ArrayLike, seed: int = 0) -> Interval:
+    """Return a 95% percentile bootstrap interval of a mean, which lies within the range of the values.
 
     Args:
-        values: ``(n,)``.
-        confidence: confidence level.
+        values: ``(n,)``; for fewer than two values both bounds are nan.
         seed: seed of the resampling.
     """
     numbers = np.asarray(values, dtype=np.float64)
     if len(numbers) < 2:
         return math.nan, math.nan
-    lower, upper = bootstrap_bounds((numbers,), _mean, confidence, seed=seed)
+    lower, upper = bootstrap_bounds((numbers,), _mean, seed=seed)
     return float(lower), float(upper)
 
 
-def ratio_interval(numerators: ArrayLike, denominators: ArrayLike, confidence: float = 0.95, seed: int = 0) -> Interval:
-    """Return a percentile bootstrap interval of ``sum(numerators) / sum(denominators)``, resampling pairs.
+def ratio_interval(numerators: ArrayLike, denominators: ArrayLike, seed: int = 0) -> Interval:
+    """Return a 95% percentile bootstrap interval of ``sum(numerators) / sum(denominators)``, resampling pairs.
 
-    For rates of turns: the turns of one episode are correlated, so episodes are resampled and not turns. A single pair
-    has an interval of width 0.
+    It is used for rates of turns: since the turns of one episode are correlated, episodes are resampled instead of
+    turns. For a single pair the interval has width 0.
 
     Args:
         numerators: ``(n,)``.
         denominators: ``(n,)``.
-        confidence: confidence level.
         seed: seed of the resampling.
     """
     above, below = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
     if len(above) < 2:
         return float(above.sum() / below.sum()), float(above.sum() / below.sum())
-    lower, upper = bootstrap_bounds((above, below), _ratio, confidence, seed=seed, paired=True)
+    lower, upper = bootstrap_bounds((above, below), _ratio, seed=seed, paired=True)
     return float(lower), float(upper)
 
 
 def bootstrap_bounds(
     samples: tuple[np.ndarray, ...],
     statistic: Callable[..., np.ndarray],
-    confidence: float = 0.95,
     resamples: int = _RESAMPLES,
     seed: int = 0,
     paired: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and upper bound of scipy's percentile bootstrap, each with the shape of the statistic.
+    """Return the bounds of scipy's 95% percentile bootstrap interval, each with the shape of the statistic.
 
     Args:
         samples: arrays ``(n, ...)``, which are resampled along their first axis.
         statistic: reduces resampled arrays along the keyword argument ``axis``.
-        confidence: confidence level.
         resamples: number of resamples.
         seed: seed of the resampling.
         paired: whether all arrays are resampled with the same indices.
@@ -110,7 +100,7 @@ def bootstrap_bounds(
         axis=0,
         vectorized=True,
         method="percentile",
-        confidence_level=confidence,
+        confidence_level=_CONFIDENCE,
         n_resamples=resamples,
         batch=max(1, _BATCH // max(sample.size for sample in samples)),
         rng=np.random.default_rng(seed),
@@ -119,8 +109,8 @@ def bootstrap_bounds(
     return result.confidence_interval.low, result.confidence_interval.high
 
 
-def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> Interval:
-    """Return Wilson's score interval of a rate (J. Am. Stat. Assoc. 22, 1927), which lies inside [0, 1].
+def wilson_interval(successes: int, trials: int) -> Interval:
+    """Return Wilson's 95% score interval of a rate (J. Am. Stat. Assoc. 22, 1927), which lies inside [0, 1].
 
     Raises:
         ValueError: If there are no trials, or more successes than trials.
@@ -129,14 +119,14 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> In
 
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"successes is {successes} of {trials} trials; it must be in [0, trials], trials positive.")
-    interval = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
+    interval = binomtest(successes, trials).proportion_ci(_CONFIDENCE, method="wilson")
     return float(interval.low), float(interval.high)
 
 
 def interquartile_mean(values: ArrayLike, axis: int | None = None) -> np.ndarray:
-    """Return the mean without the lowest and the highest quarter (arXiv:2108.13264).
+    """Return the interquartile mean (arXiv:2108.13264): the mean without the lowest and the highest quarter.
 
-    The number of values that are cut on each side is rounded down, as in rliable.
+    The number of values that are omitted on each side is rounded down, as in rliable.
 
     Args:
         values: any shape.
@@ -159,7 +149,7 @@ def _ratio(above: np.ndarray, below: np.ndarray, axis: int) -> np.ndarray:
     return above.sum(axis=axis) / below.sum(axis=axis)
 
 
-# Seeds of headline results, which follow from a fixed rule, so that none is chosen by its result.
+# Seeds of headline results, which are determined by a rule before the runs.
 
 
 def headline_seed(index: int) -> int:
@@ -168,17 +158,17 @@ def headline_seed(index: int) -> int:
 
 
 def run_seeds(config: str, count: int, folder: Path, jobs: int = 1, options: Sequence[str] = ()) -> list[Path]:
-    """Train one experiment on the first ``count`` headline seeds, each run in a process with one thread.
+    """Train one experiment on the first ``count`` headline seeds, each in a process with one thread.
 
-    Finished runs of this experiment are skipped, so that an interrupted series can be continued.
+    Finished runs of the experiment are skipped, so that an interrupted series can be continued.
 
     Args:
         config: configuration file of the experiment.
         count: number of seeds, at least 1.
         folder: folder of the run directories, ``seed<number>`` for each seed.
         jobs: number of parallel processes, at least 1.
-        options: further options of ``lrl fit``, in which ``{seed}`` is replaced by the seed; so each run can start from
-            the weights of an earlier run on the same seed.
+        options: further options of ``lrl fit``, in which ``{seed}`` is replaced by the seed, for example to start each
+            run from the weights of an earlier run with the same seed.
 
     Returns:
         The run directories, ordered by the index of their seeds.
@@ -211,14 +201,13 @@ def _is_finished(run: Path, arguments: Sequence[str]) -> bool:
     """Return whether the run directory holds the finished run of this command.
 
     Raises:
-        ValueError: If it holds anything else, which is left unchanged.
+        ValueError: If the folder contains anything else.
     """
     if not run.exists():
         return False
     files = {name: run / name for name in ("command.txt", "run.log")}
     command, log = (file.read_text(encoding="utf-8") if file.is_file() else "" for file in files.values())
-    written = shlex.join(arguments), " ".join(arguments)  # older versions wrote no quotes
-    if command.strip().endswith(written) and "finished after" in log:
+    if command.strip().endswith(shlex.join(arguments)) and "finished after" in log:
         return True
     raise ValueError(
         f"folder holds {str(run)!r}, a run that has not finished or has another command; remove it or use another "
@@ -227,7 +216,7 @@ def _is_finished(run: Path, arguments: Sequence[str]) -> bool:
 
 
 def _fit(arguments: Sequence[str]) -> str:
-    """Train with one seed; return the last line of the error output if it failed, else an empty text."""
+    """Train with one seed; return the last line of the error output if it failed, otherwise an empty string."""
     command = [sys.executable, "-m", "lrl", *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
     environment["OMP_NUM_THREADS"] = "1"
@@ -237,7 +226,7 @@ def _fit(arguments: Sequence[str]) -> str:
     return (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
 
 
-# Intervals over the seeds of one experiment, which stay within the bounds of the metric.
+# Intervals over the seeds of one experiment.
 
 MIN_SEEDS = 5
 """Minimum number of seeds for an interval; with fewer, the value of each seed is reported."""
@@ -247,9 +236,9 @@ _RATES = ("_rate", "_success", "_success_of_optimum", "_fraction")
 
 
 def bounds_of(result: dict[str, Any]) -> tuple[float, float] | None:
-    """Return the smallest and the largest possible value of a result's metric; None if it is unbounded.
+    """Return the minimum and maximum of the possible values of a result's metric; None if they are not known.
 
-    Rates lie in [0, 1]; the bounds of a return are stored in the result, under ``bounds``.
+    Rates lie in [0, 1]; the bounds of a return are the entry ``bounds`` of the result.
     """
     if result["metric"].endswith(_RATES):
         return 0.0, 1.0
@@ -288,9 +277,9 @@ def spread(values: np.ndarray, bounds: tuple[float, float] | None) -> str:
 
 
 def without_seed(text: str, seed: str | int) -> str:
-    """Return a text in which the seed of a run, a number of its own, is ``{seed}``, as in ``lrl run_seeds``.
+    """Replace the seed of a run by ``{seed}``, as in the options of ``lrl run_seeds``.
 
-    A run may start from an earlier run on its seed, whose directory has the seed in its name.
+    The text may be a run directory that contains the seed in its name. Digits of other numbers are not replaced.
     """
     return re.sub(rf"(?<!\d){seed}(?!\d)", "{seed}", text)
 
@@ -310,7 +299,7 @@ def config_digest(config: dict[str, Any]) -> str:
 
 
 def with_earlier_runs(result: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
-    """Return ``result`` with the runs of ``earlier`` on other seeds added, ordered by seed.
+    """Return ``result`` with the runs of ``earlier`` for other seeds added, ordered by seed.
 
     Raises:
         ValueError: If the two have different commands, configurations or metrics.

@@ -367,8 +367,8 @@ def test_rollout_data_names_what_does_not_go_together():
     for changes, complaint in (
         ({"num_groups": 2}, "one of them must be set"),
         ({"num_envs": None}, "one of them must be set"),
-        ({"group_size": 2}, "groups need num_groups"),
-        ({"share_noise": True}, "only groups share anything"),
+        ({"group_size": 2}, "data.group_size is 2, but data.num_envs is set"),
+        ({"share_noise": True}, "data.share_noise is true, but data.num_envs is set"),
         ({"num_envs": None, "num_groups": 2}, "groups play whole episodes"),
         ({"num_steps": 0}, "data.num_steps is 0"),
     ):
