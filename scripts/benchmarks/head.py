@@ -82,9 +82,9 @@ def _measure(repeats: int, frozen: bool) -> tuple[dict[str, list[float]], dict[s
 
     module, envs, collector = _built(frozen)
     watch, rollouts, updates = Stopwatch(), defaultdict(list), defaultdict(list)
-    watch.watch(module.policy, "encode", "writing and tokenising observations")
+    watch.watch(module.policy, "_text", "writing and tokenising observations")
     watch.watch(module.policy, "_states", "trunk")
-    watch.watch(module.policy, "_answers", "head")
+    watch.watch(module.policy, "_head_outputs", "head")
     watch.watch(envs, "step", "environment")
     for repeat in range(repeats + 1):  # the first warms up
         module.policy.settle_statistics(repeat)
