@@ -34,39 +34,40 @@ METHODS: dict[str, Callable[[], Searcher]] = {
     "cma_es": CMAES,
     "ars": AugmentedRandomSearch,
 }
-"""Searches by name, with their defaults on every task."""
+"""Searchers by name, which use their default settings on all tasks."""
 NETWORKS = ("ppo", "trpo")
-"""Names of the methods that train a network by gradients, :mod:`lrl.search.networks`."""
+"""Names of the methods that train a network by gradients, see :mod:`lrl.search.networks`."""
 IN_CONTEXT = "in_context"
-"""Name of the search by a language model, :class:`~lrl.search.in_context.InContextSearcher`."""
+"""Name of the search by a language model, see :class:`~lrl.search.in_context.InContextSearcher`."""
 UNPLAYABLE = "unplayable"
-"""Entry of the record of a task that a method cannot play, with the reason; there are no figures then."""
+"""Entry with the reason in the record of a task that a method cannot play; such a record contains no figures."""
 _NETWORK_SEEDS = 3
-"""Number of seeds of a network on every task."""
+"""Number of seeds of a network on each task."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchBudget:
-    """How much every method plays, and which language model searches."""
+    """Budget of every method, and the checkpoint of the language model that searches."""
 
     iterations: int = 400
     """Number of proposals."""
     rollouts: int = 20
     """Number of episodes of each proposal."""
     fresh_episodes: int = 100
-    """Number of episodes of the chosen policy that no proposal was selected on."""
+    """Number of episodes of the chosen policy that were not used to select it."""
     max_env_steps: int = 1_000_000
-    """Number of steps after which a network is trained no more, if it has not played all episodes of a search."""
+    """Number of steps after which the training of a network ends, even if it has played fewer episodes than a
+    search."""
     checkpoint: str | None = None
-    """Run of the language model that :data:`IN_CONTEXT` asks."""
+    """Run of the language model of :data:`IN_CONTEXT`."""
 
     @property
     def episodes(self) -> int:
-        """The number of episodes of a search, and the most that a network plays."""
+        """Number of episodes of a search, and maximum number of training episodes of a network."""
         return self.iterations * self.rollouts
 
     def entries(self, method: str) -> dict[str, int | str | None]:
-        """Return what counts for a method, as its records have it."""
+        """Return the settings that matter for a method, as they are written to its records."""
         entries = asdict(self)
         if method not in NETWORKS:
             del entries["max_env_steps"]
@@ -82,12 +83,12 @@ class SearchBudget:
 
 @dataclass(frozen=True)
 class SearchRun:
-    """A method on a task with a seed."""
+    """One method on one task with one seed."""
 
     task: str
     method: str
     index: int
-    """Index of the seed, from which :func:`~lrl.evaluation.statistics.headline_seed` follows."""
+    """Index of the seed, see :func:`~lrl.evaluation.statistics.headline_seed`."""
 
     def file(self, folder: Path) -> Path:
         """Return the file of the record."""
@@ -95,7 +96,7 @@ class SearchRun:
 
 
 def make_policy(task: SearchTask) -> SearchedPolicy:
-    """Return the policy of a task, connected to its spaces."""
+    """Return the policy of a task, which is connected to the spaces."""
     policy = LinearPolicy() if task.policy == "linear" else TabularPolicy()
     policy.connect_spaces(*task.env_factory().spaces)
     return policy
@@ -105,7 +106,7 @@ def make_searcher(method: str, budget: SearchBudget) -> Searcher:
     """Return the searcher of a method.
 
     Raises:
-        ValueError: If the checkpoint of :data:`IN_CONTEXT` is missing, or holds another policy.
+        ValueError: If the checkpoint of :data:`IN_CONTEXT` is missing, or contains another kind of policy.
     """
     if method != IN_CONTEXT:
         return METHODS[method]()
@@ -118,14 +119,15 @@ def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], Non
 
     Args:
         run: The task, the method and the seed.
-        budget: The same for all methods.
-        on_trial: Called after each proposal.
+        budget: Budget of the search, the same for all methods.
+        on_trial: Function that is called after each proposal.
 
     Returns:
-        ``best_iteration`` is the figure of the paper, the best mean return that any proposal had; ``fresh`` that of the
-        same policy, the first one with the best mean, on fresh episodes. Of :data:`IN_CONTEXT`, ``warmup`` counts the
-        random proposals to begin with, and ``failed`` those made because no reply was usable. If it cannot play the
-        task, the record has :data:`UNPLAYABLE` and no figures.
+        ``best_iteration`` is the highest mean return of a proposal, which the paper reports. ``fresh`` is the mean
+        return of this proposal, the first one if several are equal, on fresh episodes. The records of
+        :data:`IN_CONTEXT` also contain the number of random proposals at the beginning, ``warmup``, and because no
+        reply was usable, ``failed``. If the model cannot play the task, the record has :data:`UNPLAYABLE` and no
+        figures.
     """
     task, seed, started = TASKS[run.task], headline_seed(run.index), time.perf_counter()
     policy, searcher = make_policy(task), make_searcher(run.method, budget)
@@ -171,15 +173,15 @@ def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], Non
 
 
 def planned(tasks: Sequence[str], methods: Sequence[str], num_seeds: int | None = None) -> list[SearchRun]:
-    """Return all runs, the first seed of every task and method first.
+    """Return all runs, ordered by the index of the seed.
 
     Args:
         tasks: Names of :data:`~lrl.search.tasks.TASKS`.
         methods: Names of :data:`METHODS` or :data:`NETWORKS`, or :data:`IN_CONTEXT`.
-        num_seeds: Number of seeds; None takes that of each task for searches, and three for networks.
+        num_seeds: Number of seeds; None uses the number of each task for searches, and three for networks.
 
     Raises:
-        ValueError: If a name is unknown, or ``num_seeds`` is below 1.
+        ValueError: If a name is unknown, or ``num_seeds`` is less than 1.
     """
     for option, names, known in (("tasks", tasks, TASKS), ("methods", methods, (*METHODS, *NETWORKS, IN_CONTEXT))):
         for name in names:
@@ -193,17 +195,15 @@ def planned(tasks: Sequence[str], methods: Sequence[str], num_seeds: int | None 
     return [SearchRun(*pair, index) for index in range(most) for pair in pairs if index < seeds[pair]]
 
 
-# Searches and networks side by side, with the record of each in a file of one folder.
-
 MakeRecord = Callable[[SearchRun, SearchBudget], dict[str, Any]]
-"""Plays or trains one run, and returns its record."""
+"""Function that plays or trains one run and returns its record."""
 
 
 def read_record(run: SearchRun, budget: SearchBudget, folder: Path) -> dict[str, Any] | None:
     """Return the record of a finished run; None if it has not finished.
 
     Raises:
-        ValueError: If it was made with another budget.
+        ValueError: If the record has another budget.
     """
     file = run.file(folder)
     if not file.exists():
@@ -222,16 +222,16 @@ def _check_budget(run: SearchRun, budget: SearchBudget, record: Mapping[str, Any
 def restore_records(
     records: Mapping[SearchRun, dict[str, Any] | None], runs: Sequence[SearchRun], budget: SearchBudget, folder: Path
 ) -> int:
-    """Write the records of runs that have none in the folder yet, as if they had finished there; return how many.
+    """Copy records of an earlier report into a folder, for runs without a record there; return the number of copies.
 
     Args:
-        records: Of an earlier report; runs without one are left out.
-        runs: What :func:`~lrl.search.experiments.planned` returned.
-        budget: Of the runs.
-        folder: Of the records.
+        records: Records of the report.
+        runs: Result of :func:`planned`.
+        budget: Budget of the runs.
+        folder: Folder of the records.
 
     Raises:
-        ValueError: If one of them was made with another budget; none is written.
+        ValueError: If one of the records has another budget; nothing is written then.
     """
     found = {run: record for run in runs if (record := records.get(run)) and not run.file(folder).exists()}
     for run, record in found.items():
@@ -250,19 +250,19 @@ def search_all(
     on_record: Callable[[dict[str, Any]], None] | None = None,
     make_record: MakeRecord = search,
 ) -> None:
-    """Finish all runs that have no record yet; each record is written whole when its run ends.
+    """Run everything that has no record yet; each record is written when its run ends.
 
     Args:
-        runs: What :func:`~lrl.search.experiments.planned` returned.
-        budget: The same for all.
-        folder: Of the records.
-        jobs: Number of processes, of one thread each.
+        runs: Result of :func:`planned`.
+        budget: Budget of all runs.
+        folder: Folder of the records.
+        jobs: Number of processes, each with one thread.
         about: Further entries of each record.
-        on_record: Called with each new record.
-        make_record: Returns the record of a run; a function of a module, which other processes import.
+        on_record: Function that is called with each new record.
+        make_record: Function that runs one method; it must be importable by other processes.
 
     Raises:
-        ValueError: If ``jobs`` is below 1, or a record was made with another budget.
+        ValueError: If ``jobs`` is less than 1, or a record has another budget.
     """
     if jobs < 1:
         raise ValueError(f"jobs is {jobs}; it must be at least 1.")
@@ -272,14 +272,14 @@ def search_all(
         for run in todo:
             told(finish(run, budget, folder, about, make_record))
         return
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that are started now
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that are started below
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         try:
             submitted = [pool.submit(finish, run, budget, folder, about, make_record) for run in todo]
             for future in as_completed(submitted):
                 told(future.result())
         except BaseException:
-            pool.shutdown(cancel_futures=True)  # otherwise all others would run before the error is seen
+            pool.shutdown(cancel_futures=True)  # otherwise all other runs would finish before the error is reported
             raise
 
 
@@ -290,20 +290,20 @@ def finish(
     about: Mapping[str, Any] | None,
     make_record: MakeRecord = search,
 ) -> dict[str, Any]:
-    """Search or train, write the record and return it; arguments are those of :func:`search_all`."""
+    """Run one method, write its record and return it; see :func:`search_all` for the arguments."""
     record = make_record(run, budget) | dict(about or {})
     _write(record, run.file(folder))
     return record
 
 
 def _write(record: dict[str, Any], file: Path) -> None:
-    """Write a record as JSON, whole or not at all."""
+    """Write a record as JSON, completely or not at all."""
     with write_whole(file) as lines:
         lines.write(json.dumps(record) + "\n")
 
 
 Records = Mapping[SearchRun, dict[str, Any] | None]
-"""The record of each planned run; None where it has not finished."""
+"""Record of each planned run; None if it has not finished."""
 
 
 def is_random(record: Mapping[str, Any]) -> bool:
@@ -312,10 +312,10 @@ def is_random(record: Mapping[str, Any]) -> bool:
 
 
 def best_so_far(record: Mapping[str, Any]) -> Series:
-    """Return the best mean return so far against episodes: where it changes, and at the end.
+    """Return the best mean return so far against episodes, at each improvement and at the end.
 
     Args:
-        record: Of a search or a network, with its ``values``, or as :func:`search_report` keeps it.
+        record: Record of a search or a network, with ``values``, or an entry of :func:`search_report`.
     """
     if "best_so_far" in record:
         kept = record["best_so_far"]
@@ -327,12 +327,12 @@ def best_so_far(record: Mapping[str, Any]) -> Series:
 
 
 def search_report(records: Records, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report of all records; :func:`report_records` reads it.
+    """Return a report of all records, which :func:`report_records` reads.
 
-    Instead of the ``values`` of all proposals it has ``best_so_far``, where they exceed all before.
+    It contains the best value so far at each improvement, ``best_so_far``, instead of the ``values`` of all proposals.
 
     Args:
-        records: Of all planned runs.
+        records: Records of all planned runs.
         about: Further entries of the report.
     """
     planned = Counter((run.task, run.method) for run in records)
@@ -350,7 +350,7 @@ def _without_values(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_report(report: Mapping[str, Any], path: Path) -> None:
-    """Write a report as JSON, whole or not at all, with a line for each list of numbers."""
+    """Write a report as JSON, completely or not at all, with one line for each list of numbers."""
     with write_whole(path) as file:
         file.write(result_text(dict(report)))
 
@@ -359,7 +359,7 @@ def read_report(path: Path) -> Records:
     """Return the record of each planned run of a report's file.
 
     Raises:
-        ValueError: If there is no such file, or it is of another kind.
+        ValueError: If the file does not exist, or is not a report.
     """
     if not path.is_file():
         raise ValueError(f"finished is {str(path)!r}, which is no file; give a report of `lrl search_table`.")
@@ -374,11 +374,11 @@ def report_records(report: Mapping[str, Any], name: str = "the report") -> Recor
     """Return the record of each planned run of a report.
 
     Args:
-        report: What :func:`search_report` returned.
-        name: Of the report, for the error.
+        report: Result of :func:`search_report`.
+        name: Name of the report in error messages.
 
     Raises:
-        ValueError: If it is another kind of file.
+        ValueError: If it is not such a report.
     """
     if not isinstance(report, Mapping) or not {"planned", "searches"} <= set(report):
         raise ValueError(f"{name!r} holds no searches of `lrl search_table`.")

@@ -1,4 +1,4 @@
-"""The search of a language model that learned to search, as ``lrl search_table`` plays it on the tasks."""
+"""Search by a language model that was trained to search, as ``lrl search_table`` runs it on the tasks of ProPS."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from lrl.search.searchers import ParameterSpace, RandomSearch, Searcher, Trial
 from lrl.search.synthetic import TeacherConfig
 from lrl.types import RandomKeys, SamplingConfig
 
-# A chat model that is the text policy of a checkpoint, for models that were trained here to search.
-
 
 @register
 @final
 class PolicyChatModel(ChatModel):
-    """Responds as the text policy of a checkpoint does to an observation, with the prompt of its training.
+    """Chat model that responds with the text policy of a checkpoint, in the prompt format of its training.
 
     Args:
-        checkpoint: A checkpoint of a :class:`~lrl.policies.text.TextPolicy`, or a run directory.
+        checkpoint: Checkpoint of a :class:`~lrl.policies.text.TextPolicy`, or a run directory.
 
     Attributes:
-        key: What error messages call the checkpoint; a command sets the name of its option.
+        key: Name of the setting in error messages.
     """
 
     key = "chat_model.checkpoint"
@@ -39,10 +37,10 @@ class PolicyChatModel(ChatModel):
 
     @property
     def policy(self) -> TextPolicy:
-        """The policy, loaded when it is first asked.
+        """The policy, which is loaded at the first access.
 
         Raises:
-            ValueError: If there is no checkpoint, or it holds another policy.
+            ValueError: If there is no checkpoint, or it contains another kind of policy.
         """
         if self._policy is None:
             try:
@@ -58,17 +56,17 @@ class PolicyChatModel(ChatModel):
         """Load the policy.
 
         Raises:
-            ValueError: If there is no checkpoint, or it holds another policy.
+            ValueError: If there is no checkpoint, or it contains another kind of policy.
         """
         _ = self.policy
 
     def fits(self, conversation: Sequence[Message], sampling: SamplingConfig, response: str = "") -> bool:
-        """Return whether the last message fits into the policy's prompt, and its response into the model's context.
+        """Return whether the last message fits into the policy's prompt, and a response into the model's context.
 
         Args:
-            conversation: Messages, of which the last one is read.
-            sampling: Has the maximum number of tokens of a response.
-            response: A text for which a response must have room, with the token that ends it.
+            conversation: Messages, of which only the last one is used.
+            sampling: Sampling settings, which limit the number of tokens of a response.
+            response: Text that must fit into a response together with its end token.
         """
         policy, text = self.policy, conversation[-1]["content"]
         if response and len(policy.encode_response(response)) > sampling.max_new_tokens:
@@ -83,7 +81,7 @@ class PolicyChatModel(ChatModel):
     def complete(
         self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]
     ) -> list[Completion]:
-        """Return one response to the last message of each conversation; earlier ones are not read."""
+        """Return one response to the last message of each conversation; earlier messages are ignored."""
         texts, seeded = [messages[-1]["content"] for messages in conversations], np.asarray(seeds, dtype=np.int64)
         keys = RandomKeys(seed=0, purpose="chat", collection=0, env=seeded, turn=np.zeros_like(seeded))
         decisions = self.policy.act(texts, [()] * len(texts), keys, sampling)
@@ -108,23 +106,23 @@ _TOKENS = 8
 
 
 class UnplayableError(ValueError):
-    """Says that a language model cannot search in a space, because not even one policy fits in its prompt."""
+    """Raised if a space is too large for a language model: not even one policy fits into its prompt."""
 
 
 @register
 @final
 class InContextSearcher(Searcher):
-    """Proposes random policies at first, and then what a language model that learned to search replies to the history.
+    """Searcher that proposes the replies of a language model that was trained to search, after random policies.
 
-    The prompt is that of the model's training. Where no reply can be used, a random policy is proposed. Proposals are
-    random until two of them have different returns: where a reward is rare, a history of equal returns says nothing.
+    The prompt has the format of the model's training. If no reply is usable, a random policy is proposed. Proposals are
+    random until two of them have different returns, because a history of equal returns contains no information.
 
     Args:
-        chat_model: A model that learned from :class:`~lrl.search.synthetic.SyntheticHistories`.
-        warmup: Least number of random policies, those that random search with the same seed begins with; they are
-            proposals like all others. Parameters that somebody else has played (:meth:`tell` without :meth:`ask`) are
-            part of the history, but no proposals: a prompt does not count them.
-        temperature: Of the replies.
+        chat_model: Model that was trained on :class:`~lrl.search.synthetic.SyntheticHistories`.
+        warmup: Minimum number of random proposals at the beginning, which are the first proposals of random search with
+            the same seed. Policies that the searcher did not propose (:meth:`tell` without :meth:`ask`) are part of the
+            history, but do not count as proposals.
+        temperature: Sampling temperature of the replies.
     """
 
     def __init__(self, chat_model: ChatModel, warmup: int = 5, temperature: float = 1.0) -> None:
@@ -134,7 +132,7 @@ class InContextSearcher(Searcher):
         """Start a search.
 
         Raises:
-            UnplayableError: If a prompt with one policy of this space and a reply do not fit in the model.
+            UnplayableError: If a prompt with one policy of this space and a reply do not fit into the model's context.
         """
         super().setup(space, seed, num_iterations)
         self._num_asked = 0
@@ -156,17 +154,17 @@ class InContextSearcher(Searcher):
 
     @property
     def is_random(self) -> bool:
-        """Return whether the next proposal is random because returns are too few, or equal."""
+        """Return whether the next proposal is random, because there are too few returns or all are equal."""
         return self._proposing is self._random
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Cost of the last reply; ``failed`` is 1 where a random policy was proposed because no reply was usable."""
+        """Return the costs of the last reply; ``failed`` is 1 if a random policy was proposed instead of a reply."""
         return self._model.metrics
 
     @property
     def replies(self) -> list[dict[str, str]]:
-        """The replies to the last proposal."""
+        """Return the replies for the last proposal."""
         return self._model.replies
 
     def ask(self) -> np.ndarray:
@@ -179,7 +177,7 @@ class InContextSearcher(Searcher):
         """Add a trial to the history."""
         self._random.tell(trial)
         self._model.tell(trial)
-        # As in demonstrations, the first proposal after the warm-up has number 1, and random ones count as well.
+        # As in demonstrations, proposals are counted from the end of the warm-up, including random ones.
         self._model.asked = max(0, self._num_asked - self.warmup)
 
     def state_dict(self) -> dict[str, Any]:
@@ -187,7 +185,7 @@ class InContextSearcher(Searcher):
         return {"asked": self._num_asked, "random": self._random.state_dict(), "model": self._model.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the result of :meth:`state_dict`."""
         self._num_asked = int(state_dict["asked"])
         self._random.load_state_dict(state_dict["random"])
         self._model.load_state_dict(state_dict["model"])
@@ -195,12 +193,12 @@ class InContextSearcher(Searcher):
 
 @lru_cache(maxsize=1)
 def chat_model_of(checkpoint: str) -> PolicyChatModel:
-    """Return the text policy of a checkpoint as a chat model, loaded once in a process.
+    """Return the text policy of a checkpoint as a chat model, which is loaded once per process.
 
     Raises:
-        ValueError: If there is no such checkpoint, or it holds another policy.
+        ValueError: If there is no such checkpoint, or it contains another kind of policy.
     """
     chat_model = PolicyChatModel(checkpoint)
     chat_model.key = "checkpoint"
-    chat_model.connect()  # now, so that a missing checkpoint is not taken for a task that is too large
+    chat_model.connect()  # now, so that a missing checkpoint is not mistaken for a task that is too large
     return chat_model

@@ -1,6 +1,6 @@
 """Prompted policy search (ProPS, arXiv:2511.21928): a language model proposes parameters and sees their returns.
 
-Objective, over the parameters w of a small policy, by proposals and without gradients:
+Objective, maximised over the parameters w of a small policy without gradients:
 
     J(w) = E[ sum_t r_t | a_t = pi_w(s_t) ]
 
@@ -9,20 +9,21 @@ The loop, for k = 1 .. num_iterations:
     w_k = searcher(h_1 .. h_m, (w_1, J_1) .. (w_k-1, J_k-1))      h: warm-up, random policies with their returns
     J_k = mean return of num_rollouts episodes with w_k
 
-The result is the first w_k with the largest J_k. Any searcher will do: ``PromptedSearcher`` asks a language model;
-``RandomSearch``, ``CrossEntropyMethod``, ``CMAES`` and ``AugmentedRandomSearch`` are its controls at equal budget.
+The result is the first w_k with the largest J_k. Any searcher can be used: ``PromptedSearcher`` asks a language model;
+``RandomSearch``, ``CrossEntropyMethod``, ``CMAES`` and ``AugmentedRandomSearch`` are baselines with an equal budget.
 
-Departures from the original (its code at 5d75218):
+**Departures from the paper** (its code at 5d75218)
 
-1. Proposals are checked: every index once, legal values, no repeats. What is wrong is said in the next prompt.
-2. The known optimum is not in the prompt unless ``searcher.prompt.optimum`` puts it there.
-3. The prompt has the real number of iterations, counted from 1, and the number of episodes behind each mean.
-4. Random policies are clipped to the legal range, and played as often as proposals.
-5. Actions are clipped to the action space, as the environments assume when they charge for actions.
-6. ProPS and ProPS+ differ in ``searcher.prompt`` and ``searcher.history.trajectories``, in nothing else.
-7. The history can be the best and the most recent policies; the original shows all, and overflows the context.
-8. Everything is seeded; a search that was interrupted goes on with the same history and the same proposals.
-9. The best policy is also played on held-out episodes, which no selection has seen.
+1. Proposals are checked: each index once, legal values, no repeats. The next prompt contains the reason of a rejection.
+2. The prompt does not contain the known optimum, unless ``searcher.prompt.optimum`` is set.
+3. The prompt contains the actual number of iterations, counted from 1, and the number of episodes of each mean.
+4. Random policies are clipped to the legal range, and played for as many episodes as proposals.
+5. Actions are clipped to the action space, as the environments assume when they penalise large actions.
+6. ProPS and ProPS+ differ in ``searcher.prompt`` and ``searcher.history.trajectories`` only.
+7. The history can be limited to the best and the most recent policies; the original shows all, which can exceed the
+   context of the model.
+8. All randomness is seeded; an interrupted search resumes with the same history and the same proposals.
+9. The best policy is also evaluated on held-out episodes, which are not used for selection.
 """
 
 from __future__ import annotations
@@ -49,25 +50,23 @@ from lrl.search.rollouts import make_batched, play_parameters, proposal_seeds
 from lrl.search.searchers import Searcher, Trial
 from lrl.training.module import PolicyModule
 
-# Lightning data module of a search for the parameters of a small policy.
-
 
 @register
 class SearchDataModule(RunDataModule):
-    """Says which policies of a search are played next, and counts them; one Lightning epoch plays one policy.
+    """Lightning data module of a search, which counts the policies; one Lightning epoch plays one policy.
 
-    A search plays ``warmup`` random policies and ``num_iterations`` proposals, and ends. ``trainer.max_epochs`` must
-    leave room for both.
+    A search ends after ``warmup`` random policies and ``num_iterations`` proposals; ``trainer.max_epochs`` must be at
+    least as large as their sum.
 
     Args:
-        env: Where the policies are played.
+        env: Factory of the environments.
         num_iterations: Number of proposals.
-        num_rollouts: Episodes of each policy, the random ones included.
-        max_steps: Episodes are cut after this many steps; held-out episodes are as long as the environment lets them
-            be, which ``env.max_episode_steps`` changes for both.
-        warmup: Number of random policies that are played first, for the searcher to start from.
+        num_rollouts: Number of episodes of each policy, including the random ones.
+        max_steps: Number of steps after which training episodes are truncated. Held-out episodes end at the
+            environment's own limit; ``env.max_episode_steps`` limits both.
+        warmup: Number of random policies that are played before the first proposal.
         validation: Held-out episodes of the best policy so far.
-        seed: Of everything random in the run.
+        seed: Seed of all randomness in the run.
     """
 
     collects = True
@@ -87,11 +86,11 @@ class SearchDataModule(RunDataModule):
         self.num_iterations, self.num_rollouts = int(num_iterations), int(num_rollouts)
         self.max_steps, self.warmup = int(max_steps), int(warmup)
         self.played = 0
-        """Number of policies that were played, the random ones included."""
+        """Number of policies that were played, including the random ones."""
 
     @property
     def num_policies(self) -> int:
-        """Number of policies that a whole search plays."""
+        """Number of policies in the whole search."""
         return self.warmup + self.num_iterations
 
     @property
@@ -100,10 +99,10 @@ class SearchDataModule(RunDataModule):
         return self.played >= self.num_policies
 
     def setup(self, stage: str) -> None:
-        """Check that the model is a search.
+        """Check the type of the model.
 
         Raises:
-            ValueError: If it is not.
+            ValueError: If the model is not a search.
         """
         module = None if self.trainer is None else self.trainer.lightning_module
         if module is not None and not hasattr(module, "searcher"):
@@ -113,33 +112,33 @@ class SearchDataModule(RunDataModule):
             )
 
     def train_dataloader(self) -> MinibatchLoader:
-        """Return a loader of one item: the index of the proposal to be played, negative for warm-up policies."""
+        """Return a loader with one item: the index of the next proposal, negative for warm-up policies."""
         return MinibatchLoader(self, lambda: 1, lambda index: self.played - self.warmup)
 
     def tick(self, env_steps: float, episodes: float, tokens: float) -> None:
-        """Count one policy, and advance the clocks by what playing it took."""
+        """Count one policy, and advance the clocks by its steps, episodes and tokens."""
         self.played += 1
-        self.advance(env_steps=int(env_steps), episodes=int(episodes), tokens=int(tokens))  # of NumPy none is saved
+        self.advance(env_steps=int(env_steps), episodes=int(episodes), tokens=int(tokens))  # not NumPy's
 
     def state_dict(self) -> dict[str, Any]:
         """Return the clocks and the number of policies that were played."""
         return super().state_dict() | {"played": self.played}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the result of :meth:`state_dict`."""
         super().load_state_dict(state_dict)
         self.played = int(state_dict["played"])
 
 
 @register
 class PromptedSearchModule(PolicyModule):
-    """Searches the parameters of a policy: a training step is one proposal and its episodes.
+    """Search for the parameters of a policy, in which each training step plays the episodes of one proposal.
 
-    The policy holds the best parameters so far, at checkpoints and in held-out episodes.
+    In checkpoints and held-out episodes the policy has the best parameters so far.
 
     Args:
-        policy: Whose parameters are searched.
-        searcher: Proposes them.
+        policy: Policy whose parameters are searched.
+        searcher: Searcher that proposes parameters.
     """
 
     run_data: SearchDataModule | None
@@ -150,21 +149,19 @@ class PromptedSearchModule(PolicyModule):
         self.searcher = searcher
         self.automatic_optimization = False
         self.trials: list[dict[str, Any]] = []
-        """All policies in the order of play: ``iteration`` (from 1; 0 and below for warm-up), ``parameters``,
-        ``returns``, ``env_steps``, and the ``replies`` of a language model."""
+        """All policies in the order in which they were played: ``iteration`` (from 1; at most 0 for warm-up policies),
+        ``parameters``, ``returns``, ``env_steps``, and the ``replies`` of a language model."""
         self.best = -1
         """Index of the best trial; -1 before the first."""
         self._envs: VectorEnv | None = None
         self._proposed: tuple[np.ndarray, float] | None = None
         self._state_before: dict[str, Any] | None = None
-        """State of the searcher before a proposal that it is asked for; None at all other times."""
-
-    # -- one training step ------------------------------------------------------------------------------------------
+        """State of the searcher before the proposal that is in progress; None if there is none."""
 
     def training_step(self, index: int) -> None:
-        """Ask for proposal ``index``, or sample a warm-up policy where it is negative, and play it."""
+        """Play the policy of an index: a proposal, or a warm-up policy if the index is negative."""
         data = self._data
-        # A run that resumes within an epoch does not begin it.
+        # A run that resumes within an epoch does not call on_train_epoch_start, which proposes otherwise.
         (parameters, seconds), self._proposed = self._proposed or self._propose(index), None
         proposed = time.monotonic()
         trial = self._play_proposal(parameters, index)
@@ -177,13 +174,13 @@ class PromptedSearchModule(PolicyModule):
         self.count_update()
 
     def _propose(self, index: int) -> tuple[np.ndarray, float]:
-        """Return the parameters of proposal ``index``, ``(parameter,)``, and the seconds that it took."""
+        """Return the parameters ``(parameter,)`` of an index, and the duration of the proposal in seconds."""
         started = time.monotonic()
         parameters = self._warm_up_policy(index) if index < 0 else self._proposal(index)
         return parameters, time.monotonic() - started
 
     def _proposal(self, index: int) -> np.ndarray:
-        """Return proposal ``index`` of the searcher, ``(parameter,)``; replies are kept if it fails."""
+        """Return the next proposal of the searcher, ``(parameter,)``; if it fails, its replies are saved."""
         try:
             self._state_before = self.searcher.state_dict()
             proposal = self.interruption.attempt(self._ask)
@@ -195,12 +192,12 @@ class PromptedSearchModule(PolicyModule):
             raise
 
     def _ask(self) -> np.ndarray:
-        """Ask the searcher; a signal does not wait until a language model has replied."""
+        """Return the next proposal; a signal can interrupt a request to a language model."""
         with self.interruption.abandonable():
             return self.searcher.ask()
 
     def _keep_replies(self, index: int) -> None:
-        """Add a line to ``proposals.jsonl`` with the replies to a proposal that ends the run: it has no parameters."""
+        """Add the replies of a proposal that ends the run to ``proposals.jsonl``, in a line without parameters."""
         if not self.searcher.replies:
             return
         line = {"iteration": index + 1, "parameters": None, "returns": [], "env_steps": 0}
@@ -211,7 +208,7 @@ class PromptedSearchModule(PolicyModule):
         logging.getLogger("lrl").warning("the replies to proposal %d are the last line of %s", index + 1, file)
 
     def _log_usage(self) -> None:
-        """Log a line of what a server was asked in the whole search."""
+        """Log the number of requests to a server in the whole search, and their costs."""
         if "requests" in self.searcher.usage:
             logging.getLogger("lrl").info("asked in the whole search: %s", requests_line(self.searcher.usage))
 
@@ -232,7 +229,7 @@ class PromptedSearchModule(PolicyModule):
         )
 
     def _keep(self, trial: Trial, index: int) -> None:
-        """Note a trial, and let the policy hold it if it is the best."""
+        """Add a trial, and set the parameters of the policy if it is the best."""
         better = self.best < 0 or trial.value > self.best_return
         self.trials.append(
             {
@@ -249,19 +246,17 @@ class PromptedSearchModule(PolicyModule):
 
     @property
     def best_return(self) -> float:
-        """Mean return of the best policy so far, on the episodes that it was selected on."""
+        """Mean return of the best policy so far on the episodes that selected it."""
         return float(np.mean(self.trials[self.best]["returns"]))
 
     def _record(self, trial: Trial, costs: dict[str, float], seconds: float) -> None:
-        """Record the returns, the best so far, and what the proposal took."""
+        """Record the returns, the best return so far, and the costs of the proposal."""
         self.record("rollout/return", torch.from_numpy(trial.returns))
         self.record("rollout/length", torch.tensor(trial.env_steps / len(trial.returns)))
         self.record("search/best_return", torch.tensor(self.best_return, dtype=torch.float64))
         for name, value in costs.items():
             self.record(f"search/{name}", torch.tensor(float(value)))
         self.record("throughput/env_steps_per_second", torch.tensor(trial.env_steps / max(seconds, 1e-9)))
-
-    # -- plumbing ---------------------------------------------------------------------------------------------------
 
     @property
     def _data(self) -> SearchDataModule:
@@ -270,7 +265,7 @@ class PromptedSearchModule(PolicyModule):
 
     @property
     def max_collections(self) -> int | None:
-        """Number of policies that a whole search plays, one per collection; None before the trainer knows the data."""
+        """Number of policies in the whole search, one per collection; None before the data module is known."""
         data = getattr(self.trainer, "datamodule", None) if self._trainer else None
         return data.num_policies if isinstance(data, SearchDataModule) else None
 
@@ -278,7 +273,8 @@ class PromptedSearchModule(PolicyModule):
         """Connect the policy, and start the search.
 
         Raises:
-            ValueError: If the data module is of another kind, there are several devices, or numbers have 16 bits.
+            ValueError: If the data module is not a SearchDataModule, if there are several devices, or if the precision
+                is less than 32 bits.
         """
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, SearchDataModule):
@@ -302,22 +298,22 @@ class PromptedSearchModule(PolicyModule):
         self.searcher.setup(self.policy.parameter_space(), data.seed, data.num_iterations)
 
     def configure_optimizers(self) -> list[Any]:
-        """Return no optimiser."""
+        """Return an empty list, because no optimizer is used."""
         return []
 
     def on_train_start(self) -> None:
-        """End a run that is resumed after the last proposal, once that is logged and validated."""
+        """End a run that is resumed after the last proposal was logged and validated."""
         if not self.trainer.fit_loop.restarted_mid_epoch:
             self._end_if_finished()
 
     def on_train_end(self) -> None:
-        """Log what the search took."""
+        """Log the requests of the search."""
         self._log_usage()
 
     def on_train_epoch_start(self) -> None:
-        """Validate after the last proposal, however many there are, and propose what the epoch plays.
+        """Make the proposal of this epoch, and schedule a validation after the last proposal.
 
-        Here a checkpoint is one between two epochs, so that a signal may break the proposal off.
+        A checkpoint that is written here lies between two epochs, so that a signal can interrupt the proposal.
         """
         data = self._data
         last = data.played + 1 >= data.num_policies
@@ -327,7 +323,7 @@ class PromptedSearchModule(PolicyModule):
             self._proposed = self._propose(data.played - data.warmup)
 
     def on_train_epoch_end(self) -> None:
-        """Log once per policy, and end the run after the last one."""
+        """Log the metrics of this policy, and end the run after the last one."""
         super().on_train_epoch_end()
         self._end_if_finished()
 
@@ -345,7 +341,7 @@ class PromptedSearchModule(PolicyModule):
         """Add the trials and the state of the searcher."""
         super().on_save_checkpoint(checkpoint)
         searcher = self.searcher.state_dict()
-        if self._state_before is not None:  # the proposal is asked for again, what was spent on it counts
+        if self._state_before is not None:  # the proposal is repeated, but its costs count
             searcher = self._state_before | {name: searcher[name] for name in ("usage",) if name in searcher}
         state = {"kind": type(self.searcher).__name__, "searcher": searcher}
         checkpoint["lrl"]["search"] = {"trials": self.trials, "best": self.best} | state
@@ -354,7 +350,7 @@ class PromptedSearchModule(PolicyModule):
         """Restore the trials and the searcher.
 
         Raises:
-            ValueError: If the checkpoint holds no search, or one by another searcher or with other settings.
+            ValueError: If the checkpoint contains no search, or a search with another searcher or other settings.
         """
         super().on_load_checkpoint(checkpoint)
         if self.trainer.state.fn != "fit":

@@ -1,18 +1,19 @@
-"""The networks of ``lrl search_table``: PPO and TRPO on the tasks of ProPS, by the code that ``lrl fit`` runs.
+"""PPO and TRPO on the tasks of ProPS, as baselines of ``lrl search_table``, with the code of ``lrl fit``.
 
-One rule for all tasks, chosen before any of them was run. Where actions are a Box, the settings are those of
-``configs/half_cheetah/ppo_mlp.yaml`` and ``trpo_mlp.yaml``, else those of ``configs/cartpole/``, except that
+One rule, chosen before any run, determines the settings of all tasks. They are those of
+``configs/half_cheetah/ppo_mlp.yaml`` and ``trpo_mlp.yaml`` if actions are a Box, else those of ``configs/cartpole/``,
+except that
 
 1. observations are normalised if they are a Box, and one-hot if they are Discrete;
-2. step sizes are constant, because the number of steps in a budget of episodes is not known beforehand;
-3. where actions are a Box, TRPO's ``max_kl`` is .01 for each of their dimensions, as it is on HalfCheetah.
+2. step sizes are constant, because the number of steps of a budget in episodes is not known in advance;
+3. if actions are a Box, ``max_kl`` of TRPO is 0.01 for each dimension of an action, as it is on HalfCheetah.
 
-A network has the budget ``min(episodes of a search, max_env_steps)``, to the end of the collection in which it is
-spent. Its figure under the paper's rule is the best mean of as many consecutive training episodes as a proposal has:
-episodes are taken in the order in which they ended, in blocks that do not overlap, so that there are at most as many
-blocks as a search has proposals. Actions are sampled there, and the policy is updated within a block. The figure is
-biased upwards as that of a search is. The chosen policy is the last one, which takes its most probable action or the
-mean, on the fresh episodes that a search with the same seed has.
+Training ends with the collection in which the network has played as many episodes as a search, or ``max_env_steps``
+steps. The training episodes, in the order in which they ended, are cut into blocks of as many episodes as a proposal
+has, so that there are at most as many blocks as a search has proposals. The highest mean return of a block corresponds
+to the best iteration of a search, and is biased upwards in the same way. In these episodes actions are sampled, and the
+policy may be updated within a block. The chosen policy is the final one. It plays the fresh episodes of a search with
+the same seed, and takes the most probable action or the mean of its distribution.
 """
 
 from __future__ import annotations
@@ -43,24 +44,24 @@ if TYPE_CHECKING:
 
 _SIZES = ("num_envs", "num_steps", "num_epochs", "num_minibatches")
 _MAX_KL = 0.01
-"""Nats that TRPO's policy may move in one update, for each dimension of an action."""
+"""Maximum KL divergence of one TRPO update in nats, for each dimension of an action."""
 
 
 def search_or_train(run: SearchRun, budget: SearchBudget) -> dict[str, Any]:
-    """Search for a small policy or train a network, whatever the method is, and return the record."""
+    """Run a search or train a network, depending on the method, and return the record."""
     return (train if run.method in NETWORKS else search)(run, budget)
 
 
 def train(run: SearchRun, budget: SearchBudget) -> dict[str, Any]:
-    """Train a network by PPO or TRPO, and return a record with the entries of :func:`search`.
+    """Train a network with PPO or TRPO, and return a record like :func:`~lrl.search.experiments.search`.
 
     Returns:
-        ``values`` are the means of blocks of ``rollouts`` consecutive training episodes, ``best_proposal`` is the index
-        of the best one; ``parameters`` and ``space`` are None, and ``num_weights`` counts the weights of the policy,
-        without its critic.
+        ``values`` contains the mean returns of blocks of ``rollouts`` consecutive training episodes, and
+        ``best_proposal`` is the index of the best block. ``parameters`` and ``space`` are None. ``num_weights`` is the
+        number of weights of the policy without its critic.
 
     Raises:
-        ValueError: If the budget ends before ``rollouts`` episodes do.
+        ValueError: If fewer than ``rollouts`` episodes ended within the budget.
     """
     task, seed, started = TASKS[run.task], headline_seed(run.index), time.perf_counter()
     config = settings(task, run.method, seed)
@@ -96,15 +97,15 @@ def train(run: SearchRun, budget: SearchBudget) -> dict[str, Any]:
 
 
 def settings(task: SearchTask, method: str, seed: int) -> dict[str, Any]:
-    """Return the configuration of a run by the rule of this module: ``model``, ``data`` and ``trainer``.
+    """Return the settings of a run according to the rule of this module: ``model``, ``data`` and ``trainer``.
 
     Args:
-        task: Its environment determines the file.
-        method: Of :data:`~lrl.search.experiments.NETWORKS`.
-        seed: Of the network's weights.
+        task: The task.
+        method: One of :data:`~lrl.search.experiments.NETWORKS`.
+        seed: Seed of the network's initial weights.
 
     Raises:
-        ValueError: If the file is missing.
+        ValueError: If the configuration file is missing.
     """
     import yaml
 
@@ -127,7 +128,7 @@ def settings(task: SearchTask, method: str, seed: int) -> dict[str, Any]:
 
 
 def block_means(returns: Sequence[float], size: int) -> np.ndarray:
-    """Return the means of consecutive blocks of returns, ``(block,)``; a last block that is not full is left out."""
+    """Return the means of consecutive blocks of returns, ``(block,)``, without an incomplete last block."""
     blocks = len(returns) // size
     return np.asarray(returns[: blocks * size], dtype=np.float64).reshape(blocks, size).mean(1)
 
@@ -138,7 +139,7 @@ def _fit(
     """Train until the budget is spent.
 
     Raises:
-        SystemExit: If a signal came before; Lightning returns as if the run had ended.
+        SystemExit: If a signal ended the run before; Lightning does not report that.
     """
     from lrl import api
     from lrl.data.rollout_buffer import RolloutDataModule
@@ -156,7 +157,7 @@ def _fit(
 
 
 def _fresh_returns(task: SearchTask, policy: Policy, budget: SearchBudget, seed: int) -> np.ndarray:
-    """Return the returns of the fresh episodes, ``(episode,)``, in the environments that searches play."""
+    """Return the returns of the fresh episodes, ``(episode,)``, in the environments of searches."""
     from lrl.search.rollouts import fresh_seeds, make_batched, play_seeds
     from lrl.types import RandomKeys, SamplingConfig
 
@@ -176,7 +177,7 @@ def _fresh_returns(task: SearchTask, policy: Policy, budget: SearchBudget, seed:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch use one thread, with which a run can be repeated exactly."""
+    """Use one thread in torch, so that a run can be repeated exactly."""
     import torch
 
     threads = torch.get_num_threads()
@@ -187,20 +188,17 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-# The return of every training episode, and a budget of episodes.
-
-
 @register
 class TrainingReturns(L.Callback):
-    """Keeps the returns of the training episodes of this process, in the order in which they ended.
+    """Callback that keeps the returns of training episodes in the order in which they ended.
 
-    Episodes that end at the same time are in the order of their environments. Checkpoints do not hold the returns.
+    Episodes that end in the same step are in the order of their environments. Checkpoints do not contain the returns.
 
     Args:
-        max_episodes: Ends the run after the collection in which so many episodes have ended; None does not.
+        max_episodes: Number of episodes after which the run ends, with the end of a collection; None for no limit.
 
     Attributes:
-        returns: Undiscounted sums of rewards.
+        returns: Undiscounted return of each episode.
     """
 
     def __init__(self, max_episodes: int | None = None) -> None:
@@ -213,7 +211,7 @@ class TrainingReturns(L.Callback):
         return self.max_episodes is not None and len(self.returns) >= self.max_episodes
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Add the episodes of the collection that was just trained on."""
+        """Add the episodes of the latest collection."""
         data = rollout_data(trainer)
         if data is None or data.rollout is None:
             return

@@ -1,4 +1,4 @@
-"""The record of a search in the run directory: every proposal with its returns, and pictures."""
+"""Pictures of searches, and the callback that writes every proposal to the run directory."""
 
 from __future__ import annotations
 
@@ -22,28 +22,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# Pictures of a search for the parameters of a small policy.
-
 _SAME = 0.12
-"""Half of the width over which equal values of a parameter are spread, so that their lines can be seen."""
+"""Maximum vertical shift of a line, which makes equal values of a parameter visible."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchedPolicies:
-    """Holds the policies of a search in the order in which they were played."""
+    """Policies of a search in the order in which they were played."""
 
     parameters: np.ndarray
     """float64 ``(policy, parameter)``."""
     values: np.ndarray
-    """Mean return of each, ``(policy,)``."""
+    """Mean return of each policy, ``(policy,)``."""
     episodes: np.ndarray
-    """Episodes up to and including each policy, ``(policy,)``."""
+    """Number of episodes up to and including each policy, ``(policy,)``."""
     warm_up: np.ndarray
-    """Whether a policy was a random one before the first proposal, bool ``(policy,)``."""
+    """Whether a policy is a random one before the first proposal, bool ``(policy,)``."""
 
     @classmethod
     def of(cls, trials: Sequence[dict[str, Any]]) -> SearchedPolicies:
-        """Collect the trials of a :class:`~lrl.search.module.PromptedSearchModule`, at least one."""
+        """Collect at least one trial of a :class:`~lrl.search.module.PromptedSearchModule`."""
         return cls(
             parameters=np.array([trial["parameters"] for trial in trials], dtype=np.float64),
             values=np.array([np.mean(trial["returns"]) for trial in trials]),
@@ -53,7 +51,7 @@ class SearchedPolicies:
 
     @property
     def best_so_far(self) -> np.ndarray:
-        """The largest mean return up to each policy, ``(policy,)``."""
+        """Highest mean return up to each policy, ``(policy,)``."""
         return np.maximum.accumulate(self.values)
 
     def ranks(self) -> np.ndarray:
@@ -63,12 +61,12 @@ class SearchedPolicies:
 
 
 def draw_search(policies: SearchedPolicies, path: Path, title: str = "") -> None:
-    """Draw the mean return of each policy and the best so far against episodes, to a PNG.
+    """Draw the mean return of each policy and the highest so far against episodes, to a PNG file.
 
     Args:
-        policies: In order of play.
-        path: The PNG; missing folders are created.
-        title: Title above the picture.
+        policies: Policies of the search.
+        path: Path of the PNG file; missing folders are created.
+        title: Title of the picture.
     """
     figure, axes = new_figure(7, 4.2)
     for chosen, label, colour in ((policies.warm_up, "random policies", "0.6"), (~policies.warm_up, "proposals", "C0")):
@@ -84,14 +82,14 @@ def draw_search(policies: SearchedPolicies, path: Path, title: str = "") -> None
 
 
 def draw_parameters(policies: SearchedPolicies, path: Path, title: str = "") -> None:
-    """Draw each policy as a line over its parameters (parallel coordinates), to a PNG.
+    """Draw each policy as a line over its parameters (parallel coordinates), to a PNG file.
 
-    The colour is the rank of the mean return; the best policy is drawn in black on top.
+    The colour of a line shows the rank of the mean return; the best policy is drawn in black on top.
 
     Args:
-        policies: In order of play.
-        path: The PNG; missing folders are created.
-        title: Title above the picture.
+        policies: Policies of the search.
+        path: Path of the PNG file; missing folders are created.
+        title: Title of the picture.
     """
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
@@ -99,7 +97,7 @@ def draw_parameters(policies: SearchedPolicies, path: Path, title: str = "") -> 
     count = policies.parameters.shape[1]
     figure, axes = new_figure(min(14.0, 3.5 + 0.35 * count), 4.2)
     ranks, colours, x = policies.ranks(), colormaps["viridis"], np.arange(count)
-    for index in np.argsort(ranks, kind="stable"):  # better ones on top
+    for index in np.argsort(ranks, kind="stable"):  # better policies on top
         shifted = policies.parameters[index] + _SAME * (2 * index / max(1, len(ranks) - 1) - 1)
         axes.plot(x, shifted, color=colours(ranks[index]), alpha=0.35, linewidth=0.8, marker="." if count == 1 else "")
     best = policies.parameters[int(policies.values.argmax())]
@@ -114,21 +112,21 @@ def draw_parameters(policies: SearchedPolicies, path: Path, title: str = "") -> 
 
 @register
 class SearchPictures(L.Callback):
-    """Writes ``proposals.jsonl`` after every proposal, and ``search.png`` and ``parameters.png`` at the end.
+    """Callback that writes ``proposals.jsonl`` after each proposal, and draws two pictures at the end.
 
-    A line of ``proposals.jsonl`` is a policy: ``iteration``, ``parameters``, ``returns``, ``env_steps``, and what a
-    language model replied; a proposal that ended the run has replies, and null for parameters. A resumed run writes the
-    lines of the run before as well.
+    A line of ``proposals.jsonl`` describes a policy: ``iteration``, ``parameters``, ``returns``, ``env_steps``, and the
+    ``replies`` of a language model. If a proposal ended the run, its ``parameters`` are null. A resumed run also writes
+    the lines of the run before. The pictures are ``search.png`` and ``parameters.png``.
     """
 
     def __init__(self) -> None:
         self._written = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the policies that the run before has played.
+        """Write the policies of the run before.
 
         Raises:
-            ValueError: If the run is no search.
+            ValueError: If the model is not a search.
         """
         if not isinstance(pl_module, PromptedSearchModule):
             name = type(pl_module).__name__
@@ -137,7 +135,7 @@ class SearchPictures(L.Callback):
         self._write(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object) -> None:
-        """Write the policy that was just played."""
+        """Write the latest policy."""
         self._write(trainer, pl_module)
 
     def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -150,7 +148,7 @@ class SearchPictures(L.Callback):
         self._written = len(pl_module.trials)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Draw both pictures, and write the policies of a finished search that is resumed, for which nothing starts."""
+        """Draw both pictures; of a finished search that is resumed, also write the policies."""
         assert isinstance(pl_module, PromptedSearchModule)
         if pl_module.trials:
             if not self._written:
@@ -160,24 +158,23 @@ class SearchPictures(L.Callback):
             draw_parameters(policies, folder / "parameters.png")
 
 
-# The figure of searches and networks on all tasks: the best mean return so far against episodes.
-
 _COLUMNS = 3
 _RESAMPLES = 2000
 _POINTS = 400
 """Maximum number of points of a curve."""
 _SKIPPED = 0.02
-"""Fraction of the episodes before which a curve does not set the y axis: first policies may be far below all others."""
+"""Initial fraction of the episodes that does not determine the y axis: first policies may be far below all others."""
 
 
 def progress_curve(method: str, records: Sequence[dict[str, Any]]) -> Curve:
-    """Return the mean over seeds of the best so far, with the 95% interval of at least five seeds, else their range.
+    """Return the best mean return so far against episodes, averaged over seeds.
 
-    A seed that ended earlier than others keeps its best.
+    The band is the 95% interval of at least five seeds, or the range of fewer. A seed that ended earlier than others
+    keeps its best value.
 
     Args:
         method: Label of the curve.
-        records: Of its seeds on one task, at least one.
+        records: Records of at least one seed on one task.
     """
     runs = [best_so_far(record) for record in records]
     clock = np.unique(np.concatenate([run.clock for run in runs]))
@@ -193,15 +190,15 @@ def progress_curve(method: str, records: Sequence[dict[str, Any]]) -> Curve:
 
 
 def draw_progress(records: Records, path: Path) -> None:
-    """Draw a panel for each task with a curve and a band for each method, and the published ProPS, to a PNG.
+    """Draw a panel for each task with a curve and a band for each method, and the published ProPS, to a PNG file.
 
     Args:
-        records: Of all planned runs; what has not finished, cannot be played, or was random in place of a language
-            model's proposals is left out, and so is a task of which nothing is left.
-        path: The PNG; missing folders are created.
+        records: Records of all planned runs. Runs without figures, and runs of a language model with mostly random
+            proposals, are left out.
+        path: Path of the PNG file; missing folders are created.
 
     Raises:
-        ValueError: If nothing is left to draw.
+        ValueError: If there is no run to draw.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The searcher that asks a language model for the next parameters (ProPS)."""
+"""Searcher that asks a language model for the next parameters (ProPS), and the parser of its replies."""
 
 from __future__ import annotations
 
@@ -34,35 +34,36 @@ _METRICS: tuple[str, ...] = (
     *("prompt_tokens", "completion_tokens", "cached", "prompt_characters", "retries", "duplicates", "failed", "shown"),
 )
 _SHORTER = 0.8
-"""Length of the next prompt after one that was too long, as a fraction of it."""
+"""Length of the next prompt as a fraction of a prompt that was too long."""
 _SPENT = {"requests": "requests", "retries": "request_retries", "cost": "cost"}
-"""Names in the report of a chat model, and those of their metrics."""
+"""Names of metrics by the name of the count in the report of a chat model."""
 
 
 @register
 @final
 class PromptedSearcher(Searcher):
-    """Shows a language model the parameters and mean returns so far, and proposes what it replies.
+    """Searcher that prompts a language model with all parameters and mean returns so far, and proposes its reply.
 
-    A reply that cannot be used is asked for again, with the reason in the prompt. Each request has its own seed, which
-    follows from the seed of the search and the number of the proposal and of the try. A request at temperature 0 that
-    would be sent again unchanged is sampled at temperature 1.
+    If a reply is unusable, the request is repeated with the reason in the prompt. The seed of a request depends on the
+    seed of the search, the number of the proposal and the number of the attempt. If a request at temperature 0 would be
+    repeated without a change, it is sampled at temperature 1 instead.
 
-    In style ``integers`` each parameter has a prompt and a reply of its own, all asked for at once, and no reason is
-    given.
+    In style ``integers`` each parameter has its own prompt and reply; all are requested at once, and prompts contain no
+    reason for a rejection.
 
-    Where the chat model has no room for the policies that ``history`` shows, the worst (order ``value``) or the oldest
-    (order ``time``) are left out, never the best. A model that knows no limit may reject a prompt as too long: then
+    If the policies of ``history`` do not fit into the model's context, the worst (order ``value``) or the oldest (order
+    ``time``) are left out, but never the best. A server whose limit is unknown may reject a prompt as too long; then
     prompts are at most 0.8 times as long for the rest of the search.
 
     Args:
-        chat_model: Writes the replies.
-        prompt: What the model is told besides the history.
-        history: Which policies it is shown.
+        chat_model: Model that writes the replies.
+        prompt: Configuration of the prompt besides the history.
+        history: Configuration of the policies in the prompt.
         sampling: Temperature and maximum length of a reply.
-        max_tries: Number of replies to a proposal before it counts as failed.
-        on_failure: After ``max_tries`` unusable replies, ``stop`` raises and ``random`` proposes a random policy.
-        allow_repeats: Whether parameters that were tried before may be proposed again.
+        max_tries: Maximum number of replies for one proposal.
+        on_failure: What happens after ``max_tries`` unusable replies: ``stop`` raises an error, ``random`` proposes a
+            random policy.
+        allow_repeats: Whether the model may propose parameters that were tried before.
     """
 
     def __init__(
@@ -80,29 +81,29 @@ class PromptedSearcher(Searcher):
         self.max_tries, self.on_failure, self.allow_repeats = int(max_tries), on_failure, allow_repeats
         prompt.check_style(history.style)
         self.entries: list[Entry] = []
-        """All policies so far, oldest first."""
+        """All policies so far, the oldest first."""
         self.asked = 0
-        """Number of proposals so far, which a prompt shows and the seeds of its replies follow from."""
+        """Number of proposals so far, which determines the seeds of requests."""
         self._task, self._warned, self._replies = TaskText(), False, list[dict[str, str]]()
         self._metrics, self._usage = dict[str, float](), dict[str, float]()
         self._most_characters: int | None = None
-        """Maximum length of a prompt, after the chat model rejected a longer one."""
+        """Maximum length of a prompt; None until the chat model has rejected a prompt as too long."""
 
     @property
     def needs_trajectory(self) -> bool:
-        """Return whether the prompt shows episodes."""
+        """Return whether the prompt contains episodes."""
         return self.history.trajectories > 0
 
     def describe(self, environment: str, policy: str) -> None:
-        """Take the words for the environment and the policy, which ProPS+ shows."""
+        """Set the descriptions of the environment and the policy, which the prompt of ProPS+ contains."""
         self._task = TaskText(environment=environment, policy=policy)
 
     def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
         """Start a search with an empty history.
 
         Raises:
-            ValueError: If the parameters cannot be written as integers, and ``history.style`` asks for that; the chat
-                model cannot be had, or has no room for a prompt with one policy, or for a proposal in its response.
+            ValueError: If the parameters cannot be written as integers in style ``integers``, if the chat model is not
+                available, or if a prompt with one policy or a reply with one proposal is too long for it.
         """
         if self.history.style == "integers":
             integer_space(space)
@@ -112,10 +113,10 @@ class PromptedSearcher(Searcher):
         self._check_room()
 
     def _check_room(self) -> None:
-        """Raise if the chat model has no room for one policy, or for a proposal.
+        """Check that a prompt with one policy and a reply with one proposal fit.
 
         Raises:
-            ValueError: If it has not.
+            ValueError: If they do not fit.
         """
         integers = self.history.style == "integers"
         some = self.space.nearest(np.full(self.space.size, self.space.high if integers else 0.0))
@@ -143,24 +144,24 @@ class PromptedSearcher(Searcher):
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Tokens, requests, cost, retries and rejected duplicates of the last proposal, and the cost of all."""
+        """Return tokens, requests, cost, retries and duplicates of the last proposal, and the cost of all proposals."""
         return self._metrics
 
     @property
     def usage(self) -> Mapping[str, float]:
-        """The counts of the chat model's report for this search, those before a resume included; empty without any."""
+        """Return the counts of the chat model's report in this search, including those before a resume."""
         return self._usage
 
     @property
     def replies(self) -> list[dict[str, str]]:
-        """The replies to the last proposal, each with the reason why it was rejected; empty for the last one."""
+        """Return the replies for the last proposal, with the reason why each was rejected, empty if it was not."""
         return self._replies
 
     def ask(self) -> np.ndarray:
-        """Return what the model proposes, rounded to the decimals of the space.
+        """Return the proposal of the model, rounded to the decimals of the space.
 
         Raises:
-            ValueError: If no reply could be used, or the model cannot be reached.
+            ValueError: If no reply was usable, or the model cannot be reached.
         """
         self._metrics, self._replies, complaint = dict.fromkeys(_METRICS, 0.0), [], ""
         sent: list[list[list[Message]]] = []
@@ -183,10 +184,10 @@ class PromptedSearcher(Searcher):
     def _request_that_fits(
         self, attempt: int, complaint: str, sent: Sequence[list[list[Message]]]
     ) -> tuple[list[list[Message]], list[str], bool]:
-        """Ask once, with fewer policies as long as the chat model rejects the prompt as too long.
+        """Send a request, with fewer policies each time that the chat model rejects the prompt as too long.
 
         Returns:
-            The prompts, their replies, and whether one was cut.
+            The prompts, their replies, and whether a reply was truncated.
         """
         while True:
             conversations = self._conversations(complaint)
@@ -198,17 +199,17 @@ class PromptedSearcher(Searcher):
                 self._most_characters = int(_SHORTER * max(map(_characters, conversations)))
 
     def _conversations(self, complaint: str) -> list[list[Message]]:
-        """Return the prompt, or that of each parameter, with as many policies as the chat model has room for.
+        """Return the prompt, or the prompts of all parameters, with as many policies as fit.
 
         Raises:
-            ValueError: If it has no room for a single one.
+            ValueError: If not even one policy fits.
         """
         most = len(self.history.selected(self.entries))
         conversations, shown = self._render_all(complaint, most), most
         if not self._fit(conversations):
-            counts = range(1, most)  # prompts get longer with every policy
+            counts = range(1, most)  # the length of a prompt increases with the number of policies
             shown = bisect_left(counts, True, key=lambda count: not self._fit(self._render_all(complaint, count)))
-            shown = max(1, shown)  # that of one policy is sent even if it is hardly shorter than what was rejected
+            shown = max(1, shown)  # with one policy it is sent even if it is hardly shorter than the rejected prompt
             conversations = self._render_all(complaint, shown)
             if not self._has_room(conversations):
                 raise self._no_room()
@@ -231,14 +232,14 @@ class PromptedSearcher(Searcher):
         return all(self.chat_model.fits(conversation, self.sampling) for conversation in conversations)
 
     def _render_all(self, complaint: str, most: int) -> list[list[Message]]:
-        """Return the prompt, or in style ``integers`` that of each parameter, with at most ``most`` policies."""
+        """Return the prompt, or in style ``integers`` the prompt of each parameter, with at most ``most`` policies."""
         parameters = range(self.space.size if self.history.style == "integers" else 1)
         return [self._render(self.entries, complaint, most, parameter) for parameter in parameters]
 
     def _render(
         self, entries: Sequence[Entry], complaint: str, most: int | None = None, parameter: int = 0
     ) -> list[Message]:
-        """Return the prompt with a history of some of the entries."""
+        """Return one prompt with the history of some entries."""
         return self.prompt.render(
             space=self.space,
             task=self._task,
@@ -252,12 +253,12 @@ class PromptedSearcher(Searcher):
         )
 
     def _request(self, attempt: int, conversations: list[list[Message]], again: bool) -> tuple[list[str], bool]:
-        """Ask once; return the reply to each prompt, and whether one was cut.
+        """Send one request; return the reply to each prompt, and whether a reply was truncated.
 
         Args:
-            attempt: Number of the try, from 0.
+            attempt: Number of the attempt, from 0.
             conversations: The prompts.
-            again: Whether the same prompts were sent before, so that greedy replies would be the same.
+            again: Whether the same prompts were sent before, so that greedy replies would be equal.
         """
         request = ("prompted search", self.seed, self.asked, attempt)
         own = [seeds(*request)] if len(conversations) == 1 else seeds(*request, np.arange(len(conversations)))
@@ -266,7 +267,7 @@ class PromptedSearcher(Searcher):
         before = self.chat_model.report()
         try:
             completions = self.chat_model.complete(conversations, sampling, [int(seed) for seed in own])
-        finally:  # a request that failed for good may have its price as well
+        finally:  # a failed request may also have a cost
             self._spend(before, self.chat_model.report())
         for completion, conversation in zip(completions, conversations, strict=True):
             self._count(completion, _characters(conversation))
@@ -274,7 +275,7 @@ class PromptedSearcher(Searcher):
         return [completion.text for completion in completions], cut
 
     def _spend(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """Add what the chat model counted during a request to the counts of the proposal and of the search."""
+        """Add the chat model's counts of a request to the metrics of the proposal and the usage of the search."""
         spent = {name: value - (before.get(name) or 0) for name, value in after.items() if value is not None}
         for name, value in spent.items():
             self._usage[name] = self._usage.get(name, 0) + value
@@ -290,10 +291,10 @@ class PromptedSearcher(Searcher):
         self._metrics["prompt_characters"] += characters
 
     def _accept(self, texts: Sequence[str], cut: bool) -> np.ndarray:
-        """Return the proposal in a reply, or in those for each parameter.
+        """Return the proposal of one reply, or of one reply per parameter.
 
         Raises:
-            ProposalError: If it cannot be used.
+            ProposalError: If the proposal is unusable.
         """
         if self.history.style == "integers":
             if cut:
@@ -308,7 +309,7 @@ class PromptedSearcher(Searcher):
         return proposal
 
     def _give_up(self, complaint: str) -> np.ndarray:
-        """Return a random policy, or raise: the model has used up its tries."""
+        """Return a random policy, or raise, because all replies were unusable."""
         if self.on_failure == "stop":
             raise ValueError(
                 f"{self.chat_model.name} gave no usable proposal {self.asked + 1} in searcher.max_tries "
@@ -325,13 +326,13 @@ class PromptedSearcher(Searcher):
         self.entries.append(Entry.of(trial, steps))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the history, the number of proposals and what they took."""
+        """Return the history, the number of proposals and their costs."""
         entries = [entry.state() for entry in self.entries]
         state = {"asked": self.asked, "entries": entries, "usage": dict(self._usage)}
         return state | {"most_characters": self._most_characters}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the result of :meth:`state_dict`."""
         self.asked = int(state_dict["asked"])
         self.entries = [Entry.restored(entry) for entry in state_dict["entries"]]
         self._usage, self._most_characters = dict(state_dict["usage"]), state_dict["most_characters"]
@@ -343,15 +344,14 @@ def _characters(conversation: Sequence[Message]) -> int:
 
 
 _MINUS = dict.fromkeys(map(ord, "−–‒﹣－"), "-")  # noqa: RUF001 (models write them for a minus)
-# Every quantifier over characters that may repeat is possessive, and no two in a row match the same character: the
-# time that a reply takes is linear in its length.
+# Parsing takes linear time: every quantifier is possessive, and no two successive ones match the same character.
 _NUMBER = r"[+-]?+(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?+\d++)?+"
 _MARKS = r"[\s`*\"'_]*+"
 _ALONE = (
     rf"(?!,\d|{_MARKS}(?:[-=]>|[→⇒±=^×]|(?:\+/)?+[-+/]\s*+<?+\.?+\d|to\s++<?+[-+\d.])"
     r"|[\s`*\"'_]*\*\s*+<?+\.?+\d)"  # a product, unlike the end of bold text
 )
-"""Not behind a number: a decimal comma, a sum, a range or a change from one value to another (``1.0 -> 1.5``)."""
+"""What must not follow a number: a decimal comma, or another part of a sum, a range or a change (``1.0 -> 1.5``)."""
 _ASSIGNMENT = re.compile(
     rf"params?+{_MARKS}\[\s*+(\d{{1,9}})\s*+\]{_MARKS}(?::=|[:=]){_MARKS}(<\s*+)?+({_NUMBER})(?![\w.]*\w)"
     rf"(?(2)\s*+>){_ALONE}",
@@ -361,9 +361,9 @@ _ASSIGNMENT = re.compile(
 _SEPARATOR = r"(?:\s++(?:[,;]\s*+)?+|[,;]\s*+)"
 _LIST = rf"{_NUMBER}(?:{_SEPARATOR}{_NUMBER})*+"
 _BRACKETED = re.compile(rf"(params?+{_MARKS})?+(?:\[|(?<!\w)\()\s*+({_LIST})\s*+[,;]?+\s*+[\])]", re.IGNORECASE)
-"""A list in brackets; group 1 where it is an index, as in ``params[0]``."""
+"""A list in brackets; group 1 matches if it is an index, as in ``params[0]``."""
 _BARE_LINE = re.compile(
-    rf"{_MARKS}(?:line\s++1{_MARKS}:{_MARKS})?+(?:params?+{_MARKS}[:=]{_MARKS})?+"  # the prompt speaks of line 1
+    rf"{_MARKS}(?:line\s++1{_MARKS}:{_MARKS})?+(?:params?+{_MARKS}[:=]{_MARKS})?+"  # prompts say "Line 1"
     rf"({_LIST})[\s,;.`*]*+",
     re.IGNORECASE,
 )
@@ -372,20 +372,20 @@ _REASONING_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 
 
 def parse_parameters(text: str, space: ParameterSpace, cut: bool = False) -> list[float]:
-    """Return the values that a response proposes, as they were written.
+    """Return the values that a reply proposes, without rounding.
 
-    Values are read by their index, in any order, from anywhere in the response; every index is needed once. A complete
-    list from ``params[0]`` to the last counts, whatever else is said of single parameters in other lines. What is no
-    single number (``1/2``, ``1.0 -> 1.5``) is not read. Without indices, a list of numbers in brackets or on a line of
-    its own is read. Reasoning between ``<think>`` and ``</think>`` is skipped.
+    Values with an index, such as ``params[0]: 1.5``, may be anywhere in the reply and in any order; each index must
+    occur once. If an index occurs more than once, a single complete list from the first to the last index is used.
+    Values that are not single numbers (``1/2``, ``1.0 -> 1.5``) are ignored. Without indices, a list of numbers in
+    brackets or on its own line is used. Reasoning between ``<think>`` and ``</think>`` is removed first.
 
     Args:
-        text: The response.
-        space: What may be proposed.
-        cut: Whether the response ended because it reached its maximum length; its last number may be incomplete.
+        text: The reply.
+        space: The vectors that may be proposed.
+        cut: Whether the reply was truncated at its maximum length, so that its last number may be incomplete.
 
     Raises:
-        ProposalError: If there are no values, not all, too many, contradictory or illegal ones.
+        ProposalError: If values are missing, illegal or contradictory, or if there are too many.
     """
     said = without_reasoning(text).translate(_MINUS)
     if cut:
@@ -403,7 +403,7 @@ def parse_parameters(text: str, space: ParameterSpace, cut: bool = False) -> lis
 
 
 def without_reasoning(text: str) -> str:
-    """Remove the reasoning of a model that thinks aloud; what is not closed was cut, and is removed to its end."""
+    """Remove reasoning in ``<think>`` tags; if the last tag is not closed, everything after it is removed."""
     before, *tagged = _REASONING_TAG.split(text)
     said, reasoning = [before], False
     for slash, part in zip(tagged[::2], tagged[1::2], strict=True):
@@ -416,7 +416,7 @@ def without_reasoning(text: str) -> str:
 
 
 def _indexed(text: str, size: int) -> list[float] | None:
-    """Return the values of ``params[i]: value``; None where there are none."""
+    """Return the values of ``params[i]: value``; None if there are none."""
     lines = [[(int(match[1]), float(match[3])) for match in _ASSIGNMENT.finditer(line)] for line in text.splitlines()]
     found = [pair for line in lines for pair in line]
     if not found:
@@ -441,7 +441,7 @@ def _indexed(text: str, size: int) -> list[float] | None:
 
 
 def _complete_lists(lines: Sequence[Sequence[tuple[int, float]]], size: int) -> Iterator[list[float]]:
-    """Yield the values of lists from 0 to ``size - 1``, each on one or more lines that hold nothing else."""
+    """Yield the values of lists from index 0 to ``size - 1`` on one line or on consecutive lines."""
     for start, first in enumerate(lines):
         if not first or first[0][0] != 0:
             continue
@@ -459,7 +459,7 @@ def _listed(text: str, size: int) -> list[float]:
     """Return a list of numbers without indices.
 
     Raises:
-        ProposalError: If there is none, or there are several different ones.
+        ProposalError: If there is no list, or if there are several different lists.
     """
     found: list[tuple[float, ...]] = []
     for match in _BRACKETED.finditer(text):

@@ -18,24 +18,24 @@ class ProposalError(ValueError):
     """Raised for a response without a legal proposal. The message is one sentence, which is shown to the model."""
 
 
-# Policies and their returns as small integers, for language models that were trained to search.
-#
-# Such a model is asked for each parameter by itself, and shown the values of that parameter alone: a model of a few
-# million weights does not find the same parameter in policies of many. An integer below 1000 is one token of many
-# tokenizers, and ranks in place of returns mean the same in every task.
+# Style `integers`, for language models that were trained to search. The model is asked for each parameter separately,
+# and its prompt contains the values of that parameter only: a model of a few million weights does not find a parameter
+# in lists of many. An integer below 1000 is one token in many tokenizers, and ranks, unlike returns, are comparable
+# between tasks.
 
 _LARGEST = 999
 TOP_RANK = 99
-"""Rank of the best policy; the worst has 0."""
+"""Rank of the best policy; the rank of the worst is 0."""
 
 
 def integer_space(space: ParameterSpace) -> ParameterSpace:
-    """Return the space of the integers that stand for the parameters of a space.
+    """Return the space of integers that represent the parameters of a space.
 
-    A real parameter is counted in its last decimal place from the lower end of its range; an action stands for itself.
+    The integer of a real parameter is its distance from the lower end of the range, in units of the last decimal place.
+    An action represents itself.
 
     Raises:
-        ValueError: If parameters are not rounded, or to so many decimals that they exceed 999.
+        ValueError: If parameters are not rounded, or have more than 1000 possible values.
     """
     if space.actions is not None:
         return space
@@ -49,7 +49,7 @@ def integer_space(space: ParameterSpace) -> ParameterSpace:
 
 
 def to_integers(parameters: Sequence[float] | np.ndarray, space: ParameterSpace) -> list[int]:
-    """Return the integers that stand for legal parameters ``(parameter,)``."""
+    """Return the integers that represent legal parameters ``(parameter,)``."""
     values = np.asarray(parameters, dtype=np.float64)
     if space.actions is None:
         values = (values - space.low) * 10 ** (space.decimals or 0)
@@ -57,19 +57,19 @@ def to_integers(parameters: Sequence[float] | np.ndarray, space: ParameterSpace)
 
 
 def from_integers(integers: Sequence[float] | np.ndarray, space: ParameterSpace) -> np.ndarray:
-    """Return the legal parameters ``(parameter,)`` that are nearest to what integers stand for."""
+    """Return the legal parameters ``(parameter,)`` that are nearest to those that integers represent."""
     values = np.asarray(integers, dtype=np.float64)
     return space.nearest(values if space.actions is not None else values / 10 ** (space.decimals or 0) + space.low)
 
 
 def read_integers(replies: Sequence[str], space: ParameterSpace) -> np.ndarray:
-    """Return the legal parameters ``(parameter,)`` that replies stand for, an integer for each parameter.
+    """Return the legal parameters ``(parameter,)`` of replies, each of which is the integer of one parameter.
 
     Raises:
-        ProposalError: If a reply is something else, or a value is illegal.
+        ProposalError: If a reply is not an integer, or its value is illegal.
     """
     for index, reply in enumerate(replies):
-        if not re.fullmatch(r"\s*\d+\s*", reply, re.ASCII):  # float reads no others, such as "\x1e93"
+        if not re.fullmatch(r"\s*\d+\s*", reply, re.ASCII):  # float() fails for others, such as "\x1e93"
             raise ProposalError(f"The reply for params[{index}] is {reply!r}; it must be an integer.")
     values = [float(reply) for reply in replies]
     complaint = integer_space(space).complaint(values)
@@ -79,7 +79,7 @@ def read_integers(replies: Sequence[str], space: ParameterSpace) -> np.ndarray:
 
 
 def ranks(values: Sequence[float] | np.ndarray) -> list[int]:
-    """Return integers from 0, the worst value, to 99, the best; equal values have the mean of their ranks."""
+    """Return the rank of each value, from 0 for the worst to 99 for the best; equal values share their mean rank."""
     given = np.asarray(values, dtype=np.float64)
     if len(given) < 2:
         return [TOP_RANK] * len(given)
@@ -116,34 +116,33 @@ _NOTHING = "Nothing was tried so far."
 _ROUND = "This is proposal {iteration} of {total}."
 _REJECTED = "Your previous reply to this was rejected: {complaint} Correct that."
 _INTEGERS = "{size} numbers from {legal}, {iteration} of {total}:"
-"""All that a model is shown besides the history if it was trained to search."""
+"""Everything besides the history in the prompt of a model that was trained to search."""
 _PATTERN_ENTRIES = 12
-"""Number of parameters up to which the pattern of the reply is written in full."""
+"""Maximum number of parameters for which the pattern of the reply is written in full."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskText:
-    """Holds in words what is searched."""
+    """Descriptions of the environment and the policy of a search."""
 
     environment: str = ""
-    """What the environment is: its observations, actions and rewards."""
+    """Observations, actions and rewards of the environment."""
     policy: str = ""
-    """What the parameters are to the policy."""
+    """What the parameters do in the policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPrompt:
-    """Configures what a prompt says besides the history."""
+    """Configuration of everything in a prompt besides the history."""
 
     describe_environment: bool = False
-    """Whether the environment and the policy are described (ProPS+), or the parameters are those of an unknown function
-    (ProPS)."""
+    """Whether the prompt describes the environment and the policy (ProPS+), or an unknown function (ProPS)."""
     environment: str | None = None
-    """Description of the environment; null takes what is known of it, or the codec's."""
+    """Description of the environment; None uses its known facts, or the description of its codec."""
     optimum: float | None = None
-    """The largest possible mean return, to be told to the model; null leaves it out, as the model could not know it."""
+    """Highest possible mean return; None leaves it out, because a model could not know it."""
     step_size: PositiveFloat | None = 1.0
-    """How far proposals should be from each other in each real parameter; null leaves it out."""
+    """Suggested change of a real parameter between proposals; None leaves the suggestion out."""
 
     def __post_init__(self) -> None:
         check_fields(self, "searcher.prompt")
@@ -154,7 +153,7 @@ class SearchPrompt:
             )
 
     def check_style(self, style: str) -> None:
-        """Raise if the prompt of a style would not say what is configured.
+        """Check that the prompt of a style contains everything that is configured.
 
         Raises:
             ValueError: If ``style`` is integers, and a setting is not the default.
@@ -181,18 +180,18 @@ class SearchPrompt:
         complaint: str = "",
         allow_repeats: bool = False,
     ) -> list[Message]:
-        """Return the conversation, which is one message of the user.
+        """Return a conversation with one user message.
 
         Args:
-            space: What may be proposed.
-            task: The environment and the policy in words.
-            history: The policies so far, as :meth:`lrl.search.prompts.HistoryConfig.render` writes them.
-            order: ``time`` or ``value``.
-            style: ``indexed`` or ``compact``, for the reply; ``integers``: one line and the history of one parameter.
+            space: The vectors that may be proposed.
+            task: Descriptions of the environment and the policy.
+            history: The policies so far, as :meth:`HistoryConfig.render` writes them.
+            order: Order of the history, ``time`` or ``value``.
+            style: Style of the history and the reply, see :attr:`HistoryConfig.style`.
             iteration: Number of this proposal, from 1.
-            total: Number of all proposals.
-            complaint: Why the previous reply was rejected, one sentence; empty for the first try.
-            allow_repeats: Whether parameters that were tried before may be proposed again.
+            total: Number of proposals of the search.
+            complaint: Reason why the previous reply was rejected, one sentence; empty in the first attempt.
+            allow_repeats: Whether the reply may propose parameters that were tried before.
         """
         if style == "integers":
             return [{"role": "user", "content": integer_prompt(space, history, iteration, total)}]
@@ -226,7 +225,7 @@ class SearchPrompt:
 
 
 def integer_prompt(space: ParameterSpace, history: str, iteration: int, total: int) -> str:
-    """Return the prompt for a model that was trained to search: one line, and the history of one parameter."""
+    """Return the prompt of style ``integers``: one line, and the history of one parameter."""
     numbers = integer_space(space)
     legal = f"0 to {numbers.high:g}" if space.actions is None else " ".join(map(str, space.actions))
     head = _INTEGERS.format(size=space.size, legal=legal, iteration=iteration, total=total)
@@ -250,32 +249,30 @@ def _reply(space: ParameterSpace, style: str) -> str:
     return _INDEXED.format(last=space.size - 1, pattern=", ".join(entries))
 
 
-# The policies that were tried, and how a prompt shows them.
-
 Step = tuple[str, str, float]
 """Observation, action and reward of one step."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Holds the parameters of one trial, their mean return, and what the mean rests on."""
+    """Parameters of one trial and their mean return."""
 
     parameters: tuple[float, ...]
     value: float
     """Mean return over the episodes."""
     episodes: int
-    """Number of episodes behind the mean."""
+    """Number of these episodes."""
     trajectory: tuple[Step, ...] = ()
-    """The steps of the first episode; empty where trajectories are not shown."""
+    """Steps of the first episode; empty if prompts contain no trajectories."""
 
     @classmethod
     def of(cls, trial: Trial, max_steps: int = 0) -> Entry:
-        """Return the entry of a trial, with up to ``max_steps`` steps of its trajectory."""
+        """Return the entry of a trial, with at most ``max_steps`` steps of its trajectory."""
         steps = tuple((seen, done, float(reward)) for seen, done, reward in trial.trajectory[:max_steps])
         return cls(tuple(trial.parameters.tolist()), trial.value, len(trial.returns), steps)
 
     def state(self) -> dict[str, Any]:
-        """Return the entry as plain values, for a checkpoint."""
+        """Return the entry as numbers, strings, lists and dicts, for a checkpoint."""
         steps = [list(step) for step in self.trajectory]
         return {
             "parameters": list(self.parameters),
@@ -286,33 +283,33 @@ class Entry:
 
     @classmethod
     def restored(cls, state: dict[str, Any]) -> Entry:
-        """Return the entry whose :meth:`state` is given."""
+        """Return an entry from its :meth:`state`."""
         steps = tuple((str(seen), str(done), float(reward)) for seen, done, reward in state["trajectory"])
         return cls(tuple(state["parameters"]), state["value"], state["episodes"], steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryConfig:
-    """Configures which of the policies so far a prompt shows, in which order, and how each is written.
+    """Configuration of the policies in a prompt: which of them, their order, and the format of each.
 
-    Shown are the ``recent`` last ones, and of the others the ``top_k`` best.
+    A prompt contains the ``recent`` most recent policies, and the ``top_k`` best of all others.
     """
 
     recent: NonNegativeInt | None = None
-    """Number of the most recent policies; null shows all."""
+    """Number of the most recent policies; None for all."""
     top_k: NonNegativeInt = 0
-    """Number of the best policies, of those before the most recent."""
+    """Number of the best policies before the most recent ones."""
     order: Literal["time", "value"] = "time"
-    """``time``: oldest first; ``value``: worst first."""
+    """``time`` (oldest first) or ``value`` (worst first)."""
     style: Literal["indexed", "compact", "integers"] = "indexed"
-    """``indexed``: ``params[0]: 1.5; params[1]: -2.0; f(params): 23.40 (mean of 20 episodes)``; ``compact``: ``1.5 -2.0
-    = 23.40 (20)``, in a third of the tokens; ``integers``: ``75=50 40=99``, of one parameter at a time, its values as
-    tenths above the lower end of the range, each with the rank of its policy among those shown, 99 being the best, for
-    models that were trained on such histories."""
+    """``indexed``: ``params[0]: 1.5; params[1]: -2.0; f(params): 23.40 (mean of 20 episodes)``. ``compact``: ``1.5 -2.0
+    = 23.40 (20)``, with a third of the tokens. ``integers``: ``75=50 40=99``, for models that were trained on such
+    histories: each prompt contains one parameter of all policies, as integers (see :func:`integer_space`), each with
+    the rank of its policy from 0 to 99."""
     trajectories: NonNegativeInt = 0
-    """Number of policies, the last that are shown, whose first episode is shown as well."""
+    """Number of policies at the end of the history whose first episode is shown, too."""
     trajectory_steps: PositiveInt = 100
-    """Maximum number of steps of an episode that is shown."""
+    """Maximum number of steps of such an episode."""
 
     def __post_init__(self) -> None:
         check_fields(self, "searcher.history")
@@ -328,12 +325,12 @@ class HistoryConfig:
             )
 
     def selected(self, entries: Sequence[Entry], most: int | None = None) -> list[Entry]:
-        """Return the entries that are shown, in order; of equal values the older one counts as the better.
+        """Return the entries of a prompt in order; of equal values the older one counts as better.
 
         Args:
             entries: All policies so far, oldest first.
-            most: The maximum number, at least 1; None shows all that are configured. Left out are the first in order,
-                the oldest or the worst, but never the best.
+            most: Maximum number of entries, at least 1; None for all that are configured. The first entries in order,
+                which are the oldest or the worst, are left out, but never the best.
         """
         first_recent = 0 if self.recent is None else max(0, len(entries) - self.recent)
         best = sorted(range(first_recent), key=lambda index: (-entries[index].value, index))[: self.top_k]
@@ -350,13 +347,13 @@ class HistoryConfig:
     def render(
         self, entries: Sequence[Entry], space: ParameterSpace, most: int | None = None, parameter: int = 0
     ) -> str:
-        """Write the entries that are shown, one line each, with trajectories where they are asked for.
+        """Return the lines of the entries of a prompt, with trajectories if they are configured.
 
         Args:
             entries: All policies so far, oldest first.
-            space: What their parameters are.
-            most: The maximum number that is shown, see :meth:`selected`.
-            parameter: Index of the parameter whose values are shown, all in one line, in style ``integers``.
+            space: Space of the parameters.
+            most: Maximum number of entries, see :meth:`selected`.
+            parameter: Index of the parameter whose values are written, in style ``integers``.
         """
         shown, lines = self.selected(entries, most), []
         if self.style == "integers":
@@ -374,7 +371,7 @@ class HistoryConfig:
 
 
 def render_entry(entry: Entry, space: ParameterSpace, style: str) -> str:
-    """Write one policy in a line, ``indexed`` or ``compact``."""
+    """Return the line of one policy in style ``indexed`` or ``compact``."""
     values = [render_value(value, space) for value in entry.parameters]
     if style == "compact":
         return f"{' '.join(values)} = {entry.value:.2f} ({entry.episodes})"
@@ -384,9 +381,9 @@ def render_entry(entry: Entry, space: ParameterSpace, style: str) -> str:
 
 
 def render_reply(parameters: np.ndarray, space: ParameterSpace, style: str) -> str:
-    """Write parameters ``(parameter,)`` as a reply that proposes them and says nothing else.
+    """Return the shortest reply that proposes parameters ``(parameter,)``.
 
-    In style ``integers``, which asks for one parameter at a time, it is the longest of the replies.
+    In style ``integers``, which has a reply for each parameter, it is the longest of these replies.
     """
     if style == "integers":
         return max(map(str, to_integers(parameters, space)), key=len)
@@ -397,7 +394,7 @@ def render_reply(parameters: np.ndarray, space: ParameterSpace, style: str) -> s
 
 
 def render_value(value: float, space: ParameterSpace) -> str:
-    """Write one parameter: an action as an integer, a real number with the decimals of the space."""
+    """Return the text of one parameter: an integer for an action, else a number with the decimals of the space."""
     if space.actions is not None:
         return str(int(value))
     return f"{value:.5g}" if space.decimals is None else f"{value:.{space.decimals}f}"

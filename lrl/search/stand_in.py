@@ -1,4 +1,4 @@
-"""A chat model without a language model, to try a prompted search and to test it."""
+"""Chat model without a language model, for trials and tests of prompted search."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _ACTIONS = re.compile(r"one of ((?:-?\d+, )*-?\d+)\.")
 @register
 @final
 class HillClimbingChatModel(ChatModel):
-    """Replies with the best parameters in the prompt, some of them changed at random.
+    """Chat model that replies with the best parameters in the prompt, of which it changes some at random.
 
-    It reads the prompt as a language model would, and nothing else. What it reaches is no result of a language model.
+    Like a language model, it only reads the prompt. Its results say nothing about language models.
 
     Args:
-        scale: Standard deviation of a change of a real parameter.
-        share: Probability of changing a parameter.
+        scale: Standard deviation of the change of a real parameter.
+        share: Probability that a parameter is changed.
     """
 
     name = "hill-climbing stand-in"
@@ -42,7 +42,7 @@ class HillClimbingChatModel(ChatModel):
     def complete(
         self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]
     ) -> list[Completion]:
-        """Return one reply to each conversation; it depends on the last message and the seed alone."""
+        """Return one reply to each conversation, which depends on the last message and the seed only."""
         return [self._reply(messages[-1]["content"], seed) for messages, seed in zip(conversations, seeds, strict=True)]
 
     def _reply(self, prompt: str, seed: int) -> Completion:
@@ -76,5 +76,5 @@ class HillClimbingChatModel(ChatModel):
 
 
 def _values(line: str) -> list[float]:
-    """Return the parameters of a line of the history."""
+    """Return the parameters in a line of the history."""
     return [float(number) for number in re.findall(_NUMBER, re.sub(r"params\[\d+\]:", "", line))]

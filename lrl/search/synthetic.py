@@ -1,8 +1,12 @@
-"""Synthetic functions to learn searching from; no function resembles a task.
+"""Synthetic functions and demonstrations of searching their maxima, on which language models learn to search.
 
-Those of real parameters are random quadratics, ridges, plateaus and steps. Those of tables have independent entries,
-entries that count in pairs, or entries of which each counts only after all before it (LeadingOnes). All are measured
-with random errors.
+Functions of real parameters are random quadratics, ridges, plateaus and steps. In functions of tables the entries are
+independent, or they interact in pairs, or each counts only if all entries before it are right (LeadingOnes). Values are
+measured with random errors. No function resembles a task of ProPS.
+
+A demonstration is a prompt in style ``integers`` (:class:`~lrl.search.prompts.HistoryConfig`) with the history of one
+parameter, and the response of a teacher: the proposal of an evolution strategy that continues from the best policy of
+the history with exact values. The teacher is CMA-ES for real parameters and a (1+λ) evolutionary algorithm for tables.
 """
 
 from __future__ import annotations
@@ -25,50 +29,50 @@ from lrl.search.searchers import ParameterSpace, Trial
 from lrl.types import Demonstration
 
 REAL_KINDS = ("quadratic", "ridge", "plateau", "steps")
-"""Shapes of functions of real parameters."""
+"""Kinds of functions of real parameters."""
 TABLE_KINDS = ("independent", "pairs", "leading")
 """Kinds of functions of tables."""
 KINDS = (*REAL_KINDS, *TABLE_KINDS)
-"""All kinds, in the order in which functions have them."""
+"""All kinds; the function with index i has kind i modulo their number."""
 REAL_SIZES, TABLE_SIZES = (2, 24), (6, 48)
-"""Fewest and most parameters."""
+"""Minimum and maximum number of parameters."""
 FIRST_VALIDATION = 1_000_000
-"""Index of the first held-out function that is demonstrated, to measure a run's loss on; searchers are compared on
-those before it, so that no checkpoint is selected on them."""
+"""Index of the first held-out function in validation demonstrations. Searchers are compared on held-out functions with
+smaller indices, which do not influence the selection of checkpoints."""
 _FAR = 4.0
-"""Optima lie in this distance of 0 in every coordinate, where most random proposals lie as well."""
+"""Maximum distance of an optimum from 0 in each coordinate; most random proposals lie in this range."""
 _LEVELS = 8
-"""Number of levels of a function with steps."""
+"""Number of levels of a function of kind ``steps``."""
 _TYPICAL = 256
-"""Number of random proposals whose mean value is about -1."""
+"""Number of random proposals by which a function is scaled, so that their mean value is about -1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticFunction(ABC):
-    """A function whose largest value, 0, is known."""
+    """Abstract base class of functions whose maximum is 0."""
 
     kind: str
     """One of :data:`KINDS`."""
     optimum: np.ndarray
-    """Where the function is 0, ``(parameter,)``."""
+    """Parameters of the maximum, ``(parameter,)``."""
     error: float
-    """Standard deviation of a measurement."""
+    """Standard deviation of the error of a measurement."""
 
     @property
     @abstractmethod
     def space(self) -> ParameterSpace:
-        """The parameters: numbers from -6 to 6 with one decimal, or actions."""
+        """Space of the parameters: numbers from -6 to 6 with one decimal, or actions."""
 
     @abstractmethod
     def values(self, parameters: np.ndarray) -> np.ndarray:
         """Return the exact values ``(row,)``, at most 0 and about -1 for random parameters.
 
         Args:
-            parameters: ``(row, parameter)``.
+            parameters: Parameters ``(row, parameter)``.
         """
 
     def measure(self, parameters: np.ndarray, rng: np.random.Generator, episodes: int = 1) -> Trial:
-        """Return a trial of parameters ``(parameter,)``: the exact value and random errors."""
+        """Return a trial of parameters ``(parameter,)``, whose returns are the exact value plus random errors."""
         value = self.values(parameters[None])[0]
         returns = value + self.error * rng.standard_normal(episodes)
         return Trial(parameters=parameters, returns=returns, env_steps=episodes)
@@ -77,14 +81,14 @@ class SyntheticFunction(ABC):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RealFunction(SyntheticFunction):
-    """A function of the distance to its optimum, which is measured in rotated and scaled coordinates."""
+    """Function of the distance to the optimum in rotated and scaled coordinates."""
 
     shape: np.ndarray
-    """Matrix from distances to rotated and scaled ones, ``(parameter, parameter)``."""
+    """Matrix from differences of parameters to rotated and scaled coordinates, ``(parameter, parameter)``."""
 
     @property
     def space(self) -> ParameterSpace:
-        """Numbers from -6 to 6 with one decimal."""
+        """Space of numbers from -6 to 6 with one decimal."""
         return ParameterSpace(size=len(self.optimum))
 
     def values(self, parameters: np.ndarray) -> np.ndarray:
@@ -102,21 +106,21 @@ class RealFunction(SyntheticFunction):
 @final
 @dataclass(frozen=True, kw_only=True)
 class TableFunction(SyntheticFunction):
-    """A function of actions: a sum over groups of entries, or the number of leading entries that are right."""
+    """Function of a table of actions: a sum over groups of entries, or the number of leading entries that are right."""
 
     num_actions: int
     """Number of actions."""
     first_action: int
-    """The smallest action."""
+    """Number of the first action."""
     order: np.ndarray
-    """The entries in the order of their groups, or in which they count, ``(parameter,)``."""
+    """Indices of the entries in the order of their groups, or in which they count, ``(parameter,)``."""
     losses: np.ndarray
-    """What the actions of a group lose against its best ones, ``(group, action)`` or ``(group, action, action)``; empty
+    """Loss of the actions of a group against the best ones, ``(group, action)`` or ``(group, action, action)``; empty
     for the kind ``leading``."""
 
     @property
     def space(self) -> ParameterSpace:
-        """One of the actions for each entry."""
+        """Space of one action for each entry."""
         return ParameterSpace(
             size=len(self.optimum), actions=tuple(range(self.first_action, self.first_action + self.num_actions))
         )
@@ -137,9 +141,9 @@ def sample_function(seed: int, index: int, held_out: bool = False) -> SyntheticF
     """Sample a function.
 
     Args:
-        seed: Of all functions.
-        index: Of this one.
-        held_out: Whether it is of those that are never trained on.
+        seed: Seed of all functions.
+        index: Index of the function.
+        held_out: Whether it is a held-out function, which is not trained on.
     """
     purpose = "synthetic, held out" if held_out else "synthetic"
     rng = np.random.default_rng(int(seeds(purpose, seed, index)))
@@ -154,7 +158,7 @@ def _sample_real(kind: str, rng: np.random.Generator) -> RealFunction:
     spread = 1.5 if kind == "ridge" else 1.0
     scales = 10 ** rng.uniform(-spread, 0, size)
     if kind == "ridge":
-        scales[0] = 1.0  # one direction is steep, the others are not
+        scales[0] = 1.0  # only one direction is steep
         scales[1:] *= 0.3
     shape = scales[:, None] * rotation
     optimum = rng.uniform(-_FAR, _FAR, size).round(1)
@@ -164,21 +168,21 @@ def _sample_real(kind: str, rng: np.random.Generator) -> RealFunction:
 
 
 def _sample_table(kind: str, rng: np.random.Generator) -> TableFunction:
-    """Sample a function of a table; about a third of the groups, if it has any, do not count."""
+    """Sample a function of a table; the weight of about a third of its groups is 0."""
     size, num_actions, first_action = _sample_size(TABLE_SIZES, rng), int(rng.integers(2, 5)), int(rng.integers(2))
     error = float(rng.choice([0.0, rng.uniform(0, 0.2)]))
     if kind == "leading":
         optimum, losses = rng.integers(0, num_actions, size), np.empty(0)
         order = rng.permutation(size)
     else:
-        size += size % 2  # so that all entries can have a partner
+        size += size % 2  # an even size, so that all entries can be in pairs
         together = 2 if kind == "pairs" else 1
         order, optimum = rng.permutation(size), np.zeros(size, dtype=np.int64)
         gains = rng.standard_normal((size // together, *[num_actions] * together))
         weights = rng.lognormal(0, 1, len(gains)) * (rng.random(len(gains)) > 1 / 3)
-        weights[0] = 1.0  # never all without effect
+        weights[0] = 1.0  # at least one group has an effect
         losses = (gains.reshape(len(gains), -1).max(1) - gains.T).T * weights.reshape(-1, *[1] * together)
-        losses /= losses.reshape(len(gains), -1).mean(1).sum()  # a random proposal loses 1 in the mean
+        losses /= losses.reshape(len(gains), -1).mean(1).sum()  # the mean value of random proposals is -1
         best = np.stack(np.unravel_index(gains.reshape(len(gains), -1).argmax(1), gains.shape[1:]), 1)
         optimum[order] = best.ravel()
     return TableFunction(
@@ -193,53 +197,46 @@ def _sample_table(kind: str, rng: np.random.Generator) -> TableFunction:
 
 
 def _sample_size(ends: tuple[int, int], rng: np.random.Generator) -> int:
-    """Return a number of parameters; its logarithm is uniform, so that small functions are as frequent as large."""
+    """Sample a log-uniform number of parameters."""
     fewest, most = ends
     return int(np.exp(rng.uniform(np.log(fewest), np.log(most + 1))))
 
 
-# Demonstrations of searching: histories of synthetic functions, and the proposals of a teacher that sees them.
-#
-# A demonstration is a prompt with the history of one parameter, as the style ``integers`` of
-# :class:`~lrl.search.prompts.HistoryConfig` writes it, and what an evolution strategy proposed for it that went on from
-# the best policy of the history on the exact function: CMA-ES for real parameters, a (1+λ) evolutionary algorithm for
-# tables.
-
 _OFFSPRING = 12
-"""Number of mutated tables in a generation of the teacher."""
+"""Number of mutated tables per generation of the teacher."""
 _PARENTS = 4
-"""Number of the best policies that a blind proposal may be made of."""
+"""Number of the best policies that may be the parents of a proposal in a history."""
 _STEPS = (0.2, 0.7, 2.0)
-"""Standard deviations of the changes of real parameters in a history."""
+"""Possible standard deviations of changes of real parameters in a history."""
 _CHANGES = (1, 2, 4)
-"""Mean numbers of entries of a table that are sampled again in a history, besides one that always is."""
+"""Possible mean numbers of additional entries of a table that are sampled again in a history."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherConfig:
-    """Configures the histories and the proposals that are demonstrated.
+    """Configuration of the histories and the teacher's proposals in demonstrations.
 
-    A proposal in a history is random, or a changed copy of the best ones so far, as a search makes it that does not see
-    the function, or lies around what the teacher proposed before. The share of the last differs between histories, so
-    that some get better slowly and some fast.
+    A proposal in a history is random, or a changed copy of the best proposals so far, or a changed copy of the
+    teacher's previous proposal. The share of the last kind differs between histories, so that some improve slowly and
+    some fast.
     """
 
     generations: NonNegativeInt = 6
-    """Generations that the teacher is ahead of the history, on the exact function."""
+    """Number of generations of the teacher's evolution strategy after the history."""
     max_warmup: PositiveInt = 10
-    """Maximum number of random policies at the beginning of a history."""
+    """Maximum number of random proposals at the beginning of a history."""
     min_iterations: PositiveInt = 10
-    """Minimum number of proposals after these; that of a history is log-uniform."""
+    """Minimum number of proposals after these, which is log-uniform."""
     max_iterations: PositiveInt = 400
-    """Maximum number of proposals after these."""
+    """Maximum number of these proposals."""
     random_share: ClosedUnitInterval = 0.2
     """Fraction of these proposals that are random."""
     rows_per_function: PositiveInt = 4
-    """Maximum number of proposals of the teacher that are demonstrated, at random lengths of a function's history."""
+    """Maximum number of demonstrated proposals per function, at random lengths of its history."""
     parameters_per_row: PositiveInt = 4
-    """Maximum number of parameters of such a proposal that are demonstrated, each by itself."""
+    """Maximum number of demonstrated parameters per proposal, each in its own demonstration."""
     history: HistoryConfig = HistoryConfig(recent=8, top_k=12, order="value", style="integers")
-    """The policies that a prompt shows."""
+    """Policies in a prompt."""
 
     def __post_init__(self) -> None:
         check_fields(self, "teacher")
@@ -258,17 +255,17 @@ def demonstrations(
     """Yield demonstrations, ``prompt`` and ``response``, of some functions.
 
     Args:
-        seed: Of everything random.
-        functions: Their indices.
-        teacher: What is demonstrated.
-        held_out: Whether they are of those that are never trained on.
+        seed: Seed of all randomness.
+        functions: Indices of the functions.
+        teacher: Configuration of the demonstrations.
+        held_out: Whether the functions are held-out ones, which are not trained on.
     """
     for index in functions:
         yield from _of_function(sample_function(seed, index, held_out), int(seeds("history", seed, index)), teacher)
 
 
 def demonstrated(num_functions: int, held_out: bool) -> range:
-    """Return the indices of the functions of a number of demonstrations, held out or not."""
+    """Return the indices of a number of functions in demonstrations for training, or for validation if held out."""
     first = FIRST_VALIDATION if held_out else 0
     return range(first, first + num_functions)
 
@@ -278,7 +275,7 @@ def _of_function(function: SyntheticFunction, seed: int, teacher: TeacherConfig)
     rng, space, entries = np.random.default_rng(seed), function.space, list[Entry]()
     warmup = int(rng.integers(1, teacher.max_warmup + 1))
     total = int(np.exp(rng.uniform(np.log(teacher.min_iterations), np.log(teacher.max_iterations + 1))))
-    if space.actions is not None:  # so that a small table always has entries that were not tried
+    if space.actions is not None:  # so that a history never contains all values of a small table
         total = max(1, min(total, len(space.actions) ** space.size // 4 - warmup))
     lengths = {int(length) for length in rng.integers(warmup, warmup + total, teacher.rows_per_function)}
     seeing, next_lesson, tried = rng.random(), warmup, set[tuple[float, ...]]()
@@ -294,7 +291,7 @@ def _of_function(function: SyntheticFunction, seed: int, teacher: TeacherConfig)
             proposal = change(proposal, space, rng)
         tried.add(tuple(proposal.tolist()))
         entries.append(Entry.of(function.measure(proposal, rng)))
-        if length in lengths or length >= next_lesson:  # not at every length, for speed
+        if length in lengths or length >= next_lesson:  # for speed, not at every length
             taught = teach(function, entries, tried, teacher.generations, rng)
             next_lesson = length + max(4, length // 4)
         if length in lengths:
@@ -307,21 +304,21 @@ def _of_function(function: SyntheticFunction, seed: int, teacher: TeacherConfig)
 
 
 def _parent(entries: Sequence[Entry], rng: np.random.Generator) -> np.ndarray:
-    """Return the best parameters so far, or each of them from a random one of the best few."""
+    """Return the best parameters so far, or with probability 1/2 a mixture of the best few."""
     best = sorted(entries, key=lambda entry: -entry.value)[:_PARENTS]
     of = rng.integers(len(best), size=len(best[0].parameters)) if rng.random() < 0.5 else 0
     return np.array([entry.parameters for entry in best])[of, np.arange(len(best[0].parameters))]
 
 
 def change(parameters: np.ndarray, space: ParameterSpace, rng: np.random.Generator) -> np.ndarray:
-    """Return a copy of parameters ``(parameter,)`` with normal numbers added, or with some entries sampled again."""
+    """Return a copy of parameters ``(parameter,)`` with normal noise, or of a table with some entries sampled again."""
     if space.actions is None:
         return space.nearest(parameters + rng.choice(_STEPS) * rng.standard_normal(space.size))
     return _mutate(parameters[None], rng.choice(_CHANGES) / space.size, space, rng)[0]
 
 
 def _mutate(tables: np.ndarray, rate: float, space: ParameterSpace, rng: np.random.Generator) -> np.ndarray:
-    """Return copies of tables ``(row, parameter)`` with some entries sampled again, at least one in each."""
+    """Return copies of tables ``(row, parameter)``, each with at least one entry sampled again."""
     chosen = rng.random(tables.shape) < rate
     chosen[np.arange(len(tables)), rng.integers(space.size, size=len(tables))] = True
     return np.where(chosen, rng.choice(np.asarray(space.actions, dtype=np.float64), tables.shape), tables)
@@ -334,16 +331,16 @@ def teach(
     generations: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Return what the teacher proposes after some generations on the exact function, from the best entry.
+    """Return the teacher's proposal: the best entry after some generations of evolution with exact values.
 
-    A proposal that was made before is changed a little, because it would be rejected.
+    If the history contains the proposal, it is changed slightly, because a search would reject it.
 
     Args:
-        function: What is searched.
-        entries: The history, not empty; only its best entry counts.
-        tried: All parameters of the history.
-        generations: At least 0; none leaves the best entry.
-        rng: Of the teacher's samples.
+        function: The function to maximise.
+        entries: The history, of which only the best entry is used.
+        tried: All parameters in the history.
+        generations: Number of generations; 0 returns the best entry.
+        rng: Random number generator of the teacher.
     """
     space, best = function.space, np.array(max(entries, key=lambda entry: entry.value).parameters)
     evolved = _cma_es if space.actions is None else _one_plus_lambda
@@ -359,10 +356,10 @@ def teach(
 
 
 def _cma_es(function: SyntheticFunction, best: np.ndarray, generations: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the mean of CMA-ES after some generations."""
+    """Return the mean of the distribution of CMA-ES after some generations."""
     from cmaes import CMA
 
-    cma = CMA(mean=best, sigma=1.0, seed=int(rng.integers(2**31)))  # optima lie inside the range, samples need not
+    cma = CMA(mean=best, sigma=1.0, seed=int(rng.integers(2**31)))  # samples may lie outside the range
     for _ in range(generations):
         points = np.stack([cma.ask() for _ in range(cma.population_size)])
         cma.tell([(point, -float(value)) for point, value in zip(points, function.values(points), strict=True)])
@@ -372,7 +369,7 @@ def _cma_es(function: SyntheticFunction, best: np.ndarray, generations: int, rng
 def _one_plus_lambda(
     function: SyntheticFunction, best: np.ndarray, generations: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return the best table after some generations of mutated copies of the best one."""
+    """Return the best table after some generations of the (1+λ) evolutionary algorithm."""
     for _ in range(generations):
         children = _mutate(np.tile(best, (_OFFSPRING, 1)), 1 / function.space.size, function.space, rng)
         values = function.values(children)
@@ -381,22 +378,19 @@ def _one_plus_lambda(
     return best
 
 
-# Demonstrations of searching: histories of synthetic functions with the proposals of a teacher.
-
-
 @register
 @final
 class SyntheticHistories(Demonstrations):
-    """Generates the demonstrations of :mod:`lrl.search.synthetic`, about 14 for each function and 1 ms each.
+    """Demonstrations of searching, see :mod:`lrl.search.synthetic`: about 14 per function, at 1 ms each.
 
-    For several runs with the same ones, ``lrl synthetic_search --write`` writes them to a file for
+    If several runs use the same demonstrations, ``lrl synthetic_search --write`` can write them to a file for
     ``JsonlDemonstrations``.
 
     Args:
         num_functions: Number of functions.
-        generations: How many generations the teacher is ahead of a history.
-        held_out: Whether the functions are others, for the loss of validation; searchers are compared on yet others.
-        seed: Of the functions and histories.
+        generations: Number of generations of the teacher's evolution strategy after the history.
+        held_out: Whether to use held-out functions, for a validation loss. Searchers are compared on other ones.
+        seed: Seed of the functions and histories.
     """
 
     def __init__(

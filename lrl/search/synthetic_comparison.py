@@ -1,4 +1,4 @@
-"""Searchers side by side on held-out synthetic functions, with equal budgets."""
+"""Comparison of searchers on held-out synthetic functions, with equal budgets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lrl.search.searchers import Searcher, Trial
 from lrl.search.synthetic import REAL_KINDS, TABLE_KINDS, SyntheticFunction, sample_function
 
 GROUPS = {"real": REAL_KINDS, "tables": TABLE_KINDS}
-"""Kinds of functions that have figures of their own."""
+"""Groups of kinds of functions with separate figures."""
 
 
 def search_function(
@@ -22,14 +22,14 @@ def search_function(
 ) -> np.ndarray:
     """Search one function and return the exact value of the best proposal so far after each trial, ``(trial,)``.
 
-    The best is chosen by measured values, as a search does; its exact value is at most 0.
+    The best proposal is the one with the highest measured value.
 
     Args:
-        searcher: Any.
-        function: What is searched.
-        seed: Of the warm-up, which all searchers share, and of the search.
-        warmup: Number of random proposals that the searcher is told first.
-        iterations: Number of its own.
+        searcher: The searcher.
+        function: The function to maximise.
+        seed: Seed of the search and of the warm-up, which is the same for all searchers.
+        warmup: Number of random proposals before the search.
+        iterations: Number of proposals of the searcher.
     """
     space, rng = function.space, np.random.default_rng(int(seeds("synthetic measurement", seed)))
     warm = np.random.default_rng(int(seeds("synthetic warm-up", seed)))
@@ -57,17 +57,17 @@ def compare_searchers(
     """Search the same held-out functions with several searchers.
 
     Args:
-        searchers: Makes each by its name; ``random_search`` is what the others are compared with, if it is there.
-        seed: Of the functions and the searches.
+        searchers: Functions that create the searchers, by name; others are compared with ``random_search`` if given.
+        seed: Seed of the functions and the searches.
         num_functions: Number of functions.
-        warmup: Random proposals of each search, the same for all searchers.
-        iterations: Proposals of each search.
-        on_function: Called with the index of each function that is done.
+        warmup: Number of random proposals before each search, the same for all searchers.
+        iterations: Number of proposals of each search.
+        on_function: Function that is called with the index of each finished function.
 
     Returns:
         For each name the mean exact value of the chosen proposal with its 95% interval over functions, the values of
-        all functions, and the mean difference to random search on the same function, with its interval; the same
-        without the values for each of :data:`GROUPS` that has at least two functions, and not all.
+        all functions, and the mean difference from random search on the same functions with its interval; and the same
+        figures without the values for each of :data:`GROUPS` with at least two functions, unless it contains all.
     """
     finals: dict[str, list[float]] = {name: [] for name in searchers}
     kinds: list[str] = []
@@ -94,7 +94,7 @@ def compare_searchers(
 
 
 def _figures(values: np.ndarray, control: np.ndarray) -> dict[str, Any]:
-    """Return the figures of a searcher, of its values ``(function,)`` and those of random search."""
+    """Return the figures of a searcher from its values ``(function,)`` and the values of random search."""
     figures: dict[str, Any] = {"value": float(values.mean()), "value_ci95": list(bootstrap_interval(values))}
     if len(control):
         gains = values - control
@@ -102,8 +102,6 @@ def _figures(values: np.ndarray, control: np.ndarray) -> dict[str, Any]:
         figures["better_share"] = float((gains > 0).mean())
     return figures
 
-
-# The table of searchers on held-out synthetic functions.
 
 _NAMES = {"random_search": "random search", "cma_es": "CMA-ES", "in_context": "in-context search"}
 _CONTROL = "random_search"
@@ -114,10 +112,10 @@ def synthetic_table(reports: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a Markdown table with a row per searcher and group of functions of each report.
 
     Args:
-        reports: What ``lrl synthetic_search --json`` wrote, by name.
+        reports: Results of ``lrl synthetic_search --json`` by name.
 
     Raises:
-        ValueError: If one is another kind of file.
+        ValueError: If a report is not such a result.
     """
     heads = ["searcher", "functions", "proposals", "exact value", "gain on random search", "better on"]
     rows = []

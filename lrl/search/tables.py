@@ -1,4 +1,4 @@
-"""The table of searches and networks beside the published figures of ProPS, under both rules."""
+"""Tables of searches and networks beside the published figures of ProPS."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_interval
 from lrl.search.experiments import IN_CONTEXT, METHODS, NETWORKS, UNPLAYABLE, Records, is_random
 from lrl.search.tasks import TASKS
 
-# Compare a language model that learned to search with random search, seed by seed.
-
 CONTROL = "random_search"
-"""Name of the method that the language model is compared with."""
+"""Name of the method with which the language model is compared."""
 _RULES = ("best_iteration", "fresh")
 
 
 def gains(records: Records, task: str, rule: str) -> np.ndarray:
-    """Return the figures of the language model minus those of random search on the same seeds, ``(seed,)``.
+    """Return the returns of the language model minus those of random search with the same seeds, ``(seed,)``.
 
     Seeds that only one of them has finished are left out.
 
     Args:
-        records: Of all planned runs.
+        records: Records of all planned runs.
         task: Name of the task.
         rule: ``best_iteration`` or ``fresh``.
     """
@@ -38,9 +36,9 @@ def gains(records: Records, task: str, rule: str) -> np.ndarray:
 
 
 def is_better(differences: np.ndarray) -> bool:
-    """Return whether differences ``(seed,)`` are above 0: their interval, or each of them if there are fewer than five.
+    """Return whether the interval of differences ``(seed,)`` is above 0, or each of three or four differences.
 
-    Fewer than three are never enough.
+    One or two differences are never sufficient.
     """
     if len(differences) < 3:
         return False
@@ -49,16 +47,16 @@ def is_better(differences: np.ndarray) -> bool:
 
 
 def has_gains(records: Records) -> bool:
-    """Return whether there is a task that both have played with the same seed."""
+    """Return whether both have played a task with the same seed."""
     return any(len(gains(records, task, _RULES[0])) for task in {run.task for run in records})
 
 
 def gains_table(records: Records) -> str:
-    """Return a Markdown table with a row per task that both have played, and on how many the model is better.
+    """Return a Markdown table with a row per task that both have played, and the number of tasks with a gain.
 
-    A cell is the mean difference with its 95% bootstrap interval over seeds, or the single differences of fewer than
-    five. Tasks on which most proposals of a seed were random because no reply was usable count as not
-    better; tasks that the model cannot play are left out.
+    A cell contains the mean difference with its 95% bootstrap interval over seeds, or the differences of fewer than
+    five seeds. A task on which most proposals of a seed were random, because no reply was usable, counts as one without
+    a gain. Tasks that the model cannot play are left out.
     """
     rows = list[list[str]]()
     better, played = dict.fromkeys(_RULES, 0), 0
@@ -96,28 +94,28 @@ def _gain_number(value: float) -> str:
 
 
 _PUBLISHED = {"best_iteration": ("props", "props_plus"), "fresh": ("props", "props_plus", "ppo", "best_baseline")}
-"""The published figures that stand beside ours of a rule: those of baselines are probably of the end of training."""
+"""Published figures in the table of a rule; those of baselines are probably values at the end of training."""
 _PUBLISHED_HEADS = {"props": "ProPS", "props_plus": "ProPS+", "ppo": "PPO", "best_baseline": "best baseline"}
 _PUBLISHED_RULES = (
     "How the published figures were made is not stated where we could read it. That those of ProPS and ProPS+ are "
     "means over repeats of the best iteration, and those of the baselines values at the end of training, is inferred."
 )
 RULES = {"best_iteration": "best iteration", "fresh": "chosen policy on fresh episodes"}
-"""The two figures of a search, by their name in a record."""
+"""Titles of the two figures of a search by their name in a record."""
 _NETWORK_RULES = (
     "the best iteration is the best mean of as many consecutive training episodes as a proposal has, in blocks that do "
     "not overlap; the policy samples its actions and is updated meanwhile. The chosen policy is the last one, which "
     "does not sample."
 )
 _RANDOM = "random replies"
-"""What stands in place of the figures of a language model of whose proposals most were random."""
+"""Cell of a language model of which most proposals were random."""
 _RANDOM_COUNTS = {
     "warmup": "Proposals that were random because they were the first, or because all earlier returns were the same",
     "failed": "Proposals that were random because no reply was usable",
 }
-"""What the counts of a language model's record are counts of."""
+"""Descriptions of the counts in the record of a language model."""
 _FEW = 0.02
-"""Share of random proposals at the beginning of a search that is not worth a word."""
+"""Share of random proposals at the beginning of a search that is not reported."""
 _YARDSTICKS = (
     "nothing: all parameters zero, or always the first action. random: the best of 400 random policies, as the "
     "original plays them. ceiling: what no policy exceeds, or about what good ones reach. budget: what ended a search "
@@ -126,7 +124,7 @@ _YARDSTICKS = (
 
 
 def search_tables(records: Records) -> str:
-    """Return Markdown tables of both rules and of what was played, how often ProPS is reached, and what is missing."""
+    """Return all Markdown tables: both rules, budgets, the number of tasks that reach ProPS, and unfinished runs."""
     heading = "mean ± standard deviation over seeds, single values of fewer than five"
     parts = [f"{title.capitalize()}, {heading}:\n\n{rule_table(records, rule)}" for rule, title in RULES.items()]
     parts += [_PUBLISHED_RULES, _YARDSTICKS, f"Episodes / env steps of a seed, mean:\n\n{budget_table(records)}"]
@@ -141,16 +139,16 @@ def search_tables(records: Records) -> str:
 
 
 def rule_table(records: Records, rule: str) -> str:
-    """Return a Markdown table with a row per task: our methods, published figures, yardsticks and the budget.
+    """Return a Markdown table with a row per task: our methods, published figures, reference returns and the budget.
 
-    The published baselines are left out of the table of best iterations, because theirs are probably of the end.
+    The table of best iterations does not contain published baselines, which are probably values at the end of training.
 
-    A cell is the mean over seeds with their standard deviation, or the single values of fewer than five; ``n/m``
-    follows where only n of m planned seeds have finished.
+    A cell contains the mean and standard deviation over seeds, or the values of fewer than five seeds, followed by
+    ``n/m`` if only n of m planned seeds have finished.
 
     Args:
-        records: Of all planned runs.
-        rule: Of :data:`RULES`.
+        records: Records of all planned runs.
+        rule: Key of :data:`RULES`.
     """
     methods = _names(records, "method")
     heads = ["task", "parameters", *methods, *(f"published {_PUBLISHED_HEADS[name]}" for name in _PUBLISHED[rule])]
@@ -188,17 +186,17 @@ def _is_random(records: Sequence[dict[str, Any] | None]) -> bool:
 
 
 def _cannot_play(records: Sequence[dict[str, Any] | None]) -> bool:
-    """Return whether one of the records says that the method cannot play the task."""
+    """Return whether the method cannot play the task, according to one of the records."""
     return any(record is not None and UNPLAYABLE in record for record in records)
 
 
 def _played(records: Records, task: str, method: str) -> list[dict[str, Any]]:
-    """Return the records of runs that played."""
+    """Return the records with figures."""
     return [record for record in _of(records, task, method) if record is not None and UNPLAYABLE not in record]
 
 
 def _budget(records: Records, task: str) -> str:
-    """Return what ended the runs of a task: the episodes of a search, or steps; methods that differ are named."""
+    """Return the number of episodes or steps after which the runs of a task ended, with the methods that differ."""
     ended: dict[str, list[str]] = {}
     for method in _names(records, "method"):
         played = _played(records, task, method)
@@ -216,9 +214,9 @@ def _budget(records: Records, task: str) -> str:
 
 
 def budget_table(records: Records) -> str:
-    """Return a Markdown table of the episodes and env steps that a seed of each method has played, the mean of seeds.
+    """Return a Markdown table of episodes and environment steps of each method, means over seeds.
 
-    The fresh episodes of the chosen policy are not counted.
+    They do not include the fresh episodes of the chosen policy.
     """
     methods = _names(records, "method")
     rows = []
@@ -233,11 +231,10 @@ def budget_table(records: Records) -> str:
 
 
 def reached_text(records: Records, rule: str) -> str:
-    """Return a sentence on how many finished tasks each method reaches the published ProPS and ProPS+ on.
+    """Return a sentence with the number of tasks on which each method reaches the published ProPS and ProPS+.
 
-    Methods that have finished no task are left out. Means are rounded to two decimals, as the published figures are.
-    The last count is that of tasks on which at least one of the searches does so, among the tasks that all of them have
-    finished.
+    Methods that have finished no task are left out. Means are rounded to two decimals, like the published figures. The
+    last count is the number of tasks on which at least one search reaches them, among the tasks that all have finished.
     """
     methods, parts = _names(records, "method"), []
     searches = [method for method in methods if method in METHODS]
@@ -256,9 +253,9 @@ def reached_text(records: Records, rule: str) -> str:
 
 
 def _best(records: Records, task: str, methods: Sequence[str], rule: str) -> float | None:
-    """Return the largest mean over seeds that one of the methods has; None where one of them has not finished.
+    """Return the highest mean over seeds among methods; None if one of them has not finished.
 
-    A method that cannot play the task, or of whose proposals most were random in place of its own, has minus infinity.
+    The mean of a method that cannot play the task, or whose proposals were mostly random, is minus infinity.
     """
     planned = [_of(records, task, method) for method in methods]
     lost = [_cannot_play(seeds) or _is_random(seeds) for seeds in planned]
@@ -271,9 +268,9 @@ def _best(records: Records, task: str, methods: Sequence[str], rule: str) -> flo
 
 
 def random_text(records: Records) -> str:
-    """Return a sentence for each kind of random proposals in place of a language model's, with their share by task.
+    """Return a sentence for each kind of random proposals of a language model, with their share by task.
 
-    It is empty if there are none but a few at the beginning.
+    It is empty if there are none, or only a few at the beginning of searches.
     """
     sentences = []
     for name, title in _RANDOM_COUNTS.items():
@@ -290,7 +287,7 @@ def random_text(records: Records) -> str:
 
 
 def unfinished_text(records: Records) -> str:
-    """Return a sentence on what is missing."""
+    """Return a sentence about the runs that have not finished."""
     missing = unfinished(records)
     if not missing:
         return "All planned runs have finished."
@@ -298,7 +295,7 @@ def unfinished_text(records: Records) -> str:
 
 
 def unfinished(records: Records) -> list[str]:
-    """Return the planned runs without record, as ``method task n/m, task n/m``."""
+    """Return the planned runs without a record, as ``method task n/m, task n/m``."""
     found = []
     for method in _names(records, "method"):
         tasks = []
@@ -317,19 +314,19 @@ def _of(records: Records, task: str, method: str) -> list[dict[str, Any] | None]
 
 
 def _names(records: Records, part: str) -> Sequence[str]:
-    """Return the tasks or methods of the planned runs, in their order."""
+    """Return the tasks or methods of the planned runs in order."""
     return list(dict.fromkeys(getattr(run, part) for run in records))
 
 
 def _number(value: float | None) -> str:
-    """Return a figure with about four digits; empty where there is none."""
+    """Return a figure with about three digits; empty if it is None."""
     if value is None:
         return ""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def _short(count: float) -> str:
-    """Return a large count with three digits, in thousands or millions."""
+    """Return a count with three digits, in thousands or millions."""
     for size, unit in ((1_000_000, "M"), (1_000, "k")):
         if count >= size:
             return f"{count / size:.3g}{unit}"
