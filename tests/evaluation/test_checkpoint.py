@@ -44,7 +44,7 @@ def write_checkpoint(folder: Path, model: str, lora: bool, **changes: Any) -> tu
     prompts = {"class_path": "PromptEnvs", "init_args": {}}
     config = {
         "model": {"init_args": {"policy": {"class_path": "TextPolicy", "init_args": init_args}}},
-        "data": {"init_args": {"env": prompts, "validation_env": LAKE}},
+        "data": {"init_args": {"env": prompts, "validation": {"env": LAKE}}},
     }
     learned = {name for name, p in policy.named_parameters(remove_duplicate=False) if p.requires_grad}
     state = {f"policy.{name}": tensor for name, tensor in policy.state_dict().items() if name in learned}
