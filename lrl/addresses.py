@@ -32,7 +32,8 @@ def checked_url(key: str, url: str, example: str, keys_are: str = "") -> str:
     if any(mark in url for mark in "@?#"):
         where = f": keys are {keys_are}" if keys_are else ""
         raise ValueError(
-            f"{key} holds a user name, a password, a query or a fragment; it must not, as files will hold it{where}."
+            f"{key} contains a user name, a password, a query or a fragment; it must not, because it is written to "
+            f"files{where}."
         )
     try:
         parts = urlsplit(url)
@@ -56,7 +57,7 @@ def check_variable(key: str, name: str) -> None:
     """
     if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) or (name not in os.environ and _may_be_key(name)):
         raise ValueError(
-            f"{key} does not hold the name of an environment variable; it must be one, such as OPENAI_API_KEY, "
+            f"{key} is not the name of an environment variable; it must be one, such as OPENAI_API_KEY, "
             "and never the key itself, which belongs in that variable."
         )
 

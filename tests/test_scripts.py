@@ -25,7 +25,7 @@ from lrl.cli.program import main
         ),
         ("lrl evaluate --checkpoint nowhere --env_id CartPole-v1", "--checkpoint is 'nowhere'"),
         ('lrl evaluate --checkpoint nowhere --reset_options {"low":0}', "--reset_options is given without --env_id"),
-        ("lrl watch --policy expert --env_id Pendulum-v1", "none is known for"),
+        ("lrl watch --policy expert --env_id Pendulum-v1", "no expert is known for"),
         ("lrl watch --checkpoint nowhere", "nowhere"),
         ("lrl plot nowhere", "run is 'nowhere', which does not exist"),
         ("python scripts/results.py keep x nowhere --title t", "nowhere"),

@@ -123,11 +123,11 @@ def _reason(path: Path, error: sqlite3.Error | OSError) -> str:
     if cannot_open or code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM) or number in (errno.EACCES, errno.EROFS):
         return ", which cannot be written; it and its folder must be writable, as every new response is added"
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return f", which another process has kept for {_BUSY:g} s; end that process, or wait for it"
+        return f", which another process has locked for {_BUSY:g} s; wait for that process, or end it"
     if isinstance(error, (FileExistsError, NotADirectoryError)):
-        return ", whose folder cannot be made"
+        return ", whose folder cannot be created"
     if code == sqlite3.SQLITE_IOERR:
-        return ", which the disk does not read or write"
+        return ", which cannot be read or written because of a disk error"
     return "; it must be a new file, or one that lrl wrote"
 
 

@@ -356,8 +356,8 @@ class ServedChatModel(ServerSettings, ChatModel):
         key = os.environ.get(self.api_key_env, "").strip()
         if not (key.isascii() and key.isprintable()):
             raise ValueError(
-                f"the environment variable {self.api_key_env} holds several lines or characters that no API key has; "
-                "it must hold the key alone."
+                f"the environment variable {self.api_key_env} contains several lines or characters that no API key "
+                "has; it must contain only the key."
             )
         return key
 
@@ -413,7 +413,7 @@ class ServedChatModel(ServerSettings, ChatModel):
         except _UNREADABLE:
             return Failure(reason=f"no chat completion but {self._redact(text)[:_MAX_BODY]!r}")
         if not (content.strip() or finish_reason == "length" or self.accept_empty):
-            return Failure(reason="an empty response, which accept_empty would allow", **counts)
+            return Failure(reason="an empty response; accept_empty is false", **counts)
         content = self._redact(f"<think>{reasoning}</think>{content}" if reasoning else content)
         return Completion(text=content, finish_reason=self._redact(finish_reason), **counts)
 
@@ -464,11 +464,11 @@ def _check_extra_body(extra_body: Mapping[str, Any]) -> None:
     """
     for name in ("model", "messages", "stream"):
         if name in extra_body:
-            raise ValueError(f"extra_body holds {name!r}, which each request has already; leave it out.")
+            raise ValueError(f"extra_body contains {name!r}, which each request sets itself; it must be left out.")
     try:
         json.dumps(extra_body, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"extra_body is {extra_body}; it must be what JSON can hold ({error}).") from error
+        raise ValueError(f"extra_body is {extra_body}; it must be representable as JSON ({error}).") from error
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

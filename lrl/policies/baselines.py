@@ -39,7 +39,8 @@ def expert_for(codec: TextCodec) -> Expert:
         return FrozenLakeExpert(codec.is_slippery)
     if codec.has_expert:
         return EnvironmentExpert()
-    raise ValueError(f"policy is 'expert', but none is known for {type(codec).__name__}; give one as policy.expert.")
+    name = type(codec).__name__
+    raise ValueError(f"policy is 'expert', but no expert is known for {name}; policy.expert must be one.")
 
 
 @final
@@ -57,7 +58,9 @@ class EnvironmentExpert:
             ValueError: If the observation contains none.
         """
         if not isinstance(observation, AdvisedObservation):
-            raise ValueError("policy is 'expert', which needs its environment's advice; call prepare(envs) first.")
+            raise ValueError(
+                "policy is 'expert', but the observation contains no advised action; call prepare(envs) first."
+            )
         return int(observation.expert_action)
 
 

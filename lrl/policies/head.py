@@ -167,7 +167,7 @@ class HeadPolicy(Policy):
         if any(size < 1 for size in hidden_sizes):
             raise ValueError(f"policy.hidden_sizes is {list(hidden_sizes)}; all must be positive.")
         if freeze_trunk and language_model.lora is not None:
-            raise ValueError("policy.freeze_trunk is true and language_model.lora set; unset one of them.")
+            raise ValueError("policy.freeze_trunk is true, but language_model.lora is set; one of them must be unset.")
         mlp((1, 1), activation)
         self.trunk = LanguageModelTrunk(language_model)
         self.language_model = self.trunk.language_model

@@ -111,7 +111,7 @@ class RetryingActor(ActorWrapper):
             )
         if invalid_retries.max_retries and invalid_retries.temperature == 0:
             raise ValueError(
-                "invalid_retries.temperature is 0, at which a response would be the same again; it must be positive."
+                "invalid_retries.temperature is 0, at which further responses would all be equal; it must be positive."
             )
         self.invalid_retries, self.counts = invalid_retries, TurnCounts()
         self.asks_chat_model = actor.asks_chat_model

@@ -74,7 +74,8 @@ class ScoringPolicy(Policy):
         super().__init__()
         if prompt.response_format != "direct":
             raise ValueError(
-                f"prompt.response_format is {prompt.response_format!r}; it must be direct, actions alone are scored."
+                f"prompt.response_format is {prompt.response_format!r}; it must be direct, because only actions "
+                "are scored."
             )
         if temperature <= 0:
             raise ValueError(f"policy.temperature is {temperature}; training samples, so it must be positive.")
@@ -110,7 +111,7 @@ class ScoringPolicy(Policy):
             name = type(codec).__name__
             raise ValueError(
                 f"model.policy is a ScoringPolicy, but the actions of {name} are not finitely many; "
-                "it must be a TextPolicy there."
+                "it must be a TextPolicy."
             )
         self.action_texts = codec.action_texts
 
@@ -142,13 +143,14 @@ class ScoringPolicy(Policy):
         for text, ids in zip(self.action_texts, self._tokens, strict=True):
             if not ids:
                 raise ValueError(
-                    f"language_model.name is {name!r}, which has no token for {text!r}; it must know its words."
+                    f"language_model.name is {name!r}, which has no token for {text!r}; its vocabulary must contain "
+                    "the words of all actions."
                 )
             other = texts.setdefault(tuple(ids), text)
             if other != text:
                 raise ValueError(
-                    f"language_model.name is {name!r}, which reads {other!r} and {text!r} as the same tokens; "
-                    "it must know the words of all actions."
+                    f"language_model.name is {name!r}, which converts {other!r} and {text!r} to the same tokens; "
+                    "its vocabulary must contain the words of all actions."
                 )
 
     def encode_response(self, response: str) -> list[int]:

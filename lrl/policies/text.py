@@ -65,7 +65,9 @@ class TextPolicy(Policy):
         if sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0; training samples, so it must be positive.")
         if sampling.top_k is not None or sampling.top_p is not None:
-            raise ValueError("sampling.top_k and sampling.top_p must be null in training; give them to an evaluation.")
+            raise ValueError(
+                "sampling.top_k and sampling.top_p must be null in training; only evaluation supports them."
+            )
         self.trunk = LanguageModelTrunk(language_model, max_prompt_tokens, value_head)
         self.language_model, self.value_head = self.trunk.language_model, self.trunk.value_head
         self.prompt, self.sampling, self.pack_tokens = prompt, sampling, pack_tokens
@@ -112,7 +114,7 @@ class TextPolicy(Policy):
             shortest = responses[tokens.index(min(tokens))]
             logging.getLogger("lrl").warning(
                 f"sampling.max_new_tokens is {self.sampling.max_new_tokens}, but a response such as {shortest!r} has "
-                f"{min(tokens)} tokens: such responses are cut off; allow that many or more."
+                f"{min(tokens)} tokens and is truncated; it must be at least {min(tokens)}."
             )
 
     def encode_response(self, response: str) -> list[int]:

@@ -127,7 +127,7 @@ def load_cloned_network(
     settings = policy.get("init_args", {})
     kind = policy.get("class_path", "").rpartition(".")[2]
     if kind != "MLPPolicy" or any(name not in settings for name in _SETTINGS):
-        raise ValueError(f"{key} is {str(path)!r}, which holds no MLPPolicy; it must be a run of clone_mlp.yaml.")
+        raise ValueError(f"{key} is {str(path)!r}, which contains no MLPPolicy; it must be a run of clone_mlp.yaml.")
     weights = {
         name.removeprefix(_PREFIX): weight
         for name, weight in checkpoint["state_dict"].items()

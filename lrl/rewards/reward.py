@@ -140,8 +140,8 @@ class NetworkReward(Reward):
         name = type(self).__name__
         if row.native_observation is None:
             raise ValueError(
-                f"env.rewards has a {name}, but env.rows hold no native observations; it needs rows that do, such as "
-                "MinariRows."
+                f"env.rewards has a {name}, but env.rows contain no native observations; they must be rows with "
+                "native observations, such as MinariRows."
             )
         self.load(codec)
         try:

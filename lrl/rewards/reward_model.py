@@ -173,7 +173,7 @@ def transition_vectors(
             fits = found.dtype.kind in "iu" and bool(((found >= space.start) & (found < space.start + space.n)).all())
         if not fits:
             seen = f"{found.dtype} of shape {found.shape[1:]}, such as {found.reshape(-1)[:1].tolist()}"
-            raise ValueError(f"the reward model was trained on {name} of {space}; these are {seen}.")
+            raise ValueError(f"the reward model was trained on {name} of {space}, but these are {seen}.")
     like = torch.zeros(())
     return torch.cat([vectors(space, values, like) for space, values in parts.values()], 1)
 
@@ -230,7 +230,9 @@ def load_reward_model(path: str | Path, key: str = "path") -> RewardModel:
     checkpoint = read_checkpoint(file)
     about = checkpoint.get("lrl", {}).get("reward_model")
     if about is None:
-        raise ValueError(f"{key} is {str(path)!r}, which holds no reward model; give a run of RewardModelModule.")
+        raise ValueError(
+            f"{key} is {str(path)!r}, which contains no reward model; it must be one of RewardModelModule."
+        )
     own = {name: space_from_dict(about[name]) for name in ("observation_space", "action_space")}
     with seeded_init(0):  # keeps the state of the run's random number generators
         model = RewardModel(**{**about, **own})
@@ -239,7 +241,7 @@ def load_reward_model(path: str | Path, key: str = "path") -> RewardModel:
     shapes, wanted = ({name: w.shape for name, w in weights.items()} for weights in (given, model.state_dict()))
     wrong = sorted({name for name, _ in shapes.items() ^ wanted.items()})
     if wrong:
-        raise ValueError(f"{key} is {str(file)!r}, whose weights {wrong[:3]} do not fit its own description.")
+        raise ValueError(f"{key} is {str(file)!r}, whose weights {wrong[:3]} do not fit its saved settings.")
     model.load_state_dict(given)
     return model.eval().requires_grad_(False)
 
@@ -287,7 +289,7 @@ class LearnedReward(NetworkReward):
             if self.disagreement_coef and len(model.members) == 1:
                 raise ValueError(
                     f"rewards.disagreement_coef is {self.disagreement_coef:g}, but the model of {self.path!r} has one "
-                    "member; it must be 0, or the model trained with model.init_args.members of 2 or more."
+                    "member; it must be 0, or the model must be trained with model.init_args.members of at least 2."
                 )
             self._model = model
         return self._model

@@ -119,7 +119,9 @@ def test_a_file_that_another_process_has_locked_raises(tmp_path, monkeypatch):
     monkeypatch.setattr("lrl.chat.cache._BUSY", 0.01)
     cache, other = CompletionCache(tmp_path / "c.sqlite"), sqlite3.connect(tmp_path / "c.sqlite")
     other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(ValueError, match=r"c.sqlite', which another process has kept for 0.01 s; end that process"):
+    with pytest.raises(
+        ValueError, match=r"c.sqlite', which another process has locked for 0.01 s; wait for that process"
+    ):
         cache.add("first", "m", completion("kept"))
     other.close()
     cache.close()
@@ -127,7 +129,7 @@ def test_a_file_that_another_process_has_locked_raises(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_created_raises(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"c.sqlite', whose folder cannot be made"):
+    with pytest.raises(ValueError, match=r"c.sqlite', whose folder cannot be created"):
         CompletionCache(tmp_path / "file" / "c.sqlite")
     with pytest.raises(ValueError, match=r"xxx', which cannot be written"):
         CompletionCache(tmp_path / ("x" * 300))

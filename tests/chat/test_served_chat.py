@@ -94,10 +94,10 @@ def test_null_fields_are_omitted_and_samples_with_different_seeds_still_differ(s
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"model": "x"}, "extra_body holds 'model', which each request has already; leave it out."),
-        ({"messages": []}, "extra_body holds 'messages'"),
-        ({"stream": True}, "extra_body holds 'stream'"),
-        ({"min_p": float("nan")}, "extra_body is {'min_p': nan}; it must be what JSON can hold"),
+        ({"model": "x"}, "extra_body contains 'model', which each request sets itself; it must be left out."),
+        ({"messages": []}, "extra_body contains 'messages'"),
+        ({"stream": True}, "extra_body contains 'stream'"),
+        ({"min_p": float("nan")}, "extra_body is {'min_p': nan}; it must be representable as JSON"),
     ],
 )
 def test_fields_that_cannot_be_sent_raise(fields, said):
@@ -269,7 +269,7 @@ def test_a_response_is_decoded_as_utf8_even_if_its_header_names_another_charset(
     [
         (status(500, "broken"), "failed 3 times for the model 'stand-in' (500: broken); without a cache file no"),
         (truncated(), "failed 3 times for the model 'stand-in' (no chat completion but"),
-        (empty(), "(an empty response, which accept_empty would allow)"),
+        (empty(), "(an empty response; accept_empty is false)"),
         (dropped(), "(no connection, "),
         (status(429, "wait", **{"Retry-After": "9999"}), "failed once for the model 'stand-in' (429: wait)"),
         (status(429, "pay", "insufficient_quota"), "rejects the request for the model 'stand-in' (429: pay)"),
@@ -514,7 +514,7 @@ def test_a_truncated_message_shows_no_part_of_the_key(server, monkeypatch, lette
 @pytest.mark.parametrize("key", ["sk-one-line\nsk-another-line", "sk-\u2019quoted\u2019", "sk-\tindented"])
 def test_an_invalid_key_raises_without_repeating_it_and_is_not_sent(server, monkeypatch, caplog, key):
     monkeypatch.setenv("OPENAI_API_KEY", key)
-    with pytest.raises(ValueError, match="the environment variable OPENAI_API_KEY holds several lines or") as error:
+    with pytest.raises(ValueError, match="the environment variable OPENAI_API_KEY contains several lines or") as error:
         model_of(server).complete(say("a"), SAMPLING, [1])
     assert "sk-" not in f"{error.value!r} {caplog.text}" and not server.bodies
 
@@ -533,7 +533,7 @@ def test_an_invalid_key_raises_without_repeating_it_and_is_not_sent(server, monk
     ],
 )
 def test_a_key_in_place_of_a_variable_name_raises_without_repeating_it(server, name):
-    with pytest.raises(ValueError, match="^api_key_env does not hold the name of an environment variable") as error:
+    with pytest.raises(ValueError, match="^api_key_env is not the name of an environment variable") as error:
         model_of(server, api_key_env=name)
     assert not name or name not in f"{error.value!r}"
 

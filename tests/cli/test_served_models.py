@@ -172,7 +172,7 @@ def test_a_server_that_is_down_is_one_sentence(server, capsys):
         ("--api_url http://x/v1 --model a --invalid_retries -1", "invalid_retries.max_retries is -1"),
         (
             "--api_url http://x/v1 --model a --retry_temperature 0",
-            "invalid_retries.temperature is 0, at which a response",
+            "invalid_retries.temperature is 0, at which further responses",
         ),
         ("--api_url x --model a", "api_url is 'x'; it must be an address such as"),
         ("--api_url http://x/v1 --model a --devices 2", "--devices is '2'; with --api_url it must be 1"),

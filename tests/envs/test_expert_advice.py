@@ -41,7 +41,7 @@ def test_random_and_constant_policies_act_in_any_environment(id):
 
 
 def test_an_environment_without_an_expert_raises():
-    with pytest.raises(ValueError, match="'expert', but none is known"):
+    with pytest.raises(ValueError, match="'expert', but no expert is known"):
         load_baseline("expert", GymnasiumEnvs("Pendulum-v1"))
     with pytest.raises(ValueError, match="no expert is known for PendulumEnv"):
         expert_action(gym.make("Pendulum-v1").unwrapped)

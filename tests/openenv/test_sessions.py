@@ -87,8 +87,11 @@ def test_an_action_that_the_schema_does_not_allow_is_an_event():
     [
         ({}, "env.url is None and env.environment is None; it must be exactly one"),
         ({"url": "localhost:8000"}, "env.url is 'localhost:8000'; it must be an address such as http://127.0.0.1:8000"),
-        ({"url": "http://me:secret@host"}, "env.url holds a user name, a password, .* as files will hold it[.]"),
-        ({"url": "http:/me:secret@host", "environment": "a:B"}, "env.url holds a user name"),
+        (
+            {"url": "http://me:secret@host"},
+            "env.url contains a user name, a password, .* because it is written to files[.]",
+        ),
+        ({"url": "http:/me:secret@host", "environment": "a:B"}, "env.url contains a user name"),
         ({"url": "http://x", "kwargs": {"a": 1}}, "env.kwargs is set, but the environment is at env.url"),
         ({"environment": "guessing:Nothing"}, "env.environment is 'guessing:Nothing'; it must be module:Class"),
         ({"environment": "no_such_package:Game"}, "env.environment is 'no_such_package:Game'; it must be module:Class"),

@@ -59,10 +59,10 @@ def test_the_expert_of_an_environment_returns_the_advised_action() -> None:
     assert policy.act([AdvisedObservation("Goal: go", 4)], [()], KEYS).actions == ["drop"]
     with pytest.raises(ValueError, match="call prepare"):
         policy.act(["Goal: go"], [()], KEYS)
-    with pytest.raises(ValueError, match="none is known for BabyAICodec"):
+    with pytest.raises(ValueError, match="no expert is known for BabyAICodec"):
         expert_for(BabyAICodec(has_expert=False))
 
 
 def test_an_unknown_environment_has_no_expert() -> None:
-    with pytest.raises(ValueError, match="none is known for SpaceCodec"):
+    with pytest.raises(ValueError, match="no expert is known for SpaceCodec"):
         ExpertActor().connect(SpaceCodec(gym.spaces.Discrete(2), gym.spaces.Discrete(2)))

@@ -218,7 +218,7 @@ def test_unsupported_spaces_raise(folder):
     with pytest.raises(ValueError, match="policy.critic is .* where they are not numeric"):
         policy.connect_spaces(gym.spaces.Text(5), gym.spaces.Discrete(2))
     frozen = LanguageModelConfig(name=folder, lora=LoRAConfig())
-    with pytest.raises(ValueError, match="freeze_trunk is true and language_model.lora set"):
+    with pytest.raises(ValueError, match="freeze_trunk is true, but language_model.lora is set"):
         HeadPolicy(frozen, freeze_trunk=True)
 
 

@@ -136,7 +136,7 @@ def test_the_prompt_is_that_of_the_wrapped_actor():
         (
             True,
             0.0,
-            "invalid_retries.temperature is 0, at which a response would be the same again; it must be positive",
+            "invalid_retries.temperature is 0, at which further responses would all be equal; it must be positive",
         ),
     ],
 )

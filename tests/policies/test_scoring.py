@@ -316,7 +316,7 @@ def test_infinitely_many_actions_raise(folder):
 
 
 def test_actions_with_the_same_tokens_raise(folder):
-    with pytest.raises(ValueError, match="reads 'west' and 'east' as the same tokens"):
+    with pytest.raises(ValueError, match="converts 'west' and 'east' to the same tokens"):
         ready(folder, Alike())
 
 

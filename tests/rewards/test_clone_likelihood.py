@@ -124,10 +124,10 @@ def test_a_checkpoint_or_row_that_does_not_fit_raises_one_sentence(saved, tmp_pa
     with pytest.raises(ValueError, match=r"rewards.path is '.*nothing', which is neither a checkpoint nor a run"):
         CloneLikelihoodReward(str(tmp_path / "nothing"))
     torch.save([1, 2], tmp_path / "list.ckpt")
-    with pytest.raises(ValueError, match="which holds no MLPPolicy"):
+    with pytest.raises(ValueError, match="which contains no MLPPolicy"):
         connected(str(tmp_path / "list.ckpt"))
     _, path = saved(class_path="lrl.policies.head.HeadPolicy")
-    with pytest.raises(ValueError, match="which holds no MLPPolicy"):
+    with pytest.raises(ValueError, match="which contains no MLPPolicy"):
         connected(path)
     _, path = saved(spaces.Discrete(2))
     with pytest.raises(ValueError, match="does not fit the environment: its actions are integers with 2 outputs"):
@@ -141,7 +141,7 @@ def test_a_checkpoint_or_row_that_does_not_fit_raises_one_sentence(saved, tmp_pa
         reward.connect(SpaceCodec(SEEN, PUSH), None, row(1.0))
     with pytest.raises(ValueError, match="the clone reads vectors of 3 numbers; an observation is"):
         reward.connect(SpaceCodec(SEEN, PUSH), None, Row(observation="", action=0, native_observation={"a": 1}))
-    with pytest.raises(ValueError, match=r"env.rows hold no native observations"):
+    with pytest.raises(ValueError, match=r"env.rows contain no native observations"):
         reward.connect(SpaceCodec(SEEN, PUSH), None, Row(observation="", action=0))
     with pytest.raises(ValueError, match="they must be Discrete or a Box"):
         reward.connect(SpaceCodec(SEEN, spaces.MultiDiscrete([2, 3])), None, row(1, 2, 3))

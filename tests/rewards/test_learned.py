@@ -111,15 +111,15 @@ def test_an_ensemble_of_one_is_an_error_when_an_environment_is_created(saved) ->
 
 def test_a_checkpoint_without_a_reward_model_is_an_error_when_an_environment_is_created(tmp_path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match="^rewards.path is '.*other.ckpt', which holds no reward model"):
+    with pytest.raises(ValueError, match="^rewards.path is '.*other.ckpt', which contains no reward model"):
         connected(LearnedReward(str(tmp_path / "other.ckpt")), row_of(np.ones(2)))
 
 
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        (row_of(None), "env.rewards has a LearnedReward, but env.rows hold no native observations; it needs rows"),
-        (row_of(np.ones(3)), r"which does not fit env.rows: .* trained on observations of .*; these are .* \(3,\)"),
+        (row_of(None), "env.rewards has a LearnedReward, but env.rows contain no native observations; they must be"),
+        (row_of(np.ones(3)), r"which does not fit env.rows: .* trained on observations of .*, but these are .* \(3,\)"),
         (row_of(np.ones(2), 1), "which does not fit env.rows: the reward model was trained on actions of Box"),
     ],
 )

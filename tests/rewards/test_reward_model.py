@@ -59,7 +59,7 @@ def test_discrete_values_become_one_hot_beside_the_others() -> None:
     ("observations", "actions", "sentence"),
     [
         ([[0.0] * 4], [1], "trained on observations of Box.*these are float64 of shape \\(4,\\)"),
-        ([[0.0] * 3], [0], "trained on actions of Discrete\\(3, start=1\\); these are int64 .*as \\[0\\]"),
+        ([[0.0] * 3], [0], "trained on actions of Discrete\\(3, start=1\\), but these are int64 .*as \\[0\\]"),
         ([[0.0] * 3], [4], "trained on actions of Discrete"),
         ([[0.0] * 3], [1.5], "trained on actions of Discrete"),
         ([[0.0] * 3], [[1.0, 1.0]], "trained on actions of Discrete"),
@@ -166,7 +166,7 @@ def test_a_checkpoint_without_a_reward_model_raises_one_sentence(tmp_path) -> No
     (tmp_path / "text.ckpt").write_text("nothing")
     assert "is not a checkpoint or is damaged" in error(tmp_path / "text.ckpt")
     torch.save({"state_dict": {}, "lrl": {}}, tmp_path / "policy.ckpt")
-    assert "holds no reward model" in error(tmp_path / "policy.ckpt")
+    assert "contains no reward model" in error(tmp_path / "policy.ckpt")
     model = fitted()
     model.about["hidden_sizes"] = [5]
     model.save(tmp_path / "other.ckpt")

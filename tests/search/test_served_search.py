@@ -254,6 +254,6 @@ def test_the_key_is_in_no_file_of_a_run_by_a_server_that_repeats_it(ends_well, t
 def test_a_key_in_place_of_its_variable_is_in_no_file_and_no_message(tmp_path):
     command = FIT.format(run=tmp_path / "run", chat=CHAT, url="http://127.0.0.1:1/v1").replace("\n", "")
     done = run_command(f"{command} {CHAT}.api_key_env {KEY}")
-    assert done.returncode == 2 and "api_key_env does not hold the name of an environment variable" in done.stderr
+    assert done.returncode == 2 and "api_key_env is not the name of an environment variable" in done.stderr
     assert KEY not in done.stdout + done.stderr
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
