@@ -11,7 +11,16 @@ from typing import Any
 
 import yaml
 
-from lrl.cli.signatures import Argument, SourceClass, arguments, classes_of, find_class, first_sentence, lineage
+from lrl.cli.signatures import (
+    Argument,
+    SourceClass,
+    arguments,
+    classes_of,
+    find_class,
+    first_sentence,
+    lineage,
+    method_arguments,
+)
 from lrl.files import resolve_config, shipped
 from lrl.registry import components
 
@@ -71,8 +80,8 @@ _TOP = {
     "trainer": "arguments of the trainer as one mapping",
 }
 """The keys at the top of a configuration, and what they mean."""
-_MORE = {"validate": ("verbose",), "test": ("verbose",), "predict": ("return_predictions",)}
-"""Further keys of commands."""
+_OBJECTS = {"model", "dataloaders", "train_dataloaders", "val_dataloaders", "datamodule"}
+"""Arguments of the trainer's methods that are no keys."""
 _OBJECT = ("class_path", "init_args", "dict_kwargs")
 """The keys of a mapping that describes an object."""
 _MANY = 20
@@ -101,9 +110,16 @@ def check_keys(words: Sequence[str]) -> None:
     Raises:
         ValueError: If there is such a key.
     """
-    keys = _Keys({*_TOP, *_MORE.get(words[0], ())})
+    keys = _Keys({*_TOP, *(one.name for one in _of_command(words[0]))})
     for settings in _settings(words[1:]):
         keys.check(settings)
+
+
+def _of_command(command: str) -> Sequence[Argument]:
+    """Return the arguments of the trainer's method that a command calls, as far as they are keys."""
+    trainer = find_class(_TRAINER)
+    known = method_arguments(trainer, command) if trainer else ()
+    return [one for one in known if one.name not in _OBJECTS]
 
 
 def _settings(words: Sequence[str]) -> Iterator[Mapping[str, Any]]:
@@ -287,8 +303,8 @@ def _overview(command: str, purpose: str) -> str:
             kinds.setdefault(_family(kind), []).append(kind)
     for family, key in (("LightningModule", "model"), ("LightningDataModule", "data")):
         parser.section(f"classes of --{key}", {kind.name: kind.summary for kind in kinds.pop(family, ())})
-    more = dict.fromkeys(_MORE.get(command, ()), "see Lightning's documentation")
-    parser.section("keys of a run", {f"--{name} VALUE": text for name, text in (_TOP | more).items()})
+    more = {one.name: first_sentence(one.text) for one in _of_command(command)}
+    parser.section("keys of a run", {f"--{name} VALUE": text for name, text in (_TOP | more | _TOP).items()})
     keys = {
         "--model.help CLASS": "list the arguments of a model, such as `--model.help PPOValueHeadModule`",
         "--data.help CLASS": "list those of a data module",

@@ -89,7 +89,7 @@ def arguments(owner: SourceClass) -> Sequence[Argument] | None:
         return None
     init = methods.get("__init__")
     if init is not None:
-        return _of_constructor(owner, init)
+        return _of_function(owner, init)
     inherited: dict[str, Argument] = {}
     for base in node.bases:
         if _last_name(base) in _PLAIN_BASES:
@@ -104,18 +104,24 @@ def arguments(owner: SourceClass) -> Sequence[Argument] | None:
     return [*(inherited | {one.name: one for one in _fields(owner)} if decorators else inherited).values()]
 
 
-def _of_constructor(owner: SourceClass, init: ast.FunctionDef) -> Sequence[Argument] | None:
-    """Return the arguments of an ``__init__``; None if it passes others on."""
-    given = init.args
-    if given.vararg or given.kwarg or {_last_name(one) for one in init.decorator_list} - _WRAPPERS:
+def method_arguments(owner: SourceClass, name: str) -> Sequence[Argument]:
+    """Return the arguments of a method that a class defines itself; none if source files do not tell them."""
+    method = next((one for one in owner.node.body if isinstance(one, ast.FunctionDef) and one.name == name), None)
+    return (method and _of_function(owner, method)) or ()
+
+
+def _of_function(owner: SourceClass, function: ast.FunctionDef) -> Sequence[Argument] | None:
+    """Return the arguments of a method without ``self``; None if it passes others on."""
+    given = function.args
+    if given.vararg or given.kwarg or {_last_name(one) for one in function.decorator_list} - _WRAPPERS:
         return None
-    texts = _descriptions(ast.get_docstring(owner.node)) | _descriptions(ast.get_docstring(init))
+    texts = _descriptions(ast.get_docstring(owner.node)) | _descriptions(ast.get_docstring(function))
     positional = [*given.posonlyargs, *given.args]
     defaults = [*[None] * (len(positional) - len(given.defaults)), *given.defaults, *given.kw_defaults]
     return [
         Argument(owner.module, one.arg, one.annotation, default, texts.get(one.arg, ""))
         for one, default in zip([*positional, *given.kwonlyargs], defaults)
-    ][1:]  # without self
+    ][1:]
 
 
 def _fields(owner: SourceClass) -> Iterator[Argument]:
