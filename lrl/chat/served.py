@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from lrl.addresses import check_variable, checked_url, is_loopback
 from lrl.chat.cache import CompletionCache, request_key
-from lrl.chat.model import ChatModel, Completion, ConversationTooLongError, Message
+from lrl.chat.model import ChatModel, Completion, ConversationTooLongError, Message, estimated_tokens
 from lrl.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
 from lrl.registry import register
 
@@ -56,9 +56,6 @@ _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErr
 """Exceptions raised by reading a body that is not a chat completion."""
 _PER_PRICE = 1_000_000
 """Number of tokens that a price is for."""
-_PER_MESSAGE = 8
-"""Approximate number of tokens that a chat template adds to a message."""
-_PIECES = re.compile(rb"[A-Za-z]{1,4}|[^\sA-Za-z]|\n| (?=[0-9])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +185,7 @@ class ServedChatModel(ServerSettings, ChatModel):
         """
         if self.context_length is None:
             return True
-        tokens = sum(_PER_MESSAGE + estimated_tokens(message["content"]) for message in conversation)
-        return tokens + sampling.max_new_tokens <= self.context_length
+        return estimated_tokens(conversation) + sampling.max_new_tokens <= self.context_length
 
     def complete(
         self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]
@@ -444,16 +440,6 @@ def retry_delay(retry: int, asked: float | None, request: str) -> float:
     """
     longest = min(_MAX_DELAY, _BASE_DELAY * 2.0 ** min(retry, 60))  # a larger power might overflow
     return max(longest * random.Random(f"{request} {retry}").uniform(0.5, 1.0), asked or 0.0)
-
-
-def estimated_tokens(text: str) -> int:
-    """Estimate the number of tokens of a text for vocabularies with one token per digit, and rather too high.
-
-    Each of these counts as one token: up to four ASCII letters, a digit, a space before a digit, a punctuation mark, a
-    line break, and each byte of any other character. For prompts of a search the estimate is 1.0 to 1.5 times the
-    number of tokens of GPT-2's and Whisper's vocabularies.
-    """
-    return len(_PIECES.findall(text.encode("utf-8", "replace")))
 
 
 def _check_extra_body(extra_body: Mapping[str, Any]) -> None:

@@ -359,8 +359,7 @@ class ModelOptions:
         return InvalidRetryConfig(**{name: value for name, value in given.items() if value is not None})
 
     def _vllm(self, name: str, response_format: str) -> ChatModel:
-        from lrl.chat.local import LocalChatModel
-        from lrl.chat.vllm import VLLMGenerator
+        from lrl.chat.local import LocalChatModel, VLLMGenerator
         from lrl.lm.config import LanguageModelConfig
         from lrl.prompts import get_response_format
 

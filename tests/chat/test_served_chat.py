@@ -9,8 +9,8 @@ import pytest
 from chat_server import ChatServer, Fault, dropped, empty, garbage, slow, status, truncated
 from jsonargparse import ArgumentParser
 
-from lrl.chat.model import ChatModel, ConversationTooLongError
-from lrl.chat.served import Failure, Prices, ServedChatModel, estimated_tokens, retry_after, retry_delay
+from lrl.chat.model import ChatModel, ConversationTooLongError, estimated_tokens
+from lrl.chat.served import Failure, Prices, ServedChatModel, retry_after, retry_delay
 from lrl.types import SamplingConfig
 
 SAMPLING = SamplingConfig(temperature=0.5, max_new_tokens=7)
@@ -327,7 +327,7 @@ def test_fits_checks_the_configured_context_length(server):
     ("text", "tokens"), [("params[10]: -1.5;", 12), ("1.5 -2.0 = 23.40\n", 15), ("episodes", 2), ("北é", 5)]
 )
 def test_estimated_tokens_count_one_token_per_digit(text, tokens):
-    assert estimated_tokens(text) == tokens
+    assert estimated_tokens([{"role": "user", "content": text}]) == 8 + tokens
 
 
 def test_the_error_is_that_of_the_request_that_failed_permanently(server):

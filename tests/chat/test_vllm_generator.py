@@ -10,8 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from lrl.chat.local import LocalChatModel, seeded_bits
-from lrl.chat.vllm import VLLMGenerator
+from lrl.chat.local import LocalChatModel, VLLMGenerator, seeded_bits
 from lrl.lm.config import LanguageModelConfig
 from lrl.types import SamplingConfig
 
