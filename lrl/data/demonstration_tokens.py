@@ -1,4 +1,4 @@
-"""Demonstrations as a policy encodes them, when they are needed: token ids padded to batches, or native turns."""
+"""Encoding of demonstrations for a policy: padded token ids, computed on demand or cached in files, or native turns."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from lrl.policies.policy import Policy
 from lrl.types import Demonstration, Inputs, TurnBatch
 
 LossOn = Literal["completion", "all"]
-"""Whether the response alone is trained on, or the prompt as well."""
+"""Whether training uses only the response, or the prompt as well."""
 
 _MAX_CACHED_RESPONSES = 50_000
-"""Number of tokenised responses after which the cache is emptied: a data set need not fit in memory."""
+"""Maximum number of cached tokenised responses; a full cache is emptied."""
 
 
 class DemonstrationTokens(ABC):
-    """Abstract sequence of demonstrations as a policy encodes them. Indices are int64 ``(turn,)``."""
+    """Abstract sequence of encoded demonstrations; indices are int64 ``(turn,)``."""
 
     @abstractmethod
     def characters(self, indices: np.ndarray) -> np.ndarray:
-        """Return the number of characters of demonstrations, histories included, int64 ``(turn,)``."""
+        """Return the number of characters of each demonstration, including its history, int64 ``(turn,)``."""
 
     @abstractmethod
     def num_trained(self, indices: np.ndarray) -> int:
-        """Return the number of tokens of demonstrations that are trained on."""
+        """Return the total number of trained tokens of demonstrations."""
 
     @abstractmethod
     def batch(self, indices: np.ndarray, weight: float | None = None) -> TurnBatch:
@@ -48,12 +48,12 @@ class DemonstrationTokens(ABC):
 
 
 class EncodedTokens(DemonstrationTokens):
-    """Encodes demonstrations as token ids when they are needed.
+    """Encodes demonstrations as token ids on demand.
 
     Args:
-        demonstrations: what is encoded.
-        policy: encodes prompts and responses.
-        loss_on: which tokens are trained on.
+        demonstrations: demonstrations to encode.
+        policy: policy that encodes prompts and responses.
+        loss_on: which tokens are trained.
     """
 
     def __init__(self, demonstrations: Sequence[Demonstration], policy: Policy, loss_on: LossOn) -> None:
@@ -62,11 +62,11 @@ class EncodedTokens(DemonstrationTokens):
         self._response_ids: dict[str, list[int]] = {}
 
     def characters(self, indices: np.ndarray) -> np.ndarray:
-        """Return the number of characters of demonstrations, int64 ``(turn,)``."""
+        """Return the number of characters of each demonstration, int64 ``(turn,)``."""
         return np.array([demonstration.characters for demonstration in self._select(indices)], dtype=np.int64)
 
     def num_trained(self, indices: np.ndarray) -> int:
-        """Return the number of tokens of demonstrations that are trained on."""
+        """Return the total number of trained tokens of demonstrations."""
         demonstrations = self._select(indices)
         trained = self._responses(demonstrations) if self.loss_on == "completion" else self.encode(demonstrations)[1]
         return sum(map(len, trained))
@@ -76,9 +76,9 @@ class EncodedTokens(DemonstrationTokens):
         return collate_demonstrations(*self.encode(self._select(indices)), weight)
 
     def encode(self, demonstrations: Sequence[Demonstration]) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the token ids of each prompt, and those that are trained on.
+        """Return the token ids of each prompt, and the token ids that are trained.
 
-        With ``loss_on="all"`` the first part is only the first token and the second all others.
+        With ``loss_on="all"`` the prompt is only the first token, and all others are trained.
         """
         prompts = self._policy.encode_all([(one.observation, one.history) for one in demonstrations])
         responses = self._responses(demonstrations)
@@ -103,22 +103,22 @@ class EncodedTokens(DemonstrationTokens):
 
 
 class EncodedNativeTurns(DemonstrationTokens):
-    """Encodes native observations and actions when they are needed; an action is one token.
+    """Encodes native observations and actions on demand; an action counts as one token.
 
     Args:
-        demonstrations: what is encoded; all have native turns.
-        policy: encodes them.
+        demonstrations: demonstrations with native turns.
+        policy: policy that encodes them.
     """
 
     def __init__(self, demonstrations: Sequence[Demonstration], policy: Policy) -> None:
         self._demonstrations, self._policy = demonstrations, policy
 
     def characters(self, indices: np.ndarray) -> np.ndarray:
-        """Return zeros, int64 ``(turn,)``: there are no texts."""
+        """Return zeros, int64 ``(turn,)``, because there are no texts."""
         return np.zeros(len(indices), dtype=np.int64)
 
     def num_trained(self, indices: np.ndarray) -> int:
-        """Return the number of demonstrations: each is one token."""
+        """Return the number of demonstrations, which have one token each."""
         return len(indices)
 
     def batch(self, indices: np.ndarray, weight: float | None = None) -> TurnBatch:
@@ -131,7 +131,7 @@ class EncodedNativeTurns(DemonstrationTokens):
 
 
 def encoded(demonstrations: Sequence[Demonstration], policy: Policy, loss_on: LossOn) -> DemonstrationTokens:
-    """Return demonstrations as a policy encodes them: native turns if it acts natively, else token ids."""
+    """Return demonstrations encoded as native turns if the policy acts natively, otherwise as token ids."""
     if policy.response_format is None:
         return EncodedNativeTurns(demonstrations, policy)
     return EncodedTokens(demonstrations, policy, loss_on)
@@ -144,7 +144,7 @@ def collate_demonstrations(
 
     Args:
         prompts: token ids of each prompt.
-        responses: token ids of each response, which are trained on.
+        responses: token ids of each response, which are trained.
         weight: see :func:`demonstrations_batch`.
     """
     device = torch.device("cpu")
@@ -157,9 +157,9 @@ def demonstrations_batch(inputs: Inputs, mask: torch.Tensor, weight: float | Non
     """Return encoded demonstrations as a batch.
 
     Args:
-        inputs: what the policy evaluates, each ``(turn, ...)``; of texts ``prompt_ids``, ``prompt_mask`` and
+        inputs: inputs of the policy, each ``(turn, ...)``; for texts ``prompt_ids``, ``prompt_mask`` and
             ``response_ids``.
-        mask: which tokens are trained on, bool ``(turn, token)``.
+        mask: trained tokens, bool ``(turn, token)``.
         weight: weight of each trained token, stored as its advantage; None uses 1 / number of trained tokens.
     """
     advantages = mask * (1 / int(mask.sum()) if weight is None else weight)
@@ -168,26 +168,24 @@ def demonstrations_batch(inputs: Inputs, mask: torch.Tensor, weight: float | Non
     )
 
 
-# Token ids of demonstrations in memory-mapped files, for data sets that are read more than once.
-#
-# Files lie in a folder named after all that the ids depend on, so a change of the data set, the codec, the
-# prompt or the tokenizer makes new files. They are written completely or not at all; processes that want
-# the same ones wait for the first.
+# Token ids in memory-mapped files. The name of their folder is a hash of everything that the ids depend on: the data
+# set, the codec, the prompt and the tokenizer. Files are written atomically, and processes that need the same files
+# wait for the first one to write them.
 
 _FORMAT = 1
-"""Version of the files."""
+"""Version of the file format."""
 _CHUNK = 2048
 """Number of demonstrations that are encoded together."""
 _NUM_PROBES = 8
-"""Number of demonstrations whose ids belong to the key: they may show a change of the code, which settings do not."""
+"""Number of demonstrations whose ids are part of the hash, because they may reveal changes of the code."""
 
 
 class CachedTokens(DemonstrationTokens):
     """Reads token ids from memory-mapped files; batches equal those of :class:`EncodedTokens`.
 
     Args:
-        folder: what :func:`write_tokens` wrote.
-        loss_on: which tokens are trained on.
+        folder: folder written by :func:`write_tokens`.
+        loss_on: which tokens are trained.
     """
 
     def __init__(self, folder: Path, loss_on: LossOn) -> None:
@@ -198,11 +196,11 @@ class CachedTokens(DemonstrationTokens):
         self._bounds = np.stack([starts[:-1], first_trained, starts[1:]])
 
     def characters(self, indices: np.ndarray) -> np.ndarray:
-        """Return the number of characters of demonstrations, int64 ``(turn,)``."""
+        """Return the number of characters of each demonstration, int64 ``(turn,)``."""
         return self._characters[indices]
 
     def num_trained(self, indices: np.ndarray) -> int:
-        """Return the number of tokens of demonstrations that are trained on."""
+        """Return the total number of trained tokens of demonstrations."""
         _, first, end = self._bounds[:, indices]
         return int((end - first).sum())
 
@@ -225,13 +223,13 @@ class CachedTokens(DemonstrationTokens):
 def cached_tokens(
     folder: str | Path, demonstrations: Sequence[Demonstration], policy: Policy, loss_on: LossOn
 ) -> CachedTokens:
-    """Return the token ids of demonstrations from files, which are written first if there are none.
+    """Return the token ids of demonstrations from files, which are written first if they do not exist.
 
     Args:
-        folder: where the files of all data sets lie.
-        demonstrations: what is encoded.
-        policy: encodes prompts and responses; it has a language model.
-        loss_on: which tokens are trained on; the files do not depend on it.
+        folder: folder of the files of all data sets.
+        demonstrations: demonstrations to encode.
+        policy: policy with a language model, which encodes prompts and responses.
+        loss_on: which tokens are trained; the files do not depend on it.
 
     Raises:
         ValueError: If the folder cannot be written.
@@ -254,10 +252,10 @@ def write_tokens(path: Path, demonstrations: Sequence[Demonstration], encoder: E
     """Encode all demonstrations in their order, and write their ids to a new folder.
 
     Args:
-        path: the folder.
-        demonstrations: what is encoded.
-        encoder: encodes prompts and responses apart.
-        dtype: integer type that holds every id.
+        path: path of the new folder.
+        demonstrations: demonstrations to encode.
+        encoder: encodes prompts and responses separately.
+        dtype: integer type of the ids.
     """
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=path.parent))
     try:
@@ -280,7 +278,7 @@ def write_tokens(path: Path, demonstrations: Sequence[Demonstration], encoder: E
 
 
 def _key(demonstrations: Sequence[Demonstration], policy: Policy, encoder: EncodedTokens) -> str:
-    """Return a hash of all that the token ids depend on."""
+    """Return a hash of everything that the token ids depend on."""
     if isinstance(demonstrations, LazyDemonstrations):
         content = demonstrations.fingerprint
     else:
@@ -295,9 +293,9 @@ def _key(demonstrations: Sequence[Demonstration], policy: Policy, encoder: Encod
 
 
 def _settings(value: Any) -> str:
-    """Return what an object consists of as a text, the same in every process: its class and its attributes.
+    """Return the class and the attributes of an object as a text that is the same in every process.
 
-    A range or a mean that changed by little may change the ids of no probe.
+    It is needed because a small change of a range or a mean may not change the ids of any probe.
     """
     if isinstance(value, np.ndarray):
         return repr((value.dtype.str, value.shape, value.tolist()))
@@ -305,7 +303,7 @@ def _settings(value: Any) -> str:
         return repr([(_settings(key), _settings(part)) for key, part in value.items()])
     if isinstance(value, (list, tuple)):
         return repr([*map(_settings, value)])
-    name = getattr(value, "__qualname__", None)  # of a function or a class, whose own text holds an address
+    name = getattr(value, "__qualname__", None)  # functions and classes, whose repr contains an address
     if name is not None or isinstance(value, gym.Space) or not hasattr(value, "__dict__"):
         return repr(value) if name is None else name
     kind, own = type(value), vars(value)
@@ -318,7 +316,7 @@ def _hash(text: str) -> str:
 
 
 def _dtype(policy: Policy) -> np.dtype:
-    """Return the smallest integer type that holds every token id."""
+    """Return the smallest integer type for all token ids."""
     assert policy.trunk is not None
     return np.min_scalar_type(max(2**8, len(policy.trunk.language_model.tokenizer.tokenizer)))
 

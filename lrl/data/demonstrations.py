@@ -1,4 +1,4 @@
-"""Lightning data module that streams demonstrations as batches of turns."""
+"""Data module that streams demonstrations as batches of turns."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ from lrl.registry import register
 from lrl.types import Demonstration, TurnBatch
 
 _WINDOW = 32
-"""Number of batches whose turns are sorted by length together, so that a batch holds turns of similar length."""
+"""Number of batches whose turns are sorted by length together, so that the turns of a batch have similar lengths."""
 
 
 @register
 class DemonstrationsDataModule(RunDataModule):
     """Streams demonstrations as :class:`~lrl.types.TurnBatch`; one Lightning epoch is one pass over them.
 
-    They are tokenised on the fly by the policy itself, so that training sees the prompts of the environment; a policy
-    that acts natively encodes native observations and actions instead, and an action counts as one token. The
-    ``advantages`` of a batch are token weights: an optimiser step averages over the tokens of all its batches, on all
-    ranks.
+    The policy tokenises them on demand, so that prompts are the same as in the environment. A policy that acts natively
+    encodes native observations and actions instead; an action counts as one token. The ``advantages`` of a batch are
+    token weights, chosen such that an optimiser step averages over the tokens of all its batches on all ranks.
 
     Args:
         demonstrations: source of the training demonstrations.
-        env: the environment that they are of.
-        batch_size: demonstrations per training step over all ranks; an optimiser step uses
+        env: environment of the demonstrations.
+        batch_size: number of demonstrations per training step over all ranks; an optimiser step uses
             ``trainer.accumulate_grad_batches`` times as many.
         loss_on: ``completion`` trains on the response, ``all`` on the prompt as well.
         validation_demonstrations: held-out demonstrations for ``val/loss``; null for none.
-        validation: held-out episodes.
+        validation: settings of held-out episodes.
         seed: seed of the order of the demonstrations.
-        token_cache: folder of files with the token ids of the training demonstrations, which are written before the
-            first batch and used by later passes and runs; null encodes them in every pass.
+        token_cache: folder for files with the token ids of the training demonstrations, which are written before the
+            first batch and reused by later passes and runs; null encodes them in every pass.
     """
 
     def __init__(
@@ -75,10 +74,11 @@ class DemonstrationsDataModule(RunDataModule):
         return [s for s in (self.demonstrations, self.validation_demonstrations) if s is not None]
 
     def setup(self, stage: str) -> None:
-        """Check the settings that a model is not needed for.
+        """Check the settings that do not depend on the model.
 
         Raises:
-            ValueError: If the batch size does not fit the devices, or a source not the environment.
+            ValueError: If the batch size is smaller than the number of devices, or a source does not fit the
+                environment.
         """
         if stage != "fit":
             return
@@ -92,10 +92,10 @@ class DemonstrationsDataModule(RunDataModule):
             source.validate(self.env)
 
     def connect(self, policy: Policy) -> None:
-        """Take the policy that encodes the demonstrations; the module calls this in its own ``setup``.
+        """Set the policy that encodes the demonstrations; the module calls this in its own ``setup``.
 
         Raises:
-            ValueError: If the policy cannot be trained on them.
+            ValueError: If the policy cannot be trained on the demonstrations.
         """
         name = type(policy).__name__
         if not policy.demonstration_losses:
@@ -107,7 +107,7 @@ class DemonstrationsDataModule(RunDataModule):
         self._policy, self._tokens = policy, None
 
     def _check_native(self, policy: str) -> None:
-        """Raise if a policy that acts natively, of this class, cannot be trained on the demonstrations."""
+        """Raise if a policy of this class, which acts natively, cannot be trained on the demonstrations."""
         for source in (part for given in self._sources for part in given.sources):
             if not source.has_native_turns:
                 raise ValueError(
@@ -141,16 +141,16 @@ class DemonstrationsDataModule(RunDataModule):
         return self._loaded[source]
 
     def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
-        """Return the token ids of the prompt and those that are trained on.
+        """Return the token ids of the prompt, and the token ids that are trained.
 
-        With ``loss_on="all"`` the first part is only the first token and the second all others.
+        With ``loss_on="all"`` the prompt is only the first token, and all others are trained.
         """
         ((prompt,), (response,)) = EncodedTokens((), self.policy, self.loss_on).encode([demonstration])
         return prompt, response
 
     @property
     def tokens(self) -> DemonstrationTokens:
-        """The training demonstrations as the policy encodes them."""
+        """The encoded training demonstrations."""
         if self._tokens is None:
             demonstrations = self.load(self.demonstrations)
             if self.token_cache is None:
@@ -164,13 +164,13 @@ class DemonstrationsDataModule(RunDataModule):
         return -(-len(self.load(self.demonstrations)) // self.batch_size)
 
     def batch(self, epoch: int, index: int, rank: int = 0, world_size: int = 1) -> TurnBatch:
-        """Return a rank's part of batch ``index``; the last batch of a pass is filled up from the start of the pass."""
+        """Return a rank's part of batch ``index``; the last batch of a pass is filled with its first turns."""
         tokens = sum(self.num_tokens(epoch, other) for other in self._accumulated(index))
-        weight = self._accumulate * world_size / tokens  # Lightning divides the loss by the one, DDP by the other
+        weight = self._accumulate * world_size / tokens  # Lightning and DDP divide by these
         return self.tokens.batch(self._indices_of(epoch, index)[rank::world_size], weight)
 
     def in_order(self, size: int) -> Iterator[TurnBatch]:
-        """Iterate once over all training demonstrations in their stored order, ``size`` at a time, on every rank."""
+        """Yield all training demonstrations once, in their stored order, ``size`` at a time, on every rank."""
         count = len(self.load(self.demonstrations))
         for start in range(0, count, size):
             yield self.tokens.batch(np.arange(start, min(start + size, count)))
@@ -193,7 +193,7 @@ class DemonstrationsDataModule(RunDataModule):
         """Return the indices of the demonstrations of batch ``index`` on all ranks, int64 ``(turn,)``."""
         window, position = divmod(index, _WINDOW)
         if (epoch, window) not in self._windows:
-            if len(self._windows) > 1:  # two are kept: an optimiser step may have batches in both
+            if len(self._windows) > 1:  # two are kept because an optimiser step may have batches in both
                 self._windows.pop(next(iter(self._windows)))
             self._windows[epoch, window] = self._window(epoch, window)
         return self._windows[epoch, window][position]
@@ -201,7 +201,7 @@ class DemonstrationsDataModule(RunDataModule):
     def _window(self, epoch: int, window: int) -> np.ndarray:
         """Return the indices of a window's demonstrations, int64 ``(batch, batch_size)``.
 
-        Texts are sorted by length and cut into batches, which are then shuffled.
+        Texts are sorted by length and divided into batches, which are then shuffled.
         """
         size, start = self.batch_size, window * _WINDOW * self.batch_size
         indices = self._shuffled(epoch)[start : start + _WINDOW * size]
@@ -209,7 +209,7 @@ class DemonstrationsDataModule(RunDataModule):
         return batches[permutation(len(batches), "batches", self.seed, epoch, start)]
 
     def _shuffled(self, epoch: int) -> np.ndarray:
-        """Return the order of the demonstrations in a pass, int64 ``(turn,)``, filled up to whole batches."""
+        """Return the order of the demonstrations in a pass, int64 ``(turn,)``, repeated to fill the last batch."""
         if self._order[0] != epoch:
             demonstrations = self.load(self.demonstrations)
             if isinstance(demonstrations, LazyDemonstrations):
@@ -225,11 +225,11 @@ class DemonstrationsDataModule(RunDataModule):
 
     def _batch_of_this_rank(self, index: int) -> TurnBatch:
         trainer: Any = self.trainer
-        epoch = 0 if trainer.overfit_batches else trainer.current_epoch  # the same batches in every pass
+        epoch = 0 if trainer.overfit_batches else trainer.current_epoch  # repeats the first pass
         return self.batch(epoch, index, trainer.global_rank, trainer.world_size)
 
     def validation_batches(self, rank: int = 0, world_size: int = 1) -> Iterator[TurnBatch]:
-        """Iterate over the held-out demonstrations of a rank; ranks may have different numbers of batches."""
+        """Yield the held-out demonstrations of a rank; ranks may have different numbers of batches."""
         if self.validation_demonstrations is None:
             return
         demonstrations = self.load(self.validation_demonstrations)

@@ -27,25 +27,22 @@ from lrl.ranges import PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.types import Demonstration, NativeTurn
 
-# Lines of JSON Lines files: where they are in a file, and how observations and actions are parsed from them.
-
 _ACTION_TAGS = re.compile(r"^\s*<action>|</action>\s*$")
 _KEYS = {"observation", "action"}
 _MAX_KNOWN = 10_000
-"""Number of different actions that are remembered while a file is checked."""
+"""Maximum number of distinct actions that are cached while a file is checked."""
 _BIN = re.compile(r"0|[1-9][0-9]{0,2}")
 _INTEGER = re.compile(r"\s*-?[0-9]{1,18}\s*", re.ASCII)
 _OBSERVATION_TAGS = re.compile(r"^\s*<observation>|</observation>\s*$")
 
 
 class JsonlFile:
-    """File with one JSON object per line, whose lines are read when they are needed.
+    """File with one JSON object per line, whose lines are read on demand.
 
     Args:
         path: path of the file.
-        key: configuration key of what reads it, for error messages.
-        num_lines: number of lines to use, of those that are not empty; None uses all. A larger number adds to the same
-            lines.
+        key: configuration key of the object that reads the file, for error messages.
+        num_lines: number of non-empty lines to use; None uses all. A larger number adds to the same lines.
         seed: seed of the selection.
 
     Raises:
@@ -56,10 +53,10 @@ class JsonlFile:
         self.path = path
         lines = self._find_lines(key)
         if not len(lines):
-            raise ValueError(f"{key}.path is {path!r}, which is empty; it must hold JSON objects.")
+            raise ValueError(f"{key}.path is {path!r}, which is empty; it must contain JSON objects.")
         if (num_lines or 1) > len(lines):
             raise ValueError(
-                f"{key}.num_rows is {num_lines}, but {path!r} holds {len(lines)}; it must be at most that."
+                f"{key}.num_rows is {num_lines}, but {path!r} has {len(lines)} lines; it must be at most that."
             )
         self._lines = lines[np.sort(permutation(len(lines), "lines", seed)[:num_lines])]
 
@@ -76,7 +73,7 @@ class JsonlFile:
         return digest.hexdigest()
 
     def _find_lines(self, key: str) -> np.ndarray:
-        """Return number, first byte and length of each line that is not empty, int64 ``(line, 3)``."""
+        """Return number, first byte and length of each non-empty line, int64 ``(line, 3)``."""
         lines, start = array("q"), 0
         try:
             with Path(self.path).open("rb") as file:
@@ -90,7 +87,7 @@ class JsonlFile:
 
     @contextmanager
     def record(self, index: int) -> Iterator[dict[str, Any]]:
-        """Give the object of a selected line; what is raised about it becomes ``ValueError`` with the line's number."""
+        """Provide the object of a selected line; errors inside the context get the line's number."""
         number, start, length = self._lines[range(len(self))[index]].tolist()
         with Path(self.path).open("rb") as file, self._readable_errors(number):
             file.seek(start)
@@ -99,13 +96,13 @@ class JsonlFile:
     def check(self, codec: TextCodec, space: gym.Space, parse: Callable[[dict[str, Any]], object], *keys: str) -> None:
         """Parse every selected line once, and log how many actions are clipped.
 
-        Lines of plain numbers and names are recognised by their form, which is faster.
+        Lines with plain numbers and names are recognised by their format, which is faster.
 
         Args:
             codec: codec of the environment.
             space: native action space.
-            parse: parses the object of a line, and raises ``LookupError`` for what the environment does not write.
-            keys: keys that a line may have in place of ``action``.
+            parse: parses the object of a line; it raises ``LookupError`` for texts that the environment does not write.
+            keys: keys that a line may have instead of ``action``.
 
         Raises:
             ValueError: If a line cannot be parsed.
@@ -132,7 +129,7 @@ class JsonlFile:
 
     @contextmanager
     def _readable_errors(self, number: int) -> Iterator[None]:
-        """Raise what is wrong with a line as ``ValueError`` with its number."""
+        """Convert errors about a line to ``ValueError`` with its number."""
         try:
             yield
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, TypeError, AttributeError) as error:
@@ -142,7 +139,7 @@ class JsonlFile:
 
 
 def _is_readable(codec: TextCodec, record: Any, known: Set[str]) -> bool:
-    """Return whether the codec surely reads a line; False if that takes long to know.
+    """Return whether a quick check shows that the codec can read a line.
 
     Args:
         codec: codec of the environment.
@@ -160,19 +157,19 @@ def _is_readable(codec: TextCodec, record: Any, known: Set[str]) -> bool:
 
 
 def parse_observation(codec: TextCodec, record: dict[str, Any], space: gym.Space) -> tuple[str, Any]:
-    """Return the observation of a line as the environment writes it, and its native value.
+    """Return the observation of a line in the environment's format, and its native value.
 
     Args:
         codec: codec of the environment.
-        record: object of the line; the observation may have ``<observation>`` tags or not.
+        record: object of the line; ``<observation>`` tags are optional.
         space: native observation space.
 
     Returns:
-        The text, with tags where the environment writes them, and the native observation. Of codecs that cannot parse
-        observations the text is that of the file, and the observation None.
+        The text, with tags if the environment writes them, and the native observation. If the codec cannot parse
+        observations, the text is that of the file and the observation is None.
 
     Raises:
-        LookupError: If there is no such text, or it is none that the environment writes.
+        LookupError: If there is no such text, or the environment does not write it.
     """
     given = text_of(record, "observation")
     bare = _OBSERVATION_TAGS.sub("", given)
@@ -194,13 +191,13 @@ def parse_action(codec: TextCodec, record: dict[str, Any], space: gym.Space, *ke
 
     Args:
         codec: codec of the environment.
-        record: object of the line; the action may have ``<action>`` tags or not, and an action that is a word may be
-            given by its number in the action space.
+        record: object of the line; ``<action>`` tags are optional, and an action that is a word may be given by its
+            index in the action space.
         space: native action space.
-        keys: keys that the line may have in place of ``action``, for the error message.
+        keys: keys that the line may have instead of ``action``, for the error message.
 
     Raises:
-        LookupError: If there is no such text, or it is no legal action.
+        LookupError: If there is no such text, or it is not a legal action.
     """
     text = text_of(record, "action", *keys)
     try:
@@ -226,14 +223,14 @@ def _parse_action(codec: TextCodec, text: str) -> Any:
 
 
 def _parse(read: Callable[[str], Any], plain: Callable[[str], str], text: str) -> Any:
-    """Read a text as the environment writes it, or else as another program does, so that ``1e-05`` is read as well."""
+    """Parse a text in the environment's format, or else numbers in other formats, such as ``1e-05``."""
     with suppress(ValueError):
         return read(text)
     return read(plain(text))
 
 
 def _check_scale(key: str, text: str, space: gym.Space, value: Any) -> None:
-    """Raise if integers from 0 to 999, which stand for values between two bounds, were read as these values.
+    """Raise if integers from 0 to 999, which encode values between two bounds, were probably read as plain values.
 
     Args:
         key: ``observation`` or ``action``.
@@ -242,7 +239,7 @@ def _check_scale(key: str, text: str, space: gym.Space, value: Any) -> None:
         value: value that was read, before it is clipped.
 
     Raises:
-        LookupError: If the text holds such integers only, and some are out of bounds.
+        LookupError: If the text contains only such integers, and some are out of bounds.
     """
     _, clipped = clip_to_space(space, value)
     if clipped and all(_BIN.fullmatch(number) for number in NUMBER.findall(text)):
@@ -263,23 +260,23 @@ def text_of(record: dict[str, Any], *keys: str) -> str:
 
 
 _CACHED = 2**15
-"""Number of demonstrations that are kept in memory."""
+"""Maximum number of cached demonstrations."""
 
 
 @register
 class JsonlDemonstrations(Demonstrations):
     """Demonstrates the actions or responses of a file with one JSON object per line.
 
-    A line has an ``observation``, with or without ``<observation>`` tags, which is shown as the environment writes it,
-    to the precision of the file; or a ``prompt``, whose text is not changed. It has an ``action``, with or without
-    ``<action>`` tags, which is written in the policy's format with an optional ``reasoning``; or a ``response``, whose
-    text is not changed. If actions are words, an action may also be given by its number in the action space. So the
-    files of the original experiment, ``{"observation": ..., "action": ...}``, can be read. A policy that acts natively
-    learns from lines whose observations are numbers. Prompts have no history, since lines do not say to which episode
-    they belong. All lines are checked at the start and read when they are needed.
+    A line has an ``observation``, which is rewritten in the environment's format with the precision of the file, or a
+    ``prompt``, whose text is not changed. It has an ``action``, which is written in the policy's format with an
+    optional ``reasoning``, or a ``response``, whose text is not changed. ``<observation>`` and ``<action>`` tags are
+    optional, and an action that is a word may be given by its index in the action space, so that the files of the
+    original experiment, ``{"observation": ..., "action": ...}``, can be read. A policy that acts natively can learn
+    from lines whose observations are numbers. Prompts have no history, since lines do not state to which episode they
+    belong. All lines are checked at the start and read on demand.
 
     Args:
-        path: the file.
+        path: path of the file.
         num_rows: number of lines to use; null uses all. A larger number adds to the same lines.
         seed: seed of the selection.
     """
@@ -292,11 +289,11 @@ class JsonlDemonstrations(Demonstrations):
         self._spaces: tuple[gym.Space, gym.Space] | None = None
 
     def validate(self, env: EnvFactory) -> None:
-        """Take the native spaces of the environment, which observations and actions must fit."""
+        """Set the native spaces of the environment, which observations and actions must fit."""
         self._spaces = env.spaces
 
     def check_held_out(self, training: Demonstrations) -> None:
-        """Raise if the training demonstrations are of the same file.
+        """Check that the training demonstrations are not read from the same file.
 
         Raises:
             ValueError: If they are.
@@ -324,12 +321,12 @@ class JsonlDemonstrations(Demonstrations):
 
 @final
 class JsonlTurns(LazyDemonstrations):
-    """Lazy sequence of the demonstrations in a file; those that were read last are kept in memory.
+    """Lazy sequence of the demonstrations in a file, with a cache of recently read ones.
 
     Args:
         file: the selected lines.
         codec: codec of the environment.
-        policy: formats responses, or acts natively.
+        policy: policy that formats responses, or acts natively.
         native_spaces: native observation space, and action space, to whose bounds actions are clipped.
     """
 
@@ -338,7 +335,7 @@ class JsonlTurns(LazyDemonstrations):
     ) -> None:
         self._file, self._codec, self._policy, self._spaces = file, codec, policy, native_spaces
         self.parse = self._native if policy.response_format is None else self._text
-        """Function from a line's object to its demonstration; it raises ``LookupError`` for a wrong line."""
+        """Function from a line's object to its demonstration, which raises ``LookupError`` for an invalid line."""
         self._cache: dict[int, Demonstration] = {}
 
     def __len__(self) -> int:
@@ -357,7 +354,7 @@ class JsonlTurns(LazyDemonstrations):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the file's content, and which of its lines are demonstrated."""
+        """Hash of the file's content and of the selected lines."""
         return self._file.fingerprint
 
     def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
@@ -365,7 +362,7 @@ class JsonlTurns(LazyDemonstrations):
         return permutation(len(self), "demonstrations", seed, epoch)
 
     def _text(self, record: dict[str, Any]) -> Demonstration:
-        """Return the demonstration of a line as the policy's prompts and responses are written."""
+        """Return the demonstration of a line as text in the formats of the policy."""
         if "observation" in record:
             observation, _ = parse_observation(self._codec, record, self._spaces[0])
         else:
@@ -387,23 +384,23 @@ class JsonlTurns(LazyDemonstrations):
 
 
 def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path, digits: bool = False) -> int:
-    """Convert a Minari data set to a file that :class:`JsonlDemonstrations` reads, in the original's format.
+    """Convert a Minari data set to a file in the format of the original experiment.
 
     A line is ``{"observation": "<observation>..</observation>", "action": "<action>..</action>"}``. Steps at which a
-    random action was inserted while collecting are left out, as a line cannot be marked as no demonstration.
+    random action was inserted during collection are omitted. :class:`JsonlDemonstrations` reads the file.
 
     Args:
         dataset_id: Minari's name of the data set.
         env: the environment of the data set, whose codec writes the texts.
-        path: the file; missing folders are created, and a former file is replaced when all lines are written.
-        digits: whether an action that is a word is written as its number in the action space, as the original does.
+        path: path of the file; missing folders are created, and an existing file is replaced atomically.
+        digits: whether to write an action that is a word as its index in the action space, as in the original.
 
     Returns:
         The number of lines.
 
     Raises:
         ValueError: If the data set is missing, empty, damaged or of another environment, or was collected with an
-            advisor; or ``digits`` is true and actions are no words.
+            advisor; or ``digits`` is true and actions are not words.
         OSError: If the file cannot be written.
     """
     if digits and env.codec.action_texts is None:

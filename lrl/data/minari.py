@@ -1,4 +1,4 @@
-"""Demonstrations from Minari data sets: which data set, which of its episodes, and how they are shown."""
+"""Demonstrations from Minari data sets: selection of episodes, and their steps as lazy sequences."""
 
 from __future__ import annotations
 
@@ -22,31 +22,29 @@ from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.types import Demonstration, NativeTurn, PastTurn
 
-# The steps of a Minari data set as lazy sequences of demonstrations: native, or written as text.
-
 _BLOCK = 2**15
-"""Number of demonstrations that are shuffled together; about twice as many are kept in memory."""
+"""Number of demonstrations that are shuffled together; about twice as many are cached."""
 
 
 class _Episode(NamedTuple):
-    """Holds an episode as it is demonstrated, after a transformation if it is a copy."""
+    """Holds a demonstrated episode, which is transformed if it is a copy."""
 
     observations: Sequence[Any]
     actions: Sequence[Any]
-    """As they were taken, one per observation."""
+    """Actions that were taken, one per observation."""
     advised: dict[int, Any]
-    """Advised actions by step."""
+    """Step to advised action."""
     context: Any
     """Context of the codec."""
 
 
 class MinariTurns(LazyDemonstrations):
-    """Abstract sequence of the steps of some episodes, which are read from disk when needed and cached for a while.
+    """Abstract sequence of the steps of some episodes, which are read on demand and cached.
 
     Args:
         source: the data set, its reasoning and its augmentation.
         codec: codec of the environment.
-        policy: formats responses and gives the length of the history.
+        policy: policy that formats responses and determines the length of the history.
         episodes: indices of the episodes, int64 ``(episode,)``.
         steps: number of steps of each, int64 ``(episode,)``.
     """
@@ -58,7 +56,7 @@ class MinariTurns(LazyDemonstrations):
         self._num_originals = len(episodes)
         self.episodes = np.tile(episodes, source.copies)
         self._starts = np.concatenate([[0], np.cumsum(np.tile(steps, source.copies))])
-        self._bounds: list[int] = self._starts.tolist()  # a list is faster to search for one index
+        self._bounds: list[int] = self._starts.tolist()  # bisecting a list is faster than searching an array
         self._cache: dict[int, Sequence[Demonstration]] = {}
         self._num_cached = 0
 
@@ -67,9 +65,9 @@ class MinariTurns(LazyDemonstrations):
         """Return the demonstrations of some steps of an episode.
 
         Args:
-            episode: all its steps.
-            steps: those that are demonstrated.
-            key: of the random choices for this episode.
+            episode: the episode with all of its steps.
+            steps: indices of the demonstrated steps.
+            key: key of the random choices for this episode.
         """
 
     def __len__(self) -> int:
@@ -81,7 +79,7 @@ class MinariTurns(LazyDemonstrations):
         return self._demonstrations(number)[index - self._bounds[number]]
 
     def _demonstrations(self, number: int) -> Sequence[Demonstration]:
-        """Return those of an episode, from a cache that drops the least recently used episode."""
+        """Return the demonstrations of an episode from a least-recently-used cache."""
         found = self._cache.pop(number, None)
         if found is None:
             found = self._read(int(self.episodes[number]), number // self._num_originals)
@@ -106,7 +104,7 @@ class MinariTurns(LazyDemonstrations):
             advised = dict(zip(advice, actions[num_steps:], strict=True))
             episode = _Episode(observations, actions[:num_steps], advised, stored.context)
             return self._demonstrate(episode, steps, (source.seed, index, copy) if copy else (source.seed, index))
-        except (ValueError, LookupError, TypeError) as error:  # raised by a codec for data that it does not know
+        except (ValueError, LookupError, TypeError) as error:  # raised by codecs for unknown data
             raise ValueError(
                 f"demonstrations.dataset_id is {source.dataset_id!r}, whose episode {index} cannot be written as "
                 f"text by {type(codec).__name__}: {error}"
@@ -121,7 +119,7 @@ class MinariTurns(LazyDemonstrations):
 
     @property
     def fingerprint(self) -> str:
-        """State of the data set's files, and which of its steps are demonstrated in which words."""
+        """Text of the state of the data set's files, the selected steps, and the settings of their texts."""
         source = self._source
         files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.reader.files]
         selected = [self.episodes.tolist(), self._starts.tolist(), source.seed, source.copies, source.advised]
@@ -141,7 +139,7 @@ class MinariTurns(LazyDemonstrations):
 
 @final
 class TextTurns(MinariTurns):
-    """Demonstrates the steps as text: the observation, the response in the policy's format, and the turns before."""
+    """Demonstrates steps as text: the observation, the response in the policy's format, and the history."""
 
     def _demonstrate(self, episode: _Episode, steps: list[int], key: tuple[int, ...]) -> list[Demonstration]:
         codec, policy, num_steps = self._codec, self._policy, len(episode.actions)
@@ -169,7 +167,7 @@ class TextTurns(MinariTurns):
 
 @final
 class NativeTurns(MinariTurns):
-    """Demonstrates the steps as native observations and actions; no text is written."""
+    """Demonstrates steps as native observations and actions."""
 
     def _demonstrate(self, episode: _Episode, steps: list[int], key: tuple[int, ...]) -> list[Demonstration]:
         turns = (
@@ -178,18 +176,16 @@ class NativeTurns(MinariTurns):
         return [Demonstration(native=turn) for turn in turns]
 
 
-# Selection of the episodes and steps of a Minari data set, the same for demonstrations and for rows of prompts.
-
 Split = Literal["train", "validation", "all"]
 """``train`` and ``validation`` have no episode in common; ``all`` uses both."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSelection:
-    """Describes which part of a data set is used; equal settings select equal episodes, whatever they are used for."""
+    """Selects a part of a data set; demonstrations and rows with equal settings use the same episodes."""
 
     key: str
-    """Configuration key of the data set, at which error messages start."""
+    """Configuration key of the data set, for error messages."""
     split: Split = "train"
     validation_share: float = 0.1
     """Fraction of episodes in the validation split, at least one of two or more."""
@@ -239,7 +235,7 @@ class EpisodeSelection:
         return episodes[returns >= self.min_return]
 
     def _check_size(self, dataset_id: str, steps: np.ndarray) -> None:
-        """Raise if more is asked for than the episodes with ``steps``, int64 ``(episode,)``, hold."""
+        """Raise if more episodes or rows are requested than there are, given their ``steps``, int64 ``(episode,)``."""
         available = {"num_episodes": len(steps), "num_rows": int(steps.sum())}
         above = "" if self.min_return is None else f" with a return of {self.min_return:g} or more"
         for name, count in available.items():
@@ -258,14 +254,16 @@ class EpisodeSelection:
 
 @register
 class MinariDemonstrations(Demonstrations):
-    """Demonstrates the actions of a Minari data set, each with the prompt that the environment would have shown.
+    """Demonstrates the actions of a Minari data set, with the prompts of the environment.
 
-    A data set holds native observations and actions, from which a policy that acts natively learns; for one that
-    responds in text the environment's codec writes them as text, and the prompt's history is that of the episode.
-    Episodes are read lazily. Random actions that were inserted while collecting
-    (``lrl collect --random_share``) are not demonstrated but are part of the history. With ``advised`` the action that
-    the policy would have chosen instead is demonstrated, which covers states that mistakes lead to. Of a data set with
-    an advisor (``lrl collect --advisor``) only the advised actions are demonstrated (DAgger, arXiv:1011.0686).
+    A data set contains native observations and actions, from which a policy that acts natively learns. For a policy
+    that responds in text, the environment's codec writes them as text, and the history is that of the episode. Episodes
+    are read on demand.
+
+    Random actions that were inserted during collection (``lrl collect --random_share``) are not demonstrated, but are
+    part of the history. With ``advised``, the actions that the policy would have chosen instead are demonstrated as
+    well, which covers states after mistakes. In a data set with an advisor (``lrl collect --advisor``) only the advised
+    actions are demonstrated (DAgger, arXiv:1011.0686).
 
     Args:
         dataset_id: Minari's name of the data set, which is downloaded if it is not local.
@@ -274,12 +272,11 @@ class MinariDemonstrations(Demonstrations):
         num_episodes: number of episodes of the split to use; null uses all. A larger number adds to the same episodes.
         num_rows: number of steps of the split to use, of whole episodes except the last; null uses all.
         min_return: lowest undiscounted return of the episodes to use; null uses all.
-        reasoning: templates of the text before the action, for response formats that ask for one; one is sampled per
-            response, ``{seen}`` is replaced by the codec's summary of the observation, ``{ahead}`` by what stands
-            directly ahead (BabyAI only), ``{action}`` by the action.
+        reasoning: templates of the text before the action, for response formats with reasoning; see
+            :class:`~lrl.data.sources.Reasoning`.
         copies: number of copies of each episode; the first is unchanged, ``augmentation`` transforms the others.
-        augmentation: how the other copies are changed; null if ``copies`` is 1.
-        advised: whether to demonstrate the actions that were advised where others were taken.
+        augmentation: transformation of the other copies; null if ``copies`` is 1.
+        advised: whether to demonstrate advised actions.
         seed: seed of the split, the selection, the reasoning and the augmentation.
     """
 
@@ -303,8 +300,8 @@ class MinariDemonstrations(Demonstrations):
         if (augmentation is None) != (copies == 1):
             given = "null" if augmentation is None else type(augmentation).__name__
             raise ValueError(
-                f"demonstrations.copies is {copies} and augmentation {given}; it must be null with one copy, and only "
-                "then."
+                f"demonstrations.copies is {copies} and demonstrations.augmentation {given}; augmentation must be set "
+                "if and only if copies is above 1."
             )
         self.dataset_id, self.seed, self.reasoning = dataset_id, seed, Reasoning(reasoning)
         self.selection = EpisodeSelection(
@@ -325,7 +322,7 @@ class MinariDemonstrations(Demonstrations):
 
     @property
     def reader(self) -> DatasetReader:
-        """The data set, opened once.
+        """The data set, which is opened on first use.
 
         Raises:
             ValueError: If the data set is missing, empty or damaged.
@@ -335,11 +332,11 @@ class MinariDemonstrations(Demonstrations):
         return self._reader
 
     def validate(self, env: EnvFactory) -> None:
-        """Raise if the observation or action space differs from that of the environment.
+        """Check that the spaces are those of the environment.
 
         Raises:
-            ValueError: If a space differs, the augmentation is not for such actions, or the data set is missing, empty
-                or damaged.
+            ValueError: If a space differs, the augmentation does not support the actions, or the data set is missing,
+                empty or damaged.
         """
         self.reader.check_spaces(*env.spaces, "demonstrations.dataset_id")
         if self.augmentation is not None:
@@ -359,7 +356,7 @@ class MinariDemonstrations(Demonstrations):
         return turns
 
     def _check_advice(self, codec: TextCodec) -> None:
-        """Raise if the text of an advised action is none of the codec's; log how many are out of bounds."""
+        """Check that the codec can parse all advised actions, and log how many are out of bounds."""
         clipped: dict[str, int] = {}
         total = 0
         for index in range(len(self.reader.lengths)):
@@ -381,10 +378,10 @@ class MinariDemonstrations(Demonstrations):
             )
 
     def check_held_out(self, training: Demonstrations) -> None:
-        """Raise if the training demonstrations include some of these episodes.
+        """Check that the training demonstrations include none of these episodes.
 
         Raises:
-            ValueError: If both are of one data set, and an episode is in both.
+            ValueError: If both use the same data set and have an episode in common.
         """
         for source in training.sources:
             if not (isinstance(source, MinariDemonstrations) and source.dataset_id == self.dataset_id):

@@ -1,4 +1,4 @@
-"""Play episodes and write them as a Minari data set of native observations and actions, with the codec's context."""
+"""Collection of episodes as Minari data sets, and statistics of their observations."""
 
 from __future__ import annotations
 
@@ -26,20 +26,18 @@ from lrl.prompts import get_response_format
 from lrl.rollouts.runner import Step
 from lrl.types import RandomKeys, SamplingConfig
 
-# Advice of an expert in the states that another policy reaches, which DAgger (arXiv:1011.0686) learns from.
-
 
 @final
 class Advisor:
-    """Asks an actor what it would do in states that another one is in. Its advice is greedy.
+    """Returns greedy actions of one actor in the states that another actor reaches, for DAgger (arXiv:1011.0686).
 
     Args:
-        actor: connected and configured. It acts natively and reads native observations, or is an
-            :class:`~lrl.policies.baselines.ExpertActor`, which reads the text that the policy is shown.
+        actor: connected and configured advisor. It acts natively, or is an
+            :class:`~lrl.policies.baselines.ExpertActor`, which reads the policy's text observations.
         policy: the actor that plays.
 
     Raises:
-        ValueError: If the advisor is neither, or the policy is not shown what the advisor reads.
+        ValueError: If the advisor is neither, or is an expert and the policy acts natively.
     """
 
     def __init__(self, actor: Actor, policy: Actor) -> None:
@@ -53,15 +51,15 @@ class Advisor:
         self.actor = actor
 
     def prepare(self, envs: VectorEnv) -> None:
-        """Make the environments show what the advisor needs."""
+        """Configure the environments to return the information that the advisor needs."""
         self.actor.prepare(envs)
 
     def advise(self, shown: Sequence[Any], native: Sequence[Any], episodes: np.ndarray, turn: np.ndarray) -> list[Any]:
         """Return the advisor's native actions.
 
         Args:
-            shown: what the policy observed, one per row.
-            native: the native observations of the same states.
+            shown: observations of the policy, one per row.
+            native: native observations of the same states.
             episodes: indices of the episodes, int64 ``(row,)``.
             turn: indices of the turns in them, int64 ``(row,)``.
         """
@@ -82,30 +80,30 @@ _CHUNK = 64
 
 @dataclass
 class RecordedEpisode:
-    """Holds one episode; turns without a legal action are not part of it."""
+    """Holds the steps of one episode; turns without a legal action are omitted."""
 
     index: int
     seed: int
     context: Any = None
     observations: list[Any] = field(default_factory=list)
-    """Native, one more than there are steps."""
+    """Native observations, one more than steps."""
     actions: list[Any] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     terminations: list[bool] = field(default_factory=list)
     truncations: list[bool] = field(default_factory=list)
     success: bool = False
     random_steps: list[int] = field(default_factory=list)
-    """Steps whose action :class:`~lrl.policies.baselines.NoisyActor` sampled at random."""
+    """Indices of steps whose action :class:`~lrl.policies.baselines.NoisyActor` sampled at random."""
     advised: list[str | None] = field(default_factory=list)
-    """Text of the action that the policy chose in each random step; None if it was not legal or is not known."""
+    """Text of the action that the policy chose at each random step; None if it was illegal or has no name."""
     advised_actions: list[Any] = field(default_factory=list)
-    """Native action that an advisor would have taken, one per step; empty without an advisor."""
+    """Native action of the advisor for each step; empty without an advisor."""
 
     def add(self, step: NativeStep, terminated: bool, truncated: bool) -> None:
-        """Add a step. Everything is copied: an environment may overwrite what it has returned.
+        """Add a copy of a step, because an environment may overwrite the arrays that it returned.
 
         Args:
-            step: what happened in the native environment.
+            step: step of the native environment.
             terminated: whether the episode terminated.
             truncated: whether it was truncated.
         """
@@ -118,7 +116,7 @@ class RecordedEpisode:
         self.truncations.append(truncated)
 
     def end(self, success: bool) -> None:
-        """Close the episode, truncated if invalid actions ended it and the native environment had not."""
+        """End the episode; it counts as truncated if only invalid actions ended it."""
         self.success = success
         if self.actions and not (self.terminations[-1] or self.truncations[-1]):
             self.truncations[-1] = True
@@ -126,7 +124,7 @@ class RecordedEpisode:
 
 @final
 class _RecordedEnvs(EnvFactory):
-    """Another factory's environments, whose infos hold the native steps, and which show what an advisor needs."""
+    """Creates another factory's environments with native steps in their infos, prepared for an advisor."""
 
     def __init__(self, env: EnvFactory, advisor: Advisor | None) -> None:
         self.env, self.advisor, self.success_at = env, advisor, env.success_at
@@ -147,12 +145,12 @@ class _RecordedEnvs(EnvFactory):
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """Describes a data set that was collected."""
+    """Describes a collected data set."""
 
     results: EpisodeResults
     """Results of all episodes that were played."""
     episodes: int
-    """Number of episodes written; one without a legal action has no step to write."""
+    """Number of episodes written; episodes without a legal action are not written."""
     steps: int
     """Number of steps written."""
 
@@ -174,32 +172,31 @@ def collect(
     successful_only: bool = False,
     on_episode: Callable[[], None] | None = None,
 ) -> Collected:
-    """Play episodes ``0 .. episodes - 1``, each to its end, and write them as a Minari data set in this order.
+    """Play episodes ``0 .. episodes - 1`` to their end, and write them as a Minari data set in this order.
 
-    Observations and actions are native, whether the policy responds in text or acts natively. The data set does not
-    depend on ``num_envs``, except for rounding in a network's matrix products. If something fails, or the user
-    interrupts, the episodes that have ended are kept under another name, which the error or a warning gives.
+    Observations and actions are native, even if the policy responds in text. The data set does not depend on
+    ``num_envs``, except for rounding in a network's matrix products. After an error or an interruption, the episodes
+    that have ended are kept under another name, which the error or a warning reports.
 
     Args:
-        policy: connected and configured.
-        env: makes the environments.
+        policy: connected and configured policy.
+        env: factory of the environments.
         dataset_id: Minari's name of the data set.
         episodes: number of episodes to play.
         seed: seed of the first episode; episode ``i`` is reset with ``seed + i``.
-        num_envs: environments side by side; several are faster with a language model.
+        num_envs: number of parallel environments; several are faster with a language model.
         name: name of the policy, for the metadata.
         commit: commit of the code, for the metadata.
-        sampling: overrides the policy's own.
-        random_share: share of turns that take a random action instead; these steps are written, and marked as no
-            demonstrations.
-        advisor: connected and configured; its greedy action in each state is written beside the action that was taken.
+        sampling: overrides the policy's sampling settings.
+        random_share: share of turns with a random action; these steps are written, but are not demonstrations.
+        advisor: connected and configured advisor, whose greedy action is stored in addition for each step.
         advisor_name: name of the advisor, for the metadata.
-        successful_only: write only episodes that the environment calls a success.
+        successful_only: whether to write only successful episodes.
         on_episode: called at the end of each episode.
 
     Raises:
         ValueError: If the name is malformed or taken, a number is not positive, the advisor cannot advise this policy,
-            or there is nothing to write, or the data set cannot be written.
+            there is nothing to write, or the data set cannot be written.
     """
     advice = None if advisor is None else Advisor(advisor, policy)
     native = env.make_native()
@@ -213,7 +210,7 @@ def collect(
                 policy, envs, episodes, seed, num_envs, sampling, on_episode=on_episode, on_step=recorder.add
             )
             recorder.write()
-        except BaseException:  # an interruption loses no episode either
+        except BaseException:  # also keep the episodes after an interruption
             recorder.write_singly()
             raise
         if not recorder.returns:
@@ -230,13 +227,13 @@ def collect(
 
 @final
 class _Recorder:
-    """Records episodes and writes them in the order of their seeds, whatever the order of their ends."""
+    """Records episodes and writes them in the order of their seeds, in whichever order they end."""
 
     def __init__(self, writer: DatasetWriter, seed: int, successful_only: bool, advisor: Advisor | None) -> None:
         self.writer, self.seed, self.successful_only, self.advisor = writer, seed, successful_only, advisor
         self.steps = self._next = 0
         self.returns: list[float] = []
-        """Returns of the episodes that were written, native rewards only."""
+        """Returns of the written episodes, from native rewards only."""
         self._running: dict[int, RecordedEpisode] = {}
         self._ended: dict[int, RecordedEpisode] = {}
         self._chunk: list[RecordedEpisode] = []
@@ -246,7 +243,7 @@ class _Recorder:
 
         Args:
             episodes: indices of its episodes, int64 ``(row,)``.
-            step: without a native step where the action was not legal.
+            step: the step; rows with an illegal action have no native step.
         """
         native: Any = step.infos.get("native", [None] * len(episodes))
         for index in episodes.tolist():
@@ -271,7 +268,7 @@ class _Recorder:
             self.write()
 
     def _advise(self, episodes: np.ndarray, step: Step, native: Sequence[Any]) -> None:
-        """Record what the advisor would have done in the states in which a legal action was taken."""
+        """Record the advisor's actions in the states in which a legal action was taken."""
         rows = [row for row, native_step in enumerate(native) if isinstance(native_step, NativeStep)]
         if self.advisor is None or not rows:
             return
@@ -286,18 +283,18 @@ class _Recorder:
             episode.advised_actions.append(action)
 
     def write(self) -> None:
-        """Write the recorded episodes that are next in order."""
+        """Write the buffered episodes."""
         self.writer.add([vars(episode) for episode in self._chunk])
         self.returns += [sum(episode.rewards) for episode in self._chunk]
         self.steps += sum(len(episode.actions) for episode in self._chunk)
         self._chunk = []
 
     def write_singly(self) -> None:
-        """Write the episodes that have ended one by one, those that can be written."""
+        """Write all ended episodes one by one, skipping those that cannot be written."""
         ended = [*self._chunk, *(self._ended[index] for index in sorted(self._ended))]
         for episode in ended:
             if self._is_kept(episode):
-                with suppress(Exception):  # the error that ended the collection is reported
+                with suppress(Exception):  # the original error is reported
                     self.writer.add([vars(episode)])
 
     def _is_kept(self, episode: RecordedEpisode) -> bool:
@@ -307,7 +304,7 @@ class _Recorder:
 def _metadata(
     recorder: _Recorder, results: EpisodeResults, env: GymnasiumEnvs, about: Mapping[str, str | float]
 ) -> dict[str, Any]:
-    """Return Minari's own metadata, and those of this package under ``lrl``."""
+    """Return Minari's metadata, and further metadata under the key ``lrl``."""
     mean = float(np.mean(recorder.returns))
     description = f"{about['policy']} in {env.id}: {len(recorder.returns)} episodes, mean return {mean:.4g}"
     ours = dict(about) | {
@@ -321,23 +318,23 @@ def _metadata(
     return {"algorithm_name": about["policy"], "description": description, "lrl": ours}
 
 
-# Ranges and statistics of the numbers in a data set, which observation texts are scaled or normalised by.
+# Ranges and statistics of observed numbers, by which texts of observations are scaled or normalised.
 
 
 def observation_ranges(dataset_id: str) -> Ranges:
-    """Return the least and the greatest value of every observed number, for ``env.numbers.ranges``.
+    """Return the minimum and maximum of every observed number, for ``env.numbers.ranges``.
 
-    A configuration saves them with the policy, so that training and evaluation scale numbers in the same way.
+    As part of the configuration they are saved with the policy, so that training and evaluation use the same scale.
 
     Args:
         dataset_id: Minari's name of a local data set.
 
     Returns:
-        One ``(low, high)`` per dimension of a Box; a number that never changes gets a margin of 0.5. For a Dict or
-        Tuple a list of these for each Box, by its key.
+        One ``(low, high)`` per dimension of a Box, with a margin of 0.5 for constant numbers. For a Dict or Tuple, a
+        list of these for each Box, by its key.
 
     Raises:
-        ValueError: If the data set is missing, empty or damaged, or its observations hold no Box.
+        ValueError: If the data set is missing, empty or damaged, or its observations contain no Box.
     """
     bounds: dict[str, np.ndarray] = {}
     for path, values in _observed_numbers(dataset_id):
@@ -351,14 +348,14 @@ def observation_statistics(dataset_id: str) -> Ranges:
     """Return mean and standard deviation of every observed number, for ``env.numbers.statistics``.
 
     Args:
-        dataset_id: Minari's name of a local data set; one of random actions takes the place of a warm-up.
+        dataset_id: Minari's name of a local data set, for example one of random actions.
 
     Returns:
-        One ``(mean, deviation)`` per dimension of a Box; the deviation of a number that never changes is 1. For a Dict
-        or Tuple a list of these for each Box, by its key.
+        One ``(mean, deviation)`` per dimension of a Box; the deviation of a constant number is 1. For a Dict or Tuple,
+        a list of these for each Box, by its key.
 
     Raises:
-        ValueError: If the data set is missing, empty or damaged, or its observations hold no Box.
+        ValueError: If the data set is missing, empty or damaged, or its observations contain no Box.
     """
     merged: dict[str, tuple[int, np.ndarray, np.ndarray]] = {}
     for path, values in _observed_numbers(dataset_id):
@@ -372,7 +369,7 @@ def observation_statistics(dataset_id: str) -> Ranges:
 
 
 _CONSTANT = 1e-9
-"""Standard deviation, as a share of the mean, up to which a number never changes: rounding leaves some."""
+"""Standard deviation, relative to the mean, up to which a number counts as constant in spite of rounding."""
 
 
 def _observed_numbers(dataset_id: str) -> Iterator[tuple[str, np.ndarray]]:

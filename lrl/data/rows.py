@@ -1,4 +1,4 @@
-"""Rows of prompts from Minari data sets: states with the actions that were taken in them."""
+"""Rows of prompts from Minari data sets and JSON Lines files: states with the actions taken in them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _CACHED_BYTES = 2**29
 class MinariRows(EnvRows):
     """Data set of the steps of a Minari data set, which rewards such as behaviour cloning compare responses with.
 
-    A row is what the environment would show: its codec writes the native observation as text, and the prompt's history
-    is that of the episode. Rows are read when they are shown. Steps at which a random action was inserted while
-    collecting (``lrl collect --random_share``) are not rows, but are part of the history.
+    A row equals the environment's prompt: the codec writes the native observation as text, and the history is that of
+    the episode. Rows are read on demand. Steps at which a random action was inserted during collection
+    (``lrl collect --random_share``) are not rows, but are part of the history.
 
     Args:
         dataset_id: Minari's name of the data set, which is downloaded if it is not local.
@@ -43,7 +43,7 @@ class MinariRows(EnvRows):
         num_rows: number of steps of the split to use, of whole episodes except the last; null uses all.
         min_return: lowest undiscounted return of the episodes to use; null uses all.
         shuffle_actions: whether each row has the action of another one, which a reward then compares responses with: a
-            control, since such an action says nothing about the state. Rows are read from two episodes each.
+            control experiment, since such an action does not depend on the state. Each row is read from two episodes.
         seed: seed of the split, the selection and the shuffled actions.
     """
 
@@ -95,7 +95,7 @@ class MinariRows(EnvRows):
 
 
 class MinariRowSequence(EpisodeRows):
-    """Lazy sequence of steps of some episodes. Episodes are read when they are needed, and cached without their texts.
+    """Lazy sequence of steps of some episodes, which are read on demand and cached without their texts.
 
     Args:
         reader: the data set.
@@ -104,7 +104,7 @@ class MinariRowSequence(EpisodeRows):
         steps: number of rows of each, int64 ``(episode,)``.
 
     Attributes:
-        action_of: the row whose action each row has, int64 ``(row,)``; None for its own.
+        action_of: index of the row whose action each row has, int64 ``(row,)``; None if rows have their own actions.
     """
 
     def __init__(self, reader: DatasetReader, codec: TextCodec, episodes: np.ndarray, steps: np.ndarray) -> None:
@@ -159,17 +159,17 @@ class MinariRowSequence(EpisodeRows):
 
     @contextmanager
     def _readable_errors(self, number: int) -> Iterator[None]:
-        """Raise what a codec raises for an episode as ``ValueError`` with the name of the data set."""
+        """Convert errors of a codec to ``ValueError`` with the name of the data set."""
         try:
             yield
-        except (ValueError, LookupError, TypeError) as error:  # Raised by a codec for data that it does not know.
+        except (ValueError, LookupError, TypeError) as error:  # raised by codecs for unknown data
             raise ValueError(
                 f"env.rows.dataset_id is {self.reader.dataset_id!r}, whose episode {number} cannot be written as text "
                 f"by {type(self._codec).__name__}: {error}"
             ) from error
 
     def _episode(self, number: int) -> tuple[StoredEpisode, np.ndarray]:
-        """Return an episode, and the steps of it that are rows, int64 ``(row,)``."""
+        """Return an episode, and the indices of its steps that are rows, int64 ``(row,)``."""
         found = self._cache.get(number)
         if found is None:
             stored, steps = self.reader.episode(number), self.reader.demonstrated_steps(number)
@@ -183,17 +183,14 @@ def _native(sample: Any) -> Any:
     return int(sample) if isinstance(sample, np.integer) else sample
 
 
-# Rows of prompts from JSON Lines files: one object per line with an observation and an action.
-
-
 @register
 class JsonlRows(EnvRows):
     """Data set of the lines of a file, such as ``{"observation": "<observation>..", "action": "<action>.."}``.
 
-    Texts may have tags or not, and an action that is a word may be given by its number, so the files of the original
-    experiment can be read. All lines are checked at the start and read when they are shown. If the codec can parse
-    observations, they are written again as the environment writes them, and networks can read them, to the precision of
-    the file. Lines do not say to which episode they belong, so prompts have no history.
+    Tags are optional, and an action that is a word may be given by its index, so that the files of the original
+    experiment can be read. All lines are checked at the start and read on demand. If the codec can parse observations,
+    they are rewritten in the environment's format, and networks can read them, with the precision of the file. Lines do
+    not state to which episode they belong, so prompts have no history.
 
     Args:
         path: path of the file.

@@ -32,7 +32,7 @@ class Demonstrations(ABC):
     """Abstract source of demonstrations."""
 
     has_native_turns: bool = False
-    """Whether :meth:`load` gives native observations and actions to a policy that acts natively."""
+    """Whether :meth:`load` returns native observations and actions for a policy that acts natively."""
 
     @property
     def sources(self) -> Sequence[Demonstrations]:
@@ -43,26 +43,26 @@ class Demonstrations(ABC):
         """Download the data set if needed. Called once per machine, before all else; :meth:`load` reports failures."""
 
     def validate(self, env: EnvFactory) -> None:  # noqa: B027 (most sources have nothing to compare)
-        """Raise if the demonstrations cannot be of this environment. Called before :meth:`load`.
+        """Check that the demonstrations fit an environment. Called before :meth:`load`.
 
         Raises:
             ValueError: If observations or actions do not fit the environment.
         """
 
     def check_held_out(self, training: Demonstrations) -> None:  # noqa: B027 (most sources cannot tell)
-        """Raise if some of these demonstrations, which are held out, are training demonstrations. Called at loading.
+        """Check that none of these held-out demonstrations are training demonstrations. Called at loading.
 
         Raises:
-            ValueError: If they are.
+            ValueError: If some of them are.
         """
 
     @abstractmethod
     def load(self, codec: TextCodec, policy: Policy) -> Sequence[Demonstration]:
-        """Return observations with the responses that should be given to them.
+        """Return observations with the demonstrated responses.
 
         Args:
-            codec: codec of the environment that the demonstrations are of.
-            policy: formats responses; its model need not be loaded yet.
+            codec: codec of the environment.
+            policy: policy that formats responses; its model need not be loaded yet.
         """
 
 
@@ -91,7 +91,7 @@ class LazyDemonstrations(Sequence[Demonstration]):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Text that differs between different demonstrations, for the cache of their tokens."""
+        """Text that identifies the demonstrations, for the cache of their tokens."""
 
     @abstractmethod
     def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
@@ -99,11 +99,11 @@ class LazyDemonstrations(Sequence[Demonstration]):
 
 
 class Reasoning:
-    """Writes the reasoning of a demonstrated response, for response formats that ask for one.
+    """Writes the reasoning of demonstrated responses, for response formats with reasoning.
 
     Args:
         texts: templates, one of which is sampled per response; ``{seen}`` is replaced by the codec's summary of the
-            observation, ``{ahead}`` by what stands directly ahead (BabyAI only), ``{action}`` by the action.
+            observation, ``{ahead}`` by the object directly ahead (BabyAI only), ``{action}`` by the action.
 
     Raises:
         ValueError: If ``texts`` is empty.
@@ -111,7 +111,7 @@ class Reasoning:
 
     def __init__(self, texts: Sequence[str]) -> None:
         if not texts:
-            raise ValueError('demonstrations.reasoning is []; it must hold at least one text, [""] for no reasoning.')
+            raise ValueError('demonstrations.reasoning is []; it must have at least one text, [""] for no reasoning.')
         self.texts = tuple(texts)
 
     def write_response(
@@ -133,9 +133,7 @@ class ExpertDemonstrations(Demonstrations):
 
     Args:
         rows: states with the actions of an expert.
-        reasoning: templates of the text before the action, for response formats that ask for one; one is sampled per
-            response, ``{seen}`` is replaced by the codec's summary of the observation, ``{ahead}`` by what stands
-            directly ahead (BabyAI only), ``{action}`` by the action.
+        reasoning: templates of the text before the action, for response formats with reasoning; see :class:`Reasoning`.
         repeat: number of demonstrations per row, each with its own random choices.
         seed: seed of the random choices.
     """
@@ -167,10 +165,12 @@ class ExpertDemonstrations(Demonstrations):
 @register
 @final
 class ConcatDemonstrations(Demonstrations):
-    """Demonstrates what each of several sources does; a pass shuffles them together.
+    """Combines several sources of demonstrations of one environment, whose demonstrations are shuffled together.
+
+    For example, an expert's own episodes can be combined with its advice in episodes of another policy.
 
     Args:
-        sources: what is demonstrated; all sources must be of one environment.
+        sources: the sources.
 
     Raises:
         ValueError: If the list is empty.
@@ -179,27 +179,27 @@ class ConcatDemonstrations(Demonstrations):
     def __init__(self, sources: list[Demonstrations]) -> None:
         check_arguments(ConcatDemonstrations.__init__, locals(), "demonstrations")
         if not sources:
-            raise ValueError("demonstrations.sources is []; it must hold at least one.")
+            raise ValueError("demonstrations.sources is []; it must contain at least one source.")
         self._sources = tuple(sources)
         self.has_native_turns = all(source.has_native_turns for source in sources)
 
     @property
     def sources(self) -> Sequence[Demonstrations]:
-        """All sources; a source that consists of several is replaced by these."""
+        """All sources, in which a source that combines several is replaced by them."""
         return [part for source in self._sources for part in source.sources]
 
     def prepare_data(self) -> None:
-        """Download what is needed."""
+        """Download the data sets of all sources."""
         for source in self._sources:
             source.prepare_data()
 
     def validate(self, env: EnvFactory) -> None:
-        """Raise if some demonstrations cannot be of this environment."""
+        """Check that all demonstrations fit an environment."""
         for source in self._sources:
             source.validate(env)
 
     def check_held_out(self, training: Demonstrations) -> None:
-        """Raise if some of these demonstrations, which are held out, are training demonstrations."""
+        """Check that none of these held-out demonstrations are training demonstrations."""
         for source in self._sources:
             source.check_held_out(training)
 
@@ -210,7 +210,7 @@ class ConcatDemonstrations(Demonstrations):
 
 @final
 class _Concatenated(LazyDemonstrations):
-    """Holds several sequences of demonstrations as one."""
+    """Concatenates several sequences of demonstrations."""
 
     def __init__(self, parts: Sequence[Sequence[Demonstration]]) -> None:
         self._parts = parts
@@ -220,7 +220,7 @@ class _Concatenated(LazyDemonstrations):
         return self._starts[-1]
 
     def demonstration(self, index: int) -> Demonstration:
-        """Return one demonstration, of the part that it is in."""
+        """Return one demonstration."""
         part = bisect_right(self._starts, index) - 1
         return self._parts[part][index - self._starts[part]]
 
@@ -230,7 +230,7 @@ class _Concatenated(LazyDemonstrations):
         return repr([_fingerprint(part) for part in self._parts])
 
     def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
-        """Return every index once, int64 ``(turn,)``: each part in its own shuffled order, the parts mixed evenly."""
+        """Return every index once, int64 ``(turn,)``, with each part in its own shuffled order."""
         part_of = np.repeat(np.arange(len(self._parts)), list(map(len, self._parts)))
         part_of = part_of[permutation(len(self), "parts", seed, epoch)]
         shuffled = np.empty(len(self), dtype=np.int64)
@@ -256,14 +256,14 @@ def _fingerprint(part: Sequence[Demonstration]) -> str:
 _KINDS = ("key", "ball", "box")
 _FIRST_KIND = OBJECTS.index(_KINDS[0])
 _MIRRORED_ACTIONS = {0: 1, 1: 0}
-"""Turning left and turning right."""
+"""Turning left and turning right are exchanged."""
 
 
 class Augmentation(ABC, Generic[ObsType, ActType]):
-    """Abstract transformation of whole episodes under which the demonstrated actions stay correct, or nearly so."""
+    """Abstract transformation of whole episodes under which the demonstrated actions stay (nearly) correct."""
 
     def connect(self, action_space: gym.Space) -> None:  # noqa: B027 (a symmetry knows its environment)
-        """Take the action space of the data set. Called before :meth:`augment`.
+        """Set the action space of the data set. Called before :meth:`augment`.
 
         Raises:
             ValueError: If the actions cannot be transformed.
@@ -273,21 +273,21 @@ class Augmentation(ABC, Generic[ObsType, ActType]):
     def augment(
         self, observations: Sequence[ObsType], actions: Sequence[ActType], rng: np.random.Generator
     ) -> tuple[list[ObsType], list[ActType]]:
-        """Return the native observations and actions of one episode after a transformation sampled from ``rng``.
+        """Return the native observations and actions of one episode after a random transformation.
 
-        There may be more actions than observations: the last ones were advised.
+        There may be more actions than observations; the additional ones at the end are advised actions.
         """
 
 
 @register
 class BabyAISymmetry(Augmentation[dict[str, Any], int]):
-    """Permutes the colours and kinds of all objects of a room, in view and mission, and mirrors some episodes.
+    """Permutes the colours and kinds of all objects in view and mission, and mirrors some episodes.
 
-    Doors keep their kind. Missions with the colours and kinds that training levels never name
+    Doors keep their kind. Missions with held-out combinations of colour and kind
     (:data:`lrl.envs.babyai.HELD_OUT`) are not produced.
 
     Args:
-        mirror: whether half of the episodes are mirrored, left to right.
+        mirror: whether to mirror half of the episodes, left to right.
     """
 
     def __init__(self, mirror: bool = True) -> None:
@@ -296,8 +296,8 @@ class BabyAISymmetry(Augmentation[dict[str, Any], int]):
     def augment(
         self, observations: Sequence[dict[str, Any]], actions: Sequence[int], rng: np.random.Generator
     ) -> tuple[list[dict[str, Any]], list[int]]:
-        """Apply a random symmetry to observations, MiniGrid's dictionaries, and actions, 0 to 5."""
-        while True:  # until the mission names nothing that is held out
+        """Apply a random symmetry to observations (MiniGrid's dictionaries) and actions (0 to 5)."""
+        while True:  # until the mission names no held-out combination
             colors, kinds = rng.permutation(len(COLORS)), rng.permutation(len(_KINDS))
             words = {COLORS[old]: COLORS[new] for old, new in enumerate(colors)}
             words |= {_KINDS[old]: _KINDS[new] for old, new in enumerate(kinds)}
@@ -314,12 +314,12 @@ class BabyAISymmetry(Augmentation[dict[str, Any], int]):
 
 @register
 class GaussianNoise(Augmentation[np.ndarray, np.ndarray]):
-    """Adds Gaussian noise to the numbers of actions, for policies to which neighbouring numbers are different tokens.
+    """Adds Gaussian noise to the numbers of actions, for policies that write numbers as tokens.
 
-    The likelihood of actions with noise is on average the cross-entropy with a Gaussian around the demonstrated number,
-    so a number's probability spreads to its neighbours (HL-Gauss, arXiv:2403.03950). Numbers that leave the action
-    space are clipped to it, so one at its bound keeps half of its probability. Noise differs between copies and is the
-    same in every pass. A policy that acts natively has a standard deviation of its own and gains nothing.
+    The expected loss on actions with noise is the cross-entropy with a Gaussian around the demonstrated number, which
+    assigns probability to neighbouring numbers (HL-Gauss, arXiv:2403.03950). Numbers outside the action space are
+    clipped to it, so a number at a bound keeps half of its probability. Noise differs between copies and is the same in
+    every pass. It is of no use for a policy that acts natively, which has its own standard deviation.
 
     Args:
         actions: standard deviation of the noise, in the unit of the actions.
@@ -333,7 +333,7 @@ class GaussianNoise(Augmentation[np.ndarray, np.ndarray]):
         self._space: spaces.Box | None = None
 
     def connect(self, action_space: gym.Space) -> None:
-        """Take the action space, to whose bounds numbers are clipped.
+        """Set the action space, to whose bounds numbers are clipped.
 
         Raises:
             ValueError: If the actions are not vectors of real numbers.

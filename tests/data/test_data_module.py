@@ -244,7 +244,7 @@ def test_lines_are_selected_by_a_seed(tmp_path, policy):
         for seed in (0, 1)
     }
     assert set(chosen[3, 0]) < set(chosen[6, 0]) and set(chosen[6, 0]) != set(chosen[6, 1])
-    with pytest.raises(ValueError, match="demonstrations.num_rows is 13, but .* holds 12; it must be at most that"):
+    with pytest.raises(ValueError, match="demonstrations.num_rows is 13, but .* has 12 lines; it must be at most that"):
         demonstrated(path, policy, num_rows=13)
 
 

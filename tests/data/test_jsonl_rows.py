@@ -301,7 +301,7 @@ def test_a_missing_or_empty_file_and_too_many_rows_raise(tmp_path):
         JsonlRows(str(tmp_path / "none.jsonl"), PENDULUM).rows()
     with pytest.raises(ValueError, match=r"env.rows.path is '.*', which is empty"):
         rows_of(tmp_path, b"", b"  ")
-    with pytest.raises(ValueError, match=r"env.rows.num_rows is 2, but '.*rows.jsonl' holds 1; it must be at most"):
+    with pytest.raises(ValueError, match=r"env.rows.num_rows is 2, but '.*rows.jsonl' has 1 lines; it must be at most"):
         rows_of(tmp_path, ORIGINAL, num_rows=2)
     with pytest.raises(ValueError, match="env.rows.num_rows is 0; it must be at least 1"):
         rows_of(tmp_path, ORIGINAL, num_rows=0)

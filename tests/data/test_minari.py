@@ -626,5 +626,5 @@ def test_copies_of_an_episode_are_changed_by_the_augmentation_and_the_first_is_n
 
 @pytest.mark.parametrize(("copies", "augmentation", "given"), [(2, None, "null"), (1, Upside(), "Upside")])
 def test_several_copies_need_an_augmentation(copies, augmentation, given):
-    with pytest.raises(ValueError, match=f"copies is {copies} and augmentation {given}; it must be null with one"):
+    with pytest.raises(ValueError, match=f"copies is {copies} and demonstrations.augmentation {given}"):
         MinariDemonstrations("lrl/lakes-v0", copies=copies, augmentation=augmentation)
