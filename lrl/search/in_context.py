@@ -14,7 +14,7 @@ from lrl.policies.text import TextPolicy
 from lrl.registry import register
 from lrl.search.prompted import PromptedSearcher
 from lrl.search.searchers import ParameterSpace, RandomSearch, Searcher, Trial
-from lrl.search.synthetic import TeacherConfig
+from lrl.search.synthetic import HISTORY
 from lrl.types import RandomKeys, SamplingConfig
 
 
@@ -139,8 +139,7 @@ class InContextSearcher(Searcher):
         self._random = RandomSearch()
         self._random.setup(space, seed, num_iterations)
         sampling = SamplingConfig(temperature=self.temperature, max_new_tokens=_TOKENS)
-        history = TeacherConfig().history
-        self._model = PromptedSearcher(self.chat_model, history=history, sampling=sampling, on_failure="random")
+        self._model = PromptedSearcher(self.chat_model, history=HISTORY, sampling=sampling, on_failure="random")
         try:
             self._model.setup(space, seed, max(1, num_iterations - self.warmup))
         except ValueError as error:

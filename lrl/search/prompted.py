@@ -33,6 +33,8 @@ from lrl.types import SamplingConfig
 _METRICS: tuple[str, ...] = (
     *("prompt_tokens", "completion_tokens", "cached", "prompt_characters", "retries", "duplicates", "failed", "shown"),
 )
+_TRAJECTORY_STEPS = 100
+"""Maximum number of steps of an episode in a prompt."""
 _SHORTER = 0.8
 """Length of the next prompt as a fraction of a prompt that was too long."""
 _SPENT = {"requests": "requests", "retries": "request_retries", "cost": "cost"}
@@ -322,7 +324,7 @@ class PromptedSearcher(Searcher):
 
     def tell(self, trial: Trial) -> None:
         """Add a trial to the history."""
-        steps = self.history.trajectory_steps if self.needs_trajectory else 0
+        steps = _TRAJECTORY_STEPS if self.needs_trajectory else 0
         self.entries.append(Entry.of(trial, steps))
 
     def state_dict(self) -> dict[str, Any]:

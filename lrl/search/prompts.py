@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lrl.chat.model import Message
-from lrl.ranges import NonNegativeInt, PositiveFloat, PositiveInt, check_fields
+from lrl.ranges import NonNegativeInt, PositiveFloat, check_fields
 from lrl.search.searchers import ParameterSpace, Trial
 
 
@@ -307,9 +307,7 @@ class HistoryConfig:
     histories: each prompt contains one parameter of all policies, as integers (see :func:`integer_space`), each with
     the rank of its policy from 0 to 99."""
     trajectories: NonNegativeInt = 0
-    """Number of policies at the end of the history whose first episode is shown, too."""
-    trajectory_steps: PositiveInt = 100
-    """Maximum number of steps of such an episode."""
+    """Number of policies at the end of the history whose first episode is shown, too, with at most 100 steps."""
 
     def __post_init__(self) -> None:
         check_fields(self, "searcher.history")

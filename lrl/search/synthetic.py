@@ -22,7 +22,7 @@ from lrl.codecs.codec import TextCodec
 from lrl.data.sources import Demonstrations
 from lrl.functional.random import seeds
 from lrl.policies.policy import Policy
-from lrl.ranges import ClosedUnitInterval, NonNegativeInt, PositiveInt, check_arguments, check_fields
+from lrl.ranges import NonNegativeInt, PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.search.prompts import Entry, HistoryConfig, integer_prompt, to_integers
 from lrl.search.searchers import ParameterSpace, Trial
@@ -153,7 +153,7 @@ def sample_function(seed: int, index: int, held_out: bool = False) -> SyntheticF
 
 def _sample_real(kind: str, rng: np.random.Generator) -> RealFunction:
     """Sample a function of real parameters."""
-    size = _sample_size(REAL_SIZES, rng)
+    size = _log_uniform(REAL_SIZES, rng)
     rotation = np.linalg.qr(rng.standard_normal((size, size)))[0]
     spread = 1.5 if kind == "ridge" else 1.0
     scales = 10 ** rng.uniform(-spread, 0, size)
@@ -169,7 +169,7 @@ def _sample_real(kind: str, rng: np.random.Generator) -> RealFunction:
 
 def _sample_table(kind: str, rng: np.random.Generator) -> TableFunction:
     """Sample a function of a table; the weight of about a third of its groups is 0."""
-    size, num_actions, first_action = _sample_size(TABLE_SIZES, rng), int(rng.integers(2, 5)), int(rng.integers(2))
+    size, num_actions, first_action = _log_uniform(TABLE_SIZES, rng), int(rng.integers(2, 5)), int(rng.integers(2))
     error = float(rng.choice([0.0, rng.uniform(0, 0.2)]))
     if kind == "leading":
         optimum, losses = rng.integers(0, num_actions, size), np.empty(0)
@@ -196,8 +196,8 @@ def _sample_table(kind: str, rng: np.random.Generator) -> TableFunction:
     )
 
 
-def _sample_size(ends: tuple[int, int], rng: np.random.Generator) -> int:
-    """Sample a log-uniform number of parameters."""
+def _log_uniform(ends: tuple[int, int], rng: np.random.Generator) -> int:
+    """Sample a log-uniform integer between two numbers, both included."""
     fewest, most = ends
     return int(np.exp(rng.uniform(np.log(fewest), np.log(most + 1))))
 
@@ -212,56 +212,39 @@ _CHANGES = (1, 2, 4)
 """Possible mean numbers of additional entries of a table that are sampled again in a history."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TeacherConfig:
-    """Configuration of the histories and the teacher's proposals in demonstrations.
+HISTORY = HistoryConfig(recent=8, top_k=12, order="value", style="integers")
+"""Policies in a prompt."""
+GENERATIONS = 6
+"""Default number of generations of the teacher's evolution strategy after the history."""
+_MAX_WARMUP = 10
+"""Maximum number of random proposals at the beginning of a history."""
+_ITERATIONS = (10, 400)
+"""Minimum and maximum number of proposals after these, which is log-uniform."""
+_RANDOM_SHARE = 0.2
+"""Fraction of these proposals that are random."""
+_ROWS = 4
+"""Maximum number of demonstrated proposals per function, at random lengths of its history."""
+_PARAMETERS = 4
+"""Maximum number of demonstrated parameters per proposal, each in its own demonstration."""
+
+
+def demonstrations(
+    seed: int, functions: range, generations: int = GENERATIONS, held_out: bool = False
+) -> Iterator[dict[str, str]]:
+    """Yield demonstrations, ``prompt`` and ``response``, of some functions.
 
     A proposal in a history is random, or a changed copy of the best proposals so far, or a changed copy of the
     teacher's previous proposal. The share of the last kind differs between histories, so that some improve slowly and
     some fast.
-    """
-
-    generations: NonNegativeInt = 6
-    """Number of generations of the teacher's evolution strategy after the history."""
-    max_warmup: PositiveInt = 10
-    """Maximum number of random proposals at the beginning of a history."""
-    min_iterations: PositiveInt = 10
-    """Minimum number of proposals after these, which is log-uniform."""
-    max_iterations: PositiveInt = 400
-    """Maximum number of these proposals."""
-    random_share: ClosedUnitInterval = 0.2
-    """Fraction of these proposals that are random."""
-    rows_per_function: PositiveInt = 4
-    """Maximum number of demonstrated proposals per function, at random lengths of its history."""
-    parameters_per_row: PositiveInt = 4
-    """Maximum number of demonstrated parameters per proposal, each in its own demonstration."""
-    history: HistoryConfig = HistoryConfig(recent=8, top_k=12, order="value", style="integers")
-    """Policies in a prompt."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "teacher")
-        if self.history.style != "integers":
-            raise ValueError(f"teacher.history.style is {self.history.style!r}; it must be integers.")
-        if self.min_iterations > self.max_iterations:
-            raise ValueError(
-                f"teacher.min_iterations is {self.min_iterations}; it must be at most max_iterations, "
-                f"{self.max_iterations}."
-            )
-
-
-def demonstrations(
-    seed: int, functions: range, teacher: TeacherConfig, held_out: bool = False
-) -> Iterator[dict[str, str]]:
-    """Yield demonstrations, ``prompt`` and ``response``, of some functions.
 
     Args:
         seed: Seed of all randomness.
         functions: Indices of the functions.
-        teacher: Configuration of the demonstrations.
+        generations: Number of generations of the teacher's evolution strategy after the history.
         held_out: Whether the functions are held-out ones, which are not trained on.
     """
     for index in functions:
-        yield from _of_function(sample_function(seed, index, held_out), int(seeds("history", seed, index)), teacher)
+        yield from _of_function(sample_function(seed, index, held_out), int(seeds("history", seed, index)), generations)
 
 
 def demonstrated(num_functions: int, held_out: bool) -> range:
@@ -270,18 +253,18 @@ def demonstrated(num_functions: int, held_out: bool) -> range:
     return range(first, first + num_functions)
 
 
-def _of_function(function: SyntheticFunction, seed: int, teacher: TeacherConfig) -> Iterator[dict[str, str]]:
+def _of_function(function: SyntheticFunction, seed: int, generations: int) -> Iterator[dict[str, str]]:
     """Yield the demonstrations of one function, at several lengths of one history."""
     rng, space, entries = np.random.default_rng(seed), function.space, list[Entry]()
-    warmup = int(rng.integers(1, teacher.max_warmup + 1))
-    total = int(np.exp(rng.uniform(np.log(teacher.min_iterations), np.log(teacher.max_iterations + 1))))
+    warmup = int(rng.integers(1, _MAX_WARMUP + 1))
+    total = _log_uniform(_ITERATIONS, rng)
     if space.actions is not None:  # so that a history never contains all values of a small table
         total = max(1, min(total, len(space.actions) ** space.size // 4 - warmup))
-    lengths = {int(length) for length in rng.integers(warmup, warmup + total, teacher.rows_per_function)}
+    lengths = {int(length) for length in rng.integers(warmup, warmup + total, _ROWS)}
     seeing, next_lesson, tried = rng.random(), warmup, set[tuple[float, ...]]()
     taught: np.ndarray | None = None
     for length in range(1, max(lengths) + 1):
-        if length <= warmup or rng.random() < teacher.random_share:
+        if length <= warmup or rng.random() < _RANDOM_SHARE:
             proposal = space.sample(rng)
         elif taught is not None and rng.random() < seeing:
             proposal = change(taught, space, rng)
@@ -292,13 +275,13 @@ def _of_function(function: SyntheticFunction, seed: int, teacher: TeacherConfig)
         tried.add(tuple(proposal.tolist()))
         entries.append(Entry.of(function.measure(proposal, rng)))
         if length in lengths or length >= next_lesson:  # for speed, not at every length
-            taught = teach(function, entries, tried, teacher.generations, rng)
+            taught = teach(function, entries, tried, generations, rng)
             next_lesson = length + max(4, length // 4)
         if length in lengths:
             assert taught is not None
             integers = to_integers(taught, space)
-            for parameter in rng.permutation(space.size)[: teacher.parameters_per_row].tolist():
-                history = teacher.history.render(entries, space, parameter=parameter)
+            for parameter in rng.permutation(space.size)[:_PARAMETERS].tolist():
+                history = HISTORY.render(entries, space, parameter=parameter)
                 prompt = integer_prompt(space, history, length - warmup + 1, total)
                 yield {"prompt": prompt, "response": str(integers[parameter])}
 
@@ -396,16 +379,15 @@ class SyntheticHistories(Demonstrations):
     def __init__(
         self,
         num_functions: PositiveInt = 20_000,
-        generations: NonNegativeInt = TeacherConfig.generations,
+        generations: NonNegativeInt = GENERATIONS,
         held_out: bool = False,
         seed: int = 0,
     ) -> None:
         check_arguments(SyntheticHistories.__init__, locals(), "demonstrations")
-        self.num_functions, self.held_out, self.seed = num_functions, held_out, seed
-        self.teacher = TeacherConfig(generations=generations)
+        self.num_functions, self.generations, self.held_out, self.seed = num_functions, generations, held_out, seed
 
     def load(self, codec: TextCodec, policy: Policy) -> Sequence[Demonstration]:
         """Generate all demonstrations."""
         functions = demonstrated(self.num_functions, self.held_out)
-        rows = demonstrations(self.seed, functions, self.teacher, self.held_out)
+        rows = demonstrations(self.seed, functions, self.generations, self.held_out)
         return [Demonstration(row["prompt"], row["response"]) for row in rows]

@@ -81,12 +81,12 @@ def synthetic_search(
 def _write(path: Path, functions: int, seed: int, options: DemonstrationOptions) -> None:
     """Write the demonstrations, one JSON object per line, and print their number."""
     from lrl.files import write_whole
-    from lrl.search.synthetic import TeacherConfig, demonstrated, demonstrations
+    from lrl.search.synthetic import GENERATIONS, demonstrated, demonstrations
 
-    teacher = TeacherConfig(generations=6 if options.generations is None else options.generations)
+    generations = GENERATIONS if options.generations is None else options.generations
     count = 0
     with write_whole(path) as file:
-        for row in demonstrations(seed, demonstrated(functions, options.held_out), teacher, options.held_out):
+        for row in demonstrations(seed, demonstrated(functions, options.held_out), generations, options.held_out):
             file.write(json_format.dumps(row) + "\n")
             count += 1
     print(f"wrote {count} demonstrations to {path}")

@@ -9,6 +9,7 @@ import pytest
 from search_runs import train_to_search
 
 from lrl.chat.model import ChatModel, Completion
+from lrl.search import synthetic
 from lrl.search.prompted import PromptedSearcher, ProposalError
 from lrl.search.prompts import (
     Entry,
@@ -22,6 +23,7 @@ from lrl.search.prompts import (
 )
 from lrl.search.searchers import CMAES, ParameterSpace, RandomSearch
 from lrl.search.synthetic import (
+    HISTORY,
     KINDS,
     REAL_KINDS,
     REAL_SIZES,
@@ -29,7 +31,6 @@ from lrl.search.synthetic import (
     TABLE_SIZES,
     SyntheticHistories,
     TableFunction,
-    TeacherConfig,
     change,
     demonstrations,
     sample_function,
@@ -153,9 +154,10 @@ def test_changes_are_legal_and_change_something():
     assert set(np.unique(after)) == {1, 2, 3} and 0.5 < (after != before).sum(1).mean() < 2.5
 
 
-def test_small_tables_are_never_used_up():
+def test_small_tables_are_never_used_up(monkeypatch):
     """A table of six entries with two actions each has 64 policies; histories may be longer."""
-    teacher = TeacherConfig(min_iterations=400, rows_per_function=8)
+    monkeypatch.setattr(synthetic, "_ITERATIONS", (400, 400))
+    monkeypatch.setattr(synthetic, "_ROWS", 8)
     small = [
         index
         for index in range(2000)
@@ -163,7 +165,7 @@ def test_small_tables_are_never_used_up():
     ]
     totals = [
         int(row["prompt"].splitlines()[0].rstrip(":").rpartition(" ")[2])
-        for row in demonstrations(0, range(small[0], small[0] + 1), teacher)
+        for row in demonstrations(0, range(small[0], small[0] + 1))
     ]
     assert totals and max(totals) <= 32
 
@@ -185,8 +187,8 @@ def test_the_teacher_gets_better_with_generations_and_repeats_nothing():
 
 
 def test_demonstrations_are_prompts_of_the_searcher_with_legal_responses():
-    rows = list(demonstrations(0, range(14), TeacherConfig()))
-    assert rows == list(demonstrations(0, range(14), TeacherConfig())) and len(rows) > 14
+    rows = list(demonstrations(0, range(14)))
+    assert rows == list(demonstrations(0, range(14))) and len(rows) > 14
     for row in rows:
         head, history = row["prompt"].splitlines()
         iteration, total = (int(word) for word in head.rstrip(":").split(", ")[1].split(" of "))
@@ -198,13 +200,13 @@ def test_demonstrations_are_prompts_of_the_searcher_with_legal_responses():
         actions = None if " to " in legal else tuple(map(int, legal.split(" ")))
         for value in (int(row["response"]), *(value for value, _ in pairs)):
             assert read_integers([str(value)], ParameterSpace(size=1, actions=actions)).shape == (1,)
-    assert rows != list(demonstrations(0, range(14), TeacherConfig(), held_out=True))
+    assert rows != list(demonstrations(0, range(14), held_out=True))
 
 
-def test_a_demonstrated_proposal_has_as_many_rows_as_parameters_or_four():
-    teacher = TeacherConfig(rows_per_function=1)
+def test_a_demonstrated_proposal_has_as_many_rows_as_parameters_or_four(monkeypatch):
+    monkeypatch.setattr(synthetic, "_ROWS", 1)
     for index in range(len(KINDS)):
-        rows = list(demonstrations(0, range(index, index + 1), teacher))
+        rows = list(demonstrations(0, range(index, index + 1)))
         assert len(rows) == min(4, sample_function(0, index).space.size)
         assert len({row["prompt"].splitlines()[0] for row in rows}) == 1
 
@@ -243,7 +245,7 @@ class Centre(ChatModel):
 
 def test_the_searcher_writes_and_reads_integers():
     model, function = Centre(), sample_function(0, 0)
-    searcher = PromptedSearcher(model, history=TeacherConfig().history)
+    searcher = PromptedSearcher(model, history=HISTORY)
     search_function(searcher, function, 0, 4, 3)
     proposals = [entry.parameters for entry in searcher.entries[4:]]
     size = function.space.size
@@ -262,12 +264,12 @@ def test_the_searcher_writes_and_reads_integers():
 def test_checkpoints_are_not_selected_on_the_functions_that_searchers_are_compared_on(tmp_path):
     from lrl.search.synthetic_command import main
 
-    compared = {row["prompt"] for row in demonstrations(0, range(2), TeacherConfig(), held_out=True)}
+    compared = {row["prompt"] for row in demonstrations(0, range(2), held_out=True)}
     made = {row.observation for row in SyntheticHistories(2, held_out=True).load(None, None)}
     main("x", f"--write {tmp_path}/held_out.jsonl --functions 2 --held_out".split())
     written = {json.loads(line)["prompt"] for line in (tmp_path / "held_out.jsonl").read_text().splitlines()}
     assert made == written and made and not made & compared
-    assert not made & {row["prompt"] for row in demonstrations(0, range(2), TeacherConfig())}
+    assert not made & {row["prompt"] for row in demonstrations(0, range(2))}
 
 
 @pytest.mark.parametrize(
@@ -299,7 +301,7 @@ def test_the_command_writes_what_a_run_learns_from_and_compares_it(tmp_path, mon
 
     main("x", f"--write {tmp_path}/histories.jsonl --functions 8".split())
     rows = [json.loads(line) for line in (tmp_path / "histories.jsonl").read_text().splitlines()]
-    assert rows == list(demonstrations(0, range(8), TeacherConfig()))
+    assert rows == list(demonstrations(0, range(8)))
     made = SyntheticHistories(8).load(None, None)
     assert [{"prompt": one.observation, "response": one.response} for one in made] == rows
     run = tmp_path / "run"
