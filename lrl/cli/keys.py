@@ -80,8 +80,8 @@ _TOP = {
     "trainer": "arguments of the trainer as one mapping",
 }
 """The keys at the top of a configuration, and what they mean."""
-_OBJECTS = {"model", "dataloaders", "train_dataloaders", "val_dataloaders", "datamodule"}
-"""Arguments of the trainer's methods that are no keys."""
+_NO_KEYS = {"model", "dataloaders", "train_dataloaders", "val_dataloaders", "datamodule"}
+"""Arguments of the methods of the trainer that are not keys of a configuration."""
 _OBJECT = ("class_path", "init_args", "dict_kwargs")
 """The keys of a mapping that describes an object."""
 _MANY = 20
@@ -119,7 +119,7 @@ def _of_command(command: str) -> Sequence[Argument]:
     """Return the arguments of the trainer's method that a command calls, as far as they are keys."""
     trainer = find_class(_TRAINER)
     known = method_arguments(trainer, command) if trainer else ()
-    return [one for one in known if one.name not in _OBJECTS]
+    return [one for one in known if one.name not in _NO_KEYS]
 
 
 def _settings(words: Sequence[str]) -> Iterator[Mapping[str, Any]]:

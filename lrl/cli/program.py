@@ -86,15 +86,16 @@ def _train(words: Sequence[str], started: float) -> None:
     if words[0] in TRAINER_COMMANDS:
         from lrl.cli.keys import check_keys, help_text
 
-        text = help_text(words, TRAINER_COMMANDS[words[0]])
-        if text is not None:
-            sys.stdout.write(text)
-            return
         try:
-            check_keys(words)
+            text = help_text(words, TRAINER_COMMANDS[words[0]])
+            if text is None:
+                check_keys(words)
         except ValueError as error:
             sys.stderr.write(f"lrl: {error}\n")
             raise SystemExit(2) from None
+        if text is not None:
+            sys.stdout.write(text)
+            return
     from lrl.cli.main import run
 
     run(started=started)

@@ -1,5 +1,6 @@
 """Help and errors for misspelt keys come from source files, and agree with the classes."""
 
+import ast
 import importlib
 import inspect
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lrl.cli.keys import check_keys, help_text, nearest
-from lrl.cli.signatures import arguments, find_class
+from lrl.cli.signatures import arguments, classes_of, find_class
 from lrl.registry import components
 
 LAKE = ("--config", "configs/frozen_lake/grpo.yaml")
@@ -50,6 +51,10 @@ def check(*words):
             ["--model", "TRPOModule", "--model.init_args.lr", "1"],
             "not an argument of TRPOModule; did you mean 'value_fit.lr'?",
         ),
+        (
+            ["--model.init_args.policy", "MLPPolicy", "--model.policy.hidden_size", "[4]"],
+            "model.policy.hidden_size is not an argument of MLPPolicy; did you mean 'hidden_sizes'?",
+        ),
         (["--data.init_args.n_envs", "1"], "n_envs is not an argument of RolloutDataModule; did you mean 'num_envs'?"),
         (["--data.init_args.validation.epsodes", "1"], "not an argument of ValidationConfig; did you mean 'episodes'?"),
         ([f"{POLICY}.sampling.temprature", "1"], "not an argument of SamplingConfig; did you mean 'temperature'?"),
@@ -91,6 +96,14 @@ def test_a_misspelt_key_of_the_command_line_is_named_in_a_sentence(words, senten
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        (
+            "data: {clas_path: RolloutDataModule}",
+            "data.clas_path is not a key of an object; did you mean 'class_path'?",
+        ),
+        (
+            "model: {class_path: SFTModule, initargs: {a: 1}}",
+            "model.initargs is not a key of an object; .* 'init_args'?",
+        ),
         ("seed: 3", "seed is not a key of a run; did you mean 'seed_everything'?"),
         ("trainer: {max_epohcs: 3}", "trainer.max_epohcs is not an argument of Trainer; did you mean 'max_epochs'?"),
         ("trainer.max_epohcs: 3", "trainer.max_epohcs is not an argument of Trainer; did you mean 'max_epochs'?"),
@@ -128,6 +141,9 @@ def test_a_misspelt_key_of_a_file_is_named_in_a_sentence(text, sentence, tmp_pat
         ["--trainer.strategy", "ddp", "--trainer.max_time", "{hours: 1}", "--trainer.logger", "true"],
         ["--config", "no_such_file.yaml", "--model.init_args.policy", "[unreadable"],
         ["--print_config", "--seed_everything=1", "-c", "overlays/debug.yaml", "--push_to_hub", "me/lake"],
+        ["--trainer.callbacks", "[{class_path: Transcripts}, {init_args: {every: 1}}]"],
+        ["--model.init_args.policy", "null", f"{POLICY}.whatever", "1"],
+        ["--model.init_args.optimizer", "{class_path: some.Config, whatever: 1}"],
         ["--trainer.profiler", "simple", "--trainer.plugins", "[{class_path: some.Plugin, init_args: {a: 1}}]"],
     ],
 )
@@ -184,6 +200,24 @@ def test_arguments_are_read_from_source(source, names, tmp_path, monkeypatch):
     found = find_class(f"{module}.A")
     given = None if found is None else arguments(found)
     assert (given and [one.name for one in given]) == (names and [*names])
+
+
+@pytest.mark.parametrize(
+    ("annotation", "names"),
+    [
+        ("B | None", ["B"]),
+        ("Optional[Union[B, int]]", ["B"]),
+        ("Annotated['B', 1]", ["B"]),
+        ("B | Mapping[str, B]", []),
+        ("B | Any", []),
+        ("list[B]", []),
+    ],
+)
+def test_the_classes_of_a_type_are_those_that_a_value_may_describe(annotation, names, tmp_path, monkeypatch):
+    (tmp_path / "module_of_b.py").write_text("class B:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = classes_of("module_of_b", ast.parse(annotation, mode="eval").body)
+    assert [one.name for one in found] == names
 
 
 def test_help_shows_our_classes_before_the_arguments_of_the_trainer():
