@@ -48,19 +48,10 @@ class LanguageModelTrunk:
             if self.value_head_config.adapter:
                 self.language_model.add_critic_adapter()
 
-    def encode(self, prompt: PromptTemplate, codec: TextCodec, observation: str, history: History) -> list[int]:
-        """Return the token ids of the prompt for one observation.
-
-        Raises:
-            ValueError: If the prompt is too long even without history.
-        """
-        tokenizer = self.language_model.tokenizer
-        return tokenizer.encode_prompt(prompt, codec, observation, history, self.max_prompt_tokens)[0]
-
     def encode_all(
         self, prompt: PromptTemplate, codec: TextCodec, turns: Sequence[tuple[str, History]]
     ) -> list[list[int]]:
-        """Return the token ids of the prompts for many observations with their histories, encoded together.
+        """Return the token ids of the prompts for observations with their histories, encoded together.
 
         Raises:
             ValueError: If a prompt is too long even without history.
@@ -275,23 +266,17 @@ class Policy(Actor):
     # -- prompts and demonstrations ------------------------------------------------------------------------------
 
     def encode(self, observation: Any, history: History) -> list[int]:
-        """Return the token ids of the prompt for one observation.
-
-        Raises:
-            ValueError: If the policy reads no prompts, or if the prompt is too long even without history.
-        """
-        if self.trunk is None or self.prompt is None or self.codec is None:
-            raise ValueError(f"model.policy is a {type(self).__name__}, which reads no prompts.")
-        return self.trunk.encode(self.prompt, self.codec, observation, history)
+        """Return the token ids of the prompt for one observation; see :meth:`encode_all`."""
+        return self.encode_all([(observation, history)])[0]
 
     def encode_all(self, turns: Sequence[tuple[Any, History]]) -> list[list[int]]:
-        """Return the token ids of the prompts for many observations with their histories, encoded together.
+        """Return the token ids of the prompts for observations with their histories, encoded together.
 
         Raises:
             ValueError: If the policy reads no prompts, or if a prompt is too long even without history.
         """
         if self.trunk is None or self.prompt is None or self.codec is None:
-            return [self.encode(*turn) for turn in turns]
+            raise ValueError(f"model.policy is a {type(self).__name__}, which reads no prompts.")
         return self.trunk.encode_all(self.prompt, self.codec, turns)
 
     def prompt_text(self, observation: Any, history: History) -> str:
