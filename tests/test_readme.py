@@ -14,6 +14,7 @@ from openenv_server import serving_process
 from lrl.cli.main import LRLCLI
 from lrl.data.minari import MinariDemonstrations
 from lrl.envs.frozen_lake import RandomMapRows
+from lrl.registry import components, short_name
 from lrl.search.synthetic import SyntheticHistories
 
 PAGES = ("README.md", "configs/README.md", *sorted(str(page) for page in Path("docs").rglob("*.md")))
@@ -115,8 +116,7 @@ def run_shortened(command, datasets):
 
     def made(self):
         parsed = self.config["fit"]
-        assert parsed.model.class_path.startswith(("lrl.algorithms.", "lrl.search."))
-        assert parsed.data.class_path.startswith(("lrl.data.", "lrl.search."))
+        assert {short_name(parsed.model.class_path), short_name(parsed.data.class_path)} <= components().keys()
         assert parsed.trainer.use_distributed_sampler is False
         assert parsed.data.init_args.seed == parsed.seed_everything == 0
         make(self)

@@ -18,6 +18,7 @@ import lrl.files
 from lrl.cli.main import LRLCLI, base_config, check_ours, set_data_parallel_size
 from lrl.cli.run_directory import RunDirectory, experiment_name
 from lrl.evaluation.load import checkpoint_file
+from lrl.registry import short_name
 from lrl.training.export import ExportModel
 
 OVERLAYS = sorted(Path("configs/overlays").glob("*.yaml"))
@@ -144,8 +145,8 @@ def test_chat_models_and_callbacks_are_named_without_their_module():
     callback = ("--trainer.callbacks+", "TrainingReturns", "--trainer.callbacks.max_episodes", "9")
     parsed = parse(*words, "assets/tiny-lm", *callback)
     chat_model, last = parsed.model.init_args.searcher.init_args.chat_model, parsed.trainer.callbacks[-1]
-    assert chat_model.class_path == "lrl.chat.local.LocalChatModel"
-    assert last.class_path == "lrl.search.networks.TrainingReturns" and last.init_args.max_episodes == 9
+    assert short_name(chat_model.class_path) == "LocalChatModel"
+    assert short_name(last.class_path) == "TrainingReturns" and last.init_args.max_episodes == 9
 
 
 def test_the_seed_reaches_the_data():
