@@ -39,10 +39,9 @@ from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError
 
 from lrl.codecs.babyai import COLORS, VIEW_SIZE
 
-# Fast computation of the partial view of a MiniGrid agent.
-#
-# ``MiniGridEnv.gen_obs`` copies a grid of objects, rotates it up to four times and visits each cell several times.
-# Visiting each cell once gives the same image in a quarter of the time, which halves the time of a step.
+# The partial view of a MiniGrid agent. ``MiniGridEnv.gen_obs`` copies a grid of objects, rotates it up to four times
+# and visits each cell several times. Visiting each cell once takes a quarter of the time, which halves the time of a
+# step.
 
 FORWARD = ((1, 0), (0, 1), (-1, 0), (0, -1))
 """Step forward in directions 0 to 3, as ``(column, row)``."""
@@ -121,11 +120,9 @@ def _encode(cell: Cell) -> bytes:
     return cell if isinstance(cell, bytes) else bytes(cell.encode())
 
 
-# Placement of the agent and objects in a room, by sampling until the agent can reach all objects.
-#
-# In a room of ``size`` x ``size`` cells, including the outer walls, a cell is the integer ``y * size + x``,
-# and a set of cells is an integer with one bit per cell. MiniGrid instead builds a grid of objects for each
-# attempt, and with 16 objects in a room of 8 x 8 only one attempt in a thousand succeeds.
+# Placement of the agent and objects, by sampling until the agent can reach all objects. A cell of a room is the integer
+# ``y * size + x``, and a set of cells is an integer with one bit per cell. MiniGrid builds a grid of objects for each
+# attempt, which is slow: with 16 objects in a room of 8 x 8 only one attempt in a thousand succeeds.
 
 
 def place_agent_first(rng: np.random.Generator, size: int, num_objects: int) -> tuple[int, list[int]]:

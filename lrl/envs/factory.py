@@ -94,7 +94,7 @@ class GymnasiumEnvs(EnvFactory):
     """Factory of vectorized copies of one registered Gymnasium environment.
 
     Args:
-        id: registered name, or ``module:name`` to import ``module`` first.
+        id: registered name, or ``module:name``, which imports ``module`` first.
         kwargs: arguments of the environment.
         invalid_penalty: reward of a response without a legal action.
         max_invalid: number of consecutive invalid responses that ends an episode.
@@ -103,7 +103,8 @@ class GymnasiumEnvs(EnvFactory):
             episode up to the current step.
         max_episode_steps: number of steps after which an episode is truncated; None selects the registered limit, or
             500 for CliffWalking, which has none.
-        success_return: return from which an episode is a success; None: see :class:`~lrl.envs.native.NativeEnv`.
+        success_return: return at which an episode counts as a success; None uses the other criteria of
+            :class:`~lrl.envs.native.NativeEnv`.
         success_at: ``last_step``: an episode is a success if its last step is one; ``any_step``: if any step is one.
         codec: the codec of the environment; None selects the registered one.
         numbers: the format of numbers, for environments without a codec of their own; None selects decimals.
@@ -200,7 +201,7 @@ class GymnasiumEnvs(EnvFactory):
         """
         if num_envs < 1:
             raise ValueError(f"num_envs is {num_envs}; it must be at least 1.")
-        env = self.make_native()  # Raises one error for an invalid setting, instead of one per process.
+        env = self.make_native()  # raises a single error for an invalid setting, instead of one per process
         self._warn_without_time_limit(env)
         close_env(env)
         native = functools.partial(_make_native, self.id, self.kwargs, self.max_episode_steps)
@@ -248,7 +249,7 @@ def _spec(id: str) -> EnvSpec:
 
 def _make_native(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None) -> gym.Env:
     spec = _spec(id)
-    spec.order_enforce = False  # Like the environment checker, it slows small environments down.
+    spec.order_enforce = False  # like the environment checker, it slows down small environments
     if any(name in str(spec.entry_point) for name in ("mujoco", "physics")):
         redirect_mujoco_warnings()
     try:

@@ -26,7 +26,7 @@ from lrl.registry import register
 from lrl.rewards.reward import Row
 
 Split = Literal["train", "test", "all"]
-"""Split of random maps. A hash of the map selects a fifth of all maps for testing."""
+"""Split of random maps, in which a hash of the map assigns a fifth of all maps to the test split."""
 
 _SPLITS = ("train", "test", "all")
 _TEST_INTERVAL = 5
@@ -353,7 +353,7 @@ def _finite(text: str) -> float:
 
 def _index_below(size: int) -> Callable[[str], int]:
     def convert(text: str) -> int:
-        value = float(text)  # Spreadsheet programs may write 3 as 3.0.
+        value = float(text)  # spreadsheet programs may write 3 as 3.0
         if value not in range(size):
             raise ValueError(text)
         return int(value)

@@ -1,4 +1,4 @@
-"""Read a local Minari data set episode by episode, and download one that is not local."""
+"""Reading of Minari data sets episode by episode, and their download."""
 
 from __future__ import annotations
 
@@ -36,22 +36,20 @@ from lrl.envs.minari_storage import (
     values_out_of_bounds,
 )
 
-# One recorded episode, as columns of native observations, actions and rewards.
-
 
 class StoredEpisode:
-    """Holds the native observations, actions and rewards of one episode, one of each per step, as columns.
+    """Holds the native observations, actions and rewards of one episode as columns.
 
     Args:
-        observation_space: space of the observations, as Minari stores it.
+        observation_space: space of the observations as stored by Minari.
         observations: one observation per step, or one more.
-        action_space: space of the actions, as Minari stores it.
+        action_space: space of the actions as stored by Minari.
         actions: one action per step.
         length: number of steps.
         context: context of the codec as JSON values, whose lists become tuples; None if none was stored.
         rewards: one reward per step, ``(step,)``.
-        terminated: whether the environment ended the episode, and not a time limit.
-        advised: the actions that an advisor would have taken, one per step or one more; None without an advisor.
+        terminated: whether the episode terminated.
+        advised: actions of the advisor, one per step or one more; None without an advisor.
 
     Raises:
         ValueError: If there is not one reward per step.
@@ -76,7 +74,7 @@ class StoredEpisode:
         if len(self.rewards) != length:
             raise ValueError(f"{length} steps, but {len(self.rewards)} rewards")
         if length:
-            self.observation(length - 1)  # raises here if a column is too short, and not later
+            self.observation(length - 1)  # raises early if a column is too short
             self.action(length - 1)
             if self._advised is not None:
                 sample_at(*self._advised, length - 1)
@@ -93,7 +91,7 @@ class StoredEpisode:
 
     @property
     def advised_actions(self) -> dict[int, Any]:
-        """Native actions that an advisor would have taken, by step; empty without an advisor."""
+        """Step to native action of the advisor; empty without an advisor."""
         if self._advised is None:
             return {}
         return {step: sample_at(*self._advised, step) for step in range(self._length)}
@@ -114,16 +112,16 @@ class StoredEpisode:
 
 
 def _lists_to_tuples(value: Any) -> Any:
-    """Convert lists to tuples, of which contexts consist and which JSON does not have."""
+    """Convert lists to tuples, which contexts consist of and JSON does not support."""
     if isinstance(value, dict):
         return {key: _lists_to_tuples(part) for key, part in value.items()}
     return tuple(map(_lists_to_tuples, value)) if isinstance(value, list) else value
 
 
 _CHECKED_STEPS = 2**15
-"""Number of steps that are checked together."""
+"""Minimum number of steps that are checked together."""
 _CHECKED: set[str] = set()
-"""Files and spaces that were checked by this process, which may open a data set several times."""
+"""Files and spaces that this process has already checked."""
 
 
 class DatasetReader:
@@ -188,12 +186,12 @@ class DatasetReader:
         return returns
 
     def check_spaces(self, observation_space: gym.Space, action_space: gym.Space, key: str) -> None:
-        """Raise if the spaces are not those of an environment, or if a value is not in them.
+        """Check that the spaces are those of an environment and contain all values.
 
         Args:
             observation_space: native observation space of the environment.
             action_space: native action space, to whose bounds actions are clipped from now on.
-            key: configuration key of the data set, at which the error message starts.
+            key: configuration key of the data set, for error messages.
 
         Raises:
             ValueError: If a space differs, or a value is not an element of its space.
@@ -231,9 +229,9 @@ class DatasetReader:
         """Check the values of one leaf in some episodes, many steps at a time.
 
         Args:
-            name: what is checked, for messages.
-            space: of the leaf.
-            path: where its column is stored in an episode.
+            name: name of the leaf, for messages.
+            space: space of the leaf.
+            path: path of its column in an episode.
             episodes: indices of the episodes.
         """
         num_outside, first = 0, ""
@@ -263,11 +261,11 @@ class DatasetReader:
     def _chunks(
         self, space: gym.Space, path: tuple[str, ...], episodes: Sequence[int]
     ) -> Iterator[tuple[list[int], np.ndarray]]:
-        """Yield some episodes at a time, with the columns of one leaf of their steps one after the other.
+        """Yield the indices of some episodes at a time, with the concatenated columns of one leaf.
 
         Args:
-            space: of the leaf.
-            path: where its column is stored in an episode.
+            space: space of the leaf.
+            path: path of its column in an episode.
             episodes: indices of the episodes.
         """
         chunk: list[int] = []
@@ -288,12 +286,12 @@ class DatasetReader:
                 yield chunk, np.concatenate(columns)
 
     def _columns(self, path: tuple[str, ...], episodes: Sequence[int]) -> Iterator[Any]:
-        """Yield the stored column of one leaf of each episode, without the others where the format is HDF5."""
+        """Yield the stored column of one leaf of each episode; from HDF5, no other columns are read."""
         if self._storage.FORMAT == "hdf5":
             import h5py
 
             with h5py.File(self._storage.data_path / "main_data.hdf5", "r") as stored:
-                for index in episodes:  # by the low-level interface, which takes half the time for short episodes
+                for index in episodes:  # the low-level interface takes half the time for short episodes
                     dataset = h5py.h5d.open(stored.id, "/".join([f"episode_{index}", *path]).encode())
                     column = np.empty(dataset.shape, dataset.dtype)
                     dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, column)
@@ -306,7 +304,7 @@ class DatasetReader:
             yield column
 
     def _describe(self, chunk: Sequence[int], column: np.ndarray, wrong: np.ndarray, name: str) -> str:
-        """Return the first wrong value in the columns of some episodes, with its episode and step."""
+        """Describe the first wrong value in the columns of some episodes, with its episode and step."""
         row = int(np.flatnonzero(wrong.reshape(len(column), -1).any(1))[0])
         ends = np.cumsum(self.lengths[list(chunk)])
         number = int(np.searchsorted(ends, row, side="right"))
@@ -327,7 +325,7 @@ class DatasetReader:
 
     @property
     def has_advisor(self) -> bool:
-        """Return whether an advisor was asked in every state of some episodes."""
+        """Return whether some episodes contain an advisor's action for every step."""
         return bool(self._has_advisor.any())
 
     @property
@@ -338,11 +336,12 @@ class DatasetReader:
     def demonstrated_steps(self, index: int, advised: bool = False) -> np.ndarray:
         """Return the steps of an episode that are demonstrations, int64 ``(step,)``.
 
-        Without an advisor these are the steps whose actions the policy chose, with one none.
+        Without an advisor these are the steps whose actions the policy chose. With an advisor there are none, unless
+        ``advised`` is true.
 
         Args:
             index: index of the episode.
-            advised: whether to include the steps for which an advised action is known; with an advisor these are all.
+            advised: whether to include the steps with an advised action, which are all steps with an advisor.
         """
         if self._has_advisor[index]:
             return np.arange(self.lengths[index] if advised else 0)
@@ -351,18 +350,18 @@ class DatasetReader:
         return np.setdiff1d(np.arange(self.lengths[index]), excluded)
 
     def advised_actions(self, index: int) -> dict[int, str]:
-        """Return, by step, the text of the action that the policy would have chosen where a random one was taken."""
-        pairs = zip(self._random[index], self._advised[index])  # older data sets hold no advice
+        """Return, for steps with a random action, the text of the action that the policy would have chosen."""
+        pairs = zip(self._random[index], self._advised[index])  # data sets may contain no advice
         return {step: text for step, text in pairs if text is not None}
 
     def check_own_actions(self, key: str) -> None:
-        """Raise if an advisor was asked, so that the actions taken are not what should be imitated.
+        """Check that the data set has no advisor, whose actions should be imitated instead of those taken.
 
         Args:
-            key: option of the data set, at which the error message starts.
+            key: configuration key of the data set, for error messages.
 
         Raises:
-            ValueError: If an advisor was asked.
+            ValueError: If it has one.
         """
         if self.has_advisor:
             raise ValueError(
@@ -409,7 +408,7 @@ class DatasetReader:
 def download(dataset_id: str) -> None:
     """Download a data set from Minari's server if it is not local.
 
-    A failure is not raised here: :class:`DatasetReader` raises on every rank.
+    Failures are not raised here, because :class:`DatasetReader` raises on every rank.
 
     Raises:
         ValueError: If the name is malformed.
@@ -427,7 +426,7 @@ def download(dataset_id: str) -> None:
 
 
 def _check_hub() -> None:
-    """Raise at once if there is no network: Minari's client would retry, and print that, for half a minute."""
+    """Raise at once if there is no network, because Minari's client would retry for half a minute."""
     from huggingface_hub import constants, get_session
 
     if os.environ.get("MINARI_REMOTE", "hf").startswith("hf"):

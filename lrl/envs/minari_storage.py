@@ -1,7 +1,7 @@
-"""Minari data sets on disk, in their place only when they are complete; :mod:`lrl.envs.minari_reader` reads them.
+"""Writing of Minari data sets, which appear in their place only when complete, and their storage format.
 
 Minari's own ``DataCollector`` wraps a single environment, needs jax, and cannot store the context of a codec, so only
-Minari's storage and episode buffers are used.
+Minari's storage and episode buffers are used. :mod:`lrl.envs.minari_reader` reads data sets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Columns = dict[str, "Columns"] | tuple["Columns", ...] | list[str] | np.ndarray
 
 
 def to_minari_space(space: gym.Space) -> gym.Space:
-    """Return the space as Minari can store it: every kind of text, such as MiniGrid's missions, becomes ``Text``."""
+    """Return the space in a form that Minari can store: text spaces, such as MiniGrid's missions, become ``Text``."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({name: to_minari_space(part) for name, part in space.spaces.items()})
     if isinstance(space, spaces.Tuple):
@@ -84,10 +84,9 @@ def columns_of_infos(space: gym.Space, stored: Any) -> Columns:
 
 
 def checked_leaves(space: gym.Space, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], gym.Space]]:
-    """Yield each leaf whose stored values may lie outside of it, after its path in Minari's storage.
+    """Yield path in Minari's storage and space of each leaf whose stored values need to be checked.
 
-    Texts are not restricted when they are read, and an array of bytes cannot hold a number that a Box of all bytes
-    does not.
+    Texts are not checked, and neither are images, whose bytes are always in their Box.
     """
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
@@ -104,10 +103,10 @@ def checked_leaves(space: gym.Space, path: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def invalid_values(space: gym.Space, column: np.ndarray) -> np.ndarray:
-    """Return where a column holds what is no value of a leaf, bool ``(step, ...)``.
+    """Return where a column contains invalid values of a leaf, bool ``(step, ...)``.
 
-    These are numbers outside of a space of integers, and numbers that are not finite. Finite numbers beyond the bounds
-    of a Box are left to :func:`values_out_of_bounds`.
+    These are numbers outside a space of integers, and numbers that are not finite. Finite numbers beyond the bounds of
+    a Box are reported by :func:`values_out_of_bounds`.
 
     Args:
         space: one of :func:`checked_leaves`.
@@ -126,7 +125,7 @@ def invalid_values(space: gym.Space, column: np.ndarray) -> np.ndarray:
 
 
 def values_out_of_bounds(space: gym.Space, column: np.ndarray) -> np.ndarray:
-    """Return where a column of a Box holds numbers beyond its bounds, bool ``(step, ...)``; all False for other leaves.
+    """Return where a column of a Box exceeds the bounds, bool ``(step, ...)``; all False for other leaves.
 
     Args:
         space: one of :func:`checked_leaves`.
@@ -136,7 +135,7 @@ def values_out_of_bounds(space: gym.Space, column: np.ndarray) -> np.ndarray:
         return np.zeros(column.shape, dtype=bool)
     if column.dtype.kind == "f" and np.issubdtype(space.dtype, np.floating):
         with np.errstate(over="ignore"):  # a number that overflows is out of bounds
-            column = column.astype(space.dtype, copy=False)  # 1 + 1e-12 is no more than the float32 bound 1
+            column = column.astype(space.dtype, copy=False)  # so that 1 + 1e-12 does not exceed the float32 bound 1
     return (column < space.low) | (column > space.high)
 
 
@@ -155,7 +154,7 @@ def clip_columns(space: gym.Space, columns: Columns) -> Columns:
 
 
 def _bounds(space: gym.Space) -> tuple[Any, Any]:
-    """Return the least and the greatest integers of a Discrete, MultiDiscrete or MultiBinary space."""
+    """Return the smallest and the largest integers of a Discrete, MultiDiscrete or MultiBinary space."""
     if isinstance(space, spaces.Discrete):
         return int(space.start), int(space.start) + int(space.n) - 1
     if isinstance(space, spaces.MultiDiscrete):
@@ -164,7 +163,7 @@ def _bounds(space: gym.Space) -> tuple[Any, Any]:
 
 
 def columns_size(columns: Columns) -> int:
-    """Return the size of columns in bytes, of texts without what Python adds to each."""
+    """Return the size of columns in bytes, without the overhead of Python strings."""
     if isinstance(columns, np.ndarray):
         return columns.nbytes
     parts = columns.values() if isinstance(columns, dict) else columns
@@ -174,7 +173,7 @@ def columns_size(columns: Columns) -> int:
 def spaces_match(stored: gym.Space, native: gym.Space) -> bool:
     """Return whether samples of the stored space can be read as samples of the native space.
 
-    Bounds need to agree only where both are finite: libraries differ in how they write infinity.
+    Bounds need to agree only where both are finite, because libraries represent infinity differently.
     """
     stored, native = to_minari_space(stored), to_minari_space(native)
     if isinstance(native, spaces.Dict) and isinstance(stored, spaces.Dict):
@@ -211,7 +210,7 @@ HAS_ADVISOR = "has_advisor"
 
 @contextmanager
 def suppress_output() -> Iterator[None]:
-    """Suppress what Minari prints and warns about: missing metadata, downloads, deleted folders."""
+    """Suppress output and warnings of Minari about missing metadata, downloads and deleted folders."""
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
@@ -236,9 +235,9 @@ def dataset_path(dataset_id: str) -> Path:
 class DatasetWriter:
     """Writes a data set in parts to a temporary folder, and moves it to its final place at the end.
 
-    Use as a context manager. Of a data set that is not finished, the episodes that were added are kept: as a data set
-    whose name ends with ``-unfinished``, or in the temporary folder if not even that can be written. Each part is a
-    file of its own, so that an error while one is written, such as a full disk, does not damage the others.
+    Use it as a context manager. If the data set is not finished, the episodes that were added are kept in a data set
+    whose name ends with ``-unfinished``, or in the temporary folder if that cannot be written either. Each part is a
+    separate file, so that an error during writing, such as a full disk, does not damage the other parts.
 
     Args:
         dataset_id: name of the data set, with namespaces and version.
@@ -290,7 +289,7 @@ class DatasetWriter:
                 ``random_steps`` and ``advised``; with an advisor also ``advised_actions`` (one per step).
 
         Raises:
-            OSError: If they cannot be written; those that were added before are not damaged.
+            OSError: If they cannot be written; episodes that were added before are not damaged.
         """
         from minari.data_collector import EpisodeBuffer
 
@@ -323,7 +322,7 @@ class DatasetWriter:
         self._finished = True
 
     def _assemble(self, dataset_id: str, metadata: Mapping[str, object]) -> None:
-        """Join the parts, and move the result to the place of a data set of this name."""
+        """Join the parts, and move the result to the folder of a data set with this name."""
         from minari.dataset.minari_dataset import parse_dataset_id
         from minari.namespace import create_namespace, list_local_namespaces
 
@@ -341,7 +340,7 @@ class DatasetWriter:
             data.rename(path)
 
     def _join_parts(self, data: Path) -> None:
-        """Write the episodes of all parts to a new storage; the parts stay as they are."""
+        """Copy the episodes of all parts to a new storage."""
         import h5py
 
         storage = self._new_storage(data)
@@ -367,7 +366,7 @@ class DatasetWriter:
 
     @contextmanager
     def _writing(self, folder: Path) -> Iterator[None]:
-        """Silence Minari while a folder is written, and remove the folder after an error."""
+        """Suppress output while a folder is written, and remove the folder after an error."""
         try:
             with suppress_output():
                 yield
@@ -381,9 +380,9 @@ class DatasetWriter:
             raise
 
     def _keep(self) -> str | None:
-        """Move the episodes of a data set that is not finished to a data set of another name, and return that name.
+        """Move the episodes of an unfinished data set to a data set with another name, and return that name.
 
-        Returns None if it cannot be written, as when the disk is still full.
+        It returns None if the data set cannot be written, for example because the disk is still full.
         """
         name, _, version = self.dataset_id.rpartition("-v")
         number = int(version)
@@ -416,9 +415,9 @@ class DatasetWriter:
 
 
 class _FileOfHDF5(io.FileIO):
-    """An existing file that HDF5 writes to, which raises a failed write, such as on a full disk, when it is closed.
+    """File that HDF5 writes to, which raises the error of a failed write, such as a full disk, when it is closed.
 
-    HDF5 itself prints tracebacks and may end the process by a segmentation fault after a write that failed.
+    After a failed write to its own files, HDF5 prints tracebacks and may crash with a segmentation fault.
     """
 
     def __init__(self, path: Path) -> None:
@@ -426,7 +425,7 @@ class _FileOfHDF5(io.FileIO):
         self._error: OSError | None = None
 
     def write(self, data: Any, /) -> int:
-        """Write all bytes, or note why that failed; return their number."""
+        """Write all bytes, or store the error; return their number."""
         view = memoryview(data).cast("B")
         with self._noted():
             written = 0
@@ -435,7 +434,7 @@ class _FileOfHDF5(io.FileIO):
         return len(view)
 
     def truncate(self, size: int | None = None, /) -> int:
-        """Set the size of the file, or note why that failed; return the wanted size."""
+        """Set the size of the file, or store the error; return the requested size."""
         with self._noted():
             return super().truncate(size)
         return size or 0
@@ -451,7 +450,7 @@ class _FileOfHDF5(io.FileIO):
         """Close the file.
 
         Raises:
-            OSError: If a write has failed.
+            OSError: If a write failed.
         """
         with self._noted():
             os.fsync(self.fileno())  # some file systems report a full disk only here
@@ -461,7 +460,7 @@ class _FileOfHDF5(io.FileIO):
 
 
 def _recoverable(env_spec: EnvSpec | None) -> EnvSpec | None:
-    """Return the specification of an environment if Minari can store it, which it cannot if it holds a class."""
+    """Return the specification of an environment, or None if Minari cannot store it because it contains a class."""
     if env_spec is None:
         return None
     try:
@@ -477,19 +476,19 @@ def _recoverable(env_spec: EnvSpec | None) -> EnvSpec | None:
 
 
 def _number(value: Any) -> Any:
-    """Return numbers of NumPy as JSON has them; raise ``TypeError`` for other objects."""
+    """Convert NumPy numbers for JSON; raise ``TypeError`` for other objects."""
     if not isinstance(value, (np.generic, np.ndarray)):
         raise TypeError(f"{value!r} cannot be written as JSON")
     return value.tolist()
 
 
 def _number_or_text(value: Any) -> Any:
-    """Return numbers of NumPy as JSON has them, and a description of other objects."""
+    """Convert NumPy numbers for JSON, and other objects to their description."""
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else repr(value)
 
 
 def _episode_metadata(episode: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the reward statistics that Minari's own callback writes, and this package's own entries."""
+    """Return the reward statistics that Minari's own callback writes, and the entries of this package."""
     rewards = np.asarray(episode["rewards"], dtype=np.float64)
     statistics = ("sum", "mean", "std", "max", "min")
     metadata: dict[str, Any] = {f"rewards_{name}": float(getattr(rewards, name)()) for name in statistics}

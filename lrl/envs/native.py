@@ -1,4 +1,9 @@
-"""Wrapper that adds success, recording and reseeded noise to native environments."""
+"""Native environments: checks of everything they return, success, recording, and reseeded noise.
+
+:class:`CheckedEnv` checks one environment and converts values with an unambiguous meaning, such as a reward of shape
+``(1,)``. :class:`NativeEnv` adds entries to ``info``. :func:`check_batch` checks batches for numbers that are not
+finite, in one NumPy call each.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +22,8 @@ from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 
-# The boundary that everything passes that an environment returns, before anything is computed from it.
-#
-# :class:`CheckedEnv` checks one native environment and converts what has an unambiguous meaning, such as a reward of
-# shape ``(1,)``. :func:`check_batch` checks whole batches for numbers that are not finite, in one NumPy call each.
-
 OWN_OPTIONS = ("episode", "reset_mask")
-"""Options of a reset that lrl passes to its vectorized environments and that no native environment receives."""
+"""Options of a reset that lrl passes to its vectorized environments, but not to native environments."""
 
 _SUCCESS = ("success", "is_success")
 _NOT_FINITE = "it must be finite"
@@ -31,10 +31,10 @@ _MUST_BE_FLAG = "it must be true or false"
 
 
 class EnvironmentFailedError(ValueError):
-    """Raised if an environment raises an error, returns what cannot be used, or its process dies.
+    """Raised if an environment raises an error or returns an invalid value, or its process dies.
 
-    The message is one sentence that names the environment, the seed of the episode, the step and what was wrong. It is
-    a ``ValueError``, so that all commands report it.
+    The message is one sentence with the environment, the seed of the episode, the step and the problem. The error is a
+    ``ValueError``, so that all commands report it.
     """
 
 
@@ -42,7 +42,7 @@ def shown(value: Any) -> str:
     """Return a value on one line of at most 60 characters, for an error message."""
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # The class of the value is an environment's own.
+    except Exception:  # the value may be of any class of the environment
         text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -53,7 +53,7 @@ def failure(name: str, seed: Any, step: int, problem: str) -> EnvironmentFailedE
 
 
 def close_env(env: gym.Env) -> None:
-    """Close a native environment. An error is a warning, because nothing depends on the environment any more."""
+    """Close a native environment; an error is logged as a warning, because the environment is no longer needed."""
     try:
         env.close()
     except Exception as error:
@@ -67,7 +67,7 @@ def reason_of(error: BaseException) -> str:
 
 @final
 class CheckedEnv(gym.Wrapper):
-    """Wrapper that checks what a native environment returns, and does not pass lrl's own options on to it.
+    """Wrapper that checks everything that a native environment returns, and withholds lrl's own options from it.
 
     Rewards become finite floats, ``terminated`` and ``truncated`` become bools, and observations have the structure,
     the shapes and a compatible dtype of the observation space. Bounds of a Box are not checked, because many
@@ -80,8 +80,8 @@ class CheckedEnv(gym.Wrapper):
         checks_finite: whether to check that observations are finite, where they are not batched.
 
     Raises:
-        EnvironmentFailedError: By :meth:`reset` and :meth:`step`, if the environment raises an error or returns
-            something else.
+        EnvironmentFailedError: If the environment raises an error or returns an invalid value, in :meth:`reset` or
+            :meth:`step`.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class CheckedEnv(gym.Wrapper):
         return observation
 
     def _conform(self, space: gym.Space, value: Any, key: str) -> Any:
-        """Return an observation as an element of its space, except for bounds; raise if its meaning is not clear."""
+        """Convert an observation to an element of its space, except for bounds; raise if that is ambiguous."""
         if isinstance(space, spaces.Dict):
             missing = [name for name in space.spaces if not isinstance(value, Mapping) or name not in value]
             if missing:
@@ -193,7 +193,7 @@ class CheckedEnv(gym.Wrapper):
             return np.asarray(int(number), dtype=space.dtype)[()]
         if type(space) is spaces.Text:
             known = isinstance(value, str)
-        else:  # Texts of lrl hold any observation of a server; other spaces are rare.
+        else:  # text spaces of lrl accept any text; other spaces are rare
             known = isinstance(space, spaces.Text) or space.contains(value)
         if not known:
             self._fail(f"{key} is {shown(value)}; it must be in {space}")
@@ -205,7 +205,7 @@ class CheckedEnv(gym.Wrapper):
         else:
             try:
                 array = np.asarray(value)
-            except Exception:  # Sequences of different lengths, or a class whose conversion fails.
+            except Exception:  # sequences of different lengths, or a class whose conversion fails
                 array = np.asarray(None)
             if array.dtype.kind not in "bfiu":
                 self._fail(f"{key} is {shown(value)}; it must be an array of numbers")
@@ -229,7 +229,7 @@ class CheckedEnv(gym.Wrapper):
         return number
 
     def _flag(self, key: str, value: Any) -> bool:
-        """Return a bool for a bool, or for the number 0 or 1; several environments report a success as 1.0."""
+        """Return a bool for a bool or for the numbers 0 and 1; some environments report success as 1.0."""
         number = _number(value)
         if number is None or number not in (0, 1):
             self._fail(f"{key} is {shown(value)}; {_MUST_BE_FLAG}")
@@ -239,9 +239,9 @@ class CheckedEnv(gym.Wrapper):
         raise failure(self.name, self._seed, self._step, problem)
 
     def _raised(self, method: str, error: Exception | SystemExit) -> NoReturn:
-        """Raise one sentence for an error of the environment, or the error itself if it is one of lrl's.
+        """Raise an error with one sentence for an error of the environment, or the error itself if lrl raised it.
 
-        Subclasses of ``SystemExit`` come from handlers of signals.
+        Subclasses of ``SystemExit`` are raised by signal handlers.
         """
         of_signal = isinstance(error, SystemExit) and type(error) is not SystemExit
         if of_signal or isinstance(error, (EnvironmentFailedError, InvalidActionError)):
@@ -268,7 +268,7 @@ def _number(value: Any) -> float | None:
 
 
 def _fits(space: Any, array: np.ndarray) -> bool:
-    """Return whether an array can be part of a batch of a Box without any change."""
+    """Return whether an array can be put into a batch of a Box without conversion."""
     if space.__class__ is not spaces.Box or array.shape != space.shape:
         return False
     return array.dtype == space.dtype or (array.dtype.kind == "f" and space.dtype.kind == "f")
@@ -337,7 +337,7 @@ def _batch_is_finite(space: gym.Space, observations: Any) -> bool:
 
 
 def empty_observation(space: gym.Space) -> Any:
-    """Return an element of a space that stands for the observation of a copy that has not been reset yet."""
+    """Return an element of a space as the placeholder observation of an environment that has not been reset."""
     return next(iter(iterate(batch_space(space, 1), create_empty_array(space, 1, fn=np.zeros))))
 
 

@@ -1,4 +1,4 @@
-"""Vectorized environments in separate processes that detect, report and optionally restart dead processes."""
+"""Vectorized environments in this process or in separate ones, which are restarted if they die."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ OnDeath = Literal["fail", "restart"]
 """Whether a dead process ends the run or is restarted."""
 
 _CONTEXT = "forkserver"
-"""Start method of processes: forking a process that runs torch's threads can deadlock."""
+"""Start method of processes; forking a process with torch's threads can deadlock."""
 
 
 class SupervisedAsyncVectorEnv(AsyncVectorEnv):
-    """A version of Gymnasium's ``AsyncVectorEnv`` that detects dead processes and leaves out idle copies.
+    """Version of Gymnasium's ``AsyncVectorEnv`` that detects dead processes and does not step idle copies.
 
     Observations are sent through pipes, because Gymnasium 1.4 corrupts texts in shared memory.
 
@@ -50,7 +50,7 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
         self.idle = np.ones(len(env_fns), dtype=bool)
         try:
             super().__init__(env_fns, shared_memory=False, context=_CONTEXT, autoreset_mode=AutoresetMode.DISABLED)
-        except RuntimeError as error:  # Gymnasium compares the spaces.
+        except RuntimeError as error:  # raised by Gymnasium for different spaces
             raise ValueError(f"env is {name!r}, whose copies have different spaces: {error}") from error
         except (EOFError, OSError, TypeError, AttributeError, pickle.PicklingError) as error:
             self._end_processes()
@@ -64,7 +64,7 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
 
     def _end_processes(self) -> None:
         """End the processes of environments that could not be created."""
-        self.closed = True  # otherwise Gymnasium talks to them when this object is deleted
+        self.closed = True  # otherwise Gymnasium sends commands to them when this object is deleted
         for process in getattr(self, "processes", ()):
             if process.pid is not None:
                 process.terminate()
@@ -128,7 +128,7 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
         try:
             yield
         except EnvironmentFailedError:
-            self._state = AsyncState.DEFAULT  # Pending results of the other processes are discarded.
+            self._state = AsyncState.DEFAULT  # discards pending results of the other processes
             self.close(terminate=True)
             raise
 
@@ -166,7 +166,7 @@ class WorkerPipe:
         self._pipe.close()
 
     def poll(self, timeout: float | None = 0.0) -> bool:
-        """Return whether :meth:`recv` returns without waiting, which includes that the process is dead.
+        """Return whether :meth:`recv` returns without waiting, as it also does for a dead process.
 
         Args:
             timeout: seconds to wait; None waits without limit.
@@ -181,7 +181,7 @@ class WorkerPipe:
     def send(self, message: tuple[str, Any]) -> None:
         """Send a command and its data. If the process is dead, :meth:`recv` detects it.
 
-        Nothing is sent that would step or reset an idle environment, whose observation stays the same.
+        Steps and resets of an idle environment, whose observation does not change, are not sent.
         """
         if message[0] == "reset-noop" or (message[0] == "step" and self._owner.idle[self._index]):
             self._pending = ("idle", message[0])
@@ -212,7 +212,7 @@ class WorkerPipe:
         return result
 
     def _idle_outcome(self) -> tuple[Any, ...]:
-        """Return what a step or a reset of the other environments returns for this one."""
+        """Return the results for this idle environment of a step or reset of the others."""
         observation = self._observation
         if not any(command == "reset" for command, _ in self._episode):
             observation = empty_observation(self._owner.single_observation_space)
@@ -267,14 +267,11 @@ class WorkerPipe:
         return f"environment {self._index} of {self._owner.name} (episode seed {self.seed})"
 
 
-# Vectorized copies of an environment in this process, which are stepped one after the other.
-
-
 class SeparateEnvs(SyncVectorEnv):
-    """Version of Gymnasium's ``SyncVectorEnv`` that neither steps nor resets copies that play no episode.
+    """Version of Gymnasium's ``SyncVectorEnv`` that does not step idle copies.
 
-    ``infos`` has one array for each name, without Gymnasium's masks ``_<name>``; it is 0 or None where a copy does not
-    report it.
+    ``infos`` has one array per name, without Gymnasium's masks ``_<name>``. It contains 0 or None for copies without
+    this entry.
 
     Args:
         env_fns: functions that each create one copy.
@@ -282,8 +279,8 @@ class SeparateEnvs(SyncVectorEnv):
         collects_infos: whether to return infos.
 
     Attributes:
-        idle: copies that :meth:`step` leaves out, bool ``(env,)``: their observation stays the same and their reward is
-            0. A copy is idle until its first reset, and from the end of its episode to the next reset.
+        idle: copies that :meth:`step` does not step, bool ``(env,)``; their observation stays the same and their reward
+            is 0. A copy is idle before its first reset, and from the end of its episode to the next reset.
 
     Raises:
         ValueError: If the copies have different spaces.
@@ -294,7 +291,7 @@ class SeparateEnvs(SyncVectorEnv):
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], name: str, collects_infos: bool = True) -> None:
         try:
             super().__init__(env_fns, autoreset_mode=AutoresetMode.DISABLED)
-        except RuntimeError as error:  # Gymnasium compares the spaces.
+        except RuntimeError as error:  # raised by Gymnasium for different spaces
             raise ValueError(f"env is {name!r}, whose copies have different spaces: {error}") from error
         self.name, self._collects_infos = name, collects_infos
         self.idle = np.ones(self.num_envs, dtype=bool)
@@ -303,10 +300,10 @@ class SeparateEnvs(SyncVectorEnv):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes and return the observations of all copies.
+        """Start episodes and return the observations of all copies.
 
         Args:
-            seed: one for each copy, or the first of successive ones.
+            seed: one seed per copy, or the first of consecutive seeds.
             options: ``reset_mask``, bool ``(env,)``, selects the copies; all other options are passed to them.
         """
         mask, seeds = reset_arguments(self.num_envs, seed, options)
@@ -332,16 +329,16 @@ class SeparateEnvs(SyncVectorEnv):
         return self._batch(), np.array(rewards, dtype=np.float64), ends[0], ends[1], self._infos(infos)
 
     def _batch(self) -> Any:
-        """Return the current observations in arrays of their own, which later steps do not change."""
+        """Return the current observations in new arrays, which later steps do not change."""
         space = self.single_observation_space
-        with np.errstate(over="ignore"):  # What float32 cannot represent becomes infinite, and is reported.
+        with np.errstate(over="ignore"):  # numbers too large for float32 become infinite, which is reported
             return concatenate(space, self._env_obs, create_empty_array(space, self.num_envs, fn=np.empty))
 
     def _empty(self) -> Any:
         return empty_observation(self.single_observation_space)
 
     def _infos(self, infos: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """Return one array ``(env,)`` for each name in the infos of the copies."""
+        """Return one array ``(env,)`` per name in the infos of the copies."""
         if not self._collects_infos:
             return {}
         names = dict.fromkeys(name for info in infos for name in info)
@@ -366,11 +363,11 @@ def reset_arguments(
 
     Args:
         num_envs: number of copies.
-        seed: see :meth:`DynamicsVectorEnv.reset`.
-        options: see :meth:`DynamicsVectorEnv.reset`.
+        seed: see :meth:`SeparateEnvs.reset`.
+        options: see :meth:`SeparateEnvs.reset`.
 
     Raises:
-        ValueError: If there is a list of seeds of another length.
+        ValueError: If ``seed`` is a list of another length.
     """
     if seed is None or isinstance(seed, (int, np.integer)):
         seeds = [None if seed is None else int(seed) + row for row in range(num_envs)]

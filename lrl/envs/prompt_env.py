@@ -1,6 +1,6 @@
 """A data set of prompts as an environment whose episodes last one turn.
 
-Algorithms that learn from episodes can thereby learn from offline states without additional code.
+Algorithms that learn from episodes can thus learn from offline states without additional code.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ from lrl.registry import register
 from lrl.rewards.reward import Reward, Row
 from lrl.types import History, PastTurn
 
-# Interface of the data sets behind one-turn environments.
-
 
 class RowSource(ABC):
-    """Abstract base class of data sets of states with an expert's actions, and maybe its values."""
+    """Abstract data set of states with an expert's actions and optionally its Q-values."""
 
     @property
     @abstractmethod
@@ -38,7 +36,7 @@ class RowSource(ABC):
 
     @property
     def spaces(self) -> tuple[gym.Space, gym.Space] | None:
-        """Native observation and action space; None if the rows hold texts only, which networks cannot read."""
+        """Native observation and action space; None if the rows contain only texts, which networks cannot read."""
         return None
 
     def prepare_data(self) -> None:  # noqa: B027 (most sources have nothing to download)
@@ -50,7 +48,7 @@ class RowSource(ABC):
 
 
 class EnvRows(RowSource):
-    """Abstract base class of data sets that were recorded in an environment, whose codec and spaces they have."""
+    """Abstract data set that was recorded in an environment and has its codec and spaces."""
 
     env: EnvFactory
     """The environment."""
@@ -110,7 +108,7 @@ class PromptEnvs(EnvFactory):
 
     @property
     def spaces(self) -> tuple[gym.Space, gym.Space]:
-        """Native observation and action space of the data set, whatever the rewards read.
+        """Native observation and action space of the data set.
 
         Raises:
             ValueError: If they are not known.
@@ -123,7 +121,7 @@ class PromptEnvs(EnvFactory):
 
     @cached_property
     def rows(self) -> Sequence[Row]:
-        """Rows of the data set, created once, or read when they are shown.
+        """Rows of the data set, created once or read on demand.
 
         Raises:
             ValueError: If the data set is empty.
@@ -177,7 +175,7 @@ class PromptEnv(VectorEnv):
         spaces: native observation and action space; None if they are not known, and texts are shown.
 
     Attributes:
-        steps_ended_copies: True: a row may be answered again without a reset.
+        steps_ended_copies: always True, because a row accepts several responses without a reset.
         max_past_turns: maximum number of past turns in ``infos["past_turns"]`` of a reset: those before a row that is a
             step of a recorded episode, written in the response format. Set it before a reset.
     """
@@ -239,7 +237,7 @@ class PromptEnv(VectorEnv):
         mask = self._validated("reset_mask", options.get("reset_mask", np.ones(self.num_envs, dtype=bool)))
         episode = options.get("episode")
         counters = self._validated("episode", self._counters(seed) if episode is None else episode)
-        shown: dict[int, tuple[Row, History]] = {}  # A group shows one row, which may have to be read.
+        shown: dict[int, tuple[Row, History]] = {}  # the environments of a group show the same row, read once
         past_turns: list[History] = [()] * self.num_envs
         for env in np.flatnonzero(mask):
             index = self._row_index(int(counters[env]))
@@ -319,7 +317,7 @@ class PromptEnv(VectorEnv):
     def _row_index(self, counter: int) -> int:
         number, position = divmod(counter, len(self._rows))
         if number not in self._permutations:
-            if len(self._permutations) >= 4:  # A batch spans few passes, so older permutations are not needed.
+            if len(self._permutations) >= 4:  # a batch spans few passes, so older permutations are not needed
                 self._permutations.clear()
             self._permutations[number] = permutation(len(self._rows), "rows", self._seed, number)
         return int(self._permutations[number][position])

@@ -139,7 +139,7 @@ def success_probability(table: TransitionTable, policy: np.ndarray, steps: int =
 def optimal_success(table: TransitionTable, steps: int = 100, start: int = 0) -> float:
     """Compute the highest success probability of any policy, including policies that know the remaining time.
 
-    Uses dynamic programming backwards from the time limit (slippery 4x4: .7442).
+    Uses dynamic programming backwards from the time limit (slippery 4x4: 0.7442).
     """
     _, transitions = table.dynamics
     goal = table.goal_probability
@@ -161,29 +161,20 @@ def reachable_states(table: TransitionTable, start: int = 0) -> list[int]:
     return sorted(found)
 
 
-def q_learning(
-    env: gym.Env[Any, Any],
-    num_episodes: int = 50_000,
-    seed: int = 0,
-    *,
-    learning_rate: float = 0.1,
-    gamma: float = 0.99,
-    epsilon_decay: float = 0.995,
-    min_epsilon: float = 0.01,
-) -> np.ndarray:
+def q_learning(env: gym.Env[Any, Any], num_episodes: int = 50_000, seed: int = 0, *, gamma: float = 0.99) -> np.ndarray:
     """Learn Q-values by tabular Q-learning, with the settings of the original experiment.
 
-    If all actions of a state have the same value, a random one is taken. With the first one, the agent would never
-    leave the start when the ice is not slippery.
+    The learning rate is 0.1. The exploration rate starts at 1 and is multiplied by 0.995 after each episode, down to
+    0.01.
+
+    If all actions of a state have the same value, a random one is taken. If the first one were taken, the agent would
+    never leave the start on ice that is not slippery.
 
     Args:
         env: an environment with discrete observations and actions.
         num_episodes: number of training episodes.
         seed: seed of the environment and of the exploration.
-        learning_rate: step size of each update.
         gamma: discount factor.
-        epsilon_decay: factor of the exploration rate after each episode; the rate starts at 1.
-        min_epsilon: lower bound of the exploration rate.
 
     Returns:
         Q-values, float64 ``(state, action)``.
@@ -198,7 +189,7 @@ def q_learning(
             action = int(rng.integers(shape[1])) if explores else int(q[state].argmax())
             next_state, reward, terminated, truncated, _ = env.step(action)
             target = float(reward) + (0.0 if terminated else gamma * q[next_state].max())
-            q[state, action] += learning_rate * (target - q[state, action])
+            q[state, action] += 0.1 * (target - q[state, action])
             state, ended = next_state, terminated or truncated
-        epsilon = max(min_epsilon, epsilon * epsilon_decay)
+        epsilon = max(0.01, epsilon * 0.995)
     return q

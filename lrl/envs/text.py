@@ -1,4 +1,4 @@
-"""Wrapper that gives a native environment text observations and text actions."""
+"""Wrapper that gives a native environment text observations and text actions, and experts of environments."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from lrl.envs.native import NativeEnv, SuccessAt
 from lrl.envs.tabular import TransitionTable, optimal_q
 from lrl.prompts import get_response_format
 
-# Expert actions of native environments: by the environment itself, by value iteration or by a controller.
-
 _GREEDY_POLICIES: WeakKeyDictionary[gym.Env, np.ndarray] = WeakKeyDictionary()
-"""Cache of the best action of each state, int64 ``(state,)``, by environment."""
+"""Cache of the best action in each state, int64 ``(state,)``, by environment."""
 
 
 def expert_action(native: gym.Env) -> Any:
@@ -38,7 +36,7 @@ def expert_action(native: gym.Env) -> Any:
 
 
 def _value_iteration_action(native: Any) -> int:
-    """Return the first best action by the environment's own transition table, with discount factor .99."""
+    """Return the first optimal action according to the environment's transition table, with discount factor 0.99."""
     if native not in _GREEDY_POLICIES:
         _GREEDY_POLICIES[native] = optimal_q([TransitionTable.from_gymnasium(native.P)])[0].argmax(-1)
     return int(_GREEDY_POLICIES[native][native.s])
@@ -73,28 +71,28 @@ class AnyText(gym.spaces.Text):
 
 
 class AdvisedObservation(str):
-    """An observation's text, with the action that the environment's own expert would take.
+    """Text of an observation with the action of the environment's expert as an attribute.
 
     Args:
-        text: the text, which it equals.
-        expert_action: a native action.
+        text: text of the observation.
+        expert_action: native action of the expert.
     """
 
     expert_action: Any
 
     def __new__(cls, text: str, expert_action: Any) -> AdvisedObservation:
-        """Make the text, and keep the action beside it."""
+        """Create the text with the action as an attribute."""
         advised = super().__new__(cls, text)
         advised.expert_action = expert_action
         return advised
 
     def __getnewargs__(self) -> tuple[str, Any]:  # type: ignore[override]
-        """Return what :meth:`__new__` needs to make a copy, in this process or another one."""
+        """Return the arguments of :meth:`__new__`, for copying and pickling."""
         return str(self), self.expert_action
 
 
 def text_of(observation: Any) -> str:
-    """Return the text of an observation, without an expert's action; empty where it is native."""
+    """Return the plain text of an observation; empty for a native observation."""
     return str(observation) if isinstance(observation, str) else ""
 
 
@@ -125,8 +123,7 @@ class TextEnv(gym.Wrapper):
         ValueError: If ``max_invalid`` is less than 1.
 
     Attributes:
-        advises: whether observations are :class:`AdvisedObservation`, by :mod:`lrl.envs.text`. Set it before
-            a reset.
+        advises: whether observations are of class :class:`AdvisedObservation`. Set it before a reset.
     """
 
     def __init__(
@@ -187,7 +184,7 @@ class TextEnv(gym.Wrapper):
         return self._show(observation), reward, terminated, truncated, info
 
     def _agreement(self, response: str, native_action: Any) -> dict[str, bool]:
-        """Return whether the reasoning mentions the taken action last; empty without reasoning or named actions."""
+        """Return whether the last action mentioned in the reasoning was taken; empty without reasoning or names."""
         reasoning = self._format.reasoning(response)
         if reasoning is None or self.codec.action_texts is None:
             return {}
@@ -199,7 +196,7 @@ class TextEnv(gym.Wrapper):
         return self._advised(self._text)
 
     def _advised(self, text: str) -> Any:
-        """Add the expert's action to a text, if that was asked for."""
+        """Add the expert's action to a text if ``advises`` is true."""
         return AdvisedObservation(text, expert_action(self.env.unwrapped)) if self.advises else text
 
     def _reject(self, reason: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
