@@ -12,21 +12,21 @@ from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.registry import register
 
 _OWN_FIELDS = ("metadata", "reward", "done")
-"""Fields of the protocol itself, which are neither part of an action nor shown to the policy."""
+"""Fields of the protocol, which are neither part of an action nor shown to the policy."""
 _MOST_NAMES = 100
-"""Integers of a smaller range are listed as legal actions."""
+"""Size of the range of integers from which actions are not listed one by one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OpenEnvAction:
-    """Settings that say how a text becomes the JSON object of an action."""
+    """Settings of the conversion from a text to the JSON object of an action."""
 
     field: str | None = None
-    """The field that the text fills; None selects the only required field, and a JSON object if there are several."""
+    """Field that contains the text; None selects the only required field, or a JSON object if there are several."""
     constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Values of other fields, the same in every action."""
+    """Constant values of other fields."""
     names: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Texts of the legal actions, and the field's value for each; empty takes the values of the schema."""
+    """Value of the field by the text of each legal action; empty uses the values of the schema."""
     type: str | None = None
     """``module:Class`` of the action of an environment in this process; None reads it from ``step``."""
 
@@ -35,9 +35,10 @@ class OpenEnvAction:
 class OpenEnvCodec(TextCodec):
     """Codec between texts and the JSON objects of an OpenEnv environment.
 
-    The text of an action fills one field of the action's schema, by its type: a string as it is, a number, ``true`` or
-    ``false``, or a list or an object in JSON. If the schema requires several fields, the text is a JSON object. The
-    text of an observation is the value of its only field, or one line ``name: value`` for each field that is not null.
+    The text of an action is the value of one field of the action's schema, according to its type: a string without
+    quotes, a number, ``true`` or ``false``, or a list or an object in JSON. If the schema requires several fields, the
+    text is a JSON object. The text of an observation is the value of its only field, or one line ``name: value`` for
+    each field that is not null.
 
     Args:
         description: Description of the environment.
@@ -73,7 +74,7 @@ class OpenEnvCodec(TextCodec):
         self._description = description
 
     def _only_field(self) -> str | None:
-        """Return the field that a text fills; None if it must be a whole object."""
+        """Return the field that contains the text; None if the text must be a JSON object."""
         if self.action.field is not None:
             return self.action.field
         free = [name for name in self._properties if name not in self.action.constants]
@@ -83,7 +84,7 @@ class OpenEnvCodec(TextCodec):
 
     @property
     def description(self) -> str:
-        """Description of the environment, and of its actions where the first does not contain it."""
+        """Description of the environment, followed by a description of its actions unless it contains one."""
         own = self._description.strip()
         ended = own if own.endswith((".", "!", "?")) or not own else f"{own}."
         actions = self._describe_actions()

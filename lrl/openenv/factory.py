@@ -20,14 +20,12 @@ from lrl.openenv.sessions import Endpoint, InvalidPayloadError, LocalEndpoint, O
 from lrl.ranges import PositiveFloat, PositiveInt, check_arguments
 from lrl.registry import register
 
-# OpenEnv environments as text environments, one session for each.
-
 
 class RejectedActionError(InvalidActionError):
-    """Raised for an action that the environment did not take.
+    """Raised for an action that the environment rejected.
 
     Attributes:
-        done: Whether the environment ended the episode for it.
+        done: Whether the environment ended the episode because of it.
     """
 
     def __init__(self, reason: str, done: bool = False) -> None:
@@ -79,7 +77,7 @@ class OpenEnvEnv(gym.Env):
         """Take an action.
 
         Raises:
-            RejectedActionError: If the environment did not take it.
+            RejectedActionError: If the environment rejected the action.
             EnvironmentFailedError: If the connection is lost or the environment reports an error.
         """
         try:
@@ -110,14 +108,14 @@ class OpenEnvEnv(gym.Env):
 
 
 class OpenEnvTextEnv(TextEnv):
-    """Text environment whose invalid-action rule also holds for actions that the other side rejects."""
+    """Text environment that treats actions that the OpenEnv environment rejects as invalid actions."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode, and let the other side know the seed of the noise."""
+        """Start an episode; the seed of the noise is sent to the OpenEnv environment."""
         return super().reset(seed=seed, options=(options or {}) | {"noise_seed": self.noise_seed})
 
     def send(self, response: str) -> None:
-        """Send the action of a response, if it has one, without waiting for its outcome."""
+        """Send the action of a response without waiting for its outcome; send nothing without a legal action."""
         try:
             action = self.codec.text_to_action(self._format.extract(response))
         except InvalidActionError:
@@ -162,13 +160,13 @@ class OpenEnvVectorEnv(SeparateEnvs):
 class OpenEnvEnvs(EnvFactory):
     """Factory of vectorized sessions with an OpenEnv environment, at a URL or in this process.
 
-    Each environment has a session of its own. All actions of a turn are sent before the first outcome is waited for.
+    Each environment has its own session. All actions of a turn are sent before the first outcome is awaited.
 
     Args:
-        url: Address of a server, ``http://`` or ``https://``, without password and query; null with ``environment``.
-        environment: Class of an environment in this process, as ``module:Class``; null with ``url``.
+        url: Address of a server, ``http://`` or ``https://``, without password and query; None with ``environment``.
+        environment: Class of an environment in this process, as ``module:Class``; None with ``url``.
         kwargs: Arguments of ``environment``.
-        action: How a text becomes an action; None reads it from the environment's schema.
+        action: Conversion of a text to an action; None derives it from the environment's schema.
         observation_field: Field of the observation that is shown; None shows all fields.
         description: Description of the environment, for the system message; None takes the environment's own.
         invalid_penalty: Reward of a response without a legal action.
@@ -177,7 +175,7 @@ class OpenEnvEnvs(EnvFactory):
         success_return: Return from which an episode is a success; None: see :class:`~lrl.envs.native.NativeEnv`.
         success_at: ``last_step``: an episode is a success if its last step is one; ``any_step``: if any step is one.
         reset_options: Arguments of every reset, beside the seed.
-        timeout: Longest wait for a response, in seconds.
+        timeout: Maximum time to wait for a response, in seconds.
 
     Raises:
         ValueError: If a setting is invalid.
@@ -238,14 +236,14 @@ class OpenEnvEnvs(EnvFactory):
 
     @functools.cached_property
     def endpoint(self) -> Endpoint:
-        """Return where sessions are opened."""
+        """Endpoint at which sessions are opened."""
         if self.url is not None:
             return UrlEndpoint(self.url, self.timeout)
         return LocalEndpoint(self.id, self.kwargs, None if self.action is None else self.action.type)
 
     @functools.cached_property
     def codec(self) -> OpenEnvCodec:
-        """Codec by the schema of the environment's action, which is asked for once.
+        """Codec of the schema of the environment's action, which is requested once.
 
         Raises:
             ValueError: If the environment cannot be reached, or ``action`` does not fit its schema.
@@ -271,7 +269,7 @@ class OpenEnvEnvs(EnvFactory):
             for index in range(num_envs):
                 envs.append(self._make_one(index, *settings, self.success_at))
         except BaseException:
-            for env in envs:  # else their sessions would stay open
+            for env in envs:  # otherwise their sessions would remain open
                 env.close()
             raise
         return OpenEnvVectorEnv([functools.partial(envs.__getitem__, index) for index in range(num_envs)], self.id)

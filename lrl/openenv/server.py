@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from starlette.websockets import WebSocket
 
 
-# Text environments of lrl, as the messages of OpenEnv's protocol.
-
 _TEXT = {"type": "string", "description": "What the policy sees, in words."}
 _METADATA = {"type": "object", "additionalProperties": True}
 OBSERVATION_SCHEMA: Mapping[str, Any] = {
@@ -53,7 +51,7 @@ STATE_SCHEMA: Mapping[str, Any] = {
 
 
 class MessageError(ValueError):
-    """Raised for a message that cannot be followed.
+    """Raised for an invalid message.
 
     Attributes:
         code: OpenEnv's code of the error.
@@ -65,7 +63,7 @@ class MessageError(ValueError):
 
 
 def action_schema(codec: TextCodec) -> dict[str, Any]:
-    """Return the JSON schema of actions: one text, which must be one of the legal actions where these are finite."""
+    """Return the JSON schema of actions: a text, which is one of the legal actions if there are finitely many."""
     text: dict[str, Any] = {"type": "string"}
     if codec.action_texts is not None:
         text["enum"] = list(codec.action_texts)
@@ -79,10 +77,10 @@ def action_schema(codec: TextCodec) -> dict[str, Any]:
 
 
 class ServedEnvironment:
-    """One text environment, played by messages.
+    """Text environment that is controlled by messages.
 
-    A response that is no legal action is an event of the environment, as in :class:`~lrl.envs.text.TextEnv`. The
-    metadata of an observation contain what the protocol has no field for: ``terminated``, ``truncated``, ``success``,
+    A response without a legal action is a step with feedback, as in :class:`~lrl.envs.text.TextEnv`. The metadata of an
+    observation contain values for which the protocol has no field: ``terminated``, ``truncated``, ``success``,
     ``action_valid``, ``invalid_reason`` and the terms of the reward.
 
     Args:
@@ -108,7 +106,7 @@ class ServedEnvironment:
                 native environment's reset.
 
         Raises:
-            MessageError: If a seed is not an integer, or the environment raises, as for options that it does not know.
+            MessageError: If a seed is not an integer, or the environment raises, for example for unknown options.
         """
         options = dict(data)
         seed, noise_seed = (_seed(name, options.pop(name, None)) for name in ("seed", "noise_seed"))
@@ -116,7 +114,7 @@ class ServedEnvironment:
         self._env.noise_seed = noise_seed
         try:
             text, info = self._env.reset(seed=seed, options=options)
-        except Exception as error:  # the environment is anybody's code
+        except Exception as error:  # environments may raise any exception
             raise MessageError("EXECUTION_ERROR", f"reset with {options} failed: {error!r}") from error
         self._episode_id, self._step_count, self._in_episode = str(episode_id or uuid.uuid4()), 0, True
         return _observation(text, None, False, False, info)
@@ -125,11 +123,11 @@ class ServedEnvironment:
         """Take an action.
 
         Args:
-            data: The action, which has a ``text``.
+            data: The action, an object with a ``text``.
 
         Raises:
-            MessageError: If the action does not fit the schema, no episode has begun, the last one is over, or the
-                environment raises, which ends the episode.
+            MessageError: If the action does not fit the schema, if there is no current episode, or if the environment
+                raises, which ends the episode.
         """
         unknown = [name for name in data if name not in ("text", "metadata")]
         if unknown or not isinstance(data.get("text"), str):
@@ -138,7 +136,7 @@ class ServedEnvironment:
             raise MessageError("EXECUTION_ERROR", "there is no episode to step; reset starts one")
         try:
             text, reward, terminated, truncated, info = self._env.step(data["text"])
-        except Exception as error:  # the environment is anybody's code
+        except Exception as error:  # environments may raise any exception
             self._in_episode = False
             raise MessageError("EXECUTION_ERROR", f"the step failed: {error!r}") from error
         self._step_count += 1
@@ -185,7 +183,7 @@ def error_message(code: str, reason: str) -> dict[str, Any]:
 def _message(raw: str) -> dict[str, Any]:
     try:
         message = json.loads(raw)
-    except (ValueError, RecursionError) as error:  # also whole numbers of thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError also for integers with thousands of digits
         raise MessageError("INVALID_JSON", f"the message is not JSON: {error}") from error
     if not isinstance(message, dict):
         raise MessageError("INVALID_JSON", "the message is not an object")
@@ -199,7 +197,7 @@ def _seed(name: str, value: Any) -> int | None:
 
 
 def _observation(text: str, reward: float | None, terminated: bool, truncated: bool, info: Any) -> dict[str, Any]:
-    """Return the data of an observation; metadata stand in and beside it, where clients of either kind look."""
+    """Return the data of an observation; clients read metadata inside or outside of it, so that both contain them."""
     metadata = {"terminated": terminated, "truncated": truncated}
     for name, value in info.items():
         known = name in ("success", "action_valid", "invalid_reason", "clipped_numbers")
@@ -218,7 +216,7 @@ MAX_MESSAGE = 2**20
 class OpenEnvServer:
     """Handlers of the protocol's routes.
 
-    Each WebSocket is a session with an environment of its own. Clients that use HTTP only share one environment.
+    Each WebSocket is a session with its own environment. Clients that use HTTP only share one environment.
 
     Args:
         envs: Factory of the environments.
@@ -255,7 +253,7 @@ class OpenEnvServer:
             self.num_sessions -= 1
 
     async def health(self, request: Request) -> Response:
-        """Report that the server runs."""
+        """Report that the server is running."""
         return _json({"status": "healthy"})
 
     async def metadata(self, request: Request) -> Response:
@@ -280,7 +278,7 @@ class OpenEnvServer:
         return await self._respond(request, lambda body: self._shared.step(_action(body)))
 
     async def tools(self, request: Request) -> Response:
-        """Report that the environment has no tools, as JSON-RPC does."""
+        """Return the JSON-RPC error of an environment without tools."""
         body = await _body(request)
         name = body.get("id") if isinstance(body, dict) else None
         error = {"code": -32601, "message": "the environment has no tools; it is played by /ws"}
@@ -320,8 +318,8 @@ def make_app(envs: GymnasiumEnvs, max_sessions: int = 64, origins: Collection[st
     Args:
         envs: Factory of the environments.
         max_sessions: Number of WebSockets that may be open at a time.
-        origins: Web pages that may play, such as ``https://example.org``. Other web pages get status 403: otherwise
-            any page that is open in a browser on this machine could play a server that listens on it.
+        origins: Origins of web pages that may connect, such as ``https://example.org``. Requests of other web pages get
+            status 403; otherwise any page in a browser on this machine could use a server that listens locally.
 
     Raises:
         ValueError: If an environment cannot be created, or lrl[openenv] is not installed.
@@ -339,7 +337,7 @@ def make_app(envs: GymnasiumEnvs, max_sessions: int = 64, origins: Collection[st
 
 
 class _KnownOrigins:
-    """ASGI middleware that rejects requests of web pages (header ``Origin``) that are not listed."""
+    """ASGI middleware that rejects requests of web pages (header ``Origin``) that are not in a list."""
 
     def __init__(self, app: ASGIApp, origins: frozenset[str]) -> None:
         self.app, self.origins = app, origins
@@ -357,7 +355,7 @@ class _KnownOrigins:
 
 
 def make_server(app: Starlette) -> uvicorn.Server:
-    """Return a web server of an application; ``run(sockets=[...])`` serves until ``should_exit`` is set."""
+    """Return a web server of an application, which serves in ``run(sockets=[...])`` until ``should_exit`` is set."""
     import uvicorn
 
     return uvicorn.Server(
@@ -366,14 +364,14 @@ def make_server(app: Starlette) -> uvicorn.Server:
 
 
 def announce(name: str, host: str, port: int) -> None:
-    """Print where a server listens, and whether other machines can connect."""
+    """Print the address of a server, and whether other machines can connect."""
     shown = f"[{host}]" if ":" in host else host
     others = "" if is_loopback(f"http://{shown}") else "; other machines can connect, there is no password"
     print(f"{name} at http://{shown}:{port} until Ctrl+C{others}", flush=True)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; port 0 takes a free one.
+    """Return a listening socket; port 0 selects a free port.
 
     Raises:
         ValueError: If the address cannot be used.
@@ -407,7 +405,7 @@ def _action(body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _received(websocket: WebSocket) -> str:
-    """Return the next message of a session; "", which is no JSON, for one in bytes."""
+    """Return the next message of a session; for a binary message an empty string, which is not valid JSON."""
     try:
         return await websocket.receive_text() or ""
     except KeyError:
@@ -415,11 +413,10 @@ async def _received(websocket: WebSocket) -> str:
 
 
 async def _body(request: Request) -> Any:
-    """Return the JSON of a body; None where it is none.
+    """Return the JSON of a body; None if it is not valid.
 
     Raises:
-        HTTPException: If the body has more than :data:`MAX_MESSAGE` bytes, of which no more are read, or its client
-            has closed the connection.
+        HTTPException: If the body has more than :data:`MAX_MESSAGE` bytes, or its client closes the connection.
     """
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect

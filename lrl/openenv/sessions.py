@@ -18,9 +18,9 @@ from typing import Any
 from lrl.addresses import is_loopback
 
 _MAX_BYTES = 100 * 2**20
-"""Longest message, as in OpenEnv's own client."""
+"""Maximum size of a message, as in OpenEnv's own client."""
 _PING_TIMEOUT = 20.0
-"""Shortest wait for the response to a ping, in seconds; the default of the package websockets."""
+"""Minimum time to wait for the response to a ping, in seconds; the default of the package websockets."""
 
 
 class SessionError(ValueError):
@@ -28,26 +28,26 @@ class SessionError(ValueError):
 
 
 class InvalidPayloadError(SessionError):
-    """Raised for an action that the environment does not accept by its schema; the session goes on."""
+    """Raised for an action that does not fit the environment's schema; the session continues."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Holds what a reset or a step returned."""
+    """Result of a reset or a step."""
 
     observation: Mapping[str, Any]
     """The observation's fields without ``metadata``."""
     reward: float
     done: bool
     metadata: Mapping[str, Any]
-    """What an environment reports beside the observation, such as ``truncated``."""
+    """Further values that an environment reports, such as ``truncated``."""
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Outcome:
-        """Read the data of a response, whose metadata are part of the observation, beside it, or both.
+        """Return the result in the data of a response; metadata may be inside or outside of the observation.
 
         Raises:
-            SessionError: If they do not have the form of an observation.
+            SessionError: If the data are not an observation.
         """
         try:
             observation = dict(data.get("observation") or {})
@@ -93,7 +93,7 @@ class SocketSession(Session):
 
     Args:
         url: The server's address, ``http://`` or ``https://``.
-        timeout: Longest wait for a response, in seconds.
+        timeout: Maximum time to wait for a response, in seconds.
 
     Raises:
         SessionError: If there is no server.
@@ -106,7 +106,7 @@ class SocketSession(Session):
         self._timeout, self._failures, self._sent = timeout, (OSError, EOFError, WebSocketException), False
         address = f"ws{url.removeprefix('http').rstrip('/')}/ws"
         settings: dict[str, Any] = {"open_timeout": timeout, "close_timeout": 1, "max_size": _MAX_BYTES}
-        settings["ping_timeout"] = max(timeout, _PING_TIMEOUT)  # a server in a long step may not return a ping either
+        settings["ping_timeout"] = max(timeout, _PING_TIMEOUT)  # a server may not answer pings during a long step
         settings |= {"proxy": None if is_loopback(url) else True, "compression": None}
         self._stack = ExitStack()
         try:
@@ -116,7 +116,7 @@ class SocketSession(Session):
 
     def reset(self, data: Mapping[str, Any]) -> Outcome:
         """Start an episode; see :meth:`Session.reset`."""
-        if self._sent:  # an outcome that was not asked for is not that of the reset
+        if self._sent:  # the outcome of that action must not be taken for the outcome of the reset
             self._sent = False
             with suppress(InvalidPayloadError):
                 self._read()
@@ -141,14 +141,14 @@ class SocketSession(Session):
             self._stack.close()
 
     def _write(self, kind: str, data: Mapping[str, Any]) -> None:
-        with suppress(*self._failures):  # Reading finds out why, or the message that the server left before it closed.
+        with suppress(*self._failures):  # _read() reports why, or returns the last message of the server
             self._socket.send(json.dumps({"type": kind, "data": dict(data)}))
 
     def _read(self) -> Outcome:
         try:
             message = json.loads(self._socket.recv(timeout=self._timeout))
         except TimeoutError as error:
-            self.close()  # or a late response would be taken for that of the next message
+            self.close()  # otherwise a late response would be taken for the response to the next message
             raise SessionError(f"it did not respond within {self._timeout:g} seconds") from error
         except self._failures as error:
             raise SessionError(f"the connection was lost ({reason_of(error)})") from error
@@ -175,7 +175,7 @@ class LocalSession(Session):
         self._environment, self._action_type = environment, action_type
 
     def reset(self, data: Mapping[str, Any]) -> Outcome:
-        """Start an episode with those of the arguments that ``reset`` accepts, as a server does."""
+        """Start an episode; like a server, ignore arguments that the environment's ``reset`` does not have."""
         known = inspect.signature(self._environment.reset).parameters
         takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
         accepted = {name: value for name, value in data.items() if takes_all or name in known}
@@ -196,7 +196,7 @@ class LocalSession(Session):
     def _outcome(self, method: Any, *args: Any, **kwargs: Any) -> Outcome:
         try:
             observation = method(*args, **kwargs).model_dump()
-        except Exception as error:  # the environment is anybody's code
+        except Exception as error:  # environments may raise any exception
             raise SessionError(f"it raised {type(error).__name__}: {reason_of(error)}") from error
         return Outcome.of(observation | {"observation": observation})
 
@@ -206,7 +206,7 @@ def _errors(error: ValueError) -> list[Any]:
 
 
 def _sentence(data: Mapping[str, Any]) -> str:
-    """Return the message of a server's error, with the reasons of a validation."""
+    """Return the message of a server's error with the reasons of a failed validation."""
     reasons = [str(one.get("msg", "")) for one in data.get("errors") or () if isinstance(one, dict)]
     told = "; ".join(filter(None, [str(data.get("message") or ""), *reasons]))
     return reason_of(told) if told else "unknown error"
@@ -217,37 +217,34 @@ def reason_of(error: Any) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
-# Places where sessions with OpenEnv environments are opened: a URL, or a class that is imported.
-
-
 @dataclass(frozen=True)
 class Card:
-    """Holds what an environment says about itself."""
+    """Description and action schema of an environment."""
 
     description: str
     action_schema: Mapping[str, Any]
 
 
 class Endpoint(ABC):
-    """Abstract base class of places where sessions are opened."""
+    """Abstract base class of addresses of OpenEnv environments: a URL, or a class in this process."""
 
     name: str
-    """The place, as error messages call it."""
+    """The address in error messages."""
 
     @abstractmethod
     def card(self) -> Card:
-        """Return what the environment says about itself.
+        """Return the description and the action schema of the environment.
 
         Raises:
-            ValueError: If it cannot be reached or created.
+            ValueError: If the environment cannot be reached or created.
         """
 
     @abstractmethod
     def connect(self) -> Session:
-        """Open a session with an environment of its own.
+        """Open a session with its own environment.
 
         Raises:
-            ValueError: If it cannot be reached or created.
+            ValueError: If the environment cannot be reached or created.
         """
 
 
@@ -300,7 +297,7 @@ class LocalEndpoint(Endpoint):
     action_type: str | None
 
     def card(self) -> Card:
-        """Ask an environment and its action's class; see :meth:`Endpoint.card`."""
+        """Create an environment to read its metadata; see :meth:`Endpoint.card`."""
         session_type = self._action_class()
         environment = self._make()
         description = str(environment.get_metadata().description) if hasattr(environment, "get_metadata") else ""
@@ -331,10 +328,10 @@ class LocalEndpoint(Endpoint):
 
 
 def load_object(path: str, key: str) -> Any:
-    """Import an object that is named ``module:Name``.
+    """Import the object ``module:Name``, which is the value of the setting ``key``.
 
     Raises:
-        ValueError: If there is no such object; ``key`` is where the message starts.
+        ValueError: If there is no such object.
     """
     module, _, name = path.partition(":")
     try:
