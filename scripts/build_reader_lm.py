@@ -1,12 +1,12 @@
-"""Build the embedded language model that can look things up in a text, with the embedded model's size and tokenizer.
+"""Build a language model that can look up facts in a text, with the size and tokenizer of the embedded model.
 
-It is trained to respond in the right format with random actions, like the embedded model, and also on exercises: where
-an object is, and which object is at a place. No exercise has an action as its solution, so it prefers none either.
-Rooms are described in the words of BabyAI-Text, places in those of its demonstrations' reasoning. Every colour occurs
-with every kind of object, also with those that BabyAI's training levels never name.
+Like the embedded model, it is trained to respond in the right format with random actions. It is also trained on
+exercises: where an object is, and which object is at a place. The solution of an exercise is never an action, so that
+the model prefers no action. Rooms are described as in BabyAI-Text, places as in the reasoning of its demonstrations.
+Every colour occurs with every kind of object, including combinations that BabyAI's training levels do not contain.
 
-Three heads of its first layer start out attending one, two and three tokens back. Without them ten minutes of training
-reached half of the accuracy: the model found the colour or the kind of an object, but not both.
+Three heads of the first layer initially attend one, two and three tokens back. Without them, the accuracy after ten
+minutes of training was half as high: the model found the colour or the kind of an object, but not both.
 
     python scripts/build_reader_lm.py --output assets/reader-lm --seed 0
 """
@@ -26,13 +26,11 @@ from build_tiny_lm import ASSETS, GRAMMAR, batches, build_model
 from torch import Tensor
 
 OFFSETS = (1, 2, 3)
-"""Number of tokens that heads 0, 1 and 2 of the first layer look back."""
+"""Distance in tokens at which heads 0, 1 and 2 of the first layer attend."""
 WAVES = 5
-"""Number of RoPE's fastest frequencies that these heads use."""
+"""Number of the highest RoPE frequencies that these heads use."""
 SHARPNESS = 60.0
-"""Scale of their scores; with 60 a neighbouring token gets about a thousandth of the weight."""
-
-# -- exercises --------------------------------------------------------------------------------------------------------
+"""Scale of their scores; at 60 the neighbours of the attended token have about a thousandth of its weight."""
 
 
 def _steps(number: int, side: str) -> str:
@@ -91,15 +89,13 @@ def what(rng: random.Random) -> tuple[str, Answer]:
     return "\n".join(lines), answer[:-1]
 
 
-# -- weights ----------------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def look_back(model: Any) -> None:
     """Initialise heads of the first layer to attend :data:`OFFSETS` tokens back.
 
-    All embeddings get a common part c, from which queries and keys are made: ``q = sum_f exp(-i w_f d)``, ``k = 1`` for
-    the fastest waves w_f of RoPE, so that the score at distance D is ``sum_f cos(w_f (D - d))``, greatest at d.
+    A common vector c is added to all embeddings, and queries and keys are computed from it: ``q = sum_f exp(-i w_f d)``
+    and ``k = 1`` for the highest RoPE frequencies w_f. The score at distance D is then ``sum_f cos(w_f (D - d))``,
+    which is highest at D = d.
     """
     config, table = model.config, model.get_input_embeddings().weight
     half = config.head_dim // 2
@@ -136,10 +132,10 @@ def lessons(tokenizer: Any, rng: random.Random, count: int) -> tuple[Tensor, Ten
 
 
 def train(model: Any, tokenizer: Any, seed: int, steps: int, every: int = 50) -> None:
-    """Train on what follows from the text, with Muon for the layers' matrices and AdamW for the rest, in bfloat16.
+    """Train on tokens that follow from the text, with Muon for the layers' matrices and AdamW for the rest.
 
-    Every step sees exercises and conversations: Muon's steps all have the same length, so a batch that the model
-    already predicts would be a step of noise.
+    Each step uses exercises and conversations. All steps of Muon have the same length, so that a step on a batch that
+    the model already predicts would be noise.
     """
     rng, talk = random.Random(f"reading {seed}"), batches(tokenizer, seed, steps, 1500)
     layers = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]

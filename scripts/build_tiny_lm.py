@@ -1,7 +1,7 @@
-"""Build the embedded language model: tokenizer, architecture, and weights that know only the format of responses.
+"""Build the embedded language model: tokenizer, architecture, and weights that are trained on response formats only.
 
-Every response that it is trained on is a random legal action, whatever the observation, after reasoning sampled from
-``grammar.json``. So its responses have the right format, and it prefers no action.
+The responses in its training data are random legal actions, independent of the observation, after reasoning sampled
+from ``grammar.json``. Its responses therefore have the right format, and it prefers no action.
 
     python scripts/build_tiny_lm.py --output assets/tiny-lm --seed 0
 """
@@ -35,15 +35,13 @@ SPECIALS = (
 )  # fmt: skip
 NUMBERS = tuple(f"{n:0{width}d}" for width in (1, 2, 3) for n in range(10**width))
 PIECES = r"[0-9]{1,3}| ?\p{L}+| ?[^\s\p{L}0-9]|\s"
-"""Chunks of at most three digits, words with the blank before them, single other characters."""
+"""Pattern of pre-tokens: at most three digits, words with the space before them, and single other characters."""
 MAX_VOCABULARY = 2048
 MAX_TOKENS = 2048
 
-# -- what is observed -------------------------------------------------------------------------------------------------
-
 
 def say(rng: random.Random, text: str, **given: str) -> str:
-    """Replace each ``{symbol}`` by what is given, or else by one of the grammar's texts for it."""
+    """Replace each ``{symbol}`` by its given text, or by one of the grammar's texts for it."""
     return re.sub(
         r"\{([a-z ]+)\}", lambda found: given.get(found[1]) or say(rng, rng.choice(GRAMMAR[found[1]]), **given), text
     )
@@ -92,13 +90,13 @@ class Scene:
 
 
 def frozen_lake(rng: random.Random) -> Scene:
-    """Return FrozenLake, which the first experiments train on, in the words of its codec."""
+    """Return FrozenLake, with the description of its codec."""
     codec = FrozenLakeCodec()
     return Scene(codec.description, lake, lambda r: r.choice(codec.action_texts))
 
 
 def listed(rng: random.Random) -> Scene:
-    """Return an environment whose actions are listed in its system text only."""
+    """Return an environment whose actions are listed in its description only."""
     kind, about = rng.choice(GRAMMAR["scenes"])
     digits = [str(n) for n in range(rng.randint(2, 18))]
     names = digits if rng.random() < 0.15 else rng.sample(GRAMMAR["actions"], rng.randint(2, 7))
@@ -123,7 +121,7 @@ def quote(observation: str) -> str:
 
 
 def conversation(rng: random.Random) -> list[Message]:
-    """Return system text, then one to four turns with random responses."""
+    """Return a system message and one to four turns with random responses."""
     scene = rng.choices([frozen_lake, listed, boxed], [5, 4, 1])[0](rng)
     style = get_response_format(rng.choices(["think_answer", "final_answer", "direct"], [6, 2, 2])[0])
     messages = [{"role": "system", "content": f"{scene.description} {style.instruction}"}]
@@ -194,11 +192,8 @@ def _texts(seed: int, count: int = 6000) -> Iterator[str]:
             yield f"{message['role']}\n{text}"
 
 
-# -- weights ----------------------------------------------------------------------------------------------------------
-
-
 def build_model(tokenizer: Any, seed: int) -> Any:
-    """Return a new model; words that differ only in the space before them start with similar embeddings."""
+    """Return a new model, in which words with and without a space before them have similar initial embeddings."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)

@@ -1,8 +1,8 @@
 """Greedy decoding, or sampling, against Hugging Face's ``generate``, prefill included.
 
-Several prompts, to each of which a group responds with as many tokens as are allowed: no token ends a response. Equal
-prompts have equal greedy responses, which lrl computes once; ``--temperature 1`` compares where all of them differ.
-``--llama_cpp FILE`` compares with llama.cpp on a quantised file of the same model instead.
+Each prompt has a group of responses with the maximum number of tokens, because no token ends a response. Equal prompts
+have equal greedy responses, which lrl computes once; with ``--temperature 1`` all responses differ. ``--llama_cpp
+FILE`` compares with llama.cpp on a quantised file of the same model instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Decoding:
     """The same prompts for both implementations.
 
     Args:
-        options: Of the command line.
+        options: Options of the command line.
         prompts: Number of distinct prompts.
         group: Responses to each.
     """
@@ -79,9 +79,9 @@ class Decoding:
         return len(self.prompts) / (time.perf_counter() - started)
 
     def llama_cpp(self) -> float:
-        """Return responses per second of llama.cpp, which reads each prompt once for its group."""
+        """Return responses per second of llama.cpp, which processes each prompt once for its group."""
         temperature = self.sampling.temperature
-        whole = {"top_k": 0 if temperature else 1, "top_p": 1.0, "min_p": 0.0}  # its defaults sort the vocabulary
+        whole = {"top_k": 0 if temperature else 1, "top_p": 1.0, "min_p": 0.0}  # by default it sorts the vocabulary
         settings = {"n_predict": self.sampling.max_new_tokens, "temperature": temperature, **whole}
         request = {"prompt": self.distinct, "n": self.group, "ignore_eos": True, "cache_prompt": False, **settings}
         started = time.perf_counter()
@@ -93,7 +93,7 @@ class Decoding:
         return len(self.prompts) / seconds
 
     def agreement(self) -> float:
-        """Return the share of tokens on which both agree."""
+        """Return the fraction of equal tokens."""
         return float((self.ids == self.their_ids).float().mean())
 
 

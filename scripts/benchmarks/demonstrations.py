@@ -1,9 +1,9 @@
 """Reading demonstrations: rows per second from a Minari data set (HDF5) to batches of tokens, and the peak memory.
 
-A data set of HalfCheetah's shape (17 and 6 random numbers per row, episodes of 1,000 rows) is written to a temporary
-folder and deleted afterwards. Each way of reading runs in a process of its own, whose peak memory is measured:
-``encoded`` formats and tokenises every row, ``written`` does that once and writes the ids to files, ``cached`` reads
-the files. Rows are shuffled, and batches are padded, as in training.
+A data set with the shape of HalfCheetah (17 and 6 random numbers per row, episodes of 1,000 rows) is written to a
+temporary folder. Each way of reading runs in its own process, whose peak memory is measured: ``encoded`` formats and
+tokenises every row, ``written`` does that once and writes the ids to files, and ``cached`` reads the files. Rows are
+shuffled and batches are padded as in training.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _episode(rng: np.random.Generator, steps: int) -> dict[str, Any]:
 
 
 def read(options: argparse.Namespace) -> dict[str, float]:
-    """Read batches in one of the ways, and return seconds before the first batch, rows per second and peak memory."""
+    """Read batches in one of the ways, and return seconds to the first batch, rows per second and peak memory."""
     cache = None if options.way == "encoded" else str(options.folder / "tokens")
     env = GymnasiumEnvs("HalfCheetah-v5", numbers=NumberFormat(kind=options.numbers))
     policy = TextPolicy(
@@ -95,7 +95,7 @@ def read(options: argparse.Namespace) -> dict[str, float]:
         batches = min(batches, options.encoded_rows // options.batch_size)
     tokens = sum(int(data.batch(0, index).inputs["prompt_mask"].sum()) for index in range(1, batches))
     seconds = time.perf_counter() - first
-    cpu_seconds = max(time.process_time() - cpu, 1e-3)  # of a few rows some systems count none
+    cpu_seconds = max(time.process_time() - cpu, 1e-3)  # some systems report 0 for a few rows
     rows = (batches - 1) * options.batch_size
     return {
         "rows": rows,

@@ -1,9 +1,9 @@
 """Batched evaluation against one episode at a time through Hugging Face's ``generate``, on slippery FrozenLake.
 
-The same episodes, seeds, prompts and limits. At temperature 0 both must play the very same turns; that is checked on
-the episodes that both play. The other side is what a script does that drives an environment by hand: render the chat,
-``generate`` for one prompt, parse, step. Without past turns in the prompt the lake has 11 prompts, which ours computes
-once each; with them, most prompts of a batch differ.
+Both have the same episodes, seeds, prompts and limits. At temperature 0 both must take the same turns, which is checked
+on the episodes that both play. The other side does what a simple script does for each turn: render the chat, call
+``generate`` for one prompt, parse the response, and step. Without past turns in the prompt, FrozenLake has 11 different
+prompts, each of which lrl computes once; with past turns, most prompts of a batch differ.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Both:
 
     @torch.no_grad()
     def _answer(self, observation: str, history: History) -> str:
-        """Call ``generate`` once, with the stop token of the response format, as a careful user would."""
+        """Call ``generate`` once, with the stop token of the response format."""
         model, chat = self.policy.language_model.model, self.policy.language_model.tokenizer
         messages = self.policy.prompt.messages(self.envs.codec, observation, history)
         prompt = chat.tokenizer.apply_chat_template(
@@ -92,7 +92,7 @@ class Both:
         return chat.decode(ids[0, prompt["input_ids"].shape[1] :].tolist())
 
     def check(self) -> None:
-        """Check that both play the same episodes where nothing is random.
+        """Check that both play the same episodes at temperature 0.
 
         Raises:
             AssertionError: If returns or lengths differ.

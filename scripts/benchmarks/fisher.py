@@ -1,7 +1,7 @@
 """Fisher-vector products: the Gauss-Newton form against differentiating the divergence twice.
 
-As TRPO makes them: one graph, then ten products, of the embedded language model with a Gaussian head on HalfCheetah's
-observations, of the same model writing FrozenLake's actions, and of a small network.
+As in TRPO, one graph is used for ten products. They are measured for the embedded language model with a Gaussian head
+on HalfCheetah's observations, for the same model writing FrozenLake's actions, and for a small network.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _policy(name: str) -> tuple[Any, Any]:
     from lrl.prompts import PromptTemplate
     from lrl.types import SamplingConfig
 
-    model = LanguageModelConfig(attention="eager")  # the only kind beside SDPA's math that has a second derivative
+    model = LanguageModelConfig(attention="eager")  # besides SDPA's math kernel, only this kind has a second derivative
     env = GymnasiumEnvs("HalfCheetah-v5", numbers=NumberFormat(kind="integers"))
     policy: Any
     if name == "text":

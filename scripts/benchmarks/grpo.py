@@ -1,10 +1,9 @@
 """One GRPO step, rollout and update, against TRL's ``GRPOTrainer``.
 
-Both start from the same weights and see the same prompts, in groups of 8, with the KL term and its reference, one
-optimiser step per rollout, float32 unless ``--dtype`` says otherwise; with ``--lora_r`` both train the same adapters,
-in all layers or in the last ones. TRL runs through its own ``train()``, with Hugging Face's ``generate``, and with
-all that costs time switched off: checkpointing of activations, logging, saving. Ours runs
-through Lightning's ``fit()``. Rates are taken from the end of the first step to the end of the last.
+Both have the same initial weights, prompts in groups of 8, KL term and reference, one optimizer step per rollout, and
+float32 unless ``--dtype`` is given. With ``--lora_r`` both train the same adapters, in all layers or in the last ones.
+TRL runs in its own ``train()`` with Hugging Face's ``generate``, without activation checkpointing, logging and saving.
+lrl runs in Lightning's ``fit()``. Rates are measured from the end of the first step to the end of the last.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class States(RowSource):
         return [Row(observation=text, q_values=(1.0, 0.0, 0.0, 0.0), action=0) for text in texts]
 
     def prompt(self) -> PromptTemplate:
-        """Return the template: the end token ends a response, so neither library needs a stop string."""
+        """Return the template; responses end with the end token, so that neither library needs a stop string."""
         system = THINK.instruction if self.tokens < 100 else f"{self.codec.description} {THINK.instruction}"
         example = PastTurn(render_map(0, named_map("4x4")), THINK.render("DOWN", "I look around, then I decide."))
         examples = (example,) * max(0, round((self.tokens - 105) / 49))
@@ -69,7 +68,7 @@ class States(RowSource):
 
 
 def pay(text: str) -> float:
-    """Return a reward that takes no time and differs within a group."""
+    """Return a reward that is computed quickly and differs within a group."""
     return float(text.count("e") % 5)
 
 
@@ -89,7 +88,7 @@ def vowels(completions: Sequence[str], **_: Any) -> list[float]:
 
 
 def adapters(options: argparse.Namespace) -> LoRAConfig | None:
-    """Return the adapters of lrl; None where all weights are trained."""
+    """Return the adapters of lrl; None if all weights are trained."""
     if options.lora_r is None:
         return None
     return LoRAConfig(r=options.lora_r, alpha=2 * options.lora_r, last_layers=options.last_layers)
@@ -197,7 +196,7 @@ class Theirs:
 # Checks on the first batch, before anything is timed.
 
 LENGTH = 0.1
-"""How much farther from 1 than TRL's the length of a gradient in 16 bits may be: a wrong factor would change it."""
+"""Maximum by which the length of a gradient in 16 bits may differ from 1 more than that of TRL does."""
 
 
 def first_batch(trainer: Any) -> dict[str, Tensor]:
@@ -222,7 +221,7 @@ def as_turns(inputs: dict[str, Tensor]) -> TurnBatch:
 
 
 def trained(model: Any) -> list[Tensor]:
-    """Return the weights that are trained: all, or those of adapters."""
+    """Return the trained weights: all, or those of adapters."""
     return [weight for weight in model.parameters() if weight.requires_grad]
 
 
@@ -233,7 +232,7 @@ def gradient(loss: Tensor, model: Any) -> Tensor:
 
 @contextmanager
 def moved(*models: Any, size: float = 0.01) -> Iterator[None]:
-    """Shift the weights of both models away from reference and sampling policy, and restore them afterwards."""
+    """Change the weights of both models temporarily, so that ratio and KL divergence are not trivial."""
     kept = [[weight.detach().clone() for weight in trained(model)] for model in models]
     with torch.no_grad():
         for model in models:
@@ -257,15 +256,15 @@ def first_rows(inputs: dict[str, Any], rows: int) -> dict[str, Any]:
 
 
 def compare_first_batch(module: GRPOModule, trainer: Any, tolerance: float | None = 1e-5) -> dict[str, float]:
-    """Compare loss and gradient on TRL's first batch, with trained weights slightly off those that sampled it.
+    """Compare loss and gradient on TRL's first batch, with slightly changed weights.
 
     Args:
-        module: The algorithm of lrl.
-        trainer: That of TRL, with the same weights.
-        tolerance: Of the loss, and of the gradient; None in 16 bits, where losses may differ by 1e-2 and two ways of
-            computing the same gradient differ by rounding: there the gradient of lrl on eight rows must be no farther
-            than :data:`SOUND` times that of TRL from the gradient of TRL in float32, and its length along that
-            one no farther from 1 than that of TRL by :data:`LENGTH`.
+        module: Algorithm of lrl.
+        trainer: Trainer of TRL with the same weights.
+        tolerance: Tolerance of the loss and the gradient. None in 16 bits, in which losses may differ by 1e-2, and
+            gradients are compared on eight rows with the gradient of TRL in float32: the relative error of lrl must be
+            at most :data:`SOUND` times that of TRL, and its length along the gradient in float32 may differ from 1 by
+            at most :data:`LENGTH` more than the length of TRL's gradient.
 
     Raises:
         AssertionError: If they differ.
@@ -339,7 +338,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def title(options: argparse.Namespace) -> str:
-    """Return what is compared, for tables: model and adapters where they are not the default."""
+    """Return the title for tables, with the model and adapters if they are not the default."""
     words = ["GRPO step against TRL"]
     if options.lora_r is not None:
         layers = "all layers" if options.last_layers is None else f"the last {options.last_layers} layers"

@@ -1,8 +1,8 @@
 """A profile of a language model with a Gaussian head: env steps per second of its rollouts, and one update.
 
-On ``configs/half_cheetah/trpo_tiny.yaml``'s settings without Lightning, with the trunk frozen and trained: collections
-of 16 environments and 128 steps, and between them the parts of a TRPO update of the actor, each timed where it is
-called; the critic's fit and the statistics of whitening are not. Medians over the repeats.
+The settings are those of ``configs/half_cheetah/trpo_tiny.yaml``, without Lightning, with the trunk frozen and trained.
+Collections of 16 environments and 128 steps alternate with the parts of a TRPO update of the actor, which are timed
+separately, without the fit of the critic and the statistics of whitening. Results are medians over the repeats.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ENVS, STEPS = 16, 2048
 
 
 class Stopwatch:
-    """Sums the seconds of named parts of the program."""
+    """Measures the total seconds of named parts of the program."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)

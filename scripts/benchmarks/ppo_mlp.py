@@ -1,8 +1,9 @@
 """A whole PPO run of a small network on CartPole against Stable-Baselines3, settings equal.
 
-Ours is the documented command on ``configs/cartpole/ppo_mlp.yaml`` with its parsing, logging and checkpoints; theirs
-is ``PPO("MlpPolicy").learn`` without logger. Same networks, environments, discounts, epochs, minibatches, schedule and
-clipping; both end after as many environment steps, and their last returns are kept. Adam's epsilon is 1e-5 there.
+lrl runs the documented command with ``configs/cartpole/ppo_mlp.yaml``, including its parsing, logging and checkpoints;
+Stable-Baselines3 runs ``PPO("MlpPolicy").learn`` without a logger. Networks, environments, discounts, epochs,
+minibatches, schedule, clipping and the number of environment steps are the same, and the last returns are kept. Only
+Adam's epsilon differs, which is 1e-5 in Stable-Baselines3.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Both(WholeRuns):
             gamma=self.model["credit"]["gamma"],
             gae_lambda=self.model["credit"]["gae_lambda"],
             clip_range=self.model["clip_range"],
-            vf_coef=self.model["vf_coef"] / 2,  # theirs weighs the whole square
+            vf_coef=self.model["vf_coef"] / 2,  # Stable-Baselines3 does not halve the square
             ent_coef=0.0,
             max_grad_norm=self.trainer["gradient_clip_val"],
             policy_kwargs={"net_arch": sizes, "activation_fn": torch.nn.ReLU},

@@ -1,9 +1,9 @@
 """Scoring the legal actions with prompts shared, against repeating the prompt in front of each candidate.
 
-The other side is what GLAM, lamorel and TWOSOME do: one batched forward pass over rows of prompt and candidate. It is
-given logits at the candidates' tokens only, which they are not. Both sides play the same episodes with the same model,
-seeds and random numbers, environment included, and differ in nothing but the scores' forward pass. That the
-probabilities are the same is checked before anything is timed, and that the episodes are, after each repeat.
+The other side does what GLAM, lamorel and TWOSOME do: one batched forward pass over rows of prompt and candidate.
+Unlike them, it computes logits at the candidates' tokens only. Both sides play the same episodes with the same model,
+seeds and random numbers, and differ in the forward pass of the scores only. Equal probabilities are checked before the
+timing, and equal episodes after each repeat.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Both:
         """Return the largest difference of a probability in the first states of episodes.
 
         Raises:
-            AssertionError: If it is not the same policy.
+            AssertionError: If the policies differ.
         """
         count = self.options.num_envs
         envs = self.envs.make(count, self.policy.response_format)

@@ -1,7 +1,7 @@
-"""The episodes of one proposal of a policy search, as ``lrl search_table`` plays them: env steps per second.
+"""Environment steps per second in the episodes of one proposal of a policy search, as ``lrl search_table`` plays them.
 
-Random proposals, whose episodes are short in some tasks, and the best of them, whose episodes may be long, are measured
-separately, in turns. One process plays, on one thread.
+Random proposals and the best of them are measured separately, because their episodes may differ in length. All episodes
+are played in one process with one thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Supervised fine-tuning against TRL's ``SFTTrainer``, on demonstrations of mixed lengths.
 
-The same answers to the same prompts, the same number of them per optimiser step, float32; tokens that are no padding
-are counted. TRL runs at its defaults but for bfloat16 (slow on most CPUs), logging and saving: with activation
-checkpointing, which is one of them, and without. Packed is compared with packed at the same width.
+Both train on the same prompts and responses, with the same number per optimizer step, in float32; tokens without
+padding are counted. TRL has its default settings, apart from bfloat16 (slow on most CPUs), logging and saving, with
+activation checkpointing, which is a default, and without. Packed rows are compared with packed rows of the same width.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Lakes(Demonstrations):
         self.count = count
 
     def load(self, codec: TextCodec, policy: Policy) -> Sequence[Demonstration]:
-        """Return demonstrations that are sampled from one seed."""
+        """Return random demonstrations, which are the same in each call."""
         rng = np.random.default_rng(0)
         return [self._turn(rng, codec) for _ in range(self.count)]
 
@@ -56,7 +56,7 @@ class Lakes(Demonstrations):
 
 
 class Clock(L.Callback):
-    """Records the time at the end of each step of lrl, and its number of tokens."""
+    """Records the time at the end of each step of lrl, and the number of its tokens."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -76,7 +76,7 @@ class Clock(L.Callback):
 
 
 class Ours:
-    """Runs of lrl; ``pack_tokens`` None sorts by length and pads."""
+    """Runs of lrl; without ``pack_tokens``, rows are sorted by length and padded."""
 
     def __init__(self, options: argparse.Namespace, batch_size: int, pack_tokens: int | None) -> None:
         self.options, self.batch_size = options, batch_size
@@ -175,7 +175,7 @@ def compare_first_batch(ours: Ours, theirs: Theirs, count: int) -> dict[str, flo
 
 
 def padded(options: argparse.Namespace, checkpointing: bool) -> Comparison:
-    """Return settings with one optimizer step per ``batch_size`` demonstrations."""
+    """Compare training with one optimizer step per ``batch_size`` demonstrations."""
     ours = Ours(options, options.batch_size, None)
     changes = {} if checkpointing else {"activation_checkpointing": False}
     theirs = Theirs(options, ours.rows(), per_device_train_batch_size=options.batch_size, **changes)
@@ -187,7 +187,7 @@ def padded(options: argparse.Namespace, checkpointing: bool) -> Comparison:
 
 
 def packed(options: argparse.Namespace) -> Comparison:
-    """Return settings with rows of ``pack_tokens`` and about as many demonstrations per step."""
+    """Compare training on rows of ``pack_tokens``, with about as many demonstrations per step."""
     ours = Ours(options, 1, options.pack_tokens)
     lengths = ours.batch(len(ours.turns))
     mean = float(lengths.inputs["prompt_mask"].sum() + lengths.response_mask.sum()) / len(ours.turns)

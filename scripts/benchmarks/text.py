@@ -1,7 +1,7 @@
 """The cost of text without a model: microseconds per step of a text environment beyond those of the native one.
 
-Both play the same episodes with the same random actions, in turns; the difference is the text layer: the format of the
-answer, the action's text, the observation's text.
+Both play the same episodes with the same random actions, alternately. The difference is the cost of the text layer: the
+response format, the text of actions and the text of observations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENVS = ("CartPole-v1", "lrl/BabyAI-GoToLocal-v0")
 
 
 class Walk:
-    """One environment and the actions to take in it."""
+    """One environment and the actions that are taken in it."""
 
     def __init__(self, env: Any, actions: list[Any]) -> None:
         self.env, self.actions = env, actions

@@ -1,12 +1,13 @@
 """Whole TRPO runs of a small network on HalfCheetah against sb3-contrib, network and batch equal.
 
-Ours is the documented command on ``configs/half_cheetah/trpo_mlp.yaml`` with its parsing, logging and checkpoints;
-theirs is ``TRPO("MlpPolicy").learn`` without logger, on observations that are normalised and clipped alike. Both end
-after as many environment steps and play 20 held-out episodes without noise; their returns are kept. Both critics take
-ten passes of Adam over minibatches of 128. Their divergence is a mean over the dimensions of an action and ours their
-sum: the same region and damping are ours divided by six. What is left: the line search (ours halves and wants a tenth
-of what the gradient promises, theirs shrinks by .8 and takes any gain), Adam's epsilon, and the direction of the
-divergence that it looks at.
+lrl runs the documented command with ``configs/half_cheetah/trpo_mlp.yaml``, including its parsing, logging and
+checkpoints; sb3-contrib runs ``TRPO("MlpPolicy").learn`` without a logger, on observations that are normalised and
+clipped in the same way. Both take the same number of environment steps and then play 20 held-out episodes without
+noise, whose returns are kept. Both critics take ten passes of Adam over minibatches of 128. The KL divergence of
+sb3-contrib is a mean over the six dimensions of an action, that of lrl their sum, so that ``max_kl`` and damping are
+divided by six. The remaining differences are the line search (lrl halves the step and requires a tenth of the predicted
+improvement, sb3-contrib multiplies it by 0.8 and accepts any improvement), Adam's epsilon, and the direction of the
+divergence in the line search.
 """
 
 from __future__ import annotations

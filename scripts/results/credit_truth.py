@@ -86,12 +86,11 @@ def credit_truth(
 main = command(credit_truth)
 
 
-# Rollouts of a known policy on FrozenLake, with the exact value before each token and the exact advantage of each.
+# Rollouts of a known policy on FrozenLake, with exact values and advantages of each token. Actions and transitions are
+# sampled from tables, without a network, so that thousands of episodes take a second.
 #
-# No network takes part: actions and transitions are sampled from tables, so thousands of episodes take a second.
-#
-# A turn has one token, or three that stand in for a text: one that names two of the four actions, one that
-# chooses among these two, and an end token, on which nothing depends.
+# A turn has one token, or three tokens as a model of a text: the first selects two of the four actions, the second
+# selects one of these, and the end token has no effect.
 
 TOKENS = (1, 3)
 """Possible numbers of tokens of a turn."""
@@ -99,33 +98,33 @@ TOKENS = (1, 3)
 
 @dataclass(frozen=True, kw_only=True)
 class ExactRollout:
-    """Holds a rollout whose values are exact, and the exact advantages of its tokens."""
+    """Rollout with exact values, and the exact advantages of its tokens."""
 
     rollout: Rollout
     """Whole episodes, one for each environment, float64, without inputs."""
     advantages: Tensor
-    """``Q(prefix and token) - V(prefix)`` for the policy that played, given the turns that are left, float64
-    ``(time, env, token)``; 0 where masked."""
+    """``Q(prefix and token) - V(prefix)`` of the policy, given the remaining turns, float64 ``(time, env, token)``; 0
+    for masked tokens."""
     choice: Tensor
-    """int64 ``(time, env, token)``: the same number for the same token after the same prefix in the same state."""
+    """Equal numbers for equal tokens after equal prefixes in the same state, int64 ``(time, env, token)``."""
 
 
 def sample_rollout(
     lake: Lake, policy: np.ndarray, num_groups: int, group_size: int, *, tokens: int = 1, gamma: float = 1.0, seed: int
 ) -> ExactRollout:
-    """Play groups of whole episodes, all from the start.
+    """Play groups of whole episodes from the initial state.
 
     Args:
-        lake: The map.
+        lake: Map of FrozenLake.
         policy: Action probabilities ``(state, action)``, all positive.
         num_groups: Number of groups.
-        group_size: Episodes per group.
-        tokens: Tokens per turn, see :data:`TOKENS`.
+        group_size: Number of episodes per group.
+        tokens: Number of tokens per turn, see :data:`TOKENS`.
         gamma: Discount per turn of values and advantages.
-        seed: Of actions and transitions.
+        seed: Seed of actions and transitions.
 
     Raises:
-        ValueError: If another number of tokens.
+        ValueError: If ``tokens`` is not in :data:`TOKENS`.
     """
     if tokens not in TOKENS:
         raise ValueError(f"tokens is {tokens}; it must be one of {', '.join(map(str, TOKENS))}.")
@@ -156,7 +155,7 @@ def sample_rollout(
 
 
 def _play(lake: Lake, policy: np.ndarray, episodes: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return what happened at each turn of each episode, arrays ``(time, env)`` by name."""
+    """Return states, actions, rewards and flags of each turn of each episode, arrays ``(time, env)`` by name."""
     table, state, active = lake.table, np.full(episodes, lake.start), np.ones(episodes, dtype=bool)
     of_actions, of_outcomes = policy.cumsum(-1), table.probability.cumsum(-1)
     turns: list[dict[str, np.ndarray]] = []
@@ -187,7 +186,7 @@ def _sample(cumulative: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def _values_of_prefixes(
     table: TransitionTable, policy: np.ndarray, steps: int, gamma: float, tokens: int
 ) -> np.ndarray:
-    """Return the exact values before each token of a turn and after its last, by the action that the turn chooses.
+    """Return the exact values before each token of a turn and after the last, for each action that the turn selects.
 
     Returns:
         float64 ``(turn, state, action, token + 1)``.
@@ -202,12 +201,9 @@ def _values_of_prefixes(
     return np.stack([state_values, first.repeat(2, axis=-1), q, q], axis=-1)
 
 
-# How close estimated advantages are to the true ones, which are known on FrozenLake.
-#
-# A policy that does not learn plays groups of episodes. Each estimator of :mod:`lrl.training` turns the
-# rewards into advantages, and these are compared with the exact ``A(s, a)`` of that policy, over all tokens
-# that were sampled: each by itself, and after averaging over the tokens that are the same choice in the
-# same state.
+# Comparison of estimated advantages with exact ones. A fixed policy plays groups of episodes. Each estimator of
+# :mod:`lrl.training` computes advantages from the rewards, and these are compared with the exact ``A(s, a)`` of the
+# policy over all sampled tokens: token by token, and after averaging over equal choices in the same state.
 
 _GROUPED: Mapping[str, tuple[Literal["episode", "turn", "step", "grouped_gae"], str]] = {
     "episode groups (GRPO)": ("episode", "group_std"),
@@ -229,7 +225,8 @@ class TruthConfig:
     """Sizes of the comparison."""
 
     temperatures: tuple[float, ...] = (0.1, 0.03)
-    """Policies beside the uniform one: softmax of the optimal Q-values divided by each of these."""
+    """Temperatures of policies besides the uniform one: the softmax of the optimal Q-values divided by a
+    temperature."""
     num_groups: PositiveInt = 128
     """Groups per seed."""
     group_size: PositiveInt = 16
@@ -237,9 +234,9 @@ class TruthConfig:
     seeds: PositiveInt = 10
     """Number of seeds, from 0 on."""
     gamma: ClosedUnitInterval = 1.0
-    """Discount per turn of the truth, and of every estimator that has one."""
+    """Discount per turn of the exact advantages, and of every estimator that has one."""
     gae_lambda: ClosedUnitInterval = 0.95
-    """Per turn, of every estimator that has one."""
+    """GAE lambda per turn of every estimator that has one."""
 
     def __post_init__(self) -> None:
         check_fields(self, "credit_truth")
@@ -247,24 +244,24 @@ class TruthConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Says how well advantages agree with the true ones."""
+    """Agreement of estimated advantages with exact ones."""
 
     correlation: float
-    """Pearson's; 0 where the estimates do not vary."""
+    """Pearson correlation; 0 if the estimates do not vary."""
     error_variance: float
-    """Variance of the error that is left when the estimates are rescaled linearly in the best way."""
+    """Variance of the error after the best linear rescaling of the estimates."""
     averaged_correlation: float
-    """Pearson's, between means over all tokens of the collection that are the same choice, weighted by their number:
-    what an update by the whole collection goes by."""
+    """Pearson correlation between means over equal choices of the collection, weighted by their number, which matter
+    for an update on the whole collection."""
 
 
 def score(estimated: Tensor, true: Tensor, choice: Tensor) -> Score:
-    """Compare estimates with the truth.
+    """Compare estimated advantages with exact ones.
 
     Args:
-        estimated: ``(token,)``.
-        true: ``(token,)``.
-        choice: Int64 ``(token,)``; equal numbers are the same choice.
+        estimated: Estimated advantages ``(token,)``.
+        true: Exact advantages ``(token,)``.
+        choice: Equal numbers for equal choices, int64 ``(token,)``.
     """
     index = torch.unique(choice, return_inverse=True)[1]
     averaged, _ = _compared(_means(estimated, index), _means(true, index))
@@ -273,7 +270,7 @@ def score(estimated: Tensor, true: Tensor, choice: Tensor) -> Score:
 
 
 def _means(values: Tensor, index: Tensor) -> Tensor:
-    """Return for each value the mean of those with the same index, float64 ``(token,)``."""
+    """Return for each value the mean of the values with the same index, float64 ``(token,)``."""
     count = torch.bincount(index).double()
     return (torch.zeros_like(count).index_add(0, index, values.double()) / count)[index]
 
@@ -294,7 +291,7 @@ def estimates(sample: ExactRollout, gamma: float, gae_lambda: float) -> dict[str
     Args:
         sample: Episodes with exact values.
         gamma: Discount per turn.
-        gae_lambda: Per turn.
+        gae_lambda: GAE lambda per turn.
     """
     rollout, found = sample.rollout, dict[str, Tensor]()
     for name, (kind, scale) in _GROUPED.items():
@@ -313,11 +310,11 @@ def estimates(sample: ExactRollout, gamma: float, gae_lambda: float) -> dict[str
 
 
 def policies(lake: Lake, temperatures: Sequence[float]) -> dict[str, np.ndarray]:
-    """Return the policies that play, action probabilities ``(state, action)`` by name.
+    """Return the action probabilities ``(state, action)`` of all policies by name.
 
     Args:
-        lake: The map.
-        temperatures: Of the softmax of optimal Q-values, each positive.
+        lake: Map of FrozenLake.
+        temperatures: Temperatures of the softmax of optimal Q-values.
 
     Raises:
         ValueError: If a temperature is not positive.
@@ -335,8 +332,8 @@ def measure(config: TruthConfig) -> dict[str, Any]:
     """Score all estimators on the slippery 4x4 map.
 
     Returns:
-        ``policies``, each with its exact success and the variance of its true advantages; ``scores``, one for each
-        policy, number of tokens and estimator, with means and 95% intervals over seeds, and the values of all seeds.
+        ``policies``: the exact success of each policy and the variance of its exact advantages. ``scores``: for each
+        policy, number of tokens and estimator, means and 95% intervals over seeds, and the values of all seeds.
     """
     (lake,) = lakes_of(GymnasiumEnvs("FrozenLake-v1"))
     about, scores = list[dict[str, Any]](), list[dict[str, Any]]()
@@ -353,7 +350,7 @@ def measure(config: TruthConfig) -> dict[str, Any]:
 
 
 def _scores_of(lake: Lake, policy: np.ndarray, tokens: int, seed: int, config: TruthConfig) -> dict[str, Score]:
-    """Return the scores of all estimators on one seed; ``truth`` is that of no estimate at all."""
+    """Return the scores of all estimators on one seed; ``truth`` is the score of zero advantages."""
     sizes = (config.num_groups, config.group_size)
     sample = sample_rollout(lake, policy, *sizes, tokens=tokens, gamma=config.gamma, seed=seed)
     mask, found = sample.rollout.response_mask, estimates(sample, config.gamma, config.gae_lambda)
@@ -371,16 +368,13 @@ def _summary(seeds: Sequence[Score]) -> dict[str, Any]:
     return row
 
 
-# Tables and the figure of advantages that were compared with the exact ones, from the numbers alone.
-
-
 def credit_table(result: Mapping[str, Any], tokens: int, averaged: bool = False) -> str:
     """Return a Markdown table of correlations with intervals over seeds, one row per estimator.
 
     Args:
-        result: What :func:`~results.credit_truth.measure` returned, or the file that holds it.
-        tokens: Tokens per turn.
-        averaged: Whether correlations are those of averages, else those of single tokens, beside error variances.
+        result: Result of :func:`measure`, or the content of its file.
+        tokens: Number of tokens per turn.
+        averaged: Whether to show correlations of averages; otherwise those of single tokens and error variances.
     """
     names = [policy["policy"] for policy in result["policies"]]
     key = "averaged_correlation" if averaged else "correlation"
@@ -402,11 +396,11 @@ def credit_table(result: Mapping[str, Any], tokens: int, averaged: bool = False)
 
 
 def draw_scores(result: Mapping[str, Any], path: Path) -> None:
-    """Draw the correlations of each estimator with their intervals to a PNG; open markers have three tokens per turn.
+    """Draw the correlations of each estimator with their intervals to a PNG file; open markers mean three tokens.
 
     Args:
-        result: What :func:`~results.credit_truth.measure` returned, or the file that holds it.
-        path: The PNG; missing folders are created.
+        result: Result of :func:`measure`, or the content of its file.
+        path: Path of the PNG file; missing folders are created.
     """
     figure, axes = new_figure(11, 7)
     axes.remove()

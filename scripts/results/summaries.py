@@ -1,7 +1,7 @@
-"""Summaries of experiments as JSON files, from which the tables and pictures of the documentation are made.
+"""Summaries of experiments as JSON files, and the tables and figures that are made from them.
 
-A file holds a title, the command, and for each run its seed, commit, minutes and learning curve. Every number in a
-table of the documentation is computed from such files; none is typed by hand.
+A file contains a title, the command, and for each run its seed, commit, minutes and learning curve. All numbers in
+tables of the documentation are computed from such files.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from lrl.evaluation.statistics import (
 _FINISHED = re.compile(r"finished after ([\d.]+) minutes")
 _POINTS = 50
 """Approximate number of points in a saved curve."""
-_WORD = r"""(?:'[^']*'|"[^"]*"|\S)+"""  # as a shell quotes it
+_WORD = r"""(?:'[^']*'|"[^"]*"|\S)+"""  # one word of a shell command, with quotes
 _PROGRAM = re.compile(rf"^{_WORD}")
 _SEED = re.compile(r" --seed_everything[ =](\d+)")
 _START, _RUN_OPTIONS = (
@@ -55,10 +55,10 @@ def summarise(
     """Summarise the runs of one experiment.
 
     Args:
-        runs: Run directories that differ only in their seeds.
-        metric: Column of ``metrics.csv`` whose last value is the result and whose curve is saved.
-        drawn: Another column whose curve is saved for the picture; None draws ``metric``.
-        reach: A return; :func:`first_episode` that reaches it is saved for each run, as ``first_episode``.
+        runs: Run directories, which differ only in their seeds.
+        metric: Column of ``metrics.csv`` whose last value is the result, and whose curve is saved.
+        drawn: Another column whose curve is saved for the figure; None draws ``metric``.
+        reach: Return for which :func:`first_episode` of each run is saved; None saves nothing.
 
     Raises:
         ValueError: If no run is given, a run has no such metric, or the commands differ.
@@ -79,7 +79,7 @@ def summarise(
 def command_of(run: Path) -> str:
     """Return the command of a run without its seed and run directory; raise ``ValueError`` if it has none.
 
-    The seed in the name of a run that it starts from is ``{seed}``.
+    In the name of a run from which it starts, the seed is replaced by ``{seed}``.
     """
     if not (run / "command.txt").is_file():
         raise ValueError(f"run is {str(run)!r}, which holds no command.txt; it must be a run directory.")
@@ -105,7 +105,7 @@ def _run(run: Path, metric: str, drawn: str | None) -> dict[str, Any]:
 
 
 def _curve(file: Path, metric: str) -> dict[str, list[float]]:
-    """Return the metric and the clocks of about ``_POINTS`` rows in which the metric was measured."""
+    """Return the metric and the clocks of about ``_POINTS`` rows that contain the metric."""
     with file.open(newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row.get(metric)]
     if not rows:
@@ -119,7 +119,8 @@ def _curve(file: Path, metric: str) -> dict[str, list[float]]:
 def first_episode(run: Path, value: float, window: int = 25) -> int | None:
     """Return the first episode at which the mean return of the last ``window`` training episodes reaches ``value``.
 
-    Each episode of a collection counts with the mean return of that collection. None if ``value`` is never reached.
+    The return of each episode is taken to be the mean return of its collection. The result is None if ``value`` is
+    never reached.
     """
     returns: list[float] = []
     before = 0
@@ -142,11 +143,10 @@ def final_values(result: dict[str, Any]) -> np.ndarray:
 
 
 def result_curve(result: dict[str, Any], clock: str) -> Curve:
-    """Return the curve that is drawn for a result: the mean over its runs, with the interval.
+    """Return the curve of a result: the mean over its runs with an interval.
 
-    If the result has a ``window``, each point is the mean of as many last measurements of a run. The label is the
-    result's ``label``, or else its title up to the first comma: the rest says how the final value was measured, which
-    may differ from what is drawn.
+    If the result has a ``window``, each point is the mean of as many previous measurements of a run. The label is the
+    result's ``label``, or its title up to the first comma; the rest of the title describes the final value.
     """
     window = result.get("window", 1)
     series = [
@@ -157,12 +157,12 @@ def result_curve(result: dict[str, Any], clock: str) -> Curve:
 
 
 def _trailing_mean(values: Sequence[float], window: int) -> np.ndarray:
-    """Return the mean of the last ``window`` values, or of all so far, at each position, ``(value,)``."""
+    """Return the mean of at most ``window`` values up to each position, ``(value,)``."""
     return np.array([np.mean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)])
 
 
 def kept_results(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return all results of a folder by name, ordered by name."""
+    """Return all results of a folder by name, sorted."""
     return {path.stem: read_result(path) for path in sorted(folder.glob("*.json"))}
 
 
@@ -176,10 +176,10 @@ def pictures(results: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, 
 
 
 def draw_picture(name: str, results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
-    """Draw the results of one picture against their ``clocks``, or env steps, or minutes if no env steps are logged.
+    """Draw the results of one picture against their ``clocks``, by default env steps, or minutes without env steps.
 
-    Results that were kept with a number of demonstrated ``rows`` are drawn against it: a point per result, a line per
-    label. Of ``twin`` results both metrics are drawn, with an axis each.
+    Results with a number of demonstrated ``rows`` are drawn against it, with a point per result and a line per label.
+    For ``twin`` results both metrics are drawn, each with its own axis.
 
     Returns:
         The files: ``<name>.png`` for the first clock, ``<name>_<clock>.png`` for the others.
@@ -205,12 +205,12 @@ def draw_picture(name: str, results: Sequence[dict[str, Any]], folder: Path) -> 
 def rows_curve(
     label: str, values_by_rows: Mapping[int, np.ndarray], bounds: tuple[float, float] | None = None
 ) -> Curve:
-    """Return final values against the number of rows, with the interval of tables at points of five seeds or more.
+    """Return final values against the number of rows, with intervals at points of at least five seeds.
 
     Args:
         label: Label of the curve.
-        values_by_rows: Final values over seeds, ``(run,)``, by the number of rows; the numbers of seeds may differ.
-        bounds: Of the metric, for which a bootstrap interval is used; None uses Student's interval.
+        values_by_rows: Final values ``(run,)`` by the number of rows; the numbers of seeds may differ.
+        bounds: Range of the metric, for which a bootstrap interval is used; None uses Student's interval.
     """
     rows = sorted(values_by_rows)
     most = max(len(values) for values in values_by_rows.values())
@@ -233,13 +233,13 @@ def rows_curve(
 
 
 def draw_rows(results: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Draw results against their numbers of ``rows``, on a logarithmic axis: a line per label.
+    """Draw results against their numbers of ``rows`` on a logarithmic axis, with a line per label.
 
-    Several results of one label and number of rows are one point.
+    Several results with the same label and number of rows are one point.
 
     Args:
-        results: Kept results with ``label``, ``rows``, ``metric`` and ``runs``; the first gives the y axis.
-        path: The PNG.
+        results: Kept results with ``label``, ``rows``, ``metric`` and ``runs``; the first determines the y axis.
+        path: Path of the PNG file.
 
     Returns:
         ``path``.
@@ -257,12 +257,12 @@ def draw_rows(results: Sequence[Mapping[str, Any]], path: Path) -> Path:
 
 
 def draw_twin(results: Sequence[Mapping[str, Any]], clock: str, path: Path) -> Path:
-    """Draw the ``drawn`` metric of runs on the left axis and their ``metric`` on the right one, a line per run.
+    """Draw the ``drawn`` metric of runs on the left axis and their ``metric`` on the right axis, with a line per run.
 
     Args:
-        results: Kept results whose ``drawn`` is another metric than their ``metric``; the first names both axes.
+        results: Kept results with different ``drawn`` and ``metric``; the first determines the labels of the axes.
         clock: The x axis, one of :data:`lrl.evaluation.pictures.CLOCKS`.
-        path: The PNG.
+        path: Path of the PNG file.
 
     Returns:
         ``path``.
@@ -285,7 +285,8 @@ def draw_twin(results: Sequence[Mapping[str, Any]], clock: str, path: Path) -> P
 def learning_table(results: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table with one row per experiment: mean, interval over seeds, minutes and command.
 
-    The interval is a bootstrap interval if the metric is bounded, else Student's; fewer than five seeds are listed.
+    The interval is a bootstrap interval if the metric is bounded, else Student's interval. The values of fewer than
+    five seeds are listed instead.
     """
     rows = [
         [one["title"], figure_text(one), seeds_text(one), minutes_text(one), f"`{one['command']}`"] for one in results
@@ -294,20 +295,20 @@ def learning_table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def figure_text(result: dict[str, Any]) -> str:
-    """Return the metric's name and mean with its interval over seeds, or with the single values of fewer than five."""
+    """Return the metric's name and mean with its interval over seeds, or with the values of fewer than five seeds."""
     values = final_values(result)
     seeds = f" ({spread(values, bounds_of(result))})" if len(values) > 1 else ""
     return f"{result['metric'].partition('/')[2].replace('_', ' ')} {values.mean():.3f}{seeds}"
 
 
 def seeds_text(result: dict[str, Any]) -> str:
-    """Return the number of seeds, and how many of them reach the bar where the result has one."""
+    """Return the number of seeds, and how many of them reach the bar if the result has one."""
     values, bar = final_values(result), result.get("bar")
     return f"{len(values)}" if bar is None else f"{int((values >= bar).sum())} of {len(values)} reach {bar:g}"
 
 
 def minutes_text(result: dict[str, Any]) -> str:
-    """Return the shortest and the longest run in minutes; empty where none was measured."""
+    """Return the shortest and longest duration of a run in minutes; empty if none was measured."""
     minutes = [run["minutes"] for run in result["runs"] if run["minutes"] is not None]
     return " to ".join(sorted({f"{min(minutes):.1f}", f"{max(minutes):.1f}"}, key=float)) if minutes else ""
 
@@ -316,7 +317,7 @@ def baselines_table(reports: dict[str, dict[str, Any]]) -> str:
     """Return a Markdown table of the returns of several policies in the same environments.
 
     Args:
-        reports: Name of the policy to the report that ``lrl success_table --json`` wrote.
+        reports: Result of ``lrl success_table --json`` by the name of the policy.
     """
     lines = []
     for rows in zip(*(report["environments"] for report in reports.values()), strict=True):
