@@ -1,4 +1,4 @@
-"""Attach low-rank adapters to a causal LM, to all of its layers or to the last ones, and switch between them."""
+"""Low-rank adapters of a causal LM: attach them, switch between them, and export a trained model."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from lrl.lm.model import LanguageModel
 
 _UNMATCHED = r"The following (rank|alpha)_pattern keys did not match"
-"""peft's warning of patterns that match no module; those of experts, which peft makes itself, match parameters."""
+"""Start of a warning of peft. It is a false alarm for experts, whose patterns match parameters instead of modules."""
 
 
 def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
     """Wrap ``model`` with trainable adapters and freeze the base.
 
     Raises:
-        ValueError: ``target_modules`` match nothing (the message lists the names that exist), or match tied weights;
-            there are fewer layers than ``last_layers``, a key of ``rank_pattern`` matches no adapter, the embeddings of
-            added tokens would stay frozen, or peft cannot adapt the model so, as experts with dropout.
+        ValueError: If ``target_modules`` matches nothing or tied weights, ``last_layers`` exceeds the number of layers,
+            a key of ``rank_pattern`` matches no adapter, the embeddings of added tokens would stay frozen, or peft does
+            not support the combination, such as experts with dropout.
     """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import peft
@@ -79,7 +79,7 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
 
 
 def frozen_embeddings(model: Any) -> list[str]:
-    """Return the names of those of input and output embeddings that are not trained in full; tied ones are one.
+    """Return the names of the input and output embeddings that are not trained in full.
 
     Args:
         model: with adapters.
@@ -95,10 +95,10 @@ def decoder_layers(model: Any, key: str = "lora.last_layers") -> tuple[str, nn.M
 
     Args:
         model: with adapters or without.
-        key: the option that needs them, for the error.
+        key: the option that needs the layers, for the error message.
 
     Raises:
-        ValueError: the model has no list of as many modules as its configuration counts layers.
+        ValueError: If no list of modules is as long as the number of layers in the model's configuration.
     """
     model = bare(model)
     count = model.config.get_text_config().num_hidden_layers
@@ -109,7 +109,9 @@ def decoder_layers(model: Any, key: str = "lora.last_layers") -> tuple[str, nn.M
 
 
 def _places(model: Any, lora: LoRAConfig, wanted: Sequence[str]) -> dict[str, Any]:
-    """Return peft's settings for where adapters go; peft does not take ``all-linear`` for some of the layers.
+    """Return the settings of peft that name the adapted layers.
+
+    With ``last_layers``, peft does not support ``all-linear``, so the names of the linear layers are listed.
 
     Args:
         model: without adapters.
@@ -146,10 +148,10 @@ def _places(model: Any, lora: LoRAConfig, wanted: Sequence[str]) -> dict[str, An
 
 
 def _check_ranks(model: nn.Module, lora: LoRAConfig) -> None:
-    """Raise if a key of ``rank_pattern`` matches no adapter, as peft matches them.
+    """Check that each key of ``rank_pattern`` matches an adapter, by the rules of peft.
 
     Raises:
-        ValueError: so it is.
+        ValueError: If a key matches no adapter.
     """
     adapted = [name.removesuffix(".lora_A") for name, _ in model.named_modules() if name.endswith(".lora_A")]
     for key in lora.rank_pattern:
@@ -160,9 +162,9 @@ def _check_ranks(model: nn.Module, lora: LoRAConfig) -> None:
 
 @torch.no_grad()
 def _not_linear(model: nn.Module) -> list[str]:
-    """Return the names of layers that derive from a linear one and compute something else, as routers of experts do.
+    """Return the names of layers that derive from a linear layer but compute something else, such as expert routers.
 
-    An adapter would add the product of its matrices to what they return.
+    They cannot be adapted: an adapter adds the product of its matrices to the output of a linear layer.
     """
     names = []
     parts: list[tuple[str, Any]] = list(model.named_modules())
@@ -172,7 +174,7 @@ def _not_linear(model: nn.Module) -> list[str]:
             continue
         try:
             out = part(part.weight.new_zeros(1, part.in_features))
-        except (RuntimeError, TypeError, ValueError, IndexError):  # takes something else than rows of states
+        except (RuntimeError, TypeError, ValueError, IndexError):  # the input is not a matrix of states
             out = None
         if not isinstance(out, torch.Tensor) or out.shape != (1, part.out_features):
             names.append(name)
@@ -183,7 +185,7 @@ def _layers(model: nn.Module, lora: LoRAConfig) -> tuple[list[str], list[str]]:
     """Return the names of the layers that get an adapter, and of those that are trained in full.
 
     Raises:
-        ValueError: a layer does not exist.
+        ValueError: If a layer does not exist, or cannot have an adapter.
     """
     wanted = [lora.target_modules] if isinstance(lora.target_modules, str) else list(lora.target_modules)
     saved = list(lora.modules_to_save or [])
@@ -204,13 +206,13 @@ def _layers(model: nn.Module, lora: LoRAConfig) -> tuple[list[str], list[str]]:
 
 
 def _linear(model: nn.Module) -> list[str]:
-    """Return the names of linear layers, without those of the modules around them, sorted."""
+    """Return the sorted names of linear layers, each without the path to it."""
     kinds = {name.rsplit(".", 1)[-1]: type(part).__name__ for name, part in model.named_modules()}
     return sorted(name for name, kind in kinds.items() if "Linear" in kind or "Conv1D" in kind)
 
 
 def _tied_layers(model: Any) -> set[str]:
-    """Return the names of input and output embeddings if they are one tensor, else nothing."""
+    """Return the names of input and output embeddings if they share one weight, else an empty set."""
     ends = model.get_input_embeddings(), model.get_output_embeddings()
     if ends[1] is None or ends[0].weight is not ends[1].weight:
         return set()
@@ -234,11 +236,11 @@ def freeze_second_adapter(model: Any) -> None:
 
 
 def add_critic_adapter(model: Any, config: LanguageModelConfig) -> None:
-    """Add an adapter ``critic`` of the same shape as ``default``, which starts at zero as well.
+    """Add an adapter ``critic`` of the same shape as ``default``, initialised to zero like ``default``.
 
     Raises:
-        ValueError: the actor has no adapter, or gradient checkpointing is on: the backward pass would compute the
-            critic's layers again with the actor's adapter.
+        ValueError: If the actor has no adapter, or gradient checkpointing is on: the backward pass would recompute the
+            critic's layers with the actor's adapter.
     """
     if config.lora is None:
         raise ValueError("value_head.adapter is true and language_model.lora null; set lora, or adapter false.")
@@ -267,13 +269,13 @@ def use_adapter(model: Any, name: str) -> None:
 # Export a trained model as a Hugging Face folder, which loads without this package.
 
 BASE_FILE = "lrl_base.json"
-"""Name of the file beside an adapter that says how its base was loaded: ``dtype`` and ``quantization``."""
+"""File next to an exported adapter with the ``dtype`` and ``quantization`` that its base was loaded with."""
 _OF_EMBEDDINGS = ("ordered_numbers", "number_tokens", "added_tokens")
-"""Options that change embeddings, which an adapter can hold whole."""
+"""Options that change embeddings. An exported adapter can contain whole embeddings (``lora.modules_to_save``)."""
 
 
 def save_pretrained(language_model: LanguageModel, folder: Path, writes: bool = True) -> None:
-    """Write the model, or its adapter, and the tokenizer with the chat template of the training.
+    """Write the model, or only its adapter, and the tokenizer with the chat template used in training.
 
     Args:
         language_model: configured; its weights may be sharded.
@@ -297,13 +299,13 @@ def save_pretrained(language_model: LanguageModel, folder: Path, writes: bool = 
 
 
 def check_exportable(language_model: LanguageModel) -> None:
-    """Raise if the model is an adapter whose base could not be loaded again by its name.
+    """Check that the base of an adapter can be loaded again by its name.
 
     Args:
-        language_model: need not be configured.
+        language_model: may be unconfigured.
 
     Raises:
-        ValueError: the weights of the base are not those of the model that the adapter names.
+        ValueError: If the options change the weights of the base, or the base is a GGUF file.
     """
     config = language_model.config
     if config.lora is None:
@@ -320,13 +322,13 @@ def check_exportable(language_model: LanguageModel) -> None:
 
 
 def check_embeddings(language_model: LanguageModel) -> None:
-    """Raise if embeddings that differ from those of the base would be missing from an exported adapter.
+    """Check that an exported adapter contains all embeddings that differ from those of the base.
 
     Args:
         language_model: configured.
 
     Raises:
-        ValueError: tokens were added, or embeddings ordered, and ``lora.modules_to_save`` does not name them.
+        ValueError: If embeddings were added or ordered and ``lora.modules_to_save`` does not name them.
     """
     config = language_model.config
     for key in _OF_EMBEDDINGS:
@@ -335,7 +337,7 @@ def check_embeddings(language_model: LanguageModel) -> None:
 
 
 def _sentence(config: LanguageModelConfig, key: str) -> str:
-    """Return why an adapter cannot be exported where ``key`` is set."""
+    """Return the message that an adapter cannot be exported because the option ``key`` is set."""
     value = getattr(config, key)
     unset, given = ("false", "true") if value is True else ("null" if isinstance(value, int) else "[]", value)
     more = ", or lora.modules_to_save name the embeddings" if key in _OF_EMBEDDINGS else ""

@@ -1,4 +1,4 @@
-"""Properties of a model's attention: what it attends to, its kernel, and its precision."""
+"""Properties of a model's attention: which tokens it attends to, its kernel, and its precision."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SUSPECT = re.compile(
     r"window|chunk_size|alibi|local_att|block_type|layers_attn|attn_layer_|attention_pattern|global_attn"
     r"|mamba|ssm|recurrent|conv|^linear_|lru|index_topk|sliding"
 )
-"""Configuration keys that no model with full attention has."""
+"""Pattern of configuration keys that no model with full attention has."""
 _HALVED = (torch.bfloat16, torch.float16)
 SOUND = 1.5
 """Ratio by which a 16-bit pass may be farther from float32 than the plain 16-bit pass."""
@@ -74,7 +74,8 @@ def _names_alibi(settings: Mapping[str, Any]) -> bool:
 def max_positions(model: Any) -> int | None:
     """Return the largest number of tokens of a text: the size of the table of positions, or :func:`rope_limit`.
 
-    None where any position has an embedding, and always the same one.
+    Returns:
+        None if every position has an embedding that does not depend on the length of the text.
     """
     model = bare(model)
     tables = "wpe", "embed_positions", "position_embeddings", "position_embedding"
@@ -86,10 +87,10 @@ def max_positions(model: Any) -> int | None:
 
 
 def context_length(config: Any) -> int | None:
-    """Return the largest number of tokens that a model was made for; None where its configuration names none.
+    """Return the context length in the configuration of a model, in tokens; None if the configuration has none.
 
-    Rotary embeddings and ALiBi exist for any position, but a model is poor beyond those of its training, and embeddings
-    that depend on the length of the text change beyond ``original_max_position_embeddings``.
+    Rotary embeddings and ALiBi exist for any position, but the quality drops beyond the positions seen in training, and
+    embeddings that depend on the length of the text change beyond ``original_max_position_embeddings``.
 
     Args:
         config: configuration of transformers.
@@ -104,14 +105,14 @@ def context_length(config: Any) -> int | None:
 def rope_limit(config: Any) -> int | None:
     """Return the largest number of tokens of a text whose rotary embeddings do not depend on that number.
 
-    Beyond it, dynamic and long RoPE (``longrope``) embed every position by the length of the longest text in the pass,
-    so a log-probability would depend on what else is in the batch, and on how far a response has grown.
+    Beyond it, dynamic and long RoPE (``longrope``) embed every position depending on the longest text in the pass, so a
+    log-probability would depend on the other texts in the batch and on the length of the response so far.
 
     Args:
         config: configuration of transformers.
 
     Returns:
-        None where the embeddings depend on the position alone.
+        None if the embeddings depend on the position alone.
     """
     text = config.get_text_config()
     settings = getattr(text, "rope_parameters", None) or {}
@@ -125,14 +126,14 @@ def rope_limit(config: Any) -> int | None:
 
 
 def compute_dtype(model: Any) -> torch.dtype:
-    """Return the dtype that attention computes in: that of autocast where it is on, else that of the weights."""
+    """Return the dtype of the attention: that of autocast if it is enabled, else that of the weights."""
     weight = bare(model).get_input_embeddings().weight
     if torch.is_autocast_enabled(weight.device.type):
         return torch.get_autocast_dtype(weight.device.type)
     return weight.dtype
 
 
-# -- kernels ---------------------------------------------------------------------------------------------------------
+# Kernels.
 
 
 def kernel_of(model: Any) -> str:
@@ -152,10 +153,10 @@ def use_kernel(model: Any, name: str) -> None:
 
 
 def set_kernel(model: Any, setting: str, loaded: str) -> bool:
-    """Choose the attention kernel with which sampled and teacher-forced log-probabilities agree.
+    """Choose an attention kernel with which sampled and teacher-forced log-probabilities agree.
 
-    In 16 bits on a CPU the rounding of SDPA depends on the shape of the batch and of its mask, that of eager attention
-    does not. Called before each pass: weights or autocast may have changed to 16 bits since loading.
+    In 16 bits on a CPU, the rounding of SDPA depends on the shapes of the batch and the mask; that of eager attention
+    does not. This is called before each pass, because the dtype of weights or autocast may have changed since loading.
 
     Args:
         model: a Hugging Face causal LM.
@@ -163,7 +164,7 @@ def set_kernel(model: Any, setting: str, loaded: str) -> bool:
         loaded: the kernel that the model was loaded with.
 
     Returns:
-        Whether the setting is one with which they do not agree.
+        Whether they do not agree because the setting prescribes SDPA.
     """
     halved_on_cpu = bare(model).get_input_embeddings().weight.device.type == "cpu" and is_halved(model)
     if setting == "auto":
@@ -172,9 +173,9 @@ def set_kernel(model: Any, setting: str, loaded: str) -> bool:
 
 
 def _finite_eager_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Any:
-    """Return transformers' mask of eager attention ``(row, 1, query, key)``, but finite in float32.
+    """Return the mask of transformers for eager attention, ``(row, 1, query, key)``, with values finite in float32.
 
-    The softmax is computed in float32, where the least float64 is -inf, and a row of padding would be NaN.
+    The softmax is computed in float32, where the lowest float64 is -inf, so that a row of padding would be NaN.
     """
     return eager_mask(*args, dtype=torch.float32 if dtype == torch.float64 else dtype, **kwargs)
 
@@ -182,7 +183,7 @@ def _finite_eager_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs:
 AttentionMaskInterface.register("eager", _finite_eager_mask)
 
 
-# -- self-check ------------------------------------------------------------------------------------------------------
+# Precision.
 
 
 def is_exact(shared: Tensor, plain: Tensor) -> bool:
@@ -194,6 +195,19 @@ def is_exact(shared: Tensor, plain: Tensor) -> bool:
     """
     spread = (plain - plain.mean(-1, keepdim=True)).abs().max()
     return bool((shared - plain).abs().max() <= _EXACT * spread)
+
+
+def agrees(one: Tensor, other: Tensor, halved: bool) -> bool:
+    """Return whether logits ``(turn, token, vocabulary)`` of two passes differ only by rounding.
+
+    Args:
+        one: of a pass.
+        other: of another pass.
+        halved: whether the passes are in 16 bits.
+    """
+    if not halved:
+        return is_exact(one, other)
+    return bool((one - other).abs().max() <= 2e-2 * (other - other.mean()).abs().max())
 
 
 def is_sound(shared: Tensor, plain: Tensor, exact: Tensor) -> bool:
@@ -218,9 +232,9 @@ def in_float32(model: nn.Module) -> AbstractContextManager[None]:
 def in_dtype(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Compute a model's passes in another data type, converting the weights of one block at a time.
 
-    A float32 copy of the model would need twice the memory of the 16-bit weights; this needs that of one layer. Weights
-    in 4 bits stay as they are and are multiplied in that type. Buffers are converted to float32, but not to 16 bits,
-    which positions are too large for.
+    Converting one block at a time needs the memory of one layer instead of a copy of the model. Weights in 4 bits stay
+    packed and are multiplied in that type. Buffers are converted to float32 but not to 16 bits, because they may hold
+    positions, which 16 bits cannot represent.
     """
     others = {torch.float32, *_HALVED} - {dtype}
     handles: list[Any] = []
@@ -256,10 +270,10 @@ def in_dtype(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def _blocks(part: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
-    """Yield the modules to convert, and whether with their submodules.
+    """Yield the modules to convert, and whether to convert their submodules with them.
 
-    Decoder layers are, and so are layers with an adapter: these convert their input to the data type of the adapter
-    before they call it. All others are not.
+    Decoder layers are converted with their submodules, and so are layers with an adapter, which convert their input to
+    the data type of the adapter before calling it.
     """
     if hasattr(part, "base_layer") or hasattr(part, "original_module"):
         yield part, True

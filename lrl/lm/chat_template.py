@@ -21,7 +21,7 @@ PLAIN = (
 """For base models: the system text, then ``user: ...`` and ``assistant: ...`` lines."""
 
 CONTENT = "{% for message in messages %}{{ message.content + '\n' }}{% endfor %}"
-"""The messages alone, one per line: short, for a policy that chooses among actions and need not be told who speaks."""
+"""Only the messages, one per line: a short format for policies that choose among actions."""
 
 CHATML = (
     "{% for message in messages %}"
@@ -41,7 +41,7 @@ OTHER_TEMPLATES = "plain, content, chatml or the path of a Jinja file"
 _OPENING = re.compile(
     r"(?:[<\[\u25c1](?!\|?end)[\w:|]*(?:think|thought|reason)[\w:|]*[>\]\u25b7]|(?P<any><\w+>))\s*$", re.IGNORECASE
 )
-"""An open tag at the end of a text, as ``<think>``, ``[THINK]`` or Kimi's, which has triangles; or any other."""
+"""An open tag at the end of a text: ``<think>``, ``[THINK]``, Kimi's tag with triangles, or any other tag."""
 
 
 class ChatTemplate:
@@ -61,7 +61,7 @@ class ChatTemplate:
         self._merges_system = False
         self._merges_system = not self._takes_system()
         self.fault_of_turns = self._check_turns()
-        """What is wrong with a conversation of several turns; empty if nothing is."""
+        """Error message for conversations of several turns; empty if the template supports them."""
         self.end_id = self._end_of_turn_id()
         """The special token that the template writes after a response; None if there is none."""
         self.opening = self._find_opening()
@@ -90,7 +90,7 @@ class ChatTemplate:
             ) from error
 
     def _takes_system(self) -> bool:
-        """Return whether the template writes a system message; some raise an error, and others leave it out.
+        """Return whether the template writes a system message; some templates raise an error, and others omit it.
 
         Raises:
             ValueError: If it does not write a user's message either.
@@ -106,7 +106,7 @@ class ChatTemplate:
         return takes_system
 
     def _check_turns(self) -> str:
-        """Return what is wrong with a conversation of several turns, empty if nothing is."""
+        """Return an error message for conversations of several turns; empty if the template supports them."""
         try:
             text = self.render(_CHAT)
         except ValueError as error:
@@ -149,7 +149,7 @@ class ChatTemplate:
         return None
 
     def _find_opening(self) -> str:
-        """Return the open tag at the end of a prompt, if it is no tag of the speaker, as before past responses."""
+        """Return the open tag at the end of a prompt, unless it is a tag of the speaker, as before past responses."""
         found = _OPENING.search(self.render([_USER]))
         is_role = found is not None and found["any"] is not None and found["any"] in (self._before_response() or "")
         return "" if found is None or is_role else found[0]
@@ -164,7 +164,7 @@ class ChatTemplate:
         return first if first in self._tokenizer.added_tokens_decoder else None
 
     def written_tokens(self) -> list[str]:
-        """Return the texts of the added tokens that the template writes around messages, as ``<|User|>``.
+        """Return the texts of the added tokens that the template writes around messages, such as ``<|User|>``.
 
         Added tokens that are words or whitespace are left out.
         """
@@ -221,19 +221,19 @@ _MARK = "\ue0ff"
 
 @final
 class ControlTokens:
-    """Tells the control tokens that a chat template writes from their text in messages.
+    """Distinguishes the control tokens that a chat template writes from equal text in messages.
 
-    Their text in messages is marked before the template is rendered (:meth:`protect`). In the prompt that the template
-    writes, the marks are then exchanged (:meth:`exchange`): the template's own control tokens get them, and the text in
-    messages loses them. A copy of the tokenizer, made when it is needed, knows the control tokens by their marked text.
+    :meth:`protect` marks their text in messages before the template is rendered. In the rendered prompt,
+    :meth:`exchange` removes these marks and marks the control tokens of the template instead. A copy of the tokenizer,
+    created on first use, encodes the marked text as control tokens.
 
     Args:
         tokenizer: a fast Hugging Face tokenizer. Its control tokens are its special tokens and those in ``written``,
             except for pairs of tags such as ``<answer>`` and ``</answer>``, which texts contain on purpose.
-        ends: texts of the tokens that end a response. In a response only these are protected: other control tokens in
-            it were sampled.
-        written: texts of the added tokens that the chat template writes around messages. Some tokenizers do not call
-            them special, as DeepSeek's does not ``<|User|>``.
+        ends: texts of the tokens that end a response. Only these are marked in a response, because its other control
+            tokens were sampled.
+        written: texts of the added tokens that the chat template writes around messages. Some tokenizers do not declare
+            them as special, such as ``<|User|>`` of DeepSeek.
     """
 
     def __init__(self, tokenizer: Any, ends: Iterable[str], written: Iterable[str] = ()) -> None:
@@ -300,7 +300,7 @@ def _control_texts(tokenizer: Any, written: Iterable[str]) -> set[str]:
 
 
 def _is_ordinary_token(tokenizer: Any, text: str) -> bool:
-    """Return whether ordinary text needs a control token, such as a padding token ``!``: its text is one character."""
+    """Return whether a control token is also an ordinary character, such as a padding token ``!``."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return len(text) == 1 and backend is not None and backend.model.token_to_id(text) is not None
 
@@ -344,7 +344,7 @@ def _with_marked_controls(tokenizer: Any, texts: set[str]) -> Any:
 # Prompts that differ in the observation alone: what surrounds it is rendered and tokenised once.
 
 OBSERVATION = '[the <observation>\n\n&"lrl"</think> it\'s {{here}}\\]'
-"""The observation of the prompt that a frame is made of, with what a chat template may escape or cut at."""
+"""Placeholder of the observation, with characters that a chat template may escape or split at."""
 _MAX_KNOWN = 4096
 
 
@@ -385,9 +385,9 @@ class PromptFrame:
         encode: Callable[[Sequence[str]], list[list[int]]],
         begun: Callable[[list[int]], list[int]],
     ) -> PromptFrame | None:
-        """Return the frame of the prompts that differ from ``prompt``, which has :data:`OBSERVATION`, there only.
+        """Return the frame of prompts that differ from ``prompt`` only in the observation :data:`OBSERVATION`.
 
-        None unless it contains :data:`OBSERVATION` exactly once.
+        Returns None unless the prompt contains :data:`OBSERVATION` exactly once.
         """
         before, found, after = prompt.partition(OBSERVATION)
         if not found or OBSERVATION in after:

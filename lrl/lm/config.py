@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -23,14 +22,14 @@ class LoRAConfig:
     alpha: int = 32
     """The update is scaled by alpha / r."""
     dropout: float = 0.0
-    """Dropout on the adapter's input, in the training steps of SFT only: RL samples and evaluates without."""
+    """Dropout on the adapter's input, only in training steps of SFT: RL samples and evaluates without dropout."""
     target_modules: Sequence[str] | str = "all-linear"
     """Names of layers that get an adapter, or ``all-linear``."""
     modules_to_save: Sequence[str] | None = None
     """Names of layers that are trained in full besides the adapters."""
     last_layers: int | None = None
-    """Adapt only this many layers, the last ones; null adapts all. Layers below the lowest adapter are computed once
-    per turn and kept, see ``language_model.state_cache_mb``."""
+    """Adapt only this many layers at the end; null adapts all. The states below the lowest adapter are computed once
+    per turn and cached, see ``language_model.state_cache_mb``."""
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     """Ranks other than ``r``, by the name of a module, the end of its path, or a regular expression for that."""
 
@@ -57,12 +56,13 @@ class LanguageModelConfig:
     """Configuration of a causal LM: which one, and how it is loaded."""
 
     name: str = "assets/tiny-lm"
-    """Hub name, local folder or GGUF file; ``smollm2-135m`` is what ``lrl fetch smollm2`` fetched, else on the hub."""
+    """Hub name, local folder or GGUF file. ``smollm2-135m`` is the model of ``lrl fetch smollm2``, or that on the
+    hub."""
     dtype: str = "float32"
     """``float32``, ``bfloat16``, ``float16`` or ``float64``."""
     attention: str = "auto"
-    """``sdpa``, ``eager`` or ``flash_attention_2``; ``auto`` is ``eager`` in 16 bits on a CPU and where a model has
-    nothing else, ``sdpa`` elsewhere."""
+    """``sdpa``, ``eager`` or ``flash_attention_2``; ``auto`` is ``eager`` in 16 bits on a CPU and for models that
+    support nothing else, otherwise ``sdpa``."""
     lora: LoRAConfig | None = None
     """Train adapters only; null trains all weights."""
     quantization: str | None = None
@@ -72,34 +72,31 @@ class LanguageModelConfig:
     init_seed: int = 0
     """Seed of ``random_init``, of ``ordered_numbers`` and of new adapters."""
     first_layers: int | None = None
-    """Keep only this many layers, the first ones, as a cheaper trunk of a head; null keeps all."""
+    """Keep only this many layers from the beginning, as a cheaper trunk of a head; null keeps all."""
     number_tokens: bool = False
     """Add a token for every number from 10 to 999 that the tokenizer splits into digits."""
     added_tokens: Sequence[str] = ()
     """Texts that become one token each, as ``["<action>", "</action>"]``. With ``lora``, ``modules_to_save`` must name
     the embeddings, in which the new rows are trained."""
     ordered_numbers: bool = False
-    """Initialise the embeddings of numbers of up to three digits in order, as those of pretrained models are; for
-    weights that are random or have seen little text, as the embedded model's."""
+    """Initialise the embeddings of numbers of up to three digits in order, as in pretrained models; for models with
+    random weights or little pretraining, such as the embedded one."""
     chat_template: str = "auto"
     """``auto``, ``plain``, ``content``, ``chatml`` or a file."""
     trust_remote_code: bool = False
     """Run code from the model's repository."""
     share_prompts: bool = True
-    """Let equal prompts share a row, in sampling and in training, where a self-check finds it exact and it pays."""
+    """Let equal prompts share a row in sampling and training, if a self-check finds it exact and it is faster."""
     recompute_logprobs: bool | None = None
-    """Compute the log-probabilities of sampled tokens again, by one more forward pass like that of training, so that
-    the first ratio is 1 whatever the rounding of attention; null does so in 16 bits only."""
+    """Recompute the log-probabilities of sampled tokens by a forward pass like that of training, so that the first
+    ratio is 1 despite rounding; null recomputes only in 16 bits."""
     state_cache_mb: int | None = 512
-    """Memory, in MiB, for the states below the lowest adapter (``lora.last_layers``), which do not change in training:
-    the least recently used are dropped, and computed again. null computes all turns of a batch together in every pass,
-    as without ``last_layers``."""
+    """Size in MiB of the cache for states below the lowest adapter (``lora.last_layers``), which do not change in
+    training; the least recently used are evicted. null disables the cache and computes all layers in every pass."""
     gradient_checkpointing: bool = False
     """Trade compute for activation memory."""
     liger_kernels: bool = False
     """Compute rotations, norms and gated layers by Liger's fused kernels in training, on a GPU (``lrl[liger]``)."""
-    config_overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Changes to the model's own configuration, with ``random_init`` only."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -124,5 +121,3 @@ class LanguageModelConfig:
                 raise ValueError(f"language_model.quantization is nf4 and {key} true; unset one of them.")
         if "" in self.added_tokens or len(set(self.added_tokens)) < len(self.added_tokens):
             raise ValueError(f"language_model.added_tokens is {list(self.added_tokens)}; it must be different texts.")
-        if self.config_overrides and not self.random_init:
-            raise ValueError("language_model.config_overrides is set; it needs random_init: true.")

@@ -1,8 +1,8 @@
 """The built-in generator: decode token by token with the weights that are trained.
 
-As in the training pass (:mod:`lrl.lm.layouts`), responses to one prompt share rows of the KV cache, and each
-attends to the prompt and to its own tokens. Every step computes one token of each distinct unfinished text, so
-responses cost little until they differ; finished responses leave the batch.
+As in the training pass (:mod:`lrl.lm.layouts`), responses to one prompt share rows of the KV cache, and each attends to
+the prompt and to its own tokens. Every step computes one token of each distinct unfinished text, so equal beginnings of
+responses are computed once. Finished responses leave the batch.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from lrl.lm.attention import compute_dtype
 from lrl.lm.forward import logits_of, without_gradient
-from lrl.lm.layouts import Turns, additive_mask, lay_out
+from lrl.lm.layouts import TEXTS_PER_ROW, Turns, additive_mask, lay_out, pad_prompts
 from lrl.lm.logprobs import sample_tokens, sampling_dtype, sampling_logprobs
 from lrl.lm.model import LanguageModel
 from lrl.lm.prefill import distinct_prompts, prefill
 from lrl.types import SamplingConfig
 
-# The interface between a policy that responds in text and whatever generates the tokens.
+# The interface between a policy that responds in text and the generator of the tokens.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,7 @@ class Responses:
 class Generator(Protocol):
     """Samples a response for each prompt: the built-in decode loop, a server, an inference engine.
 
-    What ends a response (the end-of-turn token, the last tag of the response format) is the generator's to know.
+    The generator decides where a response ends: at the end-of-turn token, or the last tag of the response format.
     """
 
     def generate(self, prompts: Sequence[Sequence[int]], uniforms: Tensor, sampling: SamplingConfig) -> Responses:
@@ -49,20 +48,19 @@ class Generator(Protocol):
 
         Args:
             prompts: token ids, one sequence per row.
-            uniforms: int64 ``(row, max_new_tokens)``, 64 uniformly distributed bits for each token that may be
-                sampled. A generator that takes its randomness from them alone gives the same responses whatever else
-                is in the batch.
+            uniforms: int64 ``(row, max_new_tokens)``, 64 uniformly distributed bits for each token. If a generator has
+                no other source of randomness, responses do not depend on the rest of the batch.
             sampling: the distribution to sample from, and the maximum number of tokens.
         """
         ...
 
 
-# Decoding without a KV cache, for models whose state or positions cannot be padded: each token reads its whole row.
+# Decoding without a KV cache, for models whose state or positions cannot be padded on the left.
 
 
 @final
 class UncachedDecoding:
-    """Responses that continue prompts, in rows that are padded on the right only.
+    """Decodes without a cache: every token is computed from its whole row, padded on the right.
 
     Args:
         model: any causal LM.
@@ -95,10 +93,7 @@ class UncachedDecoding:
         return self._next_logits()
 
     def _next_logits(self) -> Tensor:
-        lengths = torch.tensor([len(row) for row in self.rows], device=self.device)
-        mask = torch.arange(int(lengths.max()), device=self.device)[None] < lengths[:, None]
-        ids = torch.zeros(mask.shape, dtype=torch.long, device=self.device)
-        ids[mask] = torch.tensor([token for row in self.rows for token in row], device=self.device)
+        ids, mask = pad_prompts(self.rows, self.device).values()
         next_ids = ids.new_zeros(len(ids), 1)  # the id of the next token does not matter: nothing is predicted from it
         turns = Turns(ids, mask, next_ids, torch.ones_like(next_ids, dtype=torch.bool))
         return logits_of(self.model, lay_out(turns, share=False, align="left"))[:, 0]
@@ -106,7 +101,6 @@ class UncachedDecoding:
 
 _COMPACT = 0.75
 """Finished rows are dropped from the cache when the unfinished share is below this: dropping copies the cache."""
-_CANDIDATES = (1, 2, 4, 8, 16, 32)
 
 
 @final
@@ -130,7 +124,7 @@ class DecodeLoop:
             sampling: the distribution to sample from, and the maximum number of tokens.
 
         Raises:
-            ValueError: a prompt and its response could take more tokens than the model has positions.
+            ValueError: If a prompt and its response could exceed the positions of the model.
         """
         model, tokenizer = self.language_model, self.language_model.tokenizer
         model.prepare_decoding(max(len(prompt) for prompt in prompts), sampling.max_new_tokens)
@@ -171,7 +165,7 @@ def decode(
             text with several tokens. Called row by row.
         share: let responses to one prompt share a row, by a 4-D mask: only where every layer attends fully.
         cached: keep a KV cache, for prompts that are padded on the left; else every token is computed from its whole
-            row, which is right for any causal model.
+            row, which is correct for any causal model.
     """
     device = next(model.parameters()).device
     unique, index = distinct_prompts(prompts)
@@ -204,10 +198,10 @@ def decode(
 
 
 def texts_per_row(counts: Tensor, prompt: int, response: int) -> int:
-    """Return how many texts should share one row of the cache: the cheapest, by what was measured on a CPU.
+    """Return the cheapest number of texts per row of the cache, by a cost model fitted to measurements on a CPU.
 
-    All responses are assumed to differ. A row costs reading its columns; a text costs the layers' products, and
-    attending to the row's columns.
+    All responses are assumed to differ. The cost of a row is reading its columns; the cost of a text is the matrix
+    products of the layers, and attention to the columns of its row.
 
     Args:
         counts: responses to each distinct prompt, int64 ``(prompt,)``.
@@ -220,94 +214,15 @@ def texts_per_row(counts: Tensor, prompt: int, response: int) -> int:
         columns = prompt + per_row * response / 2
         return rows * (1 + columns / 32) + rows * per_row * (1 + columns / 50)
 
-    return min(_CANDIDATES, key=cost)
-
-
-@final
-class _CacheRows:
-    """Bookkeeping of the cache: its rows, the unfinished responses, and the distinct texts that these have so far.
-
-    Responses to one prompt with the same tokens so far are one text, which is computed once. The texts of a prompt
-    share a row until there are too many, and are then spread over copies of it. Texts are sorted by row.
-
-    Args:
-        prompt_of: which distinct prompt each response has, int64 ``(response,)``.
-        mask: bool ``(prompt, column)``, False at padding.
-        most: the maximum number of texts in a row; null gives every response a row from the beginning.
-    """
-
-    def __init__(self, prompt_of: Tensor, mask: Tensor, most: int | None) -> None:
-        self.turn = torch.argsort(prompt_of, stable=True)
-        prompts = torch.arange(len(mask), device=mask.device)
-        self.prompt = prompt_of[self.turn] if most is None else prompts
-        self.row = torch.arange(len(self.turn), device=mask.device) if most is None else prompt_of[self.turn]
-        self.most = most or 1
-        self.text = self.row
-        """The text of each response so far, int64 ``(response,)``; at first that of its row's prompt."""
-        self.lengths, self.mask = mask.sum(1)[self.prompt], mask[self.prompt]
-        self.seen = torch.zeros(len(self.prompt), 0, dtype=torch.bool, device=mask.device)
-        """bool ``(text, column)``: the columns after the prompt that each text consists of."""
-
-    def keep(self, unfinished: Tensor, cache: DynamicCache) -> None:
-        """Drop finished responses, and rows without responses where copying the cache pays.
-
-        Args:
-            unfinished: bool ``(response,)``, of those that were unfinished before.
-            cache: keys and values of the rows.
-        """
-        self.row, self.text, self.turn = self.row[unfinished], self.text[unfinished], self.turn[unfinished]
-        stay, row = torch.unique(self.row, return_inverse=True)
-        if len(stay) < _COMPACT * len(self.mask):
-            self.row = row
-            self._take(stay, cache)
-
-    def append(self, token: Tensor, cache: DynamicCache) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """Append one token ``(response,)`` to each response; texts with different next tokens separate.
-
-        Returns:
-            The ids of the new columns, int64 ``(row, place)``, the columns that each attends to, bool ``(row, place,
-            column)``, and the row of each text and its place there, each int64 ``(text,)``.
-        """
-        keys = self.text * (int(token.max()) + 1) + token
-        parent, (distinct, self.text) = self.text, torch.unique(keys, return_inverse=True)
-        texts, before = len(distinct), self.seen.shape[1]
-        response = parent.new_zeros(texts).scatter_(0, self.text, torch.arange(len(token), device=token.device))
-        row, place = self._spread(self.row[response], cache)
-        self.row = row[self.text]
-        ids = torch.zeros(len(self.mask), int(place.max()) + 1, dtype=torch.long, device=token.device)
-        ids[row, place] = token[response]
-        self.seen = torch.cat([self.seen[parent[response]], self.seen.new_zeros(texts, ids.shape[1])], dim=1)
-        self.seen[torch.arange(texts, device=token.device), before + place] = True
-        visible = self.mask[:, None].expand(-1, ids.shape[1], -1)
-        visible = torch.cat([visible, self.seen.new_zeros(*ids.shape, self.seen.shape[1])], dim=2)
-        visible[row, place, self.mask.shape[1] :] = self.seen
-        return ids, visible, (row, place)
-
-    def _spread(self, row: Tensor, cache: DynamicCache) -> tuple[Tensor, Tensor]:
-        """Return row and place of each text, each int64 ``(text,)``, given its row so far; full rows are split."""
-        counts = torch.bincount(row, minlength=len(self.mask))
-        place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
-        if int(counts.max()) > self.most:
-            copies = (-(-counts // self.most)).clamp(min=1)  # a row without responses stays until it is dropped
-            size = (-(-counts // copies))[row]
-            row = (copies.cumsum(0) - copies)[row] + place // size
-            place = place % size
-            self._take(torch.repeat_interleave(torch.arange(len(copies), device=row.device), copies), cache)
-        return row, place
-
-    def _take(self, rows: Tensor, cache: DynamicCache) -> None:
-        """Make these the rows of the cache, int64 ``(row,)``; a row may be taken several times."""
-        cache.batch_select_indices(rows)
-        self.lengths, self.mask = self.lengths[rows], self.mask[rows]
-
-    def attended(self) -> Tensor:
-        """Return the columns that hold a token, bool ``(row, column)``, where every row has one response."""
-        return torch.cat([self.mask, self.seen.new_ones(len(self.mask), self.seen.shape[1])], dim=1)
+    return min(TEXTS_PER_ROW, key=cost)
 
 
 @final
 class _CachedDecoding:
-    """Responses that continue prompts in a KV cache, whose rows may hold several responses.
+    """Decodes with a KV cache, whose rows may hold several responses.
+
+    Responses to one prompt with the same tokens so far are one text, which is computed once. The texts of a prompt
+    share a row until there are too many, and are then spread over copies of it. Texts are sorted by row.
 
     Args:
         model: called as a Hugging Face causal LM is.
@@ -322,25 +237,25 @@ class _CachedDecoding:
         logits, mask, self.cache, _ = prefill(model, unique, share)
         prompt_of = torch.tensor(index, device=mask.device)
         counts = torch.bincount(prompt_of)
-        most = texts_per_row(counts, mask.shape[1], steps) if share else None
-        self.rows = _CacheRows(prompt_of, mask, most)
-        if most is None:
-            self.cache.batch_select_indices(self.rows.prompt)
-        else:
-            for layer in self.cache.layers:
-                layer.reserve(steps * min(most, int(counts.max())))  # pyright: ignore[reportAttributeAccessIssue]
-        self.logits = logits[self.rows.prompt]
-        """``(text, vocabulary)`` of the first token."""
-
-    @property
-    def turn(self) -> Tensor:
+        self.most = texts_per_row(counts, mask.shape[1], steps) if share else 1
+        """The maximum number of texts in a row."""
+        self.turn = torch.argsort(prompt_of, stable=True)
         """Which responses are unfinished, int64 ``(response,)``."""
-        return self.rows.turn
-
-    @property
-    def text(self) -> Tensor:
+        prompt = torch.arange(len(mask), device=mask.device) if share else prompt_of[self.turn]  # of each row
+        self.row = prompt_of[self.turn] if share else torch.arange(len(self.turn), device=mask.device)
+        """The row of each unfinished response, int64 ``(response,)``."""
+        self.text = self.row
         """Which of the distinct texts each unfinished response has so far, int64 ``(response,)``."""
-        return self.rows.text
+        self.lengths, self.mask = mask.sum(1)[prompt], mask[prompt]
+        self.seen = torch.zeros(len(prompt), 0, dtype=torch.bool, device=mask.device)
+        """bool ``(text, column)``: the columns after the prompt that each text consists of."""
+        self.logits = logits[prompt]
+        """``(text, vocabulary)`` of the first token."""
+        if not share:
+            self.cache.batch_select_indices(prompt)
+            return
+        for layer in self.cache.layers:
+            layer.reserve(steps * min(self.most, int(counts.max())))  # pyright: ignore[reportAttributeAccessIssue]
 
     def append(self, token: Tensor, unfinished: Tensor) -> Tensor:
         """Append a token to each unfinished response and return the logits of the next, ``(text, vocabulary)``.
@@ -349,16 +264,69 @@ class _CachedDecoding:
             token: int64 ``(response,)``.
             unfinished: bool ``(response,)``; the others leave.
         """
-        rows = self.rows
-        rows.keep(unfinished, self.cache)
-        ids, visible, (row, place) = rows.append(token[unfinished], self.cache)
-        attention = additive_mask(visible, compute_dtype(self.model)) if self.share else rows.attended().long()
+        self._keep(unfinished)
+        ids, visible, (row, place) = self._add_columns(token[unfinished])
+        if self.share:
+            attention = additive_mask(visible, compute_dtype(self.model))
+        else:  # every row is one response
+            attention = torch.cat([self.mask, self.seen.new_ones(len(self.mask), self.seen.shape[1])], dim=1).long()
         out = self.model(
             input_ids=ids,
             attention_mask=attention,
-            position_ids=(rows.lengths + self.step)[:, None].expand_as(ids),
+            position_ids=(self.lengths + self.step)[:, None].expand_as(ids),
             past_key_values=self.cache,
             use_cache=True,
         )
         self.step += 1
         return out.logits[row, place]
+
+    def _keep(self, unfinished: Tensor) -> None:
+        """Drop finished responses, and rows without responses where copying the cache pays.
+
+        Args:
+            unfinished: bool ``(response,)``, of those that were unfinished before.
+        """
+        self.row, self.text, self.turn = self.row[unfinished], self.text[unfinished], self.turn[unfinished]
+        stay, row = torch.unique(self.row, return_inverse=True)
+        if len(stay) < _COMPACT * len(self.mask):
+            self.row = row
+            self._take(stay)
+
+    def _add_columns(self, token: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Append one token ``(response,)`` to each response; texts with different next tokens separate.
+
+        Returns:
+            The ids of the new columns, int64 ``(row, place)``, the columns that each attends to, bool ``(row, place,
+            column)``, and the row of each text and its place there, each int64 ``(text,)``.
+        """
+        keys = self.text * (int(token.max()) + 1) + token
+        parent, (distinct, self.text) = self.text, torch.unique(keys, return_inverse=True)
+        texts, before = len(distinct), self.seen.shape[1]
+        response = parent.new_zeros(texts).scatter_(0, self.text, torch.arange(len(token), device=token.device))
+        row, place = self._spread(self.row[response])
+        self.row = row[self.text]
+        ids = torch.zeros(len(self.mask), int(place.max()) + 1, dtype=torch.long, device=token.device)
+        ids[row, place] = token[response]
+        self.seen = torch.cat([self.seen[parent[response]], self.seen.new_zeros(texts, ids.shape[1])], dim=1)
+        self.seen[torch.arange(texts, device=token.device), before + place] = True
+        visible = self.mask[:, None].expand(-1, ids.shape[1], -1)
+        visible = torch.cat([visible, self.seen.new_zeros(*ids.shape, self.seen.shape[1])], dim=2)
+        visible[row, place, self.mask.shape[1] :] = self.seen
+        return ids, visible, (row, place)
+
+    def _spread(self, row: Tensor) -> tuple[Tensor, Tensor]:
+        """Return row and place of each text, each int64 ``(text,)``, given its row so far; full rows are split."""
+        counts = torch.bincount(row, minlength=len(self.mask))
+        place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+        if int(counts.max()) > self.most:
+            copies = (-(-counts // self.most)).clamp(min=1)  # a row without responses stays until it is dropped
+            size = (-(-counts // copies))[row]
+            row = (copies.cumsum(0) - copies)[row] + place // size
+            place = place % size
+            self._take(torch.repeat_interleave(torch.arange(len(copies), device=row.device), copies))
+        return row, place
+
+    def _take(self, rows: Tensor) -> None:
+        """Make these the rows of the cache, int64 ``(row,)``; a row may be taken several times."""
+        self.cache.batch_select_indices(rows)
+        self.lengths, self.mask = self.lengths[rows], self.mask[rows]

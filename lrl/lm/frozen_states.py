@@ -1,11 +1,10 @@
-"""States below the lowest adapter: they do not change in training, so they are computed once per turn and kept.
+"""A cache of hidden states below the lowest adapter, which do not change in training.
 
-Layers below the lowest adapter are the same function for the policy, its old log-probabilities, the reference and the
-critic. Their output is computed in batches of a fixed shape (:mod:`lrl.lm.frozen_states`): first each distinct
-prompt, then each response after the keys and values of its prompt. So the numbers depend on nothing but the text, and
-it makes no difference to any bit of a gradient whether they were kept, dropped or computed again, after a resume, in
-another minibatch, or with other padding. The layers above read them from the rows of a forward pass as usual. Of a
-prompt that comes back with another response, keys and values are kept as well, in at most half of the memory.
+These layers compute the same function for the policy, the reference and the critic. Their output is computed once per
+prompt and once per response, in batches of a fixed shape, so that it depends on the text alone: gradients are
+bit-identical whether states were cached, evicted or recomputed, after a resume, in another minibatch, or with other
+padding. A forward pass then starts above these layers (:class:`lrl.lm.layouts.Lower`). If a prompt recurs with another
+response, its keys and values are cached as well, in at most half of the memory.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ from torch.nn import functional
 from transformers import DynamicCache
 
 from lrl.lm.adapters import decoder_layers
-from lrl.lm.attention import Attention, bare, compute_dtype, is_exact, is_halved, kernel_of, max_positions
+from lrl.lm.attention import Attention, agrees, bare, compute_dtype, is_halved, kernel_of, max_positions
 from lrl.lm.forward import (
+    arbitrary_ids,
     frozen_depth,
     has_dropout,
     logits_of,
@@ -45,7 +45,7 @@ class LRUCache(Generic[Value]):
     """Caches values by key within a number of bytes; the least recently used are evicted.
 
     Args:
-        max_bytes: most that all values together may have; 0 keeps none.
+        max_bytes: largest total size of the values; 0 caches nothing.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -58,14 +58,14 @@ class LRUCache(Generic[Value]):
         return len(self._kept)
 
     def get(self, key: Hashable) -> Value | None:
-        """Return a value, which becomes the most recently used; None if it is not kept."""
+        """Return a value, which becomes the most recently used one; None if it is not cached."""
         if key not in self._kept:
             return None
         self._kept.move_to_end(key)
         return self._kept[key][0]
 
     def put(self, key: Hashable, value: Value, size: int) -> None:
-        """Keep a value of ``size`` bytes as the most recently used one, and drop others beyond the limit."""
+        """Store a value of ``size`` bytes as the most recently used one, and evict others beyond the limit."""
         if key in self._kept:
             self._kept.move_to_end(key)
             return
@@ -74,7 +74,7 @@ class LRUCache(Generic[Value]):
         self.shrink()
 
     def shrink(self, max_bytes: int | None = None) -> None:
-        """Drop values until all together have at most ``max_bytes``, by default the cache's own limit."""
+        """Evict values until the cache has at most ``max_bytes``, by default its own limit."""
         limit = self.max_bytes if max_bytes is None else max_bytes
         while self.bytes > limit:
             self.bytes -= self._kept.popitem(last=False)[1][1]
@@ -85,21 +85,19 @@ class LRUCache(Generic[Value]):
         self.bytes = 0
 
 
-# Batches of a fixed shape, in which no bit of a text's states depends on the other texts.
+# Batches of a fixed shape, in which the states of a text do not depend on the other texts.
 #
-# Matrix products may add in another order where a batch has another shape, so that a text's states could
-# differ in the last bit from batch to batch. Here the shape follows from the text alone: texts of about the
-# same length are computed together, padded on the right, in batches whose number of rows follows from that
-# length, and rows that are left over repeat the first text. The number of columns is a multiple of 32, so
-# that vector instructions leave no remainder, which they would round in another way. Whether the place in a
-# batch of some shape still makes a difference is tried when the shape first occurs (:func:`place_matters`);
-# where it does, every text of that shape is computed alone.
+# The order of additions in a matrix product may depend on the shape of the batch. So the shape is a function of the
+# length of a text: texts of about the same length are padded on the right and computed together, in a number of rows
+# that follows from that length, of which unused ones repeat the first text. The number of elements is a multiple of 32,
+# because vector instructions may round a remainder differently. When a shape first occurs, :func:`place_matters` tests
+# whether states depend on the place in the batch; if so, each text of that shape is computed alone.
 
 _COLUMNS = {"cpu": 128}
-"""Columns of a batch, padding included. On a CPU more are hardly faster, and a row that repeats a text costs time."""
+"""Elements of a batch, padding included. On a CPU, larger batches are hardly faster and repeat more rows."""
 _COLUMNS_ELSEWHERE = 4096
 _CACHED = {"cpu": 1024}
-"""Columns of a batch together with those before them, whose keys and values are copied into each row."""
+"""Elements of a batch including the columns before it, whose keys and values are copied to each row."""
 _CACHED_ELSEWHERE = 16384
 _MULTIPLE = 32
 
@@ -111,7 +109,7 @@ class Shape(NamedTuple):
     width: int
     """Columns of each row; shorter texts are padded on the right."""
     past: int
-    """Columns before them, of which the keys and values are given."""
+    """Number of columns before, whose keys and values are given."""
 
 
 class FixedBatch(NamedTuple):
@@ -138,7 +136,7 @@ class FixedBatch(NamedTuple):
 
 
 def padded(length: int) -> int:
-    """Return the width that texts of this length are padded to: a multiple of 4, 8, and more for long texts."""
+    """Return the width that texts of this length are padded to: a multiple of 4, or of more for long texts."""
     step = 4 if length <= 16 else max(8, 1 << (length.bit_length() - 3))
     return -(-length // step) * step
 
@@ -158,7 +156,7 @@ def fixed_batches(
         device: that computes them.
         alone: whether texts that could be computed in batches of a shape are computed alone, without padding.
         pasts: number of tokens before each text whose keys and values are given; None is 0.
-        limit: the maximum number of positions, beyond which nothing is padded; None is no limit.
+        limit: the maximum number of positions, which padding does not exceed; None is no limit.
     """
     pasts = pasts or [0] * len(lengths)
     alike: dict[Shape, list[int]] = {}
@@ -181,14 +179,9 @@ def _shape(length: int, past: int, device: torch.device, limit: int | None) -> S
     return Shape(max(1, rows), width, past)
 
 
-def arbitrary_ids(rows: int, width: int, vocabulary: int, device: torch.device) -> Tensor:
-    """Return token ids, int64 ``(row, column)``, that differ from row to row."""
-    return (torch.arange(rows * width, device=device) * 7919 + 11).view(rows, width) % vocabulary
-
-
 @torch.no_grad()
 def place_matters(states: Callable[..., Tensor], *inputs: Tensor) -> bool:
-    """Return whether texts have other states, in any bit, where a batch of the same shape holds them in another order.
+    """Return whether reversing the order of a batch changes the states of a text in any bit.
 
     Args:
         states: from the inputs to the states ``(row, ...)``.
@@ -200,10 +193,10 @@ def place_matters(states: Callable[..., Tensor], *inputs: Tensor) -> bool:
 # The layers below the lowest adapter.
 
 KeysAndValues = list[tuple[Tensor, Tensor]]
-"""Of each lower layer. Of one text ``(head, token, size)``, of a batch ``(row, head, column, size)``."""
+"""Keys and values per layer: ``(head, token, size)`` of a text, ``(row, head, column, size)`` of a batch."""
 _MIB = 2**20
 _AT_ONCE = 2**13
-"""Tokens of the prompts whose keys and values are in memory at the same time, for their responses."""
+"""Largest number of prompt tokens whose keys and values are in memory at the same time."""
 
 
 class Continuation(NamedTuple):
@@ -238,7 +231,7 @@ def continuations(turns: Turns) -> list[Continuation]:
 
 
 class _Key(NamedTuple):
-    """The key of states that are kept."""
+    """A key of the cache."""
 
     mark: tuple[str, str]
     """Data type and attention kernel of the computation."""
@@ -249,21 +242,21 @@ class _Key(NamedTuple):
 
 @final
 class LowerLayers:
-    """Computes and keeps the states that the lowest layer with an adapter reads, without dropout.
+    """Computes and caches the input of the lowest layer with an adapter, without dropout.
 
     Args:
         model: a Hugging Face causal LM with adapters.
         depth: number of layers below the lowest adapter.
-        max_bytes: the least recently used states are dropped beyond this.
+        max_bytes: size of the cache.
     """
 
     def __init__(self, model: Any, depth: int, max_bytes: int) -> None:
         self.model, self.depth, self.max_bytes = model, depth, max_bytes
         self.max_positions = max_positions(model)
         self.computed_tokens = 0
-        """Tokens that went through the lower layers so far."""
+        """Number of tokens computed so far, for tests and benchmarks."""
         self.random_in_training = has_dropout(model, depth)
-        """Whether the lower layers apply dropout in training mode, in which their states cannot be kept."""
+        """Whether the lower layers apply dropout in training mode, so that states cannot be cached there."""
         self._kept = LRUCache[Tensor](max_bytes)
         self._prompts = LRUCache[KeysAndValues](max_bytes // 2)
         self._weights: tuple[Any, ...] = ()
@@ -296,15 +289,15 @@ class LowerLayers:
 
     @torch.no_grad()
     def states(self, prompts: Sequence[Sequence[int]], after: Sequence[Continuation]) -> tuple[Tensor, Tensor]:
-        """Compute the states of prompts and of what follows them, or look them up.
+        """Return the states of prompts and of what follows them, cached or computed.
 
         Args:
             prompts: token ids of each turn's prompt.
             after: what follows the prompt of each turn.
 
         Returns:
-            All states ``(token, hidden)``, of which the first is 0; and where those of each turn's prompt and of its
-            continuation begin, int64 ``(2, turn)``.
+            All states ``(token, hidden)``, of which the first is 0, and the index of the first state of each turn's
+            prompt and of what follows it, int64 ``(2, turn)``.
         """
         self._drop_if_weights_changed()
         turns = [_Key(self._mark, tuple(prompt), one) for prompt, one in zip(prompts, after, strict=True)]
@@ -332,7 +325,7 @@ class LowerLayers:
         Args:
             ids: int64 ``(row, column)``, padded on the right.
         """
-        cache: Any = DynamicCache(config=bare(self.model).config)  # needed or not: every bit is the same
+        cache: Any = DynamicCache(config=bare(self.model).config)  # always, so that the same kernels run
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         states = self._run(ids, positions, None, cache)
         return states, [(layer.keys, layer.values) for layer in cache.layers[: self.depth]]
@@ -352,7 +345,7 @@ class LowerLayers:
         return self._run(ids, positions, additive_mask(seen, compute_dtype(self.model)), cache)
 
     def place_matters(self, shape: Shape) -> bool:
-        """Return whether the place of a text in a batch of this shape makes a difference to any bit of its states."""
+        """Return whether the place of a text in a batch of this shape changes its states in any bit."""
         rows, width, before = shape
         (vocabulary, _), device = self._words.shape, self._words.device
         ids = arbitrary_ids(rows, width, vocabulary, device)
@@ -382,7 +375,7 @@ class LowerLayers:
         return found[0]
 
     def _compute(self, keys: Sequence[_Key], found: dict[_Key, Tensor]) -> None:
-        """Compute what is not found yet of the states of some prompts and of what follows them.
+        """Compute the missing states of prompts and of what follows them.
 
         Args:
             keys: of prompts and of what follows them.
@@ -440,14 +433,14 @@ class LowerLayers:
         return self._place_matters[key]
 
     def _drop_if_weights_changed(self) -> None:
-        """Forget everything if a weight below has changed since: by ``init_from``, a checkpoint, another device."""
+        """Clear the cache if a lower weight has changed, by ``init_from``, a checkpoint or another device."""
         weights = tuple((id(part), part.data_ptr(), part._version) for part in lower_parameters(self.model, self.depth))
         if weights != self._weights:
             self.forget()
             self._weights = weights
 
     def forget(self) -> None:
-        """Drop all states that are kept."""
+        """Clear the cache."""
         self._kept.clear()
         self._prompts.clear()
         self._place_matters.clear()
@@ -476,11 +469,11 @@ def _size(states: Tensor) -> int:
 
 
 def lower_layers(model: Any, size: int, attention: Attention) -> LowerLayers | None:
-    """Return what keeps the states below the lowest adapter; None, with a warning, where they cannot be kept.
+    """Return the cache of states below the lowest adapter; None, with a warning, if they cannot be cached.
 
     Args:
         model: with adapters, in evaluation mode.
-        size: of the memory for states, in MiB.
+        size: of the cache, in MiB.
         attention: the kind of its attention.
     """
     depth = frozen_depth(model)
@@ -502,18 +495,15 @@ def lower_layers(model: Any, size: int, attention: Attention) -> LowerLayers | N
 
 @torch.no_grad()
 def _can_be_left_out(model: Any, depth: int) -> bool:
-    """Return whether a pass that starts from kept states equals the plain pass, on arbitrary tokens."""
+    """Return whether a pass that starts above the lower layers equals a whole pass, on arbitrary tokens."""
     device = bare(model).get_input_embeddings().weight.device
-    ids = (torch.arange(8, device=device)[None] * 7919 + 11) % model.config.get_text_config().vocab_size
+    ids = arbitrary_ids(1, 8, model.config.get_text_config().vocab_size, device)
     seen = torch.ones_like(ids, dtype=torch.bool)
     turns = Turns(ids[:, :5], seen[:, :5], ids[:, 5:], seen[:, 5:])
     layout = lay_out(turns, share=False, align="left")
     try:
         plain = logits_of(model, layout)
         filled = LowerLayers(model, depth, 0).fill(layout, *turns[:2], continuations(turns))
-        above = logits_of(model, filled)
-        if not is_halved(model):
-            return is_exact(above, plain)
-        return bool((above - plain).abs().max() <= 2e-2 * (plain - plain.mean()).abs().max())
-    except (TypeError, IndexError, AttributeError, RuntimeError):  # layers that return or take something else
+        return agrees(logits_of(model, filled), plain, is_halved(model))
+    except (TypeError, IndexError, AttributeError, RuntimeError):  # layers with other inputs or outputs
         return False

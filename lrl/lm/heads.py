@@ -1,4 +1,4 @@
-"""Distributions over native actions, and observations as vectors, for policies that act natively."""
+"""Small networks: multilayer perceptrons, running normalisation, action heads, and the value head."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def mlp(
         dropout: probability of dropout after each activation.
 
     Raises:
-        ValueError: the activation is unknown.
+        ValueError: If the activation is unknown.
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"policy.activation is {activation!r}; it must be one of {', '.join(ACTIVATIONS)}.")
@@ -71,7 +71,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 def value_view(critic: nn.Module, seen: Tensor) -> Callable[[Tensor], Tensor]:
     """Return values ``(turn, 1)`` as a function of indices of rows ``(turn,)``, never in half precision.
 
-    Autocast would round them, and would keep using its copy of the weights while these are fitted.
+    Autocast is disabled: it would round the values, and would use cached copies of weights that are being fitted.
 
     Args:
         critic: from ``(turn, size)`` to ``(turn, 1)``.
@@ -87,7 +87,7 @@ def value_view(critic: nn.Module, seen: Tensor) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def seeded_init(seed: int | None) -> Iterator[None]:
-    """Initialise the weights created in a ``with`` block from a seed of their own; None takes the run's."""
+    """Initialise the weights created in a ``with`` block from their own seed; None uses the run's random state."""
     if seed is None:
         yield
         return
@@ -99,7 +99,8 @@ def seeded_init(seed: int | None) -> Iterator[None]:
 class RunningStatistics(nn.Module, ABC):
     """Normalises vectors by the mean and spread of all vectors so far; saved with the policy.
 
-    New vectors take effect at the next :meth:`settle`: while a collection is made and trained on, nothing changes.
+    New vectors take effect at the next :meth:`settle`, so that the statistics do not change during a collection and its
+    updates.
 
     Args:
         size: length of the vectors.
@@ -134,7 +135,7 @@ class RunningStatistics(nn.Module, ABC):
         """Normalise vectors ``(row, size)``; return them unchanged before the first :meth:`settle`."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move to another device, and never convert to 16 bits: a count of 1,000 would stop growing."""
+        """Move to another device, but never convert to 16 bits, where counts above 1,000 would stop growing."""
         kept = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)
         for name, buffer in kept.items():
@@ -165,7 +166,7 @@ class RunningStatistics(nn.Module, ABC):
 
     @torch.no_grad()
     def settle(self, collection: int) -> None:
-        """Let what was learned before ``collection`` take effect, not what was learned in it (after a resume)."""
+        """Apply what was learned before ``collection``; after a resume, not what was learned in it."""
         if self.learned_in < collection:
             self.counting.copy_(self.learned)
 
@@ -194,7 +195,7 @@ class RunningNorm(RunningStatistics):
         return ((vectors - mean) / std).clamp(-self.clip, self.clip).to(vectors.dtype)
 
     def settle(self, collection: int) -> None:
-        """Let what was learned before ``collection`` take effect."""
+        """Apply what was learned before ``collection``."""
         super().settle(collection)
         self._moments = None
 
@@ -210,14 +211,14 @@ class RunningNorm(RunningStatistics):
 class RunningWhitening(RunningStatistics):
     """Whitens hidden states: ``(x - mean) C^-1/2`` with the covariance C, clipped.
 
-    The states of language models have most of their variance in a few directions (arXiv:2103.15316 whitens those of
-    sentences), so that a network on top of them hardly uses the rest. Of all roots the symmetric one changes least when
-    C changes.
+    The states of language models have most of their variance in a few directions (arXiv:2103.15316 whitens sentence
+    embeddings), so that a network on top of them hardly uses the others. The symmetric root changes least when C
+    changes.
 
     Args:
         size: length of the vectors.
         clip: largest absolute value of the result.
-        floor: a standard deviation below this share of the largest is scaled as if it were this.
+        floor: smaller standard deviations are replaced by this share of the largest one.
     """
 
     reads = "states"
@@ -241,7 +242,7 @@ class RunningWhitening(RunningStatistics):
 
     @torch.no_grad()
     def settle(self, collection: int) -> None:
-        """Let what was learned before ``collection`` take effect, and compute the root."""
+        """Apply what was learned before ``collection``, and compute the root."""
         super().settle(collection)
         count = self.counting[0, 0]
         if count < 2:
@@ -255,7 +256,7 @@ class RunningWhitening(RunningStatistics):
 # Heads of policies that act natively.
 
 _TINY = 2.0**-54
-"""Half a step of the uniform numbers: the normal quantile of 0 is infinite."""
+"""Half the spacing of the uniform numbers; avoids the normal quantile of 0, which is infinite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,9 +324,8 @@ class ActionHead(nn.Module):
     def logprobs_of(self, distribution: Distribution, inputs: Inputs) -> Tensor:
         """Return the log-probabilities ``(turn, 1)`` of the actions of some turns, sampled or demonstrated.
 
-        Of a sampled action of a Box that is its density before clipping; of a demonstrated one only the clipped action
-        is known, so it has the likelihood of what is clipped
-        (:meth:`~lrl.functional.distributions.Gaussian.clipped_logprobs`).
+        For a sampled action of a Box this is the density before clipping. Of a demonstrated action only the clipped
+        value is known, see :meth:`~lrl.functional.distributions.Gaussian.clipped_logprobs`.
         """
         if "clipped_action" not in inputs:
             return self.logprobs(distribution, inputs["action"])
@@ -366,7 +366,7 @@ class ActionHead(nn.Module):
 
 
 def check_spaces(policy: str, observation_space: gym.Space, action_space: gym.Space, numbers: bool) -> None:
-    """Raise if a policy that acts natively does not support the spaces.
+    """Check that a policy that acts natively supports the spaces.
 
     Args:
         policy: name of its class.
@@ -375,7 +375,7 @@ def check_spaces(policy: str, observation_space: gym.Space, action_space: gym.Sp
         numbers: whether observations must be numeric.
 
     Raises:
-        ValueError: the observations are not numeric where they must be, or the actions neither Discrete nor a Box.
+        ValueError: If observations must be numeric and are not, or actions are neither Discrete nor a Box.
     """
     if numbers and not is_numbers(observation_space):
         raise ValueError(
@@ -411,9 +411,9 @@ def vectors(space: gym.Space, observations: Sequence[Any], like: Tensor) -> Tens
 # The value head: a critic on the hidden states of a language model that it shares with the actor.
 
 VALUE_HEAD_FILE = "value_head.safetensors"
-"""Name of the file that ``lrl merge --value_head`` writes, and that ``init_from`` reads."""
+"""Name of the file that ``lrl merge`` writes with ``value_head`` and ``init_from`` reads."""
 VALUE_HEAD_FOLDER = "value_head"
-"""Folder of that file in the folder of a model: vLLM would take every ``*.safetensors`` beside the model for a part."""
+"""Subfolder for that file: vLLM treats every ``*.safetensors`` next to the model as a part of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,12 +425,13 @@ class ValueHeadConfig:
     activation: str = "relu"
     """The activation between layers."""
     per_token: bool = True
-    """Whether each token of a response has a value of its own; else all have that of the prompt's last token."""
+    """Whether each token of a response has its own value; else all have the value at the prompt's last token."""
     adapter: bool = False
-    """Whether the critic has an adapter of its own in the language model, of the shape of ``language_model.lora``, that
-    starts at zero. Values then need a pass of their own."""
+    """Whether the critic has its own adapter in the language model, with the shape of ``language_model.lora``. Values
+    then need an additional forward pass."""
     detach: bool = False
-    """Whether the value loss stops at the head. ``trainer.gradient_clip_val`` still clips one norm over both."""
+    """Whether the gradient of the value loss stops at the head. ``trainer.gradient_clip_val`` clips one norm over
+    both."""
     init_seed: int | None = None
     """Seed of the weights; null takes the run's seed."""
 
@@ -446,7 +447,7 @@ class ValueHeadConfig:
 
 
 class ValueHead(nn.Module):
-    """Computes values from hidden states, never in half precision, whatever the language model computes in.
+    """Computes values from hidden states, never in half precision.
 
     Args:
         config: the shape of the head.
@@ -485,7 +486,7 @@ class ValueHead(nn.Module):
         return values.expand(mask.shape) * mask
 
     def save(self, folder: Path) -> None:
-        """Write the weights into the folder of a model, as :data:`VALUE_HEAD_FILE` in a folder of their own."""
+        """Write the weights to the folder of a model, as :data:`VALUE_HEAD_FILE` in :data:`VALUE_HEAD_FOLDER`."""
         from safetensors.torch import save_file
 
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}

@@ -1,21 +1,16 @@
 """Arrange turns in the rows of a forward pass, so that what several turns begin with is computed once.
 
-Every arrangement is a forest of token chains, one tree per row: a *root* that all turns of the row begin with, and
-*segments* after it. A token attends to the earlier tokens of its own segment, to the root, and to the segments that its
-own one continues. Its position is its index in its turn, so the log-probabilities are those of the turns alone.
+Each row is a tree of token chains: a *root*, with which all turns of the row begin, and *segments* after it. A token
+attends to the earlier tokens of its own segment, to the root, and to the segments that its own one continues. Its
+position is its index in its turn, so log-probabilities equal those of a pass over the turn alone.
 
-=====================================  ==========  ==============================  ==================================
-function                               root        segments                        columns of a row
-=====================================  ==========  ==============================  ==================================
-:func:`lay_out`                        prompt      one per response                ``[pad prompt][response 1][...]``
-:func:`lay_out_trees`                  prompt, or  one per distinct prefix of the  ``[pad root][up][down][up now]``
-                                       prefix      responses, which is one token
-:func:`lay_out_candidates`             prompt      as above, for candidates        ``[pad prompt][turn][pick][pick up]``
-:func:`pack`                           prefix      one per turn                    ``pad [prefix][prompts][responses]``
-=====================================  ==========  ==============================  ==================================
+- :func:`lay_out`: the root is a prompt, and each response is a segment.
+- :func:`pack`: the root is the common prefix of all prompts, and the rest of each turn is a segment.
+- :func:`lay_out_trees`: the root is a prompt, or the common prefix of all prompts. Each distinct prefix of what follows
+  it is a segment of one token. For the responses ``up now``, ``up then`` and ``down now`` a row is ``prompt up down``.
+- :func:`lay_out_candidates`: the same for texts that are the same after each prompt, such as the legal actions.
 
-*Prefix* in the second column is what all prompts begin with. Each function only lists the tokens that follow the roots;
-:func:`_build` places them.
+These functions list the tokens after the roots; :func:`_build` arranges them in rows.
 """
 
 from __future__ import annotations
@@ -31,13 +26,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_RESPONSES_PER_ROW = (1, 2, 4, 8, 16, 32)
+TEXTS_PER_ROW = (1, 2, 4, 8, 16, 32)
+"""Numbers of responses that may share a row."""
 _TREE_SHARE = 0.75
-"""Trees are used if they cost at most this share of the rows without them: each tree needs a mask of its own."""
+"""Trees are used if they cost at most this share of rows without trees, because each tree needs its own mask."""
 _MIN_PREFIX = 16
-"""Prompts whose common prefix is shorter are not arranged in a single tree."""
+"""Smallest common prefix of prompts for a single tree."""
 _MAX_COLUMNS = 4096
-"""Trees with more columns are not used: the memory of their masks is quadratic."""
+"""Largest number of columns of a tree: the memory of its mask is quadratic."""
 
 
 class Turns(NamedTuple):
@@ -52,9 +48,19 @@ class Turns(NamedTuple):
     response_mask: Tensor
     """bool ``(turn, token)``, a prefix of each row."""
 
+    @property
+    def lengths(self) -> Tensor:
+        """Lengths of the prompts, int64 ``(turn,)``."""
+        return self.prompt_mask.sum(1)
+
+    @property
+    def sizes(self) -> Tensor:
+        """Lengths of the responses, int64 ``(turn,)``."""
+        return self.response_mask.sum(1)
+
     def ids_after(self, start: int) -> Tensor:
         """Return the tokens of each turn from index ``start`` of its prompt on, int64 ``(turn, token)``."""
-        rest, sizes = self.prompt_mask.sum(1) - start, self.response_mask.sum(1)
+        rest, sizes = self.lengths - start, self.sizes
         ids = self.prompt_ids.new_zeros(len(rest), int((rest + sizes).max()))
         turn, index = ragged(rest)
         ids[turn, index] = self.prompt_ids[turn, start + index]
@@ -64,7 +70,7 @@ class Turns(NamedTuple):
 
     def equal_prompts(self) -> tuple[Tensor, Tensor]:
         """Return the index of each turn's prompt, int64 ``(turn,)``, and the turns per prompt, int64 ``(prompt,)``."""
-        keyed = torch.cat([self.prompt_mask.sum(1, keepdim=True), self.prompt_ids * self.prompt_mask], dim=1)
+        keyed = torch.cat([self.lengths[:, None], self.prompt_ids * self.prompt_mask], dim=1)
         _, prompt_of, counts = torch.unique(keyed, dim=0, return_inverse=True, return_counts=True)
         return prompt_of, counts
 
@@ -91,7 +97,8 @@ class Layout:
     turn: Tensor
     """int64 ``(row, column)``: one of the turns that each token belongs to; -1 for padding."""
     index: Tensor
-    """int64 ``(row, column)``: the index of each token in that turn; of a candidates' prefix, in the list of all."""
+    """int64 ``(row, column)``: the index of each token in that turn; of a prefix of candidates, that in the trie after
+    the length of the prompt."""
     logit_columns: Tensor
     """int64 ``(kept,)``: the columns whose logits are computed."""
     row: Tensor
@@ -143,10 +150,10 @@ def _build(
     align: Literal["root", "left", "right"] = "root",
     predicting_only: bool = False,
 ) -> Layout:
-    """Place the roots, and the tokens that follow them, in rows.
+    """Arrange roots and the tokens that follow them in rows.
 
     Args:
-        turns: their prompts begin with the roots.
+        turns: the prompts begin with the roots.
         row: the row of each turn, int64 ``(turn,)``.
         roots: the number of tokens of the root of each turn, int64 ``(turn,)``.
         after: row, segment, turn, id and position of each token that follows a root, int64 ``(5, token)``. Those of
@@ -155,11 +162,11 @@ def _build(
             last token of the root.
         single: whether every row holds a single turn.
         tree: as in the layout.
-        align: the last tokens of all roots are in one column, or rows begin or end in one.
-        predicting_only: compute logits only at columns that predict a token, instead of from the first to the last.
+        align: whether roots end, rows begin (``left``) or rows end (``right``) in the same column.
+        predicting_only: whether to compute logits only at columns that predict a token, instead of a range of columns.
     """
-    number, rows = torch.arange(len(row), device=row.device), int(row.max()) + 1
-    first = torch.full((rows,), len(row), device=row.device).scatter_reduce(0, row, number, "amin")  # turn of each row
+    rows = int(row.max()) + 1
+    first = _first(row, rows)
     sizes = roots[first]
     counts = torch.bincount(after[0], minlength=rows)
     anchors = {"root": sizes, "left": torch.zeros_like(sizes), "right": sizes + counts}[align]
@@ -196,35 +203,36 @@ def _build(
     )
 
 
-# Whole turns: one segment holds what follows the root in one turn.
+# Arrangements in which a segment is the rest of a whole turn.
 
 
 def lay_out(turns: Turns, share: bool = True, align: Literal["root", "left"] = "root") -> Layout:
-    """Arrange turns in rows that hold one prompt each, with as many responses per row as is cheapest.
+    """Arrange turns in rows of one prompt each, with the cheapest number of responses per row.
 
     Args:
         turns: to arrange.
         share: False gives every turn a row of its own.
-        align: ``left`` pads rows on the right only, where no token of any causal model attends to padding.
+        align: ``left`` pads rows only on the right, for models that do not support padding on the left.
     """
-    lengths, sizes = turns.prompt_mask.sum(1), turns.response_mask.sum(1)
+    lengths, sizes = turns.lengths, turns.sizes
     prompt_of = torch.arange(len(lengths), device=lengths.device)
     counts = torch.ones_like(prompt_of)
     if share:
         prompt_of, counts = turns.equal_prompts()
     per_row, _ = cheapest(counts, int(lengths.max()), max(int(sizes.max()), 1))
-    row, slot = assign_rows(prompt_of, counts, per_row)
-    after, before = _continued(turns, lengths, sizes, row, slot + 1)
+    rank, rows_of_prompt = _ranks(prompt_of, counts), (counts + per_row - 1) // per_row
+    row = (rows_of_prompt.cumsum(0) - rows_of_prompt)[prompt_of] + rank // per_row
+    after, before = _continued(turns, lengths, sizes, row, rank % per_row + 1)
     return _build(turns, row, lengths, after, before, single=per_row == 1, align=align)
 
 
 def pack(turns: Turns, max_row_tokens: int) -> Layout:
-    """Arrange turns in rows of at most ``max_row_tokens`` tokens, or as many as the longest turn has.
+    """Arrange several turns per row of at most ``max_row_tokens`` tokens, or of the length of the longest turn.
 
-    A row has its responses at its end, and rows end together, so that few columns predict tokens. The last token of a
-    response predicts nothing and is left out.
+    Responses are at the end of rows, and rows end in the same column, so that few columns need logits. The last token
+    of a response is omitted, because it predicts nothing.
     """
-    lengths, sizes = turns.prompt_mask.sum(1), turns.response_mask.sum(1)
+    lengths, sizes = turns.lengths, turns.sizes
     prefix = common_prefix(turns.prompt_ids, lengths)
     kept_sizes = sizes.clamp(min=1) - 1
     filled = spread((lengths - prefix + kept_sizes).tolist(), max_row_tokens - prefix)
@@ -243,7 +251,7 @@ def _continued(turns: Turns, roots: Tensor, sizes: Tensor, row: Tensor, segment:
         row: of each turn, int64 ``(turn,)``.
         segment: of each turn in its row, int64 ``(turn,)``.
     """
-    lengths = turns.prompt_mask.sum(1)
+    lengths = turns.lengths
     turn, index = ragged(lengths - roots + sizes)
     position = roots[turn] + index
     after_prompt = position - lengths[turn]
@@ -253,7 +261,7 @@ def _continued(turns: Turns, roots: Tensor, sizes: Tensor, row: Tensor, segment:
     number = torch.arange(len(turn), device=turn.device)
     ends = after_prompt == -1
     before[turn[ends]] = number[ends, None]
-    predicts = (after_prompt >= 0) & (after_prompt < turns.response_mask.sum(1)[turn] - 1)
+    predicts = (after_prompt >= 0) & (after_prompt < turns.sizes[turn] - 1)
     before[turn[predicts], after_prompt[predicts] + 1] = number[predicts]
     prompt = turns.prompt_ids[turn, position.clamp(max=turns.prompt_ids.shape[1] - 1)]
     ids = torch.where(after_prompt < 0, prompt, turns.response_ids[turn, after_prompt.clamp(min=0)])
@@ -273,30 +281,13 @@ def cheapest(counts: Tensor, prompt: int, response: int) -> tuple[int, float]:
         rows = int(((counts + per_row - 1) // per_row).sum())
         return cost_of(rows, prompt + min(per_row, int(counts.max())) * response)
 
-    per_row = min(_RESPONSES_PER_ROW, key=cost)
+    per_row = min(TEXTS_PER_ROW, key=cost)
     return per_row, cost(per_row)
 
 
 def cost_of(rows: int, width: int) -> float:
     """Return the cost of a forward pass in tokens, attention's quadratic part included."""
     return rows * width * (1 + width / 1024)
-
-
-def assign_rows(prompt_of: Tensor, counts: Tensor, per_row: int) -> tuple[Tensor, Tensor]:
-    """Assign turns to rows that hold one prompt each.
-
-    Args:
-        prompt_of: which distinct prompt each turn has, int64 ``(turn,)``.
-        counts: how many turns have each prompt, int64 ``(prompt,)``.
-        per_row: the maximum number of turns in a row.
-
-    Returns:
-        The row of each turn and its slot in that row, each int64 ``(turn,)``; rows are in the order of the prompts.
-    """
-    rank = _ranks(prompt_of, counts)
-    rows_of_prompt = (counts + per_row - 1) // per_row
-    first_row = rows_of_prompt.cumsum(0) - rows_of_prompt
-    return first_row[prompt_of] + rank // per_row, rank % per_row
 
 
 def spread(lengths: Sequence[int], width: int) -> list[int]:
@@ -314,28 +305,26 @@ def spread(lengths: Sequence[int], width: int) -> list[int]:
 
 
 def lay_out_distinct(arrange: Callable[[Turns], Layout], turns: Turns) -> Layout:
-    """Arrange turns in rows by ``arrange``, and those with the same text only once."""
+    """Arrange turns by a function that takes turns, with equal turns only once."""
     prompt_ids, prompt_mask, response_ids, response_mask = turns
-    sizes = torch.stack([prompt_mask.sum(1), response_mask.sum(1)], dim=1)
+    sizes = torch.stack([turns.lengths, turns.sizes], dim=1)
     responses = response_ids[:, : response_mask.shape[1]] * response_mask
     keyed = torch.cat([sizes, prompt_ids * prompt_mask, responses], dim=1)
     unique, index = torch.unique(keyed, dim=0, return_inverse=True)
     if len(unique) == len(keyed):
         return arrange(turns)
-    number = torch.arange(len(keyed), device=keyed.device)
-    first = number.new_full((len(unique),), len(keyed)).scatter_reduce(0, index, number, "amin")
-    first, order = first.sort()
+    first, order = _first(index, len(unique)).sort()
     layout = arrange(Turns(*(part[first] for part in turns)))
     index = torch.argsort(order)[index]
     turn = torch.where(layout.turn < 0, -1, first[layout.turn.clamp(min=0)])
     return replace(layout, row=layout.row[index], kept=layout.kept[index], turn=turn)
 
 
-# Tries: a segment is one token, the last of a prefix that several texts have in common.
+# Arrangements in which a segment is one token, the last one of a prefix that several texts may have in common.
 
 
 class Trie(NamedTuple):
-    """The distinct prefixes of texts that follow some roots; the last token of a text is part of none."""
+    """The distinct proper prefixes of texts that follow roots."""
 
     root: Tensor
     """Which root each prefix follows, int64 ``(prefix,)``."""
@@ -346,7 +335,7 @@ class Trie(NamedTuple):
     depth: Tensor
     """The length of each, int64 ``(prefix,)``."""
     parent: Tensor
-    """Each without its last token, int64 ``(prefix,)``; -1 where that is the root alone."""
+    """Each without its last token, int64 ``(prefix,)``; -1 for the root alone."""
     before: Tensor
     """The prefix before each token of a text, int64 ``(text, token)``; -1 is the root alone, or padding."""
 
@@ -368,7 +357,7 @@ def find_prefixes(root_of: Tensor, ids: Tensor, sizes: Tensor) -> Trie:
         texts = (sizes > index + 1).nonzero()[:, 0]
         keys = (here[texts] + len(root_of)) * vocabulary + ids[texts, index]
         distinct, number = torch.unique(keys, return_inverse=True)
-        first = texts.new_full((len(distinct),), len(sizes)).scatter_reduce(0, number, texts, "amin")
+        first = texts[_first(number, len(distinct))]
         parts.append((root_of[first], first, ids[first, index], torch.full_like(first, index + 1), here[first]))
         here[texts] = before[texts, index + 1] = count + number
         count += len(distinct)
@@ -402,7 +391,7 @@ class Candidates(NamedTuple):
         ids, mask = pad_prompts(tokens, device).values()
         trie = find_prefixes(torch.zeros_like(ids[:, 0]), ids, mask.sum(1))
         order = torch.argsort(trie.text * (ids.shape[1] + 1) + trie.depth)
-        number = functional.pad(torch.argsort(order), (1, 0), value=-1)  # by the former number plus one
+        number = functional.pad(torch.argsort(order), (1, 0), value=-1)  # new numbers by old number + 1
         root, text, last, depth, parent = (part[order] for part in trie[:5])
         trie = Trie(root, text, last, depth, number[parent + 1], number[trie.before + 1])
         return cls(ids, mask, trie, attended_prefixes(root, depth, trie.parent))
@@ -432,17 +421,16 @@ def attended_prefixes(root: Tensor, depth: Tensor, parent: Tensor, roots: int = 
 def lay_out_trees(turns: Turns, max_columns: int | None = None) -> Layout | None:
     """Arrange turns in trees: a row per distinct prompt, or a single row whose root all prompts begin with.
 
-    For the responses ``up now``, ``up then`` and ``down now`` a row is ``[prompt][up][down]``. Groups whose responses
-    have a common format, or agree, have far fewer prefixes than tokens.
+    Responses with a common format, or equal ones, have far fewer prefixes than tokens.
 
     Args:
         turns: to arrange.
-        max_columns: the longest row that the model takes; None is for any.
+        max_columns: largest number of columns; None for no limit.
 
     Returns:
-        The cheaper layout, or None where neither is cheap enough, or a response is empty.
+        The cheaper layout; None if both are too expensive, or a response is empty.
     """
-    lengths, sizes = turns.prompt_mask.sum(1), turns.response_mask.sum(1)
+    lengths, sizes = turns.lengths, turns.sizes
     if len(sizes) < 2 or int(sizes.min()) < 1 or int(sizes.max()) < 2:
         return None
     (row, counts), roots = turns.equal_prompts(), lengths
@@ -519,6 +507,12 @@ def _ranks(group: Tensor, counts: Tensor) -> Tensor:
     rank = torch.empty_like(group)
     rank[torch.argsort(group, stable=True)] = ragged(counts)[1]
     return rank
+
+
+def _first(group: Tensor, count: int) -> Tensor:
+    """Return the first item of each group, int64 ``(group,)``, given the group of each item."""
+    item = torch.arange(len(group), device=group.device)
+    return item.new_full((count,), len(group)).scatter_reduce(0, group, item, "amin")
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:

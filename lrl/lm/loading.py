@@ -1,4 +1,4 @@
-"""Load a causal LM: from the hub or a folder, with random weights, in 4 bits."""
+"""Load a causal LM, extend its vocabulary, and apply gradient checkpointing and fused kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load_base(config: LanguageModelConfig) -> Any:
     """Load the causal LM without adapters.
 
     Raises:
-        ValueError: there is no such model, or it cannot be loaded as configured.
+        ValueError: If the model does not exist, or cannot be loaded as configured.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as hf_logging
@@ -36,14 +36,14 @@ def load_base(config: LanguageModelConfig) -> Any:
     dtype, remote, quantization = DTYPES[config.dtype], config.trust_remote_code, _quantization(config)
     attention = None if config.attention == "auto" else config.attention
     options = {"dtype": dtype, "attn_implementation": attention, "trust_remote_code": remote}
-    architecture = _architecture(config) if config.random_init else None
     try:
-        if architecture is None:
-            model = _pretrained(config, options, quantization)
-        else:
+        if config.random_init:
+            architecture = _architecture(config)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(config.init_seed)
                 model = AutoModelForCausalLM.from_config(architecture, **options)
+        else:
+            model = _pretrained(config, options, quantization)
     except (OSError, ValueError, ImportError) as error:
         if any(mark in str(error) for mark in ("attn_implementation", "attention implementation", "FlashAttention")):
             raise ValueError(
@@ -70,7 +70,7 @@ def _drop_layers(model: Any, config: LanguageModelConfig) -> None:
 
 
 def _pretrained(config: LanguageModelConfig, options: dict[str, Any], quantization: Any) -> Any:
-    """Load a causal LM with its weights; those of a GGUF file become ordinary ones."""
+    """Load a causal LM with its weights; the weights of a GGUF file are dequantised."""
     import transformers
 
     load = transformers.AutoModelForCausalLM.from_pretrained
@@ -85,7 +85,7 @@ def _pretrained(config: LanguageModelConfig, options: dict[str, Any], quantizati
 
 
 def forget_quantisation(model: Any) -> Any:
-    """Let transformers take a model whose weights were unpacked for an ordinary one, which it trains, moves and saves.
+    """Remove the marks of quantisation, so that transformers trains, moves and saves a model with unpacked weights.
 
     Args:
         model: a Hugging Face causal LM, changed in place and returned.
@@ -99,24 +99,15 @@ def forget_quantisation(model: Any) -> Any:
 
 
 def _other_attention(unsupported: str) -> str:
-    """Return the settings left for a model that does not support ``unsupported``: without sdpa there is only eager."""
+    """Return the other settings, for a model that does not support one; a model without ``sdpa`` has only ``eager``."""
     return "auto or eager" if unsupported == "sdpa" else "auto, sdpa or eager"
 
 
 def _architecture(config: LanguageModelConfig) -> Any:
     from transformers import AutoConfig
 
-    try:
-        where, of_gguf = sources(config.name)
-        architecture = AutoConfig.from_pretrained(where, trust_remote_code=config.trust_remote_code, **of_gguf)
-    except (OSError, ValueError) as error:
-        raise ValueError(missing_model_message(config.name, error)) from error
-    unknown = [key for key in config.config_overrides if not hasattr(architecture, key)]
-    if unknown:
-        known = ", ".join(sorted(architecture.to_dict()))
-        raise ValueError(f"config_overrides names {unknown[0]!r}, which {config.name} does not have; it has {known}.")
-    architecture.update(dict(config.config_overrides))
-    return architecture
+    where, of_gguf = sources(config.name)
+    return AutoConfig.from_pretrained(where, trust_remote_code=config.trust_remote_code, **of_gguf)
 
 
 def _quantization(config: LanguageModelConfig) -> Any:
@@ -137,7 +128,7 @@ def _quantization(config: LanguageModelConfig) -> Any:
 
 
 def _keep_gradients(model: Any) -> Any:
-    """Keep bitsandbytes from packing 4-bit weights for CPU inference, which has no gradient."""
+    """Prevent bitsandbytes from packing 4-bit weights for CPU inference, which has no gradient."""
     for part in model.modules():
         if hasattr(part, "support_avx512bf16_for_cpu"):
             part.support_avx512bf16_for_cpu = False
@@ -162,7 +153,7 @@ def recompute_activations(model: Any) -> None:
     """Switch gradient checkpointing on, for forward passes inside :func:`recomputed`.
 
     Raises:
-        ValueError: the model does not support it.
+        ValueError: If the model does not support it.
     """
     if not getattr(bare(model), "supports_gradient_checkpointing", False):
         raise ValueError(
@@ -178,14 +169,14 @@ def recompute_activations(model: Any) -> None:
 
 @contextmanager
 def recomputed(model: nn.Module, checkpointing: bool) -> Iterator[None]:
-    """Let layers recompute their activations in the backward pass although dropout is off.
+    """Let layers recompute their activations in the backward pass while dropout is off.
 
-    Transformers recomputes in training mode only, which would switch dropout on. Only the layers' own flag is set, not
-    that of their submodules with dropout; a layer that applies dropout itself is skipped.
+    Transformers recomputes only in training mode, which would enable dropout. So only the flag of the layers is set,
+    not that of their submodules with dropout; a layer that applies dropout itself is skipped.
 
     Args:
         model: a Hugging Face causal LM.
-        checkpointing: False changes nothing.
+        checkpointing: whether to recompute; False has no effect.
     """
     layers = [layer for layer in model.modules() if getattr(layer, "gradient_checkpointing", False)]
     layers = [layer for layer in layers if not any(_is_rate(*item) for item in vars(layer).items())]
@@ -206,20 +197,17 @@ def _is_rate(name: str, value: Any) -> bool:
 # Tokens for numbers and tags, and embeddings of numbers in order.
 
 
-def add_tokens(model: Any, tokenizer: Any, texts: Sequence[str], seed: int | None = None) -> int:
-    """Add a token for every text that is not one token already, so that a tag is one token.
+def add_tokens(model: Any, tokenizer: Any, texts: Sequence[str], seed: int | None = None) -> None:
+    """Add a token for every text that is not a single token yet.
 
-    The embedding of a token starts as the mean of those of the tokens that the text consisted of. The tokens are
-    ordinary ones, not special tokens, which a server would leave out of its responses.
+    The initial embedding is the mean over the tokens that the text consisted of. The new tokens are not special tokens,
+    because a server would omit these from its responses.
 
     Args:
         model: a causal LM, without adapters.
         tokenizer: a Hugging Face tokenizer, which is changed.
         texts: of the tokens.
-        seed: of random weights, whose new rows are random as well; None starts from what the text consisted of.
-
-    Returns:
-        How many tokens were added.
+        seed: initialises the rows randomly instead, for models with random weights; None takes the mean.
     """
     from tokenizers import AddedToken
 
@@ -229,7 +217,6 @@ def add_tokens(model: Any, tokenizer: Any, texts: Sequence[str], seed: int | Non
         tokens = [AddedToken(text, normalized=False, special=False) for text in added]
         weights = [[1.0] * len(pieces[text]) for text in added]
         extend_vocabulary(model, tokenizer, tokens, [pieces[text] for text in added], weights, seed)
-    return len(added)
 
 
 @torch.no_grad()
@@ -241,15 +228,15 @@ def extend_vocabulary(
     weights: Sequence[Sequence[float]],
     seed: int | None = None,
 ) -> None:
-    """Add tokens, whose embeddings start as weighted means of others.
+    """Add tokens whose initial embeddings are weighted means of other embeddings.
 
     Args:
-        model: a causal LM, whose embeddings get more rows if they have too few; tied ones stay tied.
+        model: a causal LM, whose embeddings get more rows if necessary; tied embeddings stay tied.
         tokenizer: a Hugging Face tokenizer, which is changed.
-        added: texts or tokens that are none yet.
-        pieces: for each of them the ids of the others.
-        weights: for each of them the weights of the others, not normalised.
-        seed: of random rows with the mean and standard deviation of the others instead; None takes the means.
+        added: the new tokens.
+        pieces: for each new token, the ids of the tokens in its mean.
+        weights: for each new token, the weights of its mean, not normalised.
+        seed: initialises the rows randomly instead, with the mean and standard deviation of the others.
     """
     tokenizer.add_tokens(list(added))
     with torch.random.fork_rng(devices=[]):
@@ -279,16 +266,16 @@ _HALF_PERIODS = 6
 """Half periods of the fastest wave over the numbers from 0 to 999; the slowest has one."""
 
 _PLACES = (4.0, 2.0, 1.0)
-"""Weights of the digits' embeddings in that of a number, the first digit first."""
+"""Weights of the digits in the mean, beginning with the first digit."""
 
 
 def prepare_vocabulary(model: Any, tokenizer: Any, config: LanguageModelConfig) -> None:
-    """Add tokens and order the embeddings of numbers, as configured; see the functions for what they raise.
+    """Add tokens and order the embeddings of numbers, as configured.
 
     Args:
         model: a causal LM, without adapters.
         tokenizer: its Hugging Face tokenizer.
-        config: what is asked for.
+        config: the options.
     """
     seed = config.init_seed if config.random_init else None
     with torch.device("cpu"):  # random rows are the same whatever device Lightning makes the model on
@@ -306,22 +293,19 @@ def number_tokens(vocabulary: dict[str, int]) -> dict[int, int]:
     return {index: int(text) for text, index in bare if len(text) <= 3 and text.isascii() and text.isdigit()}
 
 
-def add_number_tokens(model: Any, tokenizer: Any, seed: int | None = None) -> int:
+def add_number_tokens(model: Any, tokenizer: Any, seed: int | None = None) -> None:
     """Add a token for every number from 10 to 999 that the tokenizer splits, so that an integer is one token.
 
-    The embedding of a number starts as the mean of its digits' embeddings with weights 4, 2 and 1, so that 502 differs
-    from 205 and is close to 503. Weights that are random have no digits to start from and get random numbers.
+    The initial embedding is the mean over the digits with weights 4, 2 and 1, so that 502 differs from 205 and is close
+    to 503. In a model with random weights it is random.
 
     Args:
         model: a causal LM.
         tokenizer: a Hugging Face tokenizer, which is changed.
-        seed: of random weights with the mean and standard deviation of the others; None starts from the digits.
-
-    Returns:
-        How many tokens were added.
+        seed: initialises the rows randomly instead, for models with random weights; None takes the mean.
 
     Raises:
-        ValueError: a digit is no token.
+        ValueError: If a digit is not a token.
     """
     vocabulary = tokenizer.get_vocab()
     if missing := [digit for digit in "0123456789" if digit not in vocabulary]:
@@ -329,21 +313,19 @@ def add_number_tokens(model: Any, tokenizer: Any, seed: int | None = None) -> in
             f"language_model.number_tokens is true, but {missing[0]!r} is no token of the tokenizer; it must be false."
         )
     added = [str(number) for number in range(10, 1000) if str(number) not in vocabulary]
-    if not added:
-        return 0
-    digits = [[vocabulary[digit] for digit in text] for text in added]
-    extend_vocabulary(model, tokenizer, added, digits, [_PLACES[: len(text)] for text in added], seed)
-    return len(added)
+    if added:
+        digits = [[vocabulary[digit] for digit in text] for text in added]
+        extend_vocabulary(model, tokenizer, added, digits, [_PLACES[: len(text)] for text in added], seed)
 
 
 @torch.no_grad()
 def order_number_embeddings(model: Any, vocabulary: dict[str, int], seed: int) -> None:
-    """Give every token that is a number an input embedding close to those of the next numbers.
+    """Give every token that is a number an input embedding close to those of the neighbouring numbers.
 
-    Pretrained models represent numbers in order, along a line and around circles (arXiv:2502.00873); in weights that
-    are random, or have seen little text, 490 is as far from 491 as from 7, and RL has to learn a thousand words.
-    ``e(n) = sum_k (cos(pi k n / 1000) u_k + sin(pi k n / 1000) v_k) / k``, k from 1 to 6, with random directions u and
-    v, scaled to the mean norm of the former embeddings.
+    Pretrained models represent numbers in order, along a line and around circles (arXiv:2502.00873). With random
+    weights, or after little pretraining, 490 is as far from 491 as from 7, and RL must learn a thousand unrelated
+    words. ``e(n) = sum_k (cos(pi k n / 1000) u_k + sin(pi k n / 1000) v_k) / k``, k from 1 to 6, with random directions
+    u and v, scaled to the mean norm of the former embeddings.
 
     Args:
         model: a causal LM.
@@ -351,7 +333,7 @@ def order_number_embeddings(model: Any, vocabulary: dict[str, int], seed: int) -
         seed: seed of the directions.
 
     Raises:
-        ValueError: fewer than 100 tokens are numbers: the tokenizer splits numbers into digits.
+        ValueError: If fewer than 100 tokens are numbers, because the tokenizer splits numbers into digits.
     """
     found = number_tokens(vocabulary)
     if len(found) < 100:
@@ -374,23 +356,23 @@ def order_number_embeddings(model: Any, vocabulary: dict[str, int], seed: int) -
 # Liger's fused Triton kernels (arXiv:2410.10989) for the layers of a causal LM on a GPU.
 
 _KERNELS = {"rope": True, "rms_norm": True, "swiglu": True, "geglu": True, "layer_norm": True}
-"""Kernels of the layers, where an architecture has them."""
+"""Kernels of layers; those that an architecture does not have are ignored."""
 _LOSSES = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 """Kernels of the loss that Hugging Face models compute from labels, which lrl does not use."""
 
 
 def fuse_kernels(language_model: LanguageModel) -> None:
-    """Let a model, and its reference, compute rotations, norms and gated layers by fused kernels, if it is asked to.
+    """Replace rotations, norms and gated layers by fused kernels if ``language_model.liger_kernels`` is set.
 
-    Liger also replaces classes and functions of the architecture's module in transformers, so that models of this
-    architecture that are loaded later in this process need a GPU as well.
+    Liger also patches the architecture's module in transformers, so models of this architecture that are loaded later
+    in the same process need a GPU as well.
 
     Args:
         language_model: configured, its weights on their device.
 
     Raises:
-        ValueError: the weights are on no GPU, the package liger-kernel is not installed, or it has no kernels for the
-            model.
+        ValueError: If the weights are not on a GPU, the package liger-kernel is not installed, or it does not support
+            the model.
     """
     if not language_model.config.liger_kernels:
         return

@@ -1,7 +1,8 @@
-"""Log-probabilities and entropies of sampled tokens, without a tensor of all tokens by the whole vocabulary.
+"""Log-probabilities: of the distribution that is sampled from, of sampled tokens, and of candidate texts.
 
-The logits of a few tokens are computed at a time, and once more in the backward pass, so that the loss needs the memory
-of a few chunks whatever the number of tokens. Few logits are computed at once, as a model with a small vocabulary has.
+The pass that training uses is :meth:`lrl.lm.model.LanguageModel.logits` for small vocabularies. For large ones, the
+logits of a few tokens at a time are computed from the last hidden states, and recomputed in the backward pass
+(:func:`token_logprobs`), so that the memory does not grow with the number of tokens.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from lrl.lm.layouts import Candidates, additive_mask
 from lrl.lm.prefill import Prefilled, distinct_prompts, prefill
 from lrl.types import SamplingConfig
 
-# From logits to sampled tokens.
+# Sampling.
 
 _SMALLEST_BLOCK = 64
-"""Token ids that are sampled in one race."""
+"""Smallest number of token ids in a block, see :func:`sample_tokens`."""
 
 
 def sampling_dtype(logits: Tensor) -> torch.dtype:
@@ -60,15 +61,15 @@ def sampling_logprobs(logits: Tensor, sampling: SamplingConfig) -> Tensor:
 def sample_tokens(logprobs: Tensor, uniforms: Tensor, row: Tensor | None = None) -> Tensor:
     """Sample tokens by two exponential races (the Gumbel-max trick): among blocks of ids, then inside one.
 
-    Of exponential clocks with rates ``p`` the first to ring is a sample of ``p``. Rounding moves probabilities with the
-    shape of the batch; then a race changes its winner in proportion to their total variation distance. Inverting the
-    cumulative distribution moves the boundaries of all rare tokens too, and changed 400 times as many samples of the
-    embedded model. Blocks keep the numbers per row at about twice the square root of the vocabulary.
+    The smallest of exponential variables with rates ``p`` is a sample of ``p``. Rounding depends on the shape of the
+    batch, and the probability that it changes a sample is proportional to the total variation distance that it causes.
+    Inverse transform sampling also shifts the boundaries of all rare tokens, which changed 400 times as many samples of
+    the embedded model. With blocks, a row needs about twice the square root of the vocabulary in random numbers.
 
     Args:
         logprobs: ``(row, vocabulary)``; -inf is never sampled.
         uniforms: int64 ``(sample,)``, 64 uniformly distributed bits each.
-        row: the distribution of each sample, int64 ``(sample,)``; null samples once from each.
+        row: the distribution of each sample, int64 ``(sample,)``; None samples once from each.
 
     Returns:
         int64 ``(sample,)``.
@@ -87,17 +88,17 @@ def sample_tokens(logprobs: Tensor, uniforms: Tensor, row: Tensor | None = None)
 
 
 AT_ONCE = 2**25
-"""So many logits are computed at once; more of them in chunks."""
+"""Largest number of logits that are computed at once; more are computed in chunks."""
 _CHUNK = 2**21
-"""Logits of a chunk: a twentieth of what is computed in chunks at least, and enough that the head is not read often."""
+"""Logits per chunk: few compared with :data:`AT_ONCE`, but enough that the weights of the head are read rarely."""
 _LARGE = 2**13
-"""With a smaller vocabulary all logits are computed at once."""
+"""Smallest vocabulary for which chunks are used."""
 _LEAST = 8
-"""Tokens of a chunk at least."""
+"""Smallest number of tokens per chunk."""
 
 
 class _Pick(torch.autograd.Function):
-    """Computes log-probabilities and entropies of tokens; the logits are the only tensor of their size that is kept."""
+    """Log-probabilities and entropies of tokens; of tensors of the size of the logits, only the logits are saved."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,10 +158,10 @@ def token_logprobs(
 
 @contextmanager
 def without_logits(model: Any) -> Iterator[list[Tensor]]:
-    """Collect what logits are computed from, and leave the logits out, inside a ``with`` block.
+    """Collect the hidden states that logits are computed from, without computing logits, inside a ``with`` block.
 
     Args:
-        model: a Hugging Face causal LM, which peft may have wrapped; it gives the first number of each state as logits.
+        model: a Hugging Face causal LM, which peft may have wrapped; its logits are placeholders of size 1.
     """
     head = model.get_output_embeddings()
     with head_inputs(model) as states, replaced_forward(head, lambda states: states[..., :1]):
@@ -168,7 +169,7 @@ def without_logits(model: Any) -> Iterator[list[Tensor]]:
 
 
 def head_logits(model: Any, states: Tensor) -> Tensor:
-    """Compute logits ``(..., vocabulary)`` from the states ``(..., hidden)`` that the model's head reads."""
+    """Compute logits ``(..., vocabulary)`` from the states ``(..., hidden)`` before the model's head."""
     cap = getattr(bare(model).config, "final_logit_softcapping", None)
     logits = model.get_output_embeddings()(states)
     return logits if cap is None else torch.tanh(logits / cap) * cap
@@ -176,19 +177,19 @@ def head_logits(model: Any, states: Tensor) -> Tensor:
 
 @torch.no_grad()
 def can_chunk(model: Any) -> bool:
-    """Return whether the vocabulary is large and :func:`head_logits` is all that the model does to its last states."""
+    """Return whether the vocabulary is large, and :func:`head_logits` computes the logits of the model."""
     head = model.get_output_embeddings()
     if head.weight.shape[0] < _LARGE:
         return False
     if any(isinstance(part, nn.Dropout) and part.p > 0 for part in head.modules()):
-        return False  # chunks are computed again in the backward pass, with other random numbers
+        return False  # chunks are recomputed in the backward pass, with different random numbers
     ids = torch.arange(1, 5, device=head.weight.device)[None]
     with head_inputs(model) as states:
         wanted = model(input_ids=ids, use_cache=False).logits
     return torch.allclose(head_logits(model, states[0]).float(), wanted.float(), rtol=1e-2, atol=1e-3)
 
 
-# Candidates: log-probabilities of the same few texts after each prompt.
+# Candidates: log-probabilities of the same texts after each prompt.
 
 
 @torch.no_grad()
@@ -205,7 +206,7 @@ def candidate_logprobs(
         prompts: token ids, one list per row; equal ones are computed once.
         candidates: the texts.
         mask_dtype: dtype of the attention mask.
-        groups: prompts of similar length are computed together, in this many passes at least.
+        groups: number of passes, each over prompts of similar length.
 
     Returns:
         The sums ``(row, candidate)``, and the hidden states ``(row, hidden)`` at the prompts' last tokens.

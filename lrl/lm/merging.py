@@ -1,6 +1,6 @@
-"""Merge adapters into the weights that they were trained on, and write a plain Hugging Face folder.
+"""Load exported adapters, merge adapters into the weights of their base, and write a plain Hugging Face folder.
 
-The folder is loaded again and compared with the adapter model before it takes its name.
+The written model is loaded and compared with the adapter model before the folder gets its final name.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from lrl.lm.config import DTYPES, LanguageModelConfig, LoRAConfig
 from lrl.lm.files import check_available, is_gguf, locate, sources
 from lrl.lm.loading import forget_quantisation, load_base
 
-# How far a merged model is from its adapter model, and whether that can be rounding.
+# The difference between a merged model and its adapter model.
 
 _TEXTS, _TOKENS = 2, 32
-"""Texts that the models are compared on, and the tokens of each."""
+"""Number of texts for the comparison, and of tokens in each."""
 _BROKEN = 1e-3
-"""Largest difference of logits, relative to the largest logit, that can be rounding in float32."""
+"""Largest difference of logits that is attributed to rounding in float32, relative to the largest logit."""
 _SOUND = 4.0
-"""Mean difference of log-probabilities that can be rounding in 16 bits, in units of that of the adapter model: there
-activations are rounded, in the merged model the sums of weights as well."""
+"""Largest mean difference of log-probabilities that is attributed to rounding in 16 bits, relative to that of the
+adapter model, which rounds only activations. In the merged model the sums of weights are rounded as well."""
 _LEAST = 1e-4
-"""Mean difference of log-probabilities, in nats, that is never more than rounding in 16 bits."""
+"""Mean difference of log-probabilities, in nats, that is always attributed to rounding in 16 bits."""
 
 
 class Distance(NamedTuple):
-    """Holds how far the merged model is from the adapter model."""
+    """The difference between the merged model and the adapter model."""
 
     logits: float
     """Largest absolute difference of logits, each model in its own data type."""
@@ -47,10 +47,10 @@ class Distance(NamedTuple):
     merged: tuple[float, float] | None = None
     """Mean and largest difference of log-probabilities, in nats, from the adapter model in float32; in 16 bits only."""
     adapter: tuple[float, float] | None = None
-    """The same of the adapter model in its own data type, which rounds as well."""
+    """The same for the adapter model in its own data type."""
 
     def describe(self) -> str:
-        """Return a sentence on the distance."""
+        """Return the distance as text."""
         difference = f"{self.logits:.1e}, the largest logit being {self.largest:.3g}."
         if self.merged is None or self.adapter is None:
             return f"Largest difference of logits from the adapter model: {difference}"
@@ -62,7 +62,7 @@ class Distance(NamedTuple):
 
 
 class AdapterLogits(NamedTuple):
-    """Holds the logits of the adapter model, each float64 ``(text, token, vocabulary)``."""
+    """The logits of the adapter model, each float64 ``(text, token, vocabulary)``."""
 
     own: Tensor
     """In its own data type."""
@@ -73,7 +73,7 @@ class AdapterLogits(NamedTuple):
 
 
 def comparison_texts(model: Any) -> Tensor:
-    """Return ids ``(text, token)`` to compare models on: random ones, and the last of the vocabulary."""
+    """Return the ids ``(text, token)`` of the comparison: random ones, and the last ones of the vocabulary."""
     size = bare(model).get_output_embeddings().weight.shape[0]
     tokens = min(_TOKENS, max_positions(model) or _TOKENS)
     ids = torch.randint(size, (_TEXTS, tokens), generator=torch.Generator().manual_seed(0), device="cpu")
@@ -89,7 +89,7 @@ def logits_of(model: Any, ids: Tensor) -> Tensor:
 
 
 def adapter_logits(model: Any, ids: Tensor, dtype: torch.dtype) -> AdapterLogits:
-    """Compute the logits of a model that is to be merged.
+    """Compute the logits of the model before it is merged.
 
     Args:
         model: with adapters, in evaluation mode.
@@ -109,15 +109,15 @@ def adapter_logits(model: Any, ids: Tensor, dtype: torch.dtype) -> AdapterLogits
 
 
 def check_rounding(after: Tensor, before: AdapterLogits, folder: Path) -> None:
-    """Raise if a merged model differs from its adapter model by more than rounding.
+    """Check that a merged model differs from its adapter model only by rounding.
 
     Args:
         after: logits of the merged model, ``(text, token, vocabulary)``.
         before: those of the adapter model.
-        folder: what was to be written.
+        folder: the destination, for the message.
 
     Raises:
-        ValueError: so it is.
+        ValueError: If the difference is larger.
     """
     if before.rounded is None:
         found, unit = float((after - before.exact).abs().max()), "in its logits"
@@ -147,22 +147,22 @@ def distance_of(after: Tensor, before: AdapterLogits) -> Distance:
     return Distance(logits, largest, merged, adapter)
 
 
-# -- weights ---------------------------------------------------------------------------------------------------------
+# Merge weights.
 
 
 @torch.no_grad()
 def merge(model: Any, dtype: torch.dtype | None = None) -> Any:
     """Merge the adapter ``default`` of a causal LM, if it has one, and return the Hugging Face model.
 
-    Sums are computed in float32 and rounded once. Weights in 4 bits are unpacked. Tied embeddings of which one end has
-    an adapter of its own are untied first, for the adapter would change the other end as well.
+    Sums are computed in float32 and rounded once. Weights in 4 bits are unpacked. Tied embeddings are untied first if
+    one of them has an adapter, which would otherwise change the other one as well.
 
     Args:
-        model: a Hugging Face causal LM, which peft may have wrapped; it is changed, and must not be used again.
+        model: a Hugging Face causal LM, which peft may have wrapped; it is modified and must not be used afterwards.
         dtype: data type of the result; None keeps it.
 
     Raises:
-        ValueError: the adapter is of a kind that has no weights to add (prompt tuning).
+        ValueError: If the adapter has no weights that could be added, such as prompt tuning.
     """
     if hasattr(model, "peft_config"):
         if not hasattr(model.base_model, "merge_and_unload"):
@@ -191,7 +191,7 @@ def merge_adapters_of(policy: Any, name: str) -> None:
         name: what the command line calls it, for errors.
 
     Raises:
-        ValueError: the policy has no adapters, or one for its critic.
+        ValueError: If the policy has no adapters, or its critic has its own adapter.
     """
     language_model = getattr(policy, "language_model", None)
     if language_model is None or language_model.config.lora is None:
@@ -221,7 +221,7 @@ def _add_adapters(model: Any) -> None:
 
 
 def _untie(model: Any) -> None:
-    """Give input and output embeddings a weight each, if they share one and one of them has an adapter."""
+    """Give input and output embeddings separate weights if they are tied and one of them has an adapter."""
     from peft.tuners.lora import LoraLayer
 
     ends = bare(model).get_input_embeddings(), bare(model).get_output_embeddings()
@@ -233,7 +233,7 @@ def _untie(model: Any) -> None:
 
 
 def _tie_equal(model: Any, was_tied: bool) -> None:
-    """Tie embeddings that were tied and are equal still; note in the configuration where they are not."""
+    """Tie embeddings that were tied and are still equal; else mark them as untied in the configuration."""
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     if not was_tied or outputs is None:
         return
@@ -245,11 +245,11 @@ def _tie_equal(model: Any, was_tied: bool) -> None:
 
 
 def _unpack(model: Any, dtype: torch.dtype | None) -> None:
-    """Replace layers in 4 bits by ordinary ones with their adapters merged, in place.
+    """Replace layers in 4 bits by ordinary layers with merged adapters, in place.
 
     Args:
         model: with adapters.
-        dtype: data type of the result; None takes that in which the layers were computed.
+        dtype: data type of the result; None keeps the one that the layers compute in.
     """
     packed = {
         name: part for name, part in model.named_modules() if hasattr(getattr(part, "weight", None), "quant_state")
@@ -263,10 +263,7 @@ def _unpack(model: Any, dtype: torch.dtype | None) -> None:
 
 
 def _dense(part: Any, dtype: torch.dtype | None) -> nn.Linear:
-    """Return an ordinary layer with the weights of one in 4 bits, its adapter added in float32 and rounded once.
-
-    The weights are unpacked to float32, as a pass in float32 does.
-    """
+    """Return an ordinary layer with the weights of a layer in 4 bits plus its adapter, added in float32."""
     from bitsandbytes.functional import dequantize_4bit
 
     adapted = hasattr(part, "lora_A")
@@ -282,18 +279,18 @@ def _dense(part: Any, dtype: torch.dtype | None) -> nn.Linear:
     return layer
 
 
-# -- folder ----------------------------------------------------------------------------------------------------------
+# Write the folder.
 
 
 def check_new_folder(folder: Path, key: str) -> None:
-    """Raise if a folder holds something already.
+    """Check that a folder is empty or does not exist.
 
     Args:
-        folder: to be written.
+        folder: the destination.
         key: the option that names it.
 
     Raises:
-        ValueError: it is a file, or not empty.
+        ValueError: If it is a file, or not empty.
     """
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise ValueError(f"{key} is {str(folder)!r}, which is not empty; name a new folder.")
@@ -301,7 +298,7 @@ def check_new_folder(folder: Path, key: str) -> None:
 
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """Provide a temporary folder that takes the name ``folder`` at the end of the block; after an error it is removed.
+    """Provide a temporary folder that is renamed to ``folder`` at the end of the block, or removed after an error.
 
     Args:
         folder: does not exist, or is empty.
@@ -318,20 +315,20 @@ def written_whole(folder: Path) -> Iterator[Path]:
 def save_merged(
     model: Any, folder: Path, save_others: Callable[[Path], None], config: LanguageModelConfig, dtype: str | None = None
 ) -> Distance:
-    """Merge the adapter of a model and write the result, whole or not at all.
+    """Merge the adapter of a model and write the result; after an error nothing is left behind.
 
     Args:
-        model: a Hugging Face causal LM in evaluation mode, which peft may have wrapped; it must not be used again.
+        model: a Hugging Face causal LM in evaluation mode, which peft may have wrapped; it must not be used afterwards.
         folder: does not exist, or is empty.
-        save_others: writes the tokenizer, and what else belongs to the model, into the folder that it is given.
+        save_others: writes the tokenizer and other parts of the model into the given folder.
         config: what the model was loaded with.
         dtype: data type of the result; None keeps it.
 
     Returns:
-        The distance of the model that the folder gives from the adapter model.
+        The distance between the written model and the adapter model.
 
     Raises:
-        ValueError: the adapter cannot be merged, or the models differ by more than rounding.
+        ValueError: If the adapter cannot be merged, or the models differ by more than rounding.
     """
     if kernel_of(model) not in ("eager", "sdpa"):
         use_kernel(model, "sdpa")
@@ -352,35 +349,34 @@ def save_merged(
     return distance_of(after, before)
 
 
-# Load an adapter that peft saved, on the base model that it names, with the tokenizer that belongs to it.
+# Load adapters.
 
 _CONFIG, _TOKENIZER = "adapter_config.json", "tokenizer_config.json"
 
 
 class AdapterModel(NamedTuple):
-    """Holds a base model with an adapter from a folder."""
+    """A base model with an adapter from a folder."""
 
     model: Any
     """The Hugging Face model that peft has wrapped, in evaluation mode."""
     tokenizer: Any
-    """The Hugging Face tokenizer of the folder, or that of the base where the folder has none."""
+    """The Hugging Face tokenizer in the folder; that of the base if the folder has none."""
     config: LanguageModelConfig
     """What the base was loaded with."""
 
 
 def load_adapter(name: str) -> AdapterModel:
-    """Load an adapter on its base, whose embeddings get the rows that the adapter's tokenizer has tokens for.
+    """Load an adapter that peft saved on its base, whose embeddings are extended to the adapter's tokenizer.
 
-    The base of an adapter that lrl exported is loaded as it was in training: an adapter that was trained on a base in
-    4 bits is another model on the base in full precision. Adapters from elsewhere do not say how it was, and get the
-    base in the data type that it was saved in.
+    The base of an adapter that lrl exported is loaded as in training, in 4 bits if it was trained in 4 bits. Other
+    adapters do not contain this information; their base is loaded in the data type that it was saved in.
 
     Args:
         name: folder or hub name of the adapter.
 
     Raises:
-        ValueError: there is no adapter of that name, it does not fit its base, or the base cannot be loaded, at least
-            not in the revision that the adapter was trained on.
+        ValueError: If the adapter does not exist or does not fit its base, or the base cannot be loaded in the revision
+            that the adapter was trained on.
     """
     from peft import PeftConfig, PeftModel
     from transformers import AutoTokenizer
@@ -422,13 +418,13 @@ def load_adapter(name: str) -> AdapterModel:
 
 
 def _loaded_as(name: str) -> dict[str, Any]:
-    """Return ``dtype`` and ``quantization`` of the base in training; nothing where the adapter does not say.
+    """Return ``dtype`` and ``quantization`` of the base in training; empty for adapters from elsewhere.
 
     Args:
         name: folder or hub name of the adapter.
 
     Raises:
-        ValueError: If the file that says so is damaged.
+        ValueError: If the file with this information is damaged.
     """
     from transformers.utils.hub import cached_file
 
@@ -449,7 +445,7 @@ def _loaded_as(name: str) -> dict[str, Any]:
 
 
 def _dtype_of(name: str) -> str:
-    """Return the data type that a model was saved in, float32 where it is not known."""
+    """Return the data type that a model was saved in; float32 if it is unknown."""
     from transformers import AutoConfig
 
     where, of_gguf = sources(name)

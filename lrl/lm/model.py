@@ -45,8 +45,8 @@ class LanguageModel(nn.Module):
     Attributes:
         share: whether turns may share a row; set by :meth:`configure`.
         cached: whether prompts may be padded on the left before a KV cache; set by :meth:`configure`.
-        lower: keeps the states below the lowest adapter; None if there are none to keep.
-        copied_reference: the reference where it is a copy of the whole model, else empty.
+        lower: caches the states below the lowest adapter; None if they cannot be cached.
+        copied_reference: the reference if it is a copy of the whole model, else empty.
         chunks: whether many logits are computed in chunks, outside of the model; set by :meth:`configure`.
     """
 
@@ -69,7 +69,7 @@ class LanguageModel(nn.Module):
         """Load tokenizer and weights, and attach adapters; a second call does nothing.
 
         Raises:
-            ValueError: the model is not available, or it cannot be used as it is configured.
+            ValueError: If the model is not available, or cannot be used as configured.
         """
         if self.model is not None:
             return
@@ -96,7 +96,7 @@ class LanguageModel(nn.Module):
                 self.lower = lower_layers(self.model, size, attention_of(self.model))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move and convert the copied reference as the model: at equal weights both must round alike."""
+        """Move and convert the copied reference with the model, so that equal weights give equal results."""
         for model in self.copied_reference:
             model._apply(fn, recurse)
         return super()._apply(fn, recurse)
@@ -111,7 +111,7 @@ class LanguageModel(nn.Module):
         """Return whether turns may share rows, and whether prompts may be padded on the left before a KV cache.
 
         Raises:
-            ValueError: the model numbers positions in another way than layouts do.
+            ValueError: If the model does not number positions from zero.
         """
         self._set_kernel(self.model)
         if not numbers_positions_from_zero(self.model, self.device):
@@ -129,7 +129,7 @@ class LanguageModel(nn.Module):
         return verdict == "exact" and self.config.share_prompts, verdict != "inexact"
 
     def _set_kernel(self, model: Any) -> None:
-        """Choose the attention kernel, see :func:`lrl.lm.attention.set_kernel`; warn once of a bad one."""
+        """Choose the attention kernel, see :func:`lrl.lm.attention.set_kernel`; warn once if it is inexact."""
         if set_kernel(model, self.config.attention, self.kernel) and not self._warned_of_kernel:
             self._warned_of_kernel = True
             logging.getLogger("lrl").warning(
@@ -139,7 +139,7 @@ class LanguageModel(nn.Module):
 
     @property
     def recomputes(self) -> bool:
-        """Return whether the log-probabilities of sampled tokens are computed again, by the pass that training uses."""
+        """Return whether the log-probabilities of sampled tokens are recomputed by the pass that training uses."""
         wanted = self.config.recompute_logprobs
         return is_halved(self.model) if wanted is None else wanted
 
@@ -149,11 +149,11 @@ class LanguageModel(nn.Module):
         return int(self.model.get_output_embeddings().weight.shape[0])
 
     def in_chunks(self, mask: Tensor) -> bool:
-        """Return whether the logits of the tokens of ``mask`` ``(turn, token)`` are too many to be computed at once."""
+        """Return whether the logits at ``mask``, bool ``(turn, token)``, are too many to be computed at once."""
         return self.chunks and int(mask.sum()) * self.vocabulary > AT_ONCE
 
     def token_logprobs(self, states: Tensor, ids: Tensor, temperature: float, model: Any = None) -> tuple[Tensor, ...]:
-        """Compute log-probabilities and entropies in chunks, maybe by another model's head; both ``(token,)``."""
+        """Compute log-probabilities and entropies, each ``(token,)``, in chunks, optionally by another model."""
         return token_logprobs(partial(head_logits, model or self.model), states, ids, temperature, self.vocabulary)
 
     @property
@@ -251,7 +251,7 @@ class LanguageModel(nn.Module):
         return divide_turns(inputs, sizes, memory, "turns" if alone else computed_once)
 
     def logits(self, layout: Layout, model: Any = None) -> Tensor:
-        """Compute the logits ``(turn, token, vocabulary)`` that predict each response token, maybe by another model."""
+        """Compute logits ``(turn, token, vocabulary)`` that predict response tokens, optionally by another model."""
         model = self.model if model is None else model
         self._set_kernel(model)
         with recomputed(model, self.config.gradient_checkpointing):
@@ -260,14 +260,14 @@ class LanguageModel(nn.Module):
     def logits_and_states(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Compute :meth:`logits`, and the hidden states ``(turn, token, hidden)`` that the critic reads.
 
-        These are what the logits are computed from, unless the critic has an adapter.
+        These are the inputs of the language model's head, unless the critic has its own adapter.
         """
         with head_inputs(self.model) as states:
             logits = self.logits(layout)
         return logits, self.critic_states(layout) if self.has_critic_adapter else at_tokens(states[0], layout)
 
     def token_states(self, layout: Layout, model: Any = None) -> Tensor:
-        """Compute the hidden states ``(turn, token, hidden)`` that logits are computed from, without these."""
+        """Compute the hidden states ``(turn, token, hidden)`` that logits are computed from, but no logits."""
         model = self.model if model is None else model
         with without_logits(model) as states:
             self.logits(layout, model)
@@ -308,16 +308,16 @@ class LanguageModel(nn.Module):
         return states[0]
 
     def add_critic_adapter(self) -> None:
-        """Add an adapter for the critic, of the shape of the actor's; a second call does nothing.
+        """Add an adapter for the critic with the shape of the actor's; a second call does nothing.
 
         Raises:
-            ValueError: the actor has no adapter, or gradient checkpointing is on.
+            ValueError: If the actor has no adapter, or gradient checkpointing is on.
         """
         add_critic_adapter(self.model, self.config)
         self.has_critic_adapter = True
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """Return the weights of the critic's adapter; none where it has none."""
+        """Return the weights of the critic's adapter; empty if it has none."""
         if not self.has_critic_adapter:
             return []
         return [weight for name, weight in self.model.named_parameters() if "critic" in name.split(".")]
@@ -331,7 +331,7 @@ class LanguageModel(nn.Module):
         """Check that the model has enough positions, and choose its attention kernel; called before each decoding.
 
         Raises:
-            ValueError: the longest prompt and the tokens that may be sampled are more than the model has positions.
+            ValueError: If the longest prompt and the tokens to be sampled exceed the positions of the model.
         """
         self._check_positions(prompt_tokens + new_tokens, f", {new_tokens} of them to be sampled")
         self._set_kernel(self.model)
@@ -339,8 +339,8 @@ class LanguageModel(nn.Module):
     def build_reference(self, warm_started: bool) -> None:
         """Keep the current weights as the reference.
 
-        An adapter that started at zero needs no copy: the reference is the model without it. A warm-started one is
-        copied to a second, frozen adapter. Without adapters the whole model is copied.
+        An adapter that was initialised to zero needs no copy: the reference is the model without it. A warm-started
+        adapter is copied to a second, frozen adapter. Without adapters the whole model is copied.
 
         Args:
             warm_started: whether the weights came from another run.

@@ -1,6 +1,7 @@
-"""The forward pass over prompts that fills the KV cache: their common prefix is computed once.
+"""The forward pass over prompts that fills the KV cache.
 
-Many prompts of different lengths are read in groups of about the same length, so that little padding is computed.
+The common prefix of all prompts is computed once. The rest is computed in groups of prompts of about the same length,
+so that there is little padding.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from transformers.cache_utils import DynamicLayer
 from lrl.lm.forward import head_inputs
 
 _MIN_PREFIX = 16
-"""Shorter common prefixes are not computed separately: a pass of their own would cost more."""
+"""Shorter common prefixes are not computed separately: an additional pass would cost more."""
 _PASS = {"cpu": 64}
-"""Fixed cost of a forward pass, in tokens that take as long. On one thread about 100 for the embedded model; with 32 to
-128, SmolLM2 reads 32 prompts of 31 to 121 tokens in about the same time."""
+"""Fixed cost of a forward pass, in tokens that take the same time: about 100 for the embedded model on one thread. With
+values from 32 to 128, SmolLM2 reads 32 prompts of 31 to 121 tokens in about the same time."""
 _PASS_ELSEWHERE = 8192
 """Not measured."""
 
 
 class ReservedLayer(DynamicLayer):
-    """Keeps keys and values in buffers that are allocated once: concatenation would copy everything at every token."""
+    """A layer of the KV cache with buffers that are allocated once, instead of concatenation at every token."""
 
     _buffers: list[Tensor] | None = None
 
@@ -101,7 +102,7 @@ def prefill(model: Any, prompts: Sequence[tuple[int, ...]], share: bool) -> Pref
     Args:
         model: called as a Hugging Face causal LM is.
         prompts: token ids.
-        share: compute the common prefix once, and let the cache reserve room: only where every layer attends fully.
+        share: compute the common prefix once and let the cache reserve room; requires full attention in every layer.
     """
     device = next(model.parameters()).device
     shared = common_prefix(prompts) if share and len(prompts) > 1 else 0

@@ -87,7 +87,7 @@ class ChatTokenizer:
         return self.template.opening
 
     def with_added_tokens(self) -> ChatTokenizer:
-        """Return one that knows the tokens that were added to the tokenizer, which the template may end turns with."""
+        """Return an updated copy after tokens were added to the tokenizer, with which the template may end turns."""
         return ChatTokenizer(self.tokenizer, *self._given)
 
     def save(self, folder: Path) -> None:
@@ -97,7 +97,7 @@ class ChatTokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the vocabulary, the way text is cut, the chat template and the end tokens."""
+        """A hash of the vocabulary, the tokenisation rules, the chat template and the end tokens."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         rules = repr(sorted(self.tokenizer.get_vocab().items())) if backend is None else backend.to_str()
         about = self.template.text, self._prefix, sorted(self._end_ids), self.end_id
@@ -149,14 +149,14 @@ class ChatTokenizer:
     def encode_prompt(
         self, template: PromptTemplate, codec: TextCodec, observation: str, history: History, max_prompt_tokens: int
     ) -> tuple[list[int], int]:
-        """Return the token ids of a prompt that fits, and how many turns of history it lost for that, oldest first.
+        """Return the token ids of a prompt of limited length, and the number of oldest turns dropped from its history.
 
         Args:
             template: how an observation becomes a prompt.
             codec: of the environment.
             observation: the current one.
             history: the turns before.
-            max_prompt_tokens: the length that fits.
+            max_prompt_tokens: largest length of a prompt.
 
         Raises:
             ValueError: If the prompt is too long even without any history.
@@ -180,13 +180,13 @@ class ChatTokenizer:
     def encode_prompts(
         self, template: PromptTemplate, codec: TextCodec, turns: Sequence[tuple[str, History]], max_prompt_tokens: int
     ) -> list[tuple[list[int], int]]:
-        """Return what :meth:`encode_prompt` returns for many turns, faster where prompts have no history.
+        """Return what :meth:`encode_prompt` returns for many turns, faster for prompts without history.
 
         Args:
             template: how an observation becomes a prompt.
             codec: of the environment.
             turns: observations with the turns before.
-            max_prompt_tokens: the length that fits.
+            max_prompt_tokens: largest length of a prompt.
 
         Raises:
             ValueError: If a prompt is too long even without any history.
@@ -206,7 +206,7 @@ class ChatTokenizer:
         return text == text.strip() != "" and not self._controls.are_in(text)
 
     def _frame(self, template: PromptTemplate, codec: TextCodec) -> PromptFrame | None:
-        """Return what surrounds an observation without history; None where prompts must be rendered in full."""
+        """Return the encoder of prompts without history; None if prompts must be rendered in full."""
         if self._framed is None or self._framed[0] is not template or self._framed[1] is not codec:
             special_texts = [str(token) for token in self.tokenizer.added_tokens_decoder.values()]
             text, is_marked = self._prompt_text(template.messages(codec, OBSERVATION))
@@ -247,7 +247,7 @@ class ChatTokenizer:
         return self._controls.exchange(text), True
 
     def _encode(self, text: str, is_marked: bool) -> list[int]:
-        """Return the token ids of a prompt, maybe of one whose control tokens are marked."""
+        """Return the token ids of a prompt, given whether its control tokens are marked."""
         ids = self._cache.get(text)
         if ids is not None:
             return ids
@@ -260,7 +260,7 @@ class ChatTokenizer:
         return self._cache.setdefault(text, ids)
 
     def _begun(self, ids: list[int]) -> list[int]:
-        """Let a prompt begin with the tokens that the tokenizer puts before a text, exactly once."""
+        """Return ids that begin exactly once with the tokens that the tokenizer adds before a text, such as BOS."""
         bos = self.tokenizer.bos_token_id
         prefix, start = self._prefix or [bos], 0
         while ids[start : start + len(prefix)] == prefix:
@@ -268,7 +268,7 @@ class ChatTokenizer:
         return [*(prefix if self._prefix or start else []), *ids[start:]]
 
     def _added_prefix(self) -> list[int]:
-        """Return what the tokenizer puts before a text, as the BOS token of Llama. What it puts behind is not used."""
+        """Return the tokens that the tokenizer adds before a text, such as the BOS token of Llama."""
         bare, full = (self.tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
         starts = [start for start in range(len(full)) if full[start : start + len(bare)] == bare]
         if bare and starts:
@@ -285,11 +285,11 @@ class ChatTokenizer:
         return self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def response_text(self, ids: Iterable[int]) -> str:
-        """Return the text of a response, the :attr:`opening` that is the end of its prompt included."""
+        """Return the text of a response, including the :attr:`opening` at the end of its prompt."""
         return self.opening + self.decode(ids)
 
     def continuation(self, response: str) -> str:
-        """Return what a model has to sample for a response: without the :attr:`opening`, which its prompt has.
+        """Return the part of a response that a model samples: without the :attr:`opening`, which is in the prompt.
 
         Raises:
             ValueError: If the response does not begin with it.
@@ -308,12 +308,12 @@ class ChatTokenizer:
         return self._end_ids if token is None else self._end_ids | {token}
 
     def stops(self, stop_text: str | None = None) -> Callable[[Sequence[int]], bool] | None:
-        """Return a function of a response's token ids: whether its last token completes ``stop_text``.
+        """Return a function that tells whether the last token of a response completes ``stop_text``.
 
-        None where :meth:`stop_ids` are enough: without a stop text, or where that is an added token. A general
-        tokenizer writes a tag with several tokens, may merge its last character with what follows, and may divide a
-        character among tokens. The function decodes the last tokens: one for each byte of ``stop_text``, and more where
-        these have less text or begin inside a character.
+        Returns None if :meth:`stop_ids` are sufficient: without a stop text, or if it is an added token. Otherwise the
+        tokenizer may write it with several tokens, merge its last character with the following text, or split a
+        character among tokens. So the function decodes the last tokens, one for each byte of ``stop_text``, and more
+        if these have less text or begin within a character.
         """
         if stop_text is None or self._token_of(stop_text) in self.tokenizer.added_tokens_decoder:
             return None
@@ -339,13 +339,13 @@ class ChatTokenizer:
         return bool(ids) and (ids[-1] in self.stop_ids(stop_text) or (stops is not None and stops(ids)))
 
     def _token_of(self, text: str) -> int | None:
-        """Return the single token that is a text; None if there is none, as for text that becomes the unknown token."""
+        """Return the token whose text is ``text``; None if there is no such token."""
         ids = self.encode_text(text)
         is_text = len(ids) == 1 and self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
         return ids[0] if is_text else None
 
     def _may_complete(self, token: int, stop_text: str) -> bool:
-        """Return whether a token's text may contain the last character of ``stop_text``; part of a character may."""
+        """Return whether a token may contain the last character of ``stop_text``, or a part of it."""
         if token not in self._token_texts:
             self._token_texts[token] = self.tokenizer.decode([token], clean_up_tokenization_spaces=False)
         text = self._token_texts[token]

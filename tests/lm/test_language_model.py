@@ -91,15 +91,6 @@ def test_random_weights_are_named_by_their_seed(folders):
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
 
 
-def test_the_architecture_of_random_weights_can_be_changed_by_names_that_exist(folders):
-    settings = {"random_init": True, "config_overrides": {"num_hidden_layers": 1}}
-    assert len(load(folders("llama"), **settings).model.model.layers) == 1
-    with pytest.raises(ValueError, match="'num_layer'.*num_hidden_layers"):
-        load(folders("llama"), random_init=True, config_overrides={"num_layer": 1})
-    with pytest.raises(ValueError, match="random_init"):
-        LanguageModelConfig(config_overrides={"num_hidden_layers": 1})
-
-
 # -- fewer layers ------------------------------------------------------------------------------------------------------
 
 
