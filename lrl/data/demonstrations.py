@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lrl.data.demonstration_tokens import DemonstrationTokens, EncodedTokens, cached_tokens, encoded
+from lrl.data.demonstration_tokens import DemonstrationTokens, cached_tokens, encoded
 from lrl.data.run_data import MinibatchLoader, RunDataModule, ValidationConfig
 from lrl.data.sources import Demonstrations, LazyDemonstrations
 from lrl.envs.factory import EnvFactory
@@ -139,14 +139,6 @@ class DemonstrationsDataModule(RunDataModule):
         if source not in self._loaded:
             self._loaded[source] = source.load(self.codec, self.policy)
         return self._loaded[source]
-
-    def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
-        """Return the token ids of the prompt, and the token ids that are trained.
-
-        With ``loss_on="all"`` the prompt is only the first token, and all others are trained.
-        """
-        ((prompt,), (response,)) = EncodedTokens((), self.policy, self.loss_on).encode([demonstration])
-        return prompt, response
 
     @property
     def tokens(self) -> DemonstrationTokens:

@@ -66,7 +66,7 @@ def test_demonstrations_are_learned_by_the_cross_entropy_over_candidates(folder,
         ("<answer>UP</answer>", "completion", "response '<answer>UP</answer>', which a ScoringPolicy cannot choose"),
     ],
 )
-def test_demonstrations_that_are_no_choice_are_named(folder, tmp_path, response, loss_on, named):
+def test_demonstrations_that_are_not_a_candidate_raise_one_sentence(folder, tmp_path, response, loss_on, named):
     file = tmp_path / "turns.jsonl"
     file.write_text(json.dumps({"observation": START, "response": response}) + "\n")
     env = GymnasiumEnvs("FrozenLake-v1")

@@ -206,7 +206,7 @@ class Replica(DistributedDataParallel):
         ("head", {"critic": None}, None),
     ],
 )
-def test_a_critic_that_ddp_would_wait_for_is_one_sentence(folder, kind, settings, said):
+def test_a_critic_under_ddp_raises_one_sentence(folder, kind, settings, said):
     policy = network(**settings) if kind == "network" else head(folder, **settings)
     module = sft(configured(policy, ENVS["discrete"]))
     module._trainer = SimpleNamespace(strategy=None, model=Replica(find_unused_parameters=True))
@@ -216,7 +216,7 @@ def test_a_critic_that_ddp_would_wait_for_is_one_sentence(folder, kind, settings
         module.on_fit_start()
 
 
-def test_statistics_that_a_start_brings_are_kept_where_others_are_empty(folder, tmp_path):
+def test_statistics_from_init_from_are_kept(folder, tmp_path):
     """A critic's statistics of observations are new; those of the states that are whitened are not."""
     whitened = {"freeze_trunk": True, "whiten_states": 1e-2}
     trainer = fit(sft(head(folder, **whitened)), tmp_path, data("box"), max_epochs=1)
@@ -277,7 +277,7 @@ def test_a_frozen_trunk_reads_each_text_once(folder, tmp_path, monkeypatch):
     assert (count == len(stored("box")[0])).all() and mean.abs().max() > 0
 
 
-def test_states_that_were_kept_are_those_that_are_computed(folder, tmp_path):
+def test_cached_states_equal_computed_ones(folder, tmp_path):
     kept = fit(sft(head(folder, freeze_trunk=True)), tmp_path, data("box"), max_epochs=2).lightning_module
     policy = head(folder, freeze_trunk=True)
     policy._kept_states = type(policy._kept_states)(0)
@@ -311,7 +311,7 @@ def test_whitening_of_a_trained_trunk_uses_the_states_of_its_start(folder, tmp_p
         ({"token_cache": "tokens"}, "data.token_cache is .tokens., but a MLPPolicy learns from native actions"),
     ],
 )
-def test_what_a_network_cannot_learn_from_is_one_sentence(tmp_path, changes, complaint):
+def test_demonstrations_that_a_network_cannot_read_raise_one_sentence(tmp_path, changes, complaint):
     with pytest.raises(ValueError, match=complaint):
         fit(sft(network()), tmp_path, data("discrete", **changes))
 

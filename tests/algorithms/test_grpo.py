@@ -118,7 +118,7 @@ def wander(module, size=0.02):
 
 
 @pytest.mark.parametrize("normalisation", ["sequence", "token", "constant"])
-def test_what_stands_at_masked_positions_changes_nothing(tiny_model, normalisation):
+def test_values_at_masked_positions_are_ignored(tiny_model, normalisation):
     module = grpo(tiny_model, kl_coef=0.1, ent_coef=0.1, loss_normalisation=normalisation)
     batch = acted(module, words=("left", "up", "left", "right up right") * 6)
     assert not batch.response_mask.all() and not batch.inputs["prompt_mask"].all()
@@ -196,14 +196,14 @@ def test_accumulating_over_parts_is_the_whole_batch(tiny_model, normalisation, p
     torch.testing.assert_close(summed, gradient(module, whole), atol=5e-7, rtol=1e-6)  # RMSNorm computes in float32
 
 
-def test_a_part_without_turns_takes_part_and_changes_nothing(tiny_model):
+def test_a_minibatch_without_turns_changes_nothing(tiny_model):
     module = grpo(tiny_model)
     loss = module.training_step(acted(module)[torch.arange(0)])
     assert float(loss.detach()) == 0 and not gradient(module, loss).any()
 
 
 @pytest.mark.parametrize("changes", [{}, {"ent_coef": 0.1}, {"kl_coef": 0.1}])
-def test_a_group_that_agrees_moves_nothing_but_entropy_and_kl(tiny_model, changes):
+def test_a_group_with_equal_returns_trains_only_entropy_and_kl(tiny_model, changes):
     module = grpo(tiny_model, **changes)
     advantages = group_advantages(torch.full((4,), 0.7), torch.zeros(4, dtype=torch.long))
     batch = acted(module, words=("up",) * 4, advantages=advantages.tolist())
@@ -212,7 +212,7 @@ def test_a_group_that_agrees_moves_nothing_but_entropy_and_kl(tiny_model, change
     assert moved == bool(changes)
 
 
-def test_rising_above_the_clip_pays_nothing_and_falling_below_it_neither(tiny_model):
+def test_the_surrogate_is_constant_outside_the_clip_range(tiny_model):
     module = grpo(tiny_model, clip_range=0.2, clip_range_high=0.3)
     batch = acted(module, words=("up",), advantages=[1.0])
     cases = [(0.28, 1, False), (0.25, 1, True), (-0.25, -1, False), (-0.25, 1, True), (0.5, -1, True)]
@@ -231,7 +231,7 @@ def test_rising_above_the_clip_pays_nothing_and_falling_below_it_neither(tiny_mo
         ("lr", 0.0, "model.optimizer.lr is 0.0; it must be positive"),
     ],
 )
-def test_impossible_settings_are_named(tiny_model, name, value, key):
+def test_invalid_settings_raise_their_name(tiny_model, name, value, key):
     with pytest.raises(ValueError, match=re.escape(key)):
         grpo(tiny_model, **{name: value})
 
@@ -274,14 +274,14 @@ def test_once_target_kl_is_exceeded_the_weights_stay_as_they_are_until_the_next_
     assert not torch.equal(weights.seen[4], weights.seen[5])
 
 
-def test_without_target_kl_every_part_moves_the_weights(tiny_model):
+def test_without_target_kl_every_minibatch_changes_the_weights(tiny_model):
     module, weights = grpo(tiny_model, lr=1e-3, ent_coef=0.1), Weights()
     fit(module, 1, callbacks=[weights], num_epochs=2, num_minibatches=2)
     assert len(weights.seen) == 4
     assert not any(torch.equal(a, b) for a, b in itertools.pairwise(weights.seen))
 
 
-def test_a_collection_whose_groups_agree_moves_nothing(tiny_model):
+def test_a_collection_whose_groups_have_equal_returns_changes_no_weights(tiny_model):
     module = grpo(tiny_model, lr=1e-2)
     before = [weight.clone() for weight in module.parameters()]
     fit(module, 2, reward=Agreed())

@@ -130,7 +130,7 @@ def test_turns_are_compared_with_the_discount_the_scale_and_the_baseline_of_the_
         assert (turn_advantages(*turns, **options) - expected).abs().max() > 1e-2
 
 
-def test_the_weight_of_the_step_advantage_counts():
+def test_step_weight_scales_the_step_advantage():
     rollout, nothing = collected(LAKE, states=True), torch.zeros(8)
     light, heavy = (
         GroupCreditConfig(kind="step", step_weight=weight).estimate(rollout, nothing, "none") for weight in (0.5, 2.0)
@@ -139,7 +139,7 @@ def test_the_weight_of_the_step_advantage_counts():
     torch.testing.assert_close(4 * light, heavy)
 
 
-def test_states_are_numbered_where_they_are_asked_for_and_alike_where_observations_are():
+def test_states_are_numbered_on_request_and_equal_for_equal_observations():
     assert collected(LAKE, states=False).state is None
     rollout = collected(LAKE, states=True)
     position = rollout.inputs["observation"].argmax(-1)  # one-hot
@@ -150,7 +150,7 @@ def test_states_are_numbered_where_they_are_asked_for_and_alike_where_observatio
     assert len(drifting.state[0].unique()) == 2  # one for each group
 
 
-def test_the_number_of_an_observation_is_its_own_and_never_changes():
+def test_the_hash_of_an_observation_is_unique_and_never_changes():
     assert observation_key("row 0") == observation_key(AdvisedObservation("row 0", 3)) == -9124823809885225612
     alike = [np.array([0.0, 1.0]), np.array([-0.0, 1.0])]
     assert observation_key(alike[0]) == observation_key(alike[1]) != observation_key(np.array([1.0, 0.0]))
@@ -170,12 +170,12 @@ def test_the_number_of_an_observation_is_its_own_and_never_changes():
         ({"kind": "step", "gamma": 1.5}, "model.credit.gamma is 1.5; it must be in [0, 1]."),
     ],
 )
-def test_settings_that_count_for_nothing_are_named(settings, said):
+def test_settings_without_effect_raise_their_name(settings, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         GroupCreditConfig(**settings)
 
 
-def test_grouped_values_have_no_baseline_to_leave_the_episode_out_of():
+def test_grouped_gae_with_leave_one_out_raises():
     with pytest.raises(ValueError, match="model.leave_one_out is true; it must be false, grouped_gae"):
         module_and_data(LAKE, leave_one_out=True, credit=GroupCreditConfig(kind="grouped_gae"))
 

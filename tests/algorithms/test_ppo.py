@@ -81,7 +81,7 @@ def test_the_first_ratio_is_one_and_the_values_are_those_that_were_credited(fold
 
 
 @pytest.mark.parametrize("kind", ["mlp", "text", "scoring"])
-def test_a_state_is_worth_what_the_value_before_its_first_token_says(folder, kind):
+def test_the_value_of_a_state_is_that_before_its_first_token(folder, kind):
     policy = policy_of(kind, folder)
     rollout = rollout_of(policy)
     first = policy.evaluate(rollout.turns()).values[:, 0]
@@ -92,7 +92,7 @@ def test_a_state_is_worth_what_the_value_before_its_first_token_says(folder, kin
     torch.testing.assert_close(policy.state_values(seen, [()] * len(seen)), first.detach(), atol=1e-5, rtol=1e-5)
 
 
-def test_what_stands_behind_a_truncated_episode_is_worth_its_state(folder):
+def test_a_truncated_episode_is_bootstrapped_with_the_value_of_its_last_state(folder):
     policy = policy_of("mlp", folder)
     rollout = rollout_of(policy, groups=16)
     cut = rollout.truncated & ~rollout.terminated
@@ -148,7 +148,7 @@ def test_the_loss_is_the_formula_written_out():
     assert told["train/ratio_error"] == pytest.approx(max(abs(float(move)) for move in moves))
 
 
-def test_the_penalty_sees_what_leaks_to_tokens_that_nobody_sampled():
+def test_the_penalty_includes_probability_of_tokens_that_were_not_sampled():
     """Two choices were sampled as often as they were likely; the third has a quarter of the new policy."""
     old, logits = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.0, 0.0, -0.4], requires_grad=True)
     zeros = torch.zeros(2, 1)
@@ -175,7 +175,7 @@ def test_the_value_loss_without_a_range_is_half_the_squared_error():
     assert value_loss(values, returns, None, None).tolist() == [[0.5, 2.0]]
 
 
-def test_the_reference_is_paid_for_by_token_and_its_weight_follows_the_target(folder):
+def test_the_kl_penalty_is_per_token_and_its_weight_follows_the_target(folder):
     module = ppo(folder, normalise_advantages=False)
     policy = module.policy
     policy.connect(LAKE.codec)
@@ -234,7 +234,7 @@ def test_a_network_solves_a_lake_of_four_fields(tmp_path, credit):
 
 
 @pytest.mark.learning
-def test_with_its_sign_flipped_it_does_not(tmp_path):
+def test_with_flipped_sign_it_does_not_learn(tmp_path):
     class Flipped(PPOValueHeadModule):
         def advantages(self, rollout):
             credit = super().advantages(rollout)
@@ -264,7 +264,7 @@ def test_a_shared_critic_has_no_learning_rate_of_its_own(tmp_path):
         reward_of(module, chain_data(), tmp_path, epochs=1)
 
 
-def test_a_part_beyond_the_target_skips_the_rest(tmp_path):
+def test_minibatches_after_target_kl_is_exceeded_are_skipped(tmp_path):
     module = made(PPOValueHeadModule, MLPPolicy((16,), init_seed=0), lr=5e-2, target_kl=1e-4)
     trainer = make_trainer(tmp_path, max_epochs=2)
     trainer.fit(module, datamodule=chain_data())
@@ -312,14 +312,14 @@ def test_statistics_of_observations_change_between_collections_only(tmp_path):
         ({"credit": "bandit", "bootstrap_last": True}, "model.credit.bootstrap_last is true; it must be false"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(settings, complaint):
+def test_inconsistent_settings_raise_their_name(settings, complaint):
     with pytest.raises(ValueError) as error:
         made(PPOValueHeadModule, **{"policy": MLPPolicy()} | settings)
     assert complaint in str(error.value)
 
 
 @pytest.mark.parametrize("stage", ["fit", "validate"])
-def test_sharded_weights_and_a_critic_that_is_fitted_apart_do_not_go_together(stage):
+def test_sharded_weights_with_a_separately_fitted_critic_raise(stage):
     module = made(PPOValueHeadModule, MLPPolicy((8,), init_seed=0), value_fit=ValueFit())
     module._trainer = SimpleNamespace(strategy=ModelParallelStrategy(), datamodule=chain_data())
     told = pytest.raises(ValueError, match="model.critic.fit is set and trainer.strategy shards the weights")
@@ -357,13 +357,13 @@ def test_a_job_that_is_requeued_while_the_critic_is_fitted_resumes_bit_identical
     assert resumed.logger.rows == whole.logger.rows[-len(resumed.logger.rows) :]
 
 
-def test_unfinished_episodes_and_the_bandit_do_not_go_together(tmp_path):
+def test_bandit_credit_with_unfinished_episodes_raises(tmp_path):
     module = made(PPOValueHeadModule, MLPPolicy((8,), init_seed=0), credit="bandit")
     with pytest.raises(ValueError, match="needs whole episodes"):
         make_trainer(tmp_path, max_epochs=3).fit(module, datamodule=chain_data(num_steps=2))
 
 
-def test_rollout_data_names_what_does_not_go_together():
+def test_incompatible_settings_of_rollout_data_raise_their_names():
     for changes, complaint in (
         ({"num_groups": 2}, "one of them must be set"),
         ({"num_envs": None}, "one of them must be set"),
@@ -414,7 +414,7 @@ def test_a_value_head_is_trained_in_16_bits(folder, tmp_path, precision):
     assert any(math.isfinite(row.get("train/value_loss", math.nan)) for _, row in trainer.logger.rows)
 
 
-def test_a_resume_with_another_critic_lr_is_refused(tmp_path):
+def test_a_resume_with_another_critic_lr_raises(tmp_path):
     def fit(critic_lr, **given):
         module = made(PPOValueHeadModule, MLPPolicy((16,), init_seed=0), critic_lr=critic_lr)
         trainer = make_trainer(tmp_path, CollectionCheckpoint(1), max_epochs=2 if given else 1)
@@ -460,7 +460,7 @@ def test_a_critics_adapter_is_trained_saved_and_loaded_beside_actor_and_referenc
 
 
 @pytest.mark.parametrize("kind", ["mlp", "text", "scoring"])
-def test_a_critic_that_is_fitted_apart_is_fitted_for_the_next_collection(folder, kind):
+def test_a_separately_fitted_critic_is_used_in_the_next_collection(folder, kind):
     policy = policy_of(kind, folder)
     rollout = rollout_of(policy, groups=12)
     plain = made(PPOValueHeadModule, policy).prepare(rollout)

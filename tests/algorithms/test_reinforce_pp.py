@@ -56,7 +56,7 @@ def test_a_token_is_credited_with_the_rewards_that_follow_it():
     torch.testing.assert_close(advantages, torch.tensor(expected), atol=1e-5, rtol=1e-5)
 
 
-def test_a_token_costs_its_own_divergence_and_those_after_it():
+def test_the_kl_penalty_of_a_token_includes_those_of_later_tokens():
     rollout = two_turns()
     reference = rollout.logprobs - torch.tensor([[[0.1, 0.2], [0.4, 9.0]], [[0.3, 9.0], [9.0, 9.0]]])
     module = REINFORCEPlusPlusModule(Silent(), kl_coef=0.5)

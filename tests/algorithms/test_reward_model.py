@@ -211,7 +211,7 @@ def test_a_run_directory_holds_a_reward_model(tmp_path):
     assert reward(rows, ["", ""], [None, None]).tolist() == [float(module.model.minimum)] * 2
 
 
-def test_what_does_not_fit_is_one_sentence(tmp_path):
+def test_data_that_do_not_fit_raise_one_sentence(tmp_path):
     fit(tmp_path, CollectionCheckpoint(1), max_epochs=1)
     last = tmp_path / "checkpoints" / "last.ckpt"
     for change, sentence in (
@@ -229,7 +229,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path):
         fit(tmp_path / "other", ckpt_path=tmp_path / "foreign.ckpt")
 
 
-def test_other_data_and_sizes_are_named(tmp_path):
+def test_other_data_and_sizes_raise_their_name(tmp_path):
     with pytest.raises(ValueError, match="data is a DemonstrationsDataModule; it must be a TransitionsDataModule"):
         fit(tmp_path, data=demonstrations())
     with pytest.raises(ValueError, match=r"model.hidden_sizes is \[4, 0\]; it must be one or more positive sizes"):
@@ -294,7 +294,7 @@ def test_the_reward_of_pendulum_is_learned_from_held_out_episodes_unless_the_sig
 
 
 @pytest.mark.learning
-def test_what_is_known_of_training_episodes_only_does_not_count(tmp_path):
+def test_memorised_training_episodes_do_not_improve_the_held_out_r2(tmp_path):
     module, data = module_of(hidden_sizes=(64, 64), dropout=0.0, lr=1e-2), data_of("memorable", batch_size=64)
     trainer = fit(tmp_path, module=module, data=data, max_epochs=30)
     last = {name: value for _, row in trainer.logger.rows for name, value in row.items()}

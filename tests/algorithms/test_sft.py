@@ -90,7 +90,7 @@ def test_an_epoch_that_is_no_multiple_of_the_accumulation_still_weighs_tokens_eq
     assert sum(float(batch.advantages.sum()) for batch in last) / 3 == pytest.approx(1)
 
 
-def test_the_sampling_temperature_plays_no_part(folder, tmp_path, caplog):
+def test_the_sampling_temperature_does_not_affect_training(folder, tmp_path, caplog):
     hot, usual = sft(folder, temperature=3.0), sft(folder)
     fit(hot, tmp_path)
     fit(usual, tmp_path)
@@ -193,7 +193,7 @@ def test_the_learning_rate_rises_then_falls_as_half_a_cosine(folder, tmp_path):
     assert rates == pytest.approx([1e-3 * factor for factor in expected])
 
 
-def test_what_does_not_fit_is_one_sentence(folder, tmp_path):
+def test_data_that_do_not_fit_raise_one_sentence(folder, tmp_path):
     with pytest.raises(ValueError, match="data is a RolloutDataModule"):
         fit(sft(folder), tmp_path, rollout_data("prompts"))
     with pytest.raises(ValueError, match="model.log_every is 0"):

@@ -191,7 +191,7 @@ def test_the_fisher_product_is_that_of_the_explicit_matrix_on_an_adapter(folder,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_that_nothing_is_good_enough_for_leaves_the_weights_bit_identical(folder, kind):
+def test_a_rejected_step_leaves_the_weights_bit_identical(folder, kind):
     module, batch = prepared(kind, folder, accept_ratio=1e6)
     before = {name: weight.detach().clone() for name, weight in module.policy.named_parameters()}
     module._improve(batch)
@@ -199,7 +199,7 @@ def test_a_step_that_nothing_is_good_enough_for_leaves_the_weights_bit_identical
     assert all(torch.equal(weight, before[name]) for name, weight in module.policy.named_parameters())
 
 
-def test_advantages_that_are_all_zero_move_nothing(folder):
+def test_advantages_of_zero_change_no_weights(folder):
     module, batch = prepared("text", folder)
     batch = batch.replace(advantages=torch.zeros_like(batch.advantages))
     before = [weight.detach().clone() for weight in module.actor_parameters()]
@@ -210,7 +210,7 @@ def test_advantages_that_are_all_zero_move_nothing(folder):
 
 
 @pytest.mark.parametrize("kind", ["text", "scoring", "head", "mlp"])
-def test_what_the_critic_is_fitted_on_is_what_it_says(folder, kind):
+def test_the_critic_view_gives_the_values_of_an_evaluation(folder, kind):
     module, batch = prepared(kind, folder)
     index = torch.tensor([2, 0, 3])
     values = module.policy.critic_view(batch)(index)
@@ -245,7 +245,7 @@ def test_decay_is_part_of_what_the_critic_minimises(folder):
     )) > 1e-3  # fmt: skip
 
 
-def test_fishers_matrix_is_taken_from_as_large_a_share_as_asked_for(folder, monkeypatch):
+def test_the_fisher_matrix_is_estimated_from_the_given_share_of_turns(folder, monkeypatch):
     module, batch = prepared("mlp", folder)
     seen, make = [], module._product
     monkeypatch.setattr(module, "_product", lambda part, parameters: seen.append(len(part)) or make(part, parameters))
@@ -256,7 +256,7 @@ def test_fishers_matrix_is_taken_from_as_large_a_share_as_asked_for(folder, monk
 
 
 @pytest.mark.parametrize("kind", ["head", "mlp"])
-def test_autocast_does_not_hold_the_critic_where_it_was(folder, kind):
+def test_the_critic_is_fitted_under_autocast(folder, kind):
     """Inside a collection it would go on with its first copy of weights that are fitted."""
     policy, env = policy_of(kind, folder)
     policy.float()
@@ -299,7 +299,7 @@ def test_a_network_solves_a_lake_of_four_fields_inside_the_region(tmp_path, meth
 
 
 @pytest.mark.learning
-def test_with_its_sign_flipped_it_does_not(tmp_path):
+def test_with_flipped_sign_it_does_not_learn(tmp_path):
     class Flipped(TRPOModule):
         def loss(self, batch, policy):
             tokens = super().loss(batch, policy)
@@ -411,7 +411,7 @@ def test_a_job_that_is_requeued_while_weights_move_resumes_bit_identical(tmp_pat
         ({"schedule": "lineer"}, "model.schedule is 'lineer'; it must be one of constant, linear, cosine"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(settings, complaint):
+def test_inconsistent_settings_raise_their_name(settings, complaint):
     with pytest.raises(ValueError) as error:
         made(TRPOModule, **{"policy": MLPPolicy()} | settings)
     assert complaint in str(error.value)
@@ -427,13 +427,13 @@ def test_settings_that_make_no_sense_are_named(settings, complaint):
         ({"iterations": 0}, "ValueFit.iterations is 0"),
     ],
 )
-def test_fits_that_make_no_sense_are_named(changes, complaint):
+def test_invalid_settings_of_a_fit_raise_their_name(changes, complaint):
     with pytest.raises(ValueError) as error:
         ValueFit(**changes)
     assert complaint in str(error.value)
 
 
-def test_runs_that_no_region_can_be_had_in_are_refused(folder, tmp_path):
+def test_runs_that_do_not_support_a_trust_region_raise(folder, tmp_path):
     mlp = lambda **changes: made(TRPOModule, MLPPolicy((4,), init_seed=0, **changes))  # noqa: E731
     text = lambda **changes: made(TRPOModule, text_policy(folder, value_head=ValueHeadConfig(), **changes))  # noqa: E731
     for module, data, settings, complaint in (
@@ -456,7 +456,7 @@ def test_runs_that_no_region_can_be_had_in_are_refused(folder, tmp_path):
     assert rollout_data("continuing").num_minibatches == 2
 
 
-def test_weights_in_16_bits_are_refused(folder, tmp_path):
+def test_weights_in_16_bits_raise(folder, tmp_path):
     policy = text_policy(folder, value_head=ValueHeadConfig(), dtype="bfloat16")
     with pytest.raises(
         ValueError, match="language_model.dtype is bfloat16; 16 bits are too imprecise for steps inside a trust"
@@ -464,7 +464,7 @@ def test_weights_in_16_bits_are_refused(folder, tmp_path):
         run(made(TRPOModule, policy), chain_data(), tmp_path, epochs=1)
 
 
-def test_a_critic_with_an_adapter_is_refused(folder, tmp_path):
+def test_a_critic_with_an_adapter_raises(folder, tmp_path):
     head = ValueHeadConfig(adapter=True)
     policy = text_policy(folder, value_head=head, lora=LoRAConfig(r=2))
     with pytest.raises(ValueError, match="value_head.adapter is true; it must be false, TRPO fits the critic"):
@@ -476,7 +476,7 @@ def test_optimiser_steps_do_not_end_a_run_that_counts_collections(tmp_path):
         run(made(TRPOModule, MLPPolicy((4,))), chain_data(), tmp_path, epochs=3, max_steps=2)
 
 
-def test_settings_of_the_other_fit_are_named():
+def test_settings_of_the_other_fit_method_raise_their_name():
     for changes, complaint in (
         ({"lr": 1e-2}, "ValueFit.lr is 0.01, which lbfgs does not read"),
         ({"method": "adam", "iterations": 5}, "ValueFit.iterations is 5, which adam does not read"),
@@ -486,7 +486,7 @@ def test_settings_of_the_other_fit_are_named():
     assert ValueFit().iterations == 25 and ValueFit(method="adam").num_epochs == 10
 
 
-def test_what_was_sampled_from_is_kept_once():
+def test_the_sampled_distribution_is_stored_once():
     logits = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(0))
     constant = Categorical(logits).detach()
     assert constant.all_logprobs is constant.coordinates

@@ -16,6 +16,7 @@ from settings import made
 import lrl.data.minari as module
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.spaces import SpaceCodec
+from lrl.data.demonstration_tokens import EncodedTokens
 from lrl.data.demonstrations import DemonstrationsDataModule
 from lrl.data.jsonl import JsonlDemonstrations, write_jsonl
 from lrl.data.minari import MinariDemonstrations
@@ -124,6 +125,11 @@ def met_online(policy, env, turns, seed, monkeypatch):
     return met
 
 
+def encoded(data, demonstrations):
+    """Return the token ids of the prompts and of the responses."""
+    return EncodedTokens((), data.policy, data.loss_on).encode(demonstrations)
+
+
 @pytest.mark.parametrize("response_format", ["think_answer", "direct", "final_answer"])
 @pytest.mark.parametrize("history", [0, 2])
 @pytest.mark.parametrize("dataset_id", ENVS)
@@ -137,7 +143,7 @@ def test_the_tokens_of_a_row_are_those_of_the_same_state_met_online(
     for number, episode in list(enumerate(turns.episodes.tolist()))[:3]:
         rows = turns[starts[number] : starts[number + 1]]
         met = met_online(data.policy, ENVS[dataset_id], rows, 3 + episode, monkeypatch)
-        assert [data.encode(row) for row in rows] == met
+        assert list(zip(*encoded(data, rows), strict=True)) == met
         assert [len(row.history) for row in rows] == [min(step, history) for step in range(len(rows))]
 
 
@@ -149,7 +155,7 @@ def test_batches_hold_those_tokens(model, datasets, monkeypatch):
     trained = [
         tuple(ids[mask].tolist()) for b in batches for ids, mask in zip(b.inputs["prompt_ids"], b.inputs["prompt_mask"])
     ]
-    assert set(trained) == {tuple(data.encode(turn)[0]) for turn in turns}
+    assert set(trained) == {tuple(prompt) for prompt in encoded(data, list(turns))[0]}
     assert len(trained) == 5 * data.num_batches()
 
 
@@ -508,7 +514,7 @@ def test_another_size_or_other_actions_are_another_environment(datasets):
         ({"reasoning": ()}, "demonstrations.reasoning is"),
     ],
 )
-def test_settings_out_of_range_are_named(model, datasets, settings, complaint):
+def test_settings_out_of_range_raise_their_name(model, datasets, settings, complaint):
     with pytest.raises(ValueError, match=complaint):
         turns_of(model, **settings)
 

@@ -192,7 +192,7 @@ def test_token_credit_is_gae_over_the_chain_of_all_tokens(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_with_one_token_per_turn_all_three_are_one(seed):
+def test_with_one_token_per_turn_the_three_estimators_agree(seed):
     turns = turns_of(random_columns(seed, width=1), width=1)
     discounts = CreditConfig(gamma=GAMMA, gae_lambda=LAMBDA)
     expected = assign_credit("turn", turns, discounts)
@@ -247,7 +247,7 @@ def test_columns_of_whole_episodes_may_differ_in_length():
     assert not together[1:, 0].any()
 
 
-def test_an_episode_without_any_reward_is_fine():
+def test_an_episode_without_any_reward_has_advantage_zero():
     turns = turns_of([[(0.0, [0.0, 0.0], "")] * 3 + [(0.0, [0.0], "terminated")]])
     for how in ("turn", "token", "nested", "bandit"):
         advantages, returns = assign_credit(how, turns, CreditConfig())
@@ -255,7 +255,7 @@ def test_an_episode_without_any_reward_is_fine():
         assert torch.isfinite(whiten(advantages, turns.mask)).all()
 
 
-def test_the_bandit_pays_every_turn_the_last_reward():
+def test_bandit_credit_rewards_every_turn_with_the_last_reward():
     turns = turns_of([[(5.0, [0.0], ""), (0.5, [0.0], "terminated"), (0.0, [0.0], ""), (0.25, [0.0], "truncated")]], 1)
     advantages, _ = assign_credit("bandit", turns, CreditConfig())
     assert advantages.flatten().tolist() == pytest.approx([0.5, 0.5, 0.25, 0.25])
@@ -263,7 +263,7 @@ def test_the_bandit_pays_every_turn_the_last_reward():
         assign_credit("bandit", turns_of([[(1.0, [0.0], "cut", 0.0)]], 1), CreditConfig())
 
 
-def test_a_local_penalty_stays_with_its_turn():
+def test_a_local_penalty_affects_only_its_own_turn():
     rows = [(0.0, [0.0], ""), (-1.0, [0.0], ""), (1.0, [0.0], "terminated")]
     local = assign_credit("nested", turns_of([rows], 1), CreditConfig(gamma=1.0, gae_lambda=1.0, local_penalties=True))[
         0
@@ -278,7 +278,7 @@ def test_unknown_credit_names_the_four():
         assign_credit("episode", turns_of(random_columns(0)), CreditConfig())
 
 
-def test_whitening_looks_at_the_mask_only():
+def test_whitening_ignores_masked_tokens():
     values = torch.tensor([[1.0, 2.0, 99.0], [3.0, 50.0, 70.0]])
     mask = torch.tensor([[True, True, False], [True, False, False]])
     out = whiten(values, mask)

@@ -31,7 +31,7 @@ def test_divergence_entropy_and_logprobs_are_those_of_torch(kind):
     torch.testing.assert_close(ours.kl(ours.detach()), torch.zeros(5, 2, dtype=torch.float64))
 
 
-def test_a_clipped_sample_has_the_probability_of_all_that_clipping_moves_to_the_bound():
+def test_a_sample_at_a_bound_has_the_probability_of_all_values_clipped_to_it():
     """By hand, for a standard normal: log density at .5, log Phi(-1) and log Phi(-2)."""
     low, high = torch.tensor([-1.0]), torch.tensor([2.0])
     gaussian = Gaussian(torch.zeros(5, 1, 1), torch.zeros(1))

@@ -22,7 +22,7 @@ def test_group_advantages_do_not_need_groups_to_be_contiguous():
 
 
 @pytest.mark.parametrize("scale", ["group_std", "batch_std", "none"])
-def test_a_group_that_agrees_gets_zero_not_nan(scale):
+def test_a_group_with_equal_returns_has_advantage_zero(scale):
     returns, group = torch.tensor([0.1, 0.1, 0.1, 1.0, 0.0, 1.0]), torch.tensor([0, 0, 0, 1, 1, 1])
     advantages = group_advantages(returns, group, scale)
     assert advantages[:3].tolist() == [0, 0, 0] and advantages[3] > 0

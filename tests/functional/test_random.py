@@ -14,7 +14,7 @@ def uniforms(env, **changes):
     return token_uniforms(RandomKeys(**fields), 64)
 
 
-def test_a_number_depends_on_its_counters_only():
+def test_a_random_number_depends_only_on_its_counters():
     many, one = uniforms(np.arange(10)), uniforms([7])
     assert (many[7] == one[0]).all()
 

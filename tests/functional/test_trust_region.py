@@ -42,7 +42,7 @@ def test_a_small_target_is_solved_as_well_as_a_large_one():
     torch.testing.assert_close(solve(1.0), torch.linalg.solve(matrix, target), rtol=1e-4, atol=1e-6)
 
 
-def test_nothing_to_solve_needs_no_product():
+def test_a_zero_target_needs_no_matrix_vector_product():
     def product(vector):
         raise AssertionError
 

@@ -91,7 +91,7 @@ def test_it_computes_in_float32_under_autocast():
         ({"activation": "sin"}, "value_head.activation is"),
     ],
 )
-def test_settings_out_of_range_are_named(settings, complaint):
+def test_settings_out_of_range_raise_their_name(settings, complaint):
     with pytest.raises(ValueError, match=complaint):
         ValueHeadConfig(**settings)
 

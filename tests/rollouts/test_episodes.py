@@ -106,7 +106,7 @@ def test_groups_start_from_the_same_state_and_differ_from_each_other():
     assert plan.group.tolist() == sorted(list(range(8)) * 3)
 
 
-def test_the_policy_is_asked_for_running_episodes_only():
+def test_the_policy_acts_only_in_episodes_that_have_not_ended():
     rollout, policy, _ = collect()
     for time, (seen, env, turn) in enumerate(policy.calls):
         assert env.tolist() == torch.nonzero(rollout.active[time]).squeeze(1).tolist()
@@ -144,13 +144,13 @@ def test_a_cut_episode_is_truncated_and_kept():
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-def test_two_ranks_play_what_one_would_have(group_size):
+def test_two_ranks_play_the_same_episodes_as_one(group_size):
     whole, _, _ = collect(num_groups=4, group_size=group_size)
     parts = [collect(num_groups=2, group_size=group_size, rank=rank)[0] for rank in (0, 1)]
     assert whole.returns.tolist() == [r for part in parts for r in part.returns.tolist()]
 
 
-def test_an_immutable_batch_says_how_to_change_it():
+def test_the_error_of_an_immutable_batch_recommends_replace():
     rollout, _, _ = collect()
     batch = rollout.turns()
     with pytest.raises(AttributeError, match="replace"):

@@ -24,7 +24,7 @@ HELD_OUT = re.compile("yellow box|red key|red door|green ball|grey door")
 TEST_LEVEL = "lrl/BabyAI-MixedTestLocal-v0"
 
 
-def test_examples_are_what_the_expert_answers_and_always_the_same() -> None:
+def test_examples_are_the_responses_of_the_expert_and_always_the_same() -> None:
     envs, expert = GymnasiumEnvs("FrozenLake-v1"), expert_for(FrozenLakeCodec())
     turns = draw_examples(envs, 5, "direct")
     assert turns == draw_examples(envs, 5, "direct") and turns[:3] == draw_examples(envs, 3, "direct")
@@ -65,7 +65,7 @@ def test_the_training_twin_differs_in_its_split_only(kwargs: dict, split: str | 
     assert envs.kwargs.get("split") == kwargs.get("split")
 
 
-def test_a_prompt_gets_the_examples_it_asks_for_once() -> None:
+def test_a_prompt_gets_its_examples_once() -> None:
     policy, envs = ExpertActor(), GymnasiumEnvs("FrozenLake-v1")
     add_examples(policy, envs)  # without a prompt nothing happens
     policy.prompt = PromptTemplate(response_format="final_answer", num_examples=2)

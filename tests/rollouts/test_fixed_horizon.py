@@ -86,7 +86,7 @@ def same(one, other):
 @pytest.mark.slow
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "lrl/BabyAI-GoToLocal-v0"])
-def test_a_resumed_collector_goes_on_as_if_nothing_had_happened(id, vectorization):
+def test_a_resumed_collector_continues_identically(id, vectorization):
     envs = GymnasiumEnvs(id, vectorization=vectorization, max_episode_steps=23)
     if id in ("CartPole-v1", "Pendulum-v1"):
         policy = network(envs)
@@ -173,7 +173,7 @@ def test_an_environment_plays_the_same_beside_any_others():
         torch.testing.assert_close(both[0].values[:, 2:3], both[1].values)
 
 
-def test_a_limit_of_turns_truncates_and_starts_over():
+def test_max_turns_truncates_episodes_and_starts_new_ones():
     envs = GymnasiumEnvs("Pendulum-v1")
     playing = collector(network(envs), envs)
     rollout = playing.collect(plan(0, max_turns=5))

@@ -85,7 +85,7 @@ def test_idle_environments_repeat_the_first_action():
     assert [env.unwrapped.actions for env in runner.envs.envs] == [[2, 1], [2, 1], [2, 2]]
 
 
-def test_a_limit_of_turns_truncates_what_has_not_terminated():
+def test_max_turns_truncates_episodes_that_have_not_terminated():
     runner = started(2, 5)
     assert not turn(runner, [0, 1], max_turns=2).ended.any()
     step = turn(runner, [0, 1], max_turns=2)
@@ -93,7 +93,7 @@ def test_a_limit_of_turns_truncates_what_has_not_terminated():
     assert runner.ended.all()
 
 
-def test_nothing_else_steps_vectorised_environments():
+def test_only_the_runner_steps_vectorised_environments():
     """But the search for parameters, whose bar of 100,000 steps per second leaves no time for turns of text."""
     package = Path(lrl.__file__).parent
     stepping = {path for path in package.rglob("*.py") if "envs.step(" in path.read_text()}

@@ -213,7 +213,7 @@ def test_tables_are_searched_with_trajectories(tmp_path):
     assert set(np.ravel([trial["parameters"] for trial in module.trials])) <= {0, 1, 2, 3}
 
 
-def test_what_does_not_fit_is_one_sentence(tmp_path):
+def test_data_that_do_not_fit_raise_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="data is a RolloutDataModule; it must be a SearchDataModule"):
         fit(tmp_path, data=rollout_data("prompts"))
     with pytest.raises(ValueError, match="which has nothing for a PPOValueHeadModule to train on"):

@@ -17,7 +17,7 @@ def heard():
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_signal_waits_and_comes_once(heard):
+def test_a_deferred_signal_is_raised_once(heard):
     steps = DeferredSignals({signal.SIGUSR1})
     with steps:
         signal.raise_signal(signal.SIGUSR1)
@@ -30,7 +30,7 @@ def test_a_signal_waits_and_comes_once(heard):
     assert heard == [signal.SIGUSR1] * 2
 
 
-def test_where_a_step_fails_there_is_nothing_to_save(heard):
+def test_a_failed_step_leaves_no_state_to_save(heard):
     steps = DeferredSignals({signal.SIGUSR1})
 
     def fail():
@@ -45,7 +45,7 @@ def test_where_a_step_fails_there_is_nothing_to_save(heard):
     assert heard == [signal.SIGUSR1]
 
 
-def test_the_signal_that_a_cluster_is_told_to_send_waits_too():
+def test_the_requeue_signal_of_a_cluster_is_deferred():
     usual = requeue_signals(SimpleNamespace(strategy=SimpleNamespace(cluster_environment=None)))
     assert usual == {signal.SIGUSR1, signal.SIGUSR2}
     slurm = SLURMEnvironment(requeue_signal=signal.SIGHUP)

@@ -98,7 +98,7 @@ def test_a_warm_started_adapter_is_exported_without_its_reference(folder, tmp_pa
     assert torch.equal(logits(loaded), logits(policy.language_model.model))
 
 
-def test_a_template_of_ones_own_is_exported_with_the_tokenizer(folder, tmp_path):
+def test_a_custom_chat_template_is_exported_with_the_tokenizer(folder, tmp_path):
     from transformers import AutoTokenizer
 
     policy = fit(tmp_path, folder, model={"chat_template": "plain"})

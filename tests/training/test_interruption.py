@@ -90,7 +90,7 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "number", "moment"), CASES)
-def test_an_interrupted_run_says_where_it_is_kept_and_goes_on_bit_for_bit(
+def test_an_interrupted_run_names_its_checkpoint_and_resumes_bit_identically(
     folder, whole, tmp_path, caplog, kind, number, moment
 ):
     last = end(folder, kind, tmp_path, number, moment)
@@ -159,7 +159,7 @@ def test_a_validation_between_minibatches_is_not_left_out_by_a_run_that_goes_on(
     assert len(expected) == 6 and went_on == expected[2:]
 
 
-def test_short_collections_leave_checkpoints_of_their_ends_only(folder, tmp_path, monkeypatch):
+def test_short_collections_are_checkpointed_only_at_their_end(folder, tmp_path, monkeypatch):
     """Any number of devices can go on from these."""
     clock = iter(range(10**6))
     monkeypatch.setattr("lrl.training.checkpoint.time", SimpleNamespace(monotonic=lambda: float(next(clock))))

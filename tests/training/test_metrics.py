@@ -41,7 +41,7 @@ def test_a_mean_is_over_all_values_of_a_name_whatever_their_shapes(means):
     assert means.flush() == {}
 
 
-def test_of_a_maximum_the_largest_value_is_returned_and_one_that_does_not_count_yet_is_dropped(means):
+def test_a_maximum_is_the_largest_settled_value(means):
     for value in ([1.0, 4.0], [2.0], []):
         means.record_maximum("m", torch.tensor(value))
     means.settle()
@@ -52,7 +52,7 @@ def test_of_a_maximum_the_largest_value_is_returned_and_one_that_does_not_count_
     assert means.flush() == {"m": 4.0} and means.flush() == {}
 
 
-def test_what_is_not_settled_is_not_in_the_state(means):
+def test_records_that_are_not_settled_are_not_in_the_state(means):
     means.record("a", torch.tensor([1.0, 3.0]))
     assert means.state() == {}
     means.settle()
@@ -64,7 +64,7 @@ def test_what_is_not_settled_is_not_in_the_state(means):
     assert means.flush() == {"a": 2.0}
 
 
-def test_a_state_survives_a_checkpoint_exactly_and_goes_on(tmp_path):
+def test_the_state_of_metrics_is_restored_exactly_from_a_checkpoint(tmp_path):
     means = settled(a=[1.0, 1e-9], b=[0.1, 0.2, 0.3])
     means.record_maximum("m", torch.tensor([0.3, 0.1]))
     means.settle()
@@ -78,7 +78,7 @@ def test_a_state_survives_a_checkpoint_exactly_and_goes_on(tmp_path):
     assert again.flush() == means.flush() != {}
 
 
-def test_the_states_are_no_part_of_the_module_that_is_saved():
+def test_the_states_of_metrics_are_not_saved_with_the_module():
     class Module(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -92,7 +92,7 @@ def test_the_states_are_no_part_of_the_module_that_is_saved():
 
 
 @pytest.mark.parametrize("convert", [torch.nn.Module.half, lambda module: module.to(torch.bfloat16)])
-def test_sums_stay_in_double_precision_whatever_the_weights_become(convert):
+def test_sums_stay_in_double_precision_when_weights_are_converted(convert):
     means = settled(a=[1.0, 1e-9])
     means.state()
     convert(torch.nn.ModuleList([means]))
@@ -141,7 +141,7 @@ def test_adding_many_records_at_once_changes_no_bit():
 # -- what a run records ----------------------------------------------------------------------------------------------
 
 
-def test_after_the_only_minibatch_the_update_is_measured_by_the_new_weights(tmp_path):
+def test_the_update_is_measured_with_the_weights_after_the_last_minibatch(tmp_path):
     """Before it, the policy is the one that sampled: the estimate of the minibatch is 0."""
     module, data = grpo(save_tiny_model(tmp_path / "tiny")), rollout_data("prompts", num_epochs=1, num_minibatches=1)
     trainer = make_trainer(tmp_path, max_epochs=1)
@@ -176,7 +176,7 @@ def test_the_update_is_measured_in_passes_of_bounded_memory(tmp_path, monkeypatc
     assert row["train/update_kl"] == pytest.approx(float((log_ratio.exp() - 1 - log_ratio).mean()), rel=1e-4)
 
 
-def test_the_ratio_error_is_that_of_the_first_minibatch_and_its_maximum_has_a_name_of_its_own(tmp_path):
+def test_the_ratio_error_of_the_first_minibatch_and_the_maximum_are_logged_separately(tmp_path):
     module, data = network(tmp_path), rollout_data("network", num_epochs=2, num_minibatches=2)
     trainer = make_trainer(tmp_path, max_epochs=2)
     trainer.fit(module, datamodule=data)
@@ -186,9 +186,7 @@ def test_the_ratio_error_is_that_of_the_first_minibatch_and_its_maximum_has_a_na
 
 
 @pytest.mark.parametrize(("target_kl", "stops"), [(0.15, True), (0.25, False)])
-def test_the_target_is_compared_with_the_mean_over_the_tokens_of_all_ranks_of_which_one_may_have_none(
-    target_kl, stops, monkeypatch
-):
+def test_target_kl_is_compared_with_the_mean_over_the_tokens_of_all_ranks(target_kl, stops, monkeypatch):
     """A log-ratio of 0.6 at every token is 0.222 nats."""
     monkeypatch.setattr(GRPOModule, "world_size", 2)
     env = GymnasiumEnvs("CartPole-v1")

@@ -122,12 +122,12 @@ class Silence(EnvFactory):
         raise AssertionError("no environment is played here")
 
 
-def test_other_environments_are_left_alone(tmp_path: Path) -> None:
+def test_other_environments_are_not_reset(tmp_path: Path) -> None:
     module = SimpleNamespace(datamodule=Lessons(Silence()))
     ExactSuccess().on_validation_epoch_end(cast(L.Trainer, module), cast(L.LightningModule, None))
 
 
-def test_settings_out_of_range_are_named() -> None:
+def test_settings_out_of_range_raise_their_name() -> None:
     with pytest.raises(ValueError, match="num_maps is 0"):
         ExactSuccess(num_maps=0)
     with pytest.raises(ValueError, match="samples is 0"):

@@ -60,7 +60,7 @@ def started(module):
     return module
 
 
-def test_a_prompt_that_wants_examples_gets_them_from_where_it_is_trained(folder, tmp_path):
+def test_few_shot_examples_come_from_the_training_environment(folder, tmp_path):
     module = grpo(folder)
     module.policy.prompt = replace(module.policy.prompt, num_examples=1)
     fit(module, tmp_path)
@@ -82,7 +82,7 @@ def test_a_run_starts_from_the_weights_of_another_whatever_the_algorithm(folder,
     assert all(weight.requires_grad for weight in module.parameters())
 
 
-def test_nothing_but_weights_is_taken(folder, runs, tmp_path):
+def test_init_from_loads_only_weights(folder, runs, tmp_path):
     events = []
     module = grpo(folder, init_from=str(runs / "full"))
     module.on_train_start = lambda: events.append((len(module.optimizers().state), module.trainer.current_epoch))
@@ -123,7 +123,7 @@ def test_a_folder_of_safetensors_gives_the_weights_of_a_model(folder, tmp_path):
 
 
 @pytest.mark.parametrize("case", ["text", "tensors", "empty", "missing", "hub", "sharded"])
-def test_what_holds_no_weights_is_refused_by_name(folder, tmp_path, monkeypatch, case):
+def test_sources_without_weights_raise_their_name(folder, tmp_path, monkeypatch, case):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "text").write_text("not a checkpoint")
     torch.save({"weights": torch.zeros(1)}, tmp_path / "tensors")
@@ -143,7 +143,7 @@ def test_what_holds_no_weights_is_refused_by_name(folder, tmp_path, monkeypatch,
         ({"intermediate_size": 16}, r"\(16, 16\)"),
     ],
 )
-def test_weights_of_another_shape_are_refused_by_name(folder, tmp_path, architecture, complaint):
+def test_weights_of_another_shape_raise_their_name(folder, tmp_path, architecture, complaint):
     other = save_tiny_model(tmp_path / "other", **architecture)
     with pytest.raises(ValueError, match=f"model.init_from is '{other}'.*{complaint}"):
         started(grpo(folder, init_from=other))
@@ -166,7 +166,7 @@ def test_a_checkpoint_of_adapters_holds_nothing_of_a_tied_or_quantised_base(tied
 
 
 @pytest.mark.slow
-def test_a_random_base_under_adapters_needs_its_seed_only(folder, tmp_path):
+def test_a_random_base_model_under_adapters_is_restored_from_its_seed(folder, tmp_path):
     model = LORA | {"random_init": True, "init_seed": 5}
     fit(grpo(folder, model=model), tmp_path)
     assert all("lora_" in name for name in saved(tmp_path)["state_dict"])
@@ -175,26 +175,26 @@ def test_a_random_base_under_adapters_needs_its_seed_only(folder, tmp_path):
         fit(grpo(folder, model=model | {"init_seed": 6}), tmp_path, ckpt_path=last(tmp_path), max_epochs=2)
 
 
-def test_a_checkpoint_says_what_it_rests_on(runs):
+def test_a_checkpoint_stores_the_fingerprint_of_the_base_and_the_env_steps(runs):
     notes = saved(runs / "full")["lrl"]
     assert len(notes["fingerprint"]) == 16 and notes["env_steps"] == 12 and not any(notes["meters"])
 
 
-def test_other_initial_weights_than_those_of_the_run_are_refused(folder, runs, tmp_path):
+def test_other_initial_weights_raise_at_resume(folder, runs, tmp_path):
     fit(grpo(folder, init_from=str(runs / "full")), tmp_path)
     for source in (None, str(runs / "sft")):
         with pytest.raises(ValueError, match=f"model.init_from is {source!r}"):
             fit(grpo(folder, init_from=source), tmp_path, ckpt_path=last(tmp_path), max_epochs=2)
 
 
-def test_another_base_is_refused(folder, runs, tmp_path):
+def test_another_base_model_raises_at_resume(folder, runs, tmp_path):
     other = save_tiny_model(tmp_path / "other", initializer_range=0.1)
     with pytest.raises(ValueError, match="trained on base weights"):
         fit(grpo(other), tmp_path, ckpt_path=last(runs / "full"), max_epochs=2)
 
 
 @pytest.mark.parametrize(("edit", "complaint"), [("drop", "are missing"), ("add", "are unknown")])
-def test_missing_and_unknown_weights_are_refused(folder, runs, tmp_path, edit, complaint):
+def test_missing_and_unknown_weights_raise_their_names(folder, runs, tmp_path, edit, complaint):
     checkpoint = saved(runs / "lora")
     name = next(iter(checkpoint["state_dict"]))
     tensor = checkpoint["state_dict"].pop(name)
@@ -219,7 +219,7 @@ def test_a_schedule_needs_to_know_the_end_of_the_run(folder, tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{"lr": 0.0}, {"lr": -1.0}, {"warmup": 1.0}, {"warmup": -0.1}])
-def test_impossible_settings_are_refused_by_name(folder, changes):
+def test_invalid_settings_raise_their_name(folder, changes):
     with pytest.raises(ValueError, match=f"model.optimizer.{next(iter(changes))} is {next(iter(changes.values()))}"):
         grpo(folder, **changes)
 
@@ -227,7 +227,7 @@ def test_impossible_settings_are_refused_by_name(folder, changes):
 @pytest.mark.parametrize(
     ("size", "model", "complaint"), [(2, {}, "tensor_parallel_size is 2"), (1, {"quantization": "nf4"}, "FSDP2 cannot")]
 )
-def test_what_cannot_be_sharded_is_refused_by_name(tied, size, model, complaint):
+def test_settings_that_cannot_be_sharded_raise_their_name(tied, size, model, complaint):
     module = grpo(tied, model=LORA | model)
     module._device_mesh = {"tensor_parallel": SimpleNamespace(size=lambda: size), "data_parallel": None}
     with pytest.raises(ValueError, match=complaint):

@@ -15,7 +15,7 @@ from lrl.envs.frozen_lake import ExpertQRows
 from lrl.training.progress import ConsoleProgress
 
 
-def test_a_line_tells_the_figures_of_its_own_collection(tmp_path, caplog, monkeypatch):
+def test_a_logged_line_has_the_metrics_of_its_own_collection(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
     trainer = make_trainer(tmp_path, ConsoleProgress(every_n_collections=1), limit_val_batches=1)
     folder = save_tiny_model(tmp_path / "tiny")
